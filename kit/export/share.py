@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -163,14 +162,6 @@ def check_repository(repo: str, names: list[str], made: bool) -> None:
         )
 
 
-def share_job(request: dict[str, Any], quiet: bool) -> None:
-    """Pushes as `request` says, and writes {"url"} into its result file. Raises `KitError`."""
-    kind = request["kind"]
-    found = publication(RunDir(Path(request["run_dir"])), completions=request["completions"], kind=kind)
-    url = to_hub(found, request["repo"], kind, public=request["public"], say=lambda line: print(line, flush=True))
-    Path(request["result"]).write_text(json.dumps({"url": url}), encoding="utf-8")
-
-
 def destination(to: Path | None, space: str | None, dataset: str | None) -> tuple[Kind | None, str]:
     """(kind of repository or None for a folder, its name). Raises `ConfigError` unless exactly one is given."""
     given = [("--to", to), ("--space", space), ("--dataset", dataset)]
@@ -182,9 +173,3 @@ def destination(to: Path | None, space: str | None, dataset: str | None) -> tupl
         )
     kinds: dict[str, Kind | None] = {"--to": None, "--space": "space", "--dataset": "dataset"}
     return kinds[named[0][0]], named[0][1]
-
-
-if __name__ == "__main__":
-    from kit.runs.worker import serve
-
-    sys.exit(serve(share_job))

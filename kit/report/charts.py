@@ -1,10 +1,7 @@
 """Charts as SVG: `svg` draws a panel that `kit.report.panels` chooses, `figure` puts the charts of a run into one picture.
 
-The charts stand in reports, notebooks, comparisons and sweeps. They need no script, follow light and dark by the page's CSS
+The charts stand in reports, pages, notebooks, comparisons, sweeps. They need no script, follow light and dark by the page's CSS
 variables with a light fallback, and have a title and a description in words; all texts are escaped.
-
-The page draws in the browser (kit/ui/charts.js) what kit/ui/curves.py packs, so that one can point at a step: 234 stretches a
-curve of that run are 33 KB and 7 ms a poll. As SVG they would be 77 KB and 30 ms; within the page's 40 KiB, 60 points a curve.
 """
 
 from __future__ import annotations

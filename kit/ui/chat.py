@@ -1,21 +1,21 @@
-"""Chat: base and tuned side by side, the same prompt and seed, words as they come, the run's reward of each answer.
+"""Chat: the model before and after training side by side, the same prompt and seed, streamed, with the run's reward of each.
 
-From the bottom up: the models that are kept loaded, how answers look, the screen.
+From the bottom up: the models that are kept loaded, what is said of answers, the screen.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import gradio as gr
 import psutil
 from markupsafe import Markup
 
+from kit.chat.client import SIDES, ChatSession, open_chat
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs.files import human_size
@@ -23,11 +23,8 @@ from kit.runs.lock import gpus
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
 from kit.ui.export import checkpoint_of, weights
-from kit.ui.home import Reading
+from kit.ui.home import gpu_figures
 from kit.ui.site import QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, is_id, number_of, run_box, stamp, to_address, whole_of
-
-if TYPE_CHECKING:
-    from kit.chat.client import ChatSession
 
 MOST_SESSIONS = 2
 IDLE_SECONDS = 600.0
@@ -51,8 +48,6 @@ class Pool:
 
         Raises `KitError`.
         """
-        from kit.chat.client import open_chat
-
         checkpoint, key = resolved(run, checkpoint)
         with self._lock:
             known = self._sessions.get(run.id)
@@ -105,7 +100,7 @@ class Pool:
 
     def _check_room(self, live: str, needed: int) -> None:
         free = {"memory": psutil.virtual_memory().available}
-        cards = Reading().gpus()
+        cards = gpu_figures()
         own = next((int(name) for name in gpus() if name.isdigit() and int(name) < len(cards)), 0)
         if cards and all(figure.isdigit() for figure in cards[own][2:4]):
             free["GPU memory"] = (int(cards[own][3]) - int(cards[own][2])) * 1024**2
@@ -141,8 +136,18 @@ def needed_bytes(config: RunConfig, weights: int) -> int:
     return int(ROOM_LEFT * (weights * size + PROCESS_BYTES))
 
 
+NAMES = {"base": "Before training", "tuned": "After training"}
 LONGEST_SHOWN = 20_000
-NAMES = {"base": "Base, as it was", "tuned": "Tuned, after this run"}
+LONGEST_PROMPT, LONGEST_REFERENCE = 20_000, 4_000
+MOST_TOKENS = 4096
+PICKED = 60
+"""Held-out prompts in the picker."""
+MOST_MESSAGES = 40
+"""Messages of a side that stay on the screen."""
+EVERY_SECONDS = 0.15
+"""Between two updates of an answer that is being written."""
+ENDS = {"stop": ("complete", "ok"), "length": ("cut at the limit", "fail"), "cancelled": ("stopped", "warn"),
+        "tool_calls": ("last call not answered", "fail")}  # fmt: skip
 
 
 def _no_runs() -> str:
@@ -155,51 +160,31 @@ def _not_loaded(has_weights: bool) -> str:
     """Before the model is loaded."""
     if not has_weights:
         return m.empty("This run has no weights yet", "They come with its first checkpoint, or at its end.")
-    return m.page(m.note("The model is loaded by the first question, and given back after ten minutes without one."))
+    return m.page(m.note("The first question loads the model; it is given back after ten minutes without one."))
 
 
-def _loaded(about: Mapping[str, Any], total: int | None, shown: int, search: str) -> str:
-    """What is loaded."""
+def _loaded(about: Mapping[str, Any]) -> str:
     words = f"Loaded: {about.get('model')} with the weights of step {about.get('step')}, on {about.get('device')}."
-    if total is not None:
-        words += (
-            f" {total:,} held-out prompts"
-            + (f" with '{search}'" if search else "")
-            + (f", the first {shown} in the list." if shown < total else ".")
-        )
     note = m.note(str(about["note"]), "warn") if about.get("note") else Markup("")
     return m.page(m.note(words, "ok"), note)
 
 
-def _waiting(text: str) -> str:
-    return m.page(m.panel(m.tag("p", text, class_="dim")))
+def summary(answers: Mapping[str, Mapping[str, Any]], how: Mapping[str, Any], reference: Any) -> str:
+    """What the reward says of both answers, how they ended, and what they were sampled with."""
+    lines = [m.tag("div", m.tag("b", NAMES[side]) + _facts(one), class_="row") for side, one in answers.items()]
+    return m.page(m.panel(*lines, m.reference(reference), m.tag("small", _made_with(how))), _verdict(answers))
 
 
-def answer_pair(
-    sides: Sequence[str],
-    answers: Mapping[str, Mapping[str, Any]],
-    done: Mapping[str, Any] | None,
-    how: Mapping[str, Any],
-) -> str:
-    """The prompt once it is known, and the answers side by side."""
+def _facts(one: Mapping[str, Any]) -> Markup:
+    """The reward with a chip a component (nothing where no reference is known), the end and the length of an answer."""
     parts = []
-    if done is not None:
-        reference = done.get("reference")
-        known = (
-            m.tag("div", m.tag("small", "reference ") + m.tag("code", str(reference)[:400]))
-            if reference is not None
-            else Markup("")
-        )
-        parts.append(
-            m.panel(
-                m.tag("div", str(done.get("prompt"))[:LONGEST_SHOWN], class_="prompt"),
-                known,
-                m.tag("small", _made_with(how)),
-            )
-        )
-        parts.append(_verdict(answers))
-    parts.append(_columns(sides, answers, how.get("step")))
-    return m.page(m.tag("div", m.join(parts), class_="stack-notes"))
+    if isinstance(reward := one.get("reward"), Mapping):
+        parts += [m.tag("span", m.number(reward.get("total"), 2), class_="big"), m.tag("small", "reward")]
+        components = (reward.get("components") or {}).items()
+        parts += [m.chip(name, part.get("value"), str(part.get("status"))) for name, part in components]
+    parts.append(m.badge(*ENDS.get(str(one.get("finish")), ("ended", ""))))
+    parts.append(m.tag("small", f"{m.number(one.get('tokens'))} tokens in {m.seconds(float(one.get('seconds') or 0))}"))
+    return m.join(parts)
 
 
 def _made_with(how: Mapping[str, Any]) -> str:
@@ -220,94 +205,11 @@ def _verdict(answers: Mapping[str, Mapping[str, Any]]) -> Markup:
     base, tuned = totals.get("base"), totals.get("tuned")
     if not isinstance(base, (int, float)) or not isinstance(tuned, (int, float)):
         return Markup("")
+    caution = "One prompt says little; the held-out score says more."
     if abs(base - tuned) < 1e-9:
-        return m.note(
-            "The reward makes no difference between the two answers. One prompt says little; the held-out score says more."
-        )
-    better, gap = ("tuned", tuned - base) if tuned > base else ("base", base - tuned)
-    return m.note(
-        f"The reward likes the {better} answer better, by {gap:.2f}. One prompt says little; the held-out score says more.",
-        "ok" if better == "tuned" else "warn",
-    )
-
-
-def _columns(sides: Sequence[str], answers: Mapping[str, Mapping[str, Any]], step: Any = None) -> Markup:
-    """One panel a side; `step` is that of the tuned weights."""
-    cards = (_answer(side, answers.get(side), step) for side in sides)
-    return m.tag("div", m.join(cards), class_="pair", aria_live="polite")
-
-
-def _answer(side: str, one: Mapping[str, Any] | None, step: Any) -> Markup:
-    name = NAMES[side] + (f", step {step}" if side == "tuned" and step is not None else "")
-    if one is None:
-        return m.panel(m.tag("b", name), m.tag("p", "waits for its turn …", class_="dim"))
-    text = str(one.get("text") or "")[:LONGEST_SHOWN]
-    badge = m.badge("writing", "live") if one.get("writing") else _ended(one)
-    head = m.tag("div", m.tag("b", name) + badge, class_="spread")
-    return m.panel(
-        head,
-        _reward(one.get("reward")),
-        m.tag("div", text or ("…" if one.get("writing") else "(empty)"), class_="said", tabindex="0"),
-        _facts(one),
-    )
-
-
-def _ended(one: Mapping[str, Any]) -> Markup:
-    words = {"stop": ("complete", "ok"), "length": ("cut at the limit", "fail"), "cancelled": ("stopped", "warn"),
-             "tool_calls": ("last call not answered", "fail")}  # fmt: skip
-    return m.badge(*words.get(str(one.get("finish")), ("ended", "")))
-
-
-def _facts(one: Mapping[str, Any]) -> Markup:
-    if one.get("writing") or one.get("tokens") is None:
-        return Markup("")
-    return m.tag("small", f"{m.number(one.get('tokens'))} tokens in {m.seconds(float(one.get('seconds') or 0))}")
-
-
-def _reward(found: Any) -> Markup:
-    """The total and a chip a component; nothing where no reference is known."""
-    if not isinstance(found, Mapping):
-        return Markup("")
-    chips = [
-        m.tag(
-            "span",
-            m.join(
-                [
-                    name,
-                    " ",
-                    m.tag("b", m.number(part.get("value"), 2)),
-                    " ",
-                    m.tag("small", str(part.get("status")).replace("_", " ")),
-                ]
-            ),
-            class_=f"chip {part.get('status')}",
-        )
-        for name, part in (found.get("components") or {}).items()
-    ]
-    total = m.tag("span", m.number(found.get("total"), 2), class_="big")
-    return m.tag("div", total + m.tag("small", "reward") + m.join(chips), class_="row")
-
-
-LONGEST_PROMPT, LONGEST_REFERENCE = 20_000, 4_000
-MOST_TOKENS = 4096
-PICKED = 60
-"""Held-out prompts in the picker at once."""
-EVERY_SECONDS = 0.15
-"""Between two pictures of an answer that is being written."""
-BOTH, BASE, TUNED = "base and tuned", "base only", "tuned only"
-SIDES = {BOTH: ("base", "tuned"), BASE: ("base",), TUNED: ("tuned",)}
-
-
-def _with_stop_button(answers: Callable[..., Iterator[str]]) -> Callable[..., Iterator[list[Any]]]:
-    """Yields [the answers, growing; the button that stops them, while they come]. Gradio reads the wrapped parameters."""
-
-    @functools.wraps(answers)
-    def shown(*boxes: Any) -> Iterator[list[Any]]:
-        for text in answers(*boxes):
-            yield [text, gr.Button(visible=True)]
-        yield [gr.skip(), gr.Button(visible=False)]
-
-    return shown
+        return m.note(f"Both answers earn the same reward. {caution}")
+    better, level = ("after", "ok") if tuned > base else ("before", "warn")
+    return m.note(f"The answer {better} training earns {abs(tuned - base):.2f} more. {caution}", level)
 
 
 class Screen:
@@ -317,30 +219,20 @@ class Screen:
         self.site, self.pool = site, Pool(site)
         site.idle.append(self.pool.close_idle)
 
-    def load(self, run_id: Any, which: Any, search: Any) -> Iterator[list[Any]]:
+    def load(self, run_id: Any, which: Any) -> Iterator[list[Any]]:
         """Loads the model, and fills the picker: [status, picker]."""
-        yield [
-            m.page(
-                m.panel(
-                    m.tag("b", "Loading"),
-                    m.tag("p", "Base and adapter are read in a process of their own …", class_="dim"),
-                )
-            ),
-            gr.skip(),
-        ]
+        yield [m.page(m.note("Loading the model in a process of its own …", "live")), gr.skip()]
         try:
             run = self.site.run(run_id)
             session = self.pool.session(run, checkpoint_of(which))
             about = session.start()
-            wanted = search.strip()[:200] if isinstance(search, str) else ""
-            rows = session.heldout(1, PICKED, wanted or None)
+            rows = session.heldout(1, PICKED)["rows"]
         except KitError as problem:
             yield [m.error(problem), gr.skip()]
             return
-        choices = [(f"{row['number']}: {_line(row['prompt'])}", str(row["number"])) for row in rows["rows"]]
-        yield [_loaded(about, rows["total"], len(choices), wanted), gr.Dropdown(choices=choices, value=None)]
+        choices = [(f"{row['number']}: {_line(row['prompt'])}", str(row["number"])) for row in rows]
+        yield [_loaded(about), gr.Dropdown(choices=choices, value=None)]
 
-    @_with_stop_button
     def ask(
         self,
         run_id: Any,
@@ -348,38 +240,42 @@ class Screen:
         prompt: Any,
         picked: Any,
         reference: Any,
-        side: Any,
         seed: Any,
         heat: Any,
         most: Any,
+        history: Any,
         request: gr.Request | None = None,
-    ) -> Iterator[str]:
-        answers: dict[str, dict[str, Any]] = {}
+    ) -> Iterator[list[Any]]:
+        """Asks both sides: [messages before, messages after, what is said of them, stop button, history], growing."""
+        before: list[Any] = history if isinstance(history, list) and len(history) == len(SIDES) else [[] for _ in SIDES]
+        texts = dict.fromkeys(SIDES, "")
+        hidden = gr.Button(visible=False)
         try:
             run = self.site.run(run_id)
-            question = asked(prompt, picked, reference)
+            question = question_of(prompt, picked, reference)
             how = sampling(seed, heat, most)
-            sides = SIDES.get(side if isinstance(side, str) else BOTH, SIDES[BOTH])
             session = self.pool.session(run, checkpoint_of(which))
-            if not session.alive:
-                yield _waiting("Loading the model first …")
-            last, done = 0.0, None
-            for event in session.ask(sides=sides, owner=_browser(request), **question, **how):
-                kind, name = event["event"], str(event.get("side"))
-                if kind == "began":
-                    answers[name] = {"text": "", "writing": True}
-                elif kind == "token":
-                    answers[name]["text"] += event["text"]
-                elif kind == "answer":
-                    answers[name] = dict(event)
-                elif kind == "done":
-                    done = event
-                if kind != "token" or time.monotonic() - last > EVERY_SECONDS:
+            words = question.get("prompt") or f"Held-out prompt {question['heldout']}"
+            note = "" if session.alive else m.page(m.note("Loading the model first …", "live"))
+            yield [*_chats(before, words, texts), note, gr.Button(visible=True), gr.skip()]
+            answers: dict[str, Mapping[str, Any]] = {}
+            last = 0.0
+            for event in session.ask(owner=_browser(request), **question, **how):
+                side = str(event.get("side"))
+                if event["event"] == "token":
+                    texts[side] += event["text"]
+                elif event["event"] == "answer":
+                    texts[side], answers[side] = str(event.get("text") or "(empty)"), event
+                elif event["event"] == "done":
+                    chats = _chats(before, str(event.get("prompt")), texts)
+                    made = used(session.ready, how)
+                    yield [*chats, summary(answers, made, event.get("reference")), hidden, chats]
+                    return
+                if event["event"] != "token" or time.monotonic() - last > EVERY_SECONDS:
                     last = time.monotonic()
-                    yield answer_pair(sides, answers, done, used(session.ready, how))
+                    yield [*_chats(before, words, texts), "", gr.skip(), gr.skip()]
         except KitError as problem:
-            ended = {name: one | {"writing": False} for name, one in answers.items() if one.get("text")}
-            yield m.page(_columns(tuple(ended), ended)) + m.error(problem) if ended else m.error(problem)
+            yield [gr.skip(), gr.skip(), m.error(problem), hidden, gr.skip()]
 
     def stop(self, run_id: Any, request: gr.Request | None = None) -> None:
         """Ends the answer that this browser is given; those of others, who share the model, go on."""
@@ -389,27 +285,36 @@ class Screen:
     def status(self, run_id: Any) -> Any:
         """What is loaded, after a question that may have loaded other weights."""
         session = self.pool.loaded(run_id) if is_id(run_id) else None
-        return gr.skip() if session is None else _loaded(session.ready, None, 0, "")
+        return gr.skip() if session is None else _loaded(session.ready)
 
     def choices(self, run_id: Any) -> list[Any]:
-        """[weights, status, picker]"""
+        """[weights, status, picker, messages before and after, summary, history] of another run."""
+        found: list[str] = []
         try:
             run = self.site.run(run_id)
             found = weights(run)
+            session = self.pool.loaded(run.id)
+            text = _not_loaded(bool(found)) if session is None else _loaded(session.ready)
         except KitError as problem:
             text = _no_runs() if not run_id else m.error(problem)
-            return [gr.Dropdown(choices=[], value=None), text, gr.Dropdown(choices=[], value=None)]
-        session = self.pool.loaded(run.id)
-        text = _not_loaded(bool(found)) if session is None else _loaded(session.ready, None, 0, "")
-        return [
-            gr.Dropdown(choices=found, value=found[0] if found else None),
-            text,
-            gr.Dropdown(choices=[], value=None),
-        ]
+        return [gr.Dropdown(choices=found, value=found[0] if found else None), text, gr.Dropdown(choices=[], value=None),
+                [], [], "", [[], []]]  # fmt: skip
 
 
-def asked(prompt: Any, picked: Any, reference: Any) -> dict[str, Any]:
-    """A held-out prompt by its number, or one's own with an optional reference. Raises `ConfigError`."""
+def _chats(before: Sequence[list[Any]], question: str, texts: Mapping[str, str]) -> list[list[dict[str, str]]]:
+    """The messages of each side: those before, the question, and the answer as far as it is written."""
+    return [
+        [
+            *messages,
+            {"role": "user", "content": question[:LONGEST_SHOWN]},
+            {"role": "assistant", "content": texts[side][:LONGEST_SHOWN] or "…"},
+        ][-MOST_MESSAGES:]
+        for side, messages in zip(SIDES, before, strict=True)
+    ]
+
+
+def question_of(prompt: Any, picked: Any, reference: Any) -> dict[str, Any]:
+    """A prompt of one's own with an optional reference, or a held-out one by its number. Raises `ConfigError`."""
     text = prompt.strip() if isinstance(prompt, str) else ""
     if not text:
         if isinstance(picked, str) and picked.isascii() and picked.isdigit() and len(picked) < 10:
@@ -452,79 +357,62 @@ def _line(text: Any) -> str:
 def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     screen = Screen(site)
-    named = run_box()
+    named, history = run_box(), gr.State([[], []])
     with gr.Row(elem_classes="tight low"):
         chosen = gr.Dropdown([], label="Run", allow_custom_value=True, scale=3, elem_id="chat-run")
         which = gr.Dropdown([], label="Weights", allow_custom_value=True, scale=2, elem_id="chat-weights")
         load = gr.Button("Load the model", variant="secondary", size="md", scale=0, min_width=150, elem_id="chat-load")
     status = gr.HTML(elem_id="chat-status")
-    with gr.Row(elem_classes="tight"):
-        picked = gr.Dropdown(
-            [],
-            label="Held-out prompt",
-            info="never trained on, reference known; listed once the model is loaded",
-            allow_custom_value=True,
-            scale=4,
-            min_width=240,
-            elem_id="chat-picked",
-        )
-        search = gr.Textbox(
-            label="Search them",
-            info="part of the prompt, then Enter",
-            scale=2,
-            min_width=160,
-            max_length=200,
-            elem_id="chat-search",
-        )
+    with gr.Row():
+        # Texts as they are: no Markdown, so that tags such as <think> are seen.
+        chats = [
+            gr.Chatbot([], label=name, height=360, render_markdown=False, elem_id=f"chat-{side}", min_width=280)
+            for side, name in NAMES.items()
+        ]
+    about = gr.HTML(elem_id="chat-answers")
     prompt = gr.Textbox(
-        label="Or your own prompt",
-        lines=2,
-        max_lines=12,
-        max_length=LONGEST_PROMPT,
+        label="Prompt", lines=2, max_lines=12, max_length=LONGEST_PROMPT, elem_id="chat-prompt",
         placeholder="The run's system prompt goes before it. Shift+Enter asks.",
-        elem_id="chat-prompt",
-    )
-    with gr.Accordion("Reference, seed, temperature, length", open=False):
-        with gr.Row():
-            reference = gr.Textbox(
-                label="Right answer", info="for the reward of a prompt of your own", max_length=LONGEST_REFERENCE
-            )
-            side = gr.Dropdown(list(SIDES), value=BOTH, label="Who answers")
-        with gr.Row():
-            seed = gr.Textbox("0", label="Seed", info="the same for both", max_length=40, elem_id="chat-seed")
-            heat = gr.Textbox(
-                label="Temperature", info="0: greedy", placeholder="as in training", max_length=40, elem_id="chat-heat"
-            )
-            most = gr.Textbox(
-                label="Longest answer (tokens)", info=f"at most {MOST_TOKENS:,}", placeholder="as in training",
-                max_length=40, elem_id="chat-most",
-            )  # fmt: skip
-    with gr.Row(elem_classes="tight"):
-        ask = gr.Button("Ask both", variant="primary", elem_id="chat-ask")
-        stop = gr.Button("Stop", variant="secondary", visible=False, elem_id="chat-stop")
-    shown = gr.HTML(elem_id="chat-answers")
-    inputs = [chosen, which, prompt, picked, reference, side, seed, heat, most]
-    slow: dict[str, Any] = {
-        "concurrency_limit": 4,
-        "trigger_mode": "once",
-    } | UNSEEN
-    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET).then(
-        screen.choices, [chosen], [which, status, picked], **QUIET
-    )
-    chosen.input(screen.choices, [chosen], [which, status, picked], **QUIET)
+    )  # fmt: skip
+    with gr.Row(elem_classes="tight low"):
+        picked = gr.Dropdown(
+            [], label="Or a held-out prompt", info="Never trained on, right answer known; listed once the model is loaded.",
+            allow_custom_value=True, scale=4, min_width=240, elem_id="chat-picked",
+        )  # fmt: skip
+        ask = gr.Button("Ask both", variant="primary", size="md", scale=0, min_width=150, elem_id="chat-ask")
+        stop = gr.Button("Stop", size="md", scale=0, min_width=100, visible=False, elem_id="chat-stop")
+    with gr.Accordion("Right answer, seed, temperature, length", open=False), gr.Row():
+        reference = gr.Textbox(
+            label="Right answer", info="For the reward of your own prompt.", max_length=LONGEST_REFERENCE
+        )
+        seed = gr.Textbox("0", label="Seed", info="The same for both.", max_length=40, elem_id="chat-seed")
+        heat = gr.Textbox(
+            label="Temperature", info="0: greedy.", placeholder="as in training", max_length=40, elem_id="chat-heat"
+        )
+        most = gr.Textbox(
+            label="Longest answer (tokens)", info=f"At most {MOST_TOKENS:,}.", placeholder="as in training",
+            max_length=40, elem_id="chat-most",
+        )  # fmt: skip
+    inputs = [chosen, which, prompt, picked, reference, seed, heat, most, history]
+    slow: dict[str, Any] = {"concurrency_limit": 4, "trigger_mode": "once"} | UNSEEN
+    fresh = [which, status, picked, *chats, about, history]
+    first = blocks.load(lambda run_id: _choices(site, run_id), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET)
+    for event in (first.then, chosen.input):
+        event(screen.choices, [chosen], fresh, **QUIET)
     chosen.input(None, [chosen], [], js=to_address("chat"))
-    load.click(screen.load, [chosen, which, search], [status, picked], **slow)
-    search.submit(screen.load, [chosen, which, search], [status, picked], **slow)
+    load.click(screen.load, [chosen, which], [status, picked], **slow)
     picked.input(lambda: "", [], [prompt], **QUIET)
     for event in (ask.click, prompt.submit):
-        event(screen.ask, inputs, [shown, stop], **slow).then(screen.status, [chosen], [status], **QUIET)
+        event(screen.ask, inputs, [*chats, about, stop, history], **slow).then(
+            screen.status, [chosen], [status], **QUIET
+        )
     stop.click(screen.stop, [chosen], [], queue=False, api_visibility="private")
 
 
-def _choices(site: Site, wanted: Any) -> Any:
-    """Runs with weights."""
+def _choices(site: Site, run_id: Any) -> Any:
+    """Runs with weights; the one that the address names, else the latest."""
     try:
-        found = [run.id for run in site.runs() if run.adapter.is_dir() or run.checkpoints]
+        ids = [run.id for run in site.runs() if run.adapter.is_dir() or run.checkpoints]
     except RunError:
-        found = []
-    return gr.Dropdown(choices=found, value=wanted if is_id(wanted) else next(iter(found), None))
+        ids = []
+    return gr.Dropdown(choices=ids, value=run_id if is_id(run_id) else next(iter(ids), None))

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,7 @@ MODULE = "kit.planning.workbench"
 SECONDS = 120.0
 """An answer takes no longer, the first one's imports included."""
 IDLE_SECONDS = 600.0
-FRESH_SECONDS, PLANS_KEPT = 15.0, 16
-"""How long a plan stands, as free memory changes, and how many are kept."""
-HEAVY = frozenset({"lengths", "plan", "validate", "doctor", "curves", "clips"})
+HEAVY = frozenset({"lengths", "plan", "validate"})
 """Questions that import torch or transformers."""
 
 
@@ -110,33 +108,12 @@ class Benches:
 
     def __init__(self) -> None:
         self._light, self._heavy = Bench(), Bench()
-        self._plans: OrderedDict[str, tuple[float, Any]] = OrderedDict()
 
     def ask(self, question: str, config: RunConfig | None = None, *, seconds: float = SECONDS, **more: Any) -> Any:
         """The answer to a question of `kit.planning.workbench.QUESTIONS`. Raises `KitError`."""
         bench = self._heavy if question in HEAVY else self._light
         tree = {} if config is None else config.model_dump(mode="json")
         return bench.ask({"question": question, "config": tree, **more}, seconds)
-
-    def plan(self, config: RunConfig, name: str, given: Sequence[str]) -> Any:
-        """The memory plan, which several parts of a screen show at once; for a few seconds it is the same one."""
-        key = json.dumps([config.model_dump(mode="json"), name, list(given)], sort_keys=True)
-        at, known = self._plans.get(key, (0.0, None))
-        if known is None or time.monotonic() - at > FRESH_SECONDS:
-            known = self.ask("plan", config, name=name, given=list(given))
-            self._plans[key] = (time.monotonic(), known)
-            while len(self._plans) > PLANS_KEPT:
-                self._plans.popitem(last=False)
-        return known
-
-    def warm(self) -> None:
-        """Lets the light child import what reading rows needs, while the user still chooses a model."""
-
-        def work() -> None:
-            with suppress(KitError):
-                self.ask("warm")
-
-        threading.Thread(target=work, name="warm", daemon=True).start()
 
     def close_heavy(self) -> None:
         """Ends the child that may hold a part of a GPU, as `Bench.leave` does."""

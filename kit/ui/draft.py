@@ -35,12 +35,11 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Draft:
-    """`changes` by dotted key, a whole section's before those of its keys. `trusted` is the
-    repository whose code may run, `aside` the draft that this one took the place of, if that had changes."""
+    """`changes` by dotted key, a whole section's before those of its keys. `aside` is the draft that this one replaced, if
+    that had changes."""
 
     preset: str = FIRST
     changes: dict[str, Any] = field(default_factory=dict)
-    trusted: str | None = None
     aside: Draft | None = field(default=None, compare=False)
 
     @classmethod
@@ -55,7 +54,7 @@ class Draft:
             return cls()
         if not isinstance(value, Mapping):
             raise ConfigError(UNREADABLE)
-        preset, changes, trusted = value.get("preset", FIRST), value.get("changes", {}), value.get("trusted")
+        preset, changes = value.get("preset", FIRST), value.get("changes", {})
         if preset not in preset_names():
             raise ConfigError(f"There is no preset '{str(preset)[:60]}'. Presets: {', '.join(preset_names())}.")
         if not isinstance(changes, Mapping) or len(changes) > MOST_CHANGES:
@@ -70,8 +69,8 @@ class Draft:
         aside = None
         if isinstance(kept := value.get("aside"), Mapping):
             with suppress(ConfigError):  # one that no page has put aside is none
-                aside = cls.read({name: kept[name] for name in ("preset", "changes", "trusted") if name in kept})
-        return cls(preset, dict(changes), trusted if isinstance(trusted, str) else None, aside)
+                aside = cls.read({name: kept[name] for name in ("preset", "changes") if name in kept})
+        return cls(preset, dict(changes), aside)
 
     def as_text(self) -> str:
         """For the browser to keep, which compares a text by what it says and a mapping by which copy it is."""
@@ -79,7 +78,7 @@ class Draft:
 
     def as_dict(self) -> Tree:
         """Plain values."""
-        found: Tree = {"preset": self.preset, "changes": self.changes, "trusted": self.trusted}
+        found: Tree = {"preset": self.preset, "changes": self.changes}
         return found | ({"aside": self.aside.as_dict()} if self.aside else {})
 
     def instead_of(self, other: Draft) -> Draft:
@@ -121,7 +120,7 @@ class Draft:
             raise ConfigError(f"run.root: runs of this page lie in {settings.root}; start it with --root for others.")
         rooted = [] if str(settings.root) == "runs" else [f"run.root={to_json(str(settings.root))}"]
         config = load_config(self.preset, [*self.overrides(), *rooted])
-        guard.check(config, settings, self.trusted)
+        guard.check(config, settings)
         return config
 
     def command(self, settings: Settings, verb: str = "train") -> str:

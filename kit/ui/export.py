@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -14,15 +14,14 @@ from markupsafe import Markup
 
 from kit.config import load_config
 from kit.errors import ConfigError, KitError, RunError
-from kit.export.request import FORMATS, PUSHED, QUANTIZATIONS, bytes_needed, exports
+from kit.export.request import FORMATS, PUSHED, QUANTIZATIONS, exports
 from kit.export.target import MARKER
 from kit.runs.files import human_size
-from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
+from kit.runs.store import ALIVE, LONGEST_NOTES, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
-from kit.ui import share
 from kit.ui.children import Job
-from kit.ui.home import Reading
-from kit.ui.site import QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, is_id, poll, run_box, stamp, to_address
+from kit.ui.home import gpu_figures
+from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, is_id, poll, run_box, stamp, to_address
 
 MOST_FILES = 60
 LOAD = {
@@ -49,15 +48,6 @@ def _notice(status: Mapping[str, Any], found: Sequence[str]) -> str:
     if status["state"] in ALIVE:
         return m.page(m.note("This run is still training: what is exported is its last whole checkpoint.", "warn"))
     return ""
-
-
-def _room(needed: int, free: int) -> str:
-    """Room that is taken while it is made, against what is free."""
-    share = needed / max(1, free)
-    level, word = ("fail", "not enough room") if share > 1 else ("warn", "tight") if share > 0.8 else ("ok", "fits")
-    head = m.tag("div", m.tag("b", "Room on the disk") + m.badge(word, level), class_="spread")
-    line = m.tag("p", f"about {human_size(needed)} while it is made, of {human_size(free)} free", class_="num dim")
-    return m.page(m.panel(head, m.bar(share, level, word), line))
 
 
 def _progress(job: Job | None) -> str:
@@ -118,8 +108,8 @@ def _verification(found: Mapping[str, Any]) -> Markup:
     faults = m.join(m.note(str(fault), "fail") for fault in found.get("faults") or [])
     comparison, limits = found.get("comparison") or {}, found.get("limits") or {}
     rows = [
-        [label, _number(_figure(comparison, keys)), words.format(_number(limits.get(limit)))]
-        for label, keys, limit, words in FIGURES
+        [label, _number(comparison.get(key)), words.format(_number(limits.get(limit)))]
+        for label, key, limit, words in FIGURES
     ]
     rows = [row for row in rows if row[1] != "–"]
     if "prompts" in comparison:
@@ -131,14 +121,11 @@ def _verification(found: Mapping[str, Any]) -> Markup:
 
 
 FIGURES = (
-    ("tokens on which both agree", ("token_agreement",), "agreement", "at least {}"),
-    ("mean difference of log-probability (nats)", ("logp_difference_mean",), "mean", "at most {}"),
-    ("largest difference", ("logp_difference_max",), "largest", "at most {}"),
+    ("tokens on which both agree", "token_agreement", "agreement", "at least {}"),
+    ("mean difference of log-probability (nats)", "logp_difference_mean", "mean", "at most {}"),
+    ("largest difference", "logp_difference_max", "largest", "at most {}"),
 )
-
-
-def _figure(found: Mapping[str, Any], keys: Sequence[str]) -> Any:
-    return next((found[key] for key in keys if key in found), None)
+"""Words, key of the comparison, key of its limit, words of the limit."""
 
 
 def _number(value: Any) -> str:
@@ -283,20 +270,23 @@ class Screen:
             found = []
         return gr.Dropdown(choices=found, value=found[0] if found else None)
 
-    def size(self, run_id: Any, kind: Any, quantization: Any) -> str:
-        """How much room it takes, and how much there is."""
+    def notes(self, run_id: Any) -> list[Any]:
+        """[the notes, as they were read, the report's links, nothing said] of the run that is chosen."""
         try:
             run = self.site.run(run_id)
-            if kind not in FORMATS or not run.config.is_file():
-                return ""
-            found = self.site.benches.ask("plan", load_config(run.config), name=run.id, given=[])
-        except KitError:
-            return ""
-        adapter = sum(path.stat().st_size for path in run.adapter.glob("*.safetensors"))
-        what = "adapter" if kind == "hub" else kind
-        taken = quantization if quantization in QUANTIZATIONS else "q4_k_m"
-        needed = bytes_needed(what, int(found["model"]["parameters"]), adapter, taken)
-        return _room(needed, shutil.disk_usage(run.path).free)
+            text = run.read_notes()
+        except KitError as problem:
+            return [gr.Textbox("", interactive=False), "", m.error(problem) if run_id else "", ""]
+        return [gr.Textbox(text, interactive=True), text, report_links(run), ""]
+
+    def save_notes(self, run_id: Any, text: Any, before: Any) -> list[Any]:
+        """[the notes as they are now, what is said]; notes that changed meanwhile stay."""
+        try:
+            run = self.site.run(run_id)
+            run.write_notes(str(text or ""), seen=str(before or ""))
+        except KitError as problem:
+            return [gr.skip(), m.error(problem)]
+        return [run.read_notes(), m.page(m.note("Saved. They stand in report.html when it is next written.", "ok"))]
 
     def begin(self, run_id: Any, *asked: Any) -> list[Any]:
         """[what is said, seen]."""
@@ -324,7 +314,7 @@ class Screen:
 
         ExportRequest(**wish).request(run)
         if wish["format"] in QUANTISED or (wish["format"] == "hub" and wish["push"] == "gguf"):
-            own = find_spec("unsloth") is not None and bool(Reading().gpus())
+            own = find_spec("unsloth") is not None and bool(gpu_figures())
             find_tools(wish["quantization"], unsloth=own)
 
     def stop(self, run_id: Any, kind: Any) -> None:
@@ -364,37 +354,48 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             repo = gr.Textbox(label="Repository", placeholder="OWNER/NAME", max_length=200, scale=3)
             push = gr.Dropdown(list(PUSHED), value="adapter", label="What it holds", scale=2)
             private = gr.Checkbox(True, label="Private", scale=1)
-    size = gr.HTML(elem_id="export-size")
     with gr.Row(elem_classes="tight"):
         start = gr.Button("Export and verify", variant="primary", elem_id="export-start")
         force = gr.Checkbox(label=REPLACE, elem_id="export-force")
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="export-stop")
     said, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
     results = gr.HTML(elem_id="export-results")
-    with gr.Accordion("Report, notes, publish the run", open=False, elem_id="share-fold"):
-        shared = share.build(site, chosen)
+    with gr.Accordion("Report and notes", open=False, elem_id="share-fold"):
+        report = gr.HTML(elem_id="share-report")
+        notes = gr.Textbox(
+            label="Notes on this run", lines=5, max_lines=24, max_length=LONGEST_NOTES, interactive=False,
+            placeholder="What was tried, what came of it, what to try next.", elem_id="share-notes",
+        )  # fmt: skip
+        save, saved, before = gr.Button("Save notes", size="md", elem_id="share-save"), gr.HTML(), gr.State("")
     outputs = [seen, notice, progress, results, stop]
     look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | QUIET
-    sized: dict[str, Any] = {"fn": screen.size, "inputs": [chosen, kind, quantization], "outputs": [size]}
-    slow: dict[str, Any] = {
-        "trigger_mode": "always_last",
-        "concurrency_limit": 2,
-    } | UNSEEN
-    blocks.load(lambda wanted: _choices(site, wanted), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET).then(
-        screen.choices, [chosen], [which], **QUIET
-    ).then(**look).then(shared.look, shared.inputs, shared.outputs, **QUIET).then(**sized, **slow)
-    chosen.input(screen.choices, [chosen], [which], **QUIET).then(**look).then(
-        shared.look, shared.inputs, shared.outputs, **QUIET
-    ).then(**sized, **slow)
+    noted = [notes, before, report, saved]
+    first = blocks.load(lambda run_id: _choices(site, run_id), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET)
+    for event in (first.then, chosen.input):
+        event(screen.choices, [chosen], [which], **QUIET).then(**look).then(screen.notes, [chosen], noted, **QUIET)
     chosen.input(None, [chosen], [], js=to_address("export"))
-    kind.input(_parts, [kind], [quantization, hub, said], **QUIET).then(**look).then(**sized, **slow)
-    quantization.input(**sized, **slow)
+    kind.input(_parts, [kind], [quantization, hub, said], **QUIET).then(**look)
+    save.click(screen.save_notes, [chosen, notes, before], [before, saved], **QUIET)
     start.click(
         screen.begin, [chosen, kind, which, quantization, repo, private, push, force], [said, seen],
         queue=False, api_visibility="private", trigger_mode="once",
     ).then(**look)  # fmt: skip
     stop.click(screen.stop, [chosen, kind], [], queue=False, api_visibility="private")
     poll(look["fn"], look["inputs"], outputs)
+
+
+def report_links(run: RunDir) -> str:
+    """The report to open or download, and the command that publishes it."""
+    path = f"/runs/{run.id}/report.html"
+    command = f"grpo-kit share {shlex.quote(run.id)} --space OWNER/NAME{run.root_option}"
+    publish = m.tag("p", m.join([m.tag("small", "publish it: "), m.tag("code", command)]))
+    if not (run.path / "report.html").is_file():
+        return m.page(m.note("There is no report.html yet; the screen Run writes it."), publish)
+    links = [
+        m.tag("a", "Open", href=path, target="_blank", rel="noopener", class_="button"),
+        m.tag("a", "Download", href=path, download=f"{run.id}.html", class_="button"),
+    ]
+    return m.page(m.tag("div", m.tag("b", "report.html") + m.join(links), class_="row"), publish)
 
 
 def _parts(kind: Any) -> list[Any]:

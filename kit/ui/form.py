@@ -1,10 +1,9 @@
-"""The form of New run: one input for each key of the configuration, made from its schema.
+"""The form of New run: inputs for some keys of the configuration, made from its schema.
 
-A new key appears by itself, with its words, range and choices. The server writes into a box only when a click replaces the
-whole draft. Every click sends all boxes as they are at that moment, and the draft that they were filled from; what differs
-between the two is what the user has changed. So the values used are the values on the screen, even where the answer to an
-earlier edit is still under way. The browser puts them into one text first: Gradio's script tells each input of an event how it
-stands, and again at every change of every later event, so that 164 inputs took most of the time of an edit.
+The server writes into a box only when a click replaces the whole draft. Every click sends all boxes as they are at that moment,
+and the draft that they were filled from; what differs between the two is what the user has changed. So the values used are the
+values on the screen, even where the answer to an earlier edit is still under way. The browser puts them into one text, so that
+Gradio refuses no value before it is read here.
 """
 
 from __future__ import annotations
@@ -225,7 +224,7 @@ class Form:
         self.learns: gr.HTML
 
     def add(self, name: str, **changes: Any) -> gr.components.Component:
-        """A box for the key `name`, which may have several; `changes` are arguments that it gets instead of its own."""
+        """A box for the key `name`; `changes` are arguments that it gets instead of its own."""
         key = self.keys[name]
         made = component(key, lookup(preset_tree(FIRST), name), **changes)
         self.boxes.append((key, made))
@@ -312,8 +311,6 @@ class Form:
             # A text's own `input` knows of keys that were pressed, and nothing of pasting.
             events = [made.input] if isinstance(made, (gr.Dropdown, gr.Checkbox)) else [made.blur, made.submit]
             triggers += events
-            if twins := [other for known, other in self.boxes if known is key and other is not made]:
-                gr.on(events, None, [made], twins, js=f"(value) => Array({len(twins)}).fill(value)")
             if key.nested is not None:
                 self._fill_when_switched_on(key, made)
         for register in self._later:

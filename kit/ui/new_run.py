@@ -47,7 +47,6 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     form.replaces(over.click, lambda sent: (Draft().instead_of(sent.valid()), ""))
     form.replaces(form.back.click, _bring_back)
     form.wire(lambda sent: written(sent), [form.said, faults, state, command, yaml])
-    blocks.load(site.benches.warm, [], [], **QUIET)
 
 
 STEP_FROM_ADDRESS = """() => {
@@ -188,7 +187,7 @@ def measured(site: Site, value: Any) -> list[Any]:
     except KitError:
         return ["", "[]", hidden]
     try:
-        found = site.benches.plan(config, draft.preset, draft.overrides())
+        found = site.benches.ask("plan", config, name=draft.preset, given=draft.overrides())
     except KitError as problem:
         return [m.page(m.note(problem, "fail")), "[]", hidden]
     changes = [one["override"] for one in found["fixes"] or []]

@@ -13,10 +13,6 @@ from kit.ui import markup as m
 LEVELS = {"will learn": "ok"} | dict.fromkeys(("too easy", "sample more", "borderline", "slow reward"), "warn")
 """How a verdict of the signal check is coloured; any other is a failure."""
 SHOWN_HACKS = 10
-MOST_PROMPTS, MOST_TRIES = 256, 32
-"""What the sliders of the signal check go up to."""
-SAMPLES = {"--prompts": ("{} prompts", "prompts", MOST_PROMPTS), "--k": ("{} completions each", "k", MOST_TRIES)}
-"""Options of doctor that stand for a slider of the page: words, name in the result, the most."""
 COMMANDS = {
     "; try it with: grpo-kit reward test": "; try it in the tab Score",
     "grpo-kit reward list": "see the list at the top of this step",
@@ -34,7 +30,7 @@ RATES = {
 
 def show_row(found: dict[str, Any]) -> str:
     """A training row."""
-    reference = m.tag("p", m.tag("small", "reference ") + m.tag("code", found.get("reference") or "none"))
+    reference = m.reference(found.get("reference") or "none")
     return m.page(
         m.panel(
             m.tag("small", f"training row {found['place']}"), m.tag("div", found["prompt"], class_="said"), reference
@@ -42,17 +38,12 @@ def show_row(found: dict[str, Any]) -> str:
     )
 
 
-def show_group(found: dict[str, Any], title: str = "") -> str:
-    """Completions of one row."""
-    return m.page(_group(found, title))
-
-
 def show_groups(found: list[dict[str, Any]]) -> str:
     """Completions of several rows, each a group."""
     alike = sum(not _spread(one) for one in found)
     words = f"{len(found) - alike} of {len(found)} groups have rewards that differ, so that there is something to learn from."
     head = m.note(words, "ok" if alike == 0 else "warn" if alike < len(found) else "fail")
-    return m.page(head, *(_group(one, f"Row {one['row']}: {one['prompt'][:140]}") for one in found))
+    return m.page(head, *(show_group(one, f"Row {one['row']}: {one['prompt'][:140]}") for one in found))
 
 
 def _spread(found: dict[str, Any]) -> bool:
@@ -60,7 +51,8 @@ def _spread(found: dict[str, Any]) -> bool:
     return bool(known) and max(known) - min(known) > 1e-9
 
 
-def _group(found: dict[str, Any], title: str) -> Markup:
+def show_group(found: dict[str, Any], title: str = "") -> Markup:
+    """Completions of one row, part by part."""
     weights = ", ".join(f"{name} × {weight:g}" for name, weight in found["weights"].items())
     if len(found["items"]) < 2:
         verdict = Markup("")
@@ -68,7 +60,7 @@ def _group(found: dict[str, Any], title: str) -> Markup:
         verdict = m.badge("rewards differ: this group teaches", "ok")
     else:
         verdict = m.badge("all alike: no lesson in this group", "warn")
-    reference = m.tag("span", m.tag("small", "reference ") + m.tag("code", (found["reference"] or "none")[:200]))
+    reference = m.reference(found["reference"] or "none")
     head = m.tag("div", m.tag("b", title or "One group") + verdict, class_="spread")
     body = m.join(
         _completion(item, advantage, found["checker"])
@@ -85,11 +77,16 @@ def _completion(item: dict[str, Any], advantage: float | None, checker: str | No
     pull = Markup("")
     if advantage is not None:
         arrow = "▲" if advantage > 0.005 else "▼" if advantage < -0.005 else "•"
-        words = "made likelier" if advantage > 0.005 else "made less likely" if advantage < -0.005 else "left as it is"
-        pull = m.tag("span", f"{arrow} advantage {round(advantage, 2) + 0.0:+.2f}: {words}", class_="badge")
+        words = f"{arrow} advantage {round(advantage, 2) + 0.0:+.2f}: {m.effect(advantage)}"
+        pull = m.badge(words)
     total = m.tag("span", m.number(item["total"], 2), class_="big")
     top = m.tag("div", total + right + cut + pull + size, class_="row")
-    chips = m.tag("div", m.join(_chip(part) for part in item["parts"]), class_="row", style="margin:6px 0")
+    chips = m.tag(
+        "div",
+        m.join(m.chip(part["name"], part["value"], part["status"]) for part in item["parts"]),
+        class_="row",
+        style="margin:6px 0",
+    )
     found = m.join(
         m.tag("div", m.tag("small", f"{part['name']} read: ") + m.tag("code", part["extracted"]))
         for part in item["parts"]
@@ -106,12 +103,6 @@ def _completion(item: dict[str, Any], advantage: float | None, checker: str | No
         top + chips + text + found + reasons,
         style="padding:10px 0;border-top:1px solid var(--border-color-primary);margin-top:10px",
     )
-
-
-def _chip(part: dict[str, Any]) -> Markup:
-    value, status = m.tag("b", m.number(part["value"], 2)), m.tag("small", part["status"].replace("_", " "))
-    words = m.join([part["name"], value, status], " ")
-    return m.tag("span", words, class_=f"chip {part['status']}", title=f"{1000 * (part['seconds'] or 0):.1f} ms")
 
 
 def show_hacks(found: dict[str, Any]) -> str:
@@ -239,47 +230,24 @@ def interval(estimate: dict[str, float]) -> Markup:
 
 
 def actions_of(found: dict[str, Any]) -> list[str]:
-    """What a button can do of the change that the check suggests: `key=value` of the draft, `--prompts 64` of a slider."""
-    change = found["verdict"]["change"] or ""
-    wanted = [f"{option} {at}" for option, at in re.findall(r"(--prompts|--k) (\d+)", change)]
-    numbers = numbers_of(wanted)
-    sampled = [f"{name} {value}" for name, value in numbers.items() if value > found[SAMPLES[name][1]]]
-    return re.findall(r"-o (\S+=\S+)", change) + sampled
-
-
-def numbers_of(actions: list[str]) -> dict[str, int]:
-    """Values for sliders, by option, at most what the slider takes; prompts go in fours."""
-    found = {}
-    for action in actions:
-        name, _, value = action.partition(" ")
-        if name in SAMPLES and re.fullmatch(r"[0-9]{1,9}", value):
-            number = -(-int(value) // 4) * 4 if name == "--prompts" else int(value)
-            found[name] = min(SAMPLES[name][2], number)
-    return found
+    """The settings that the check suggests to change, as `key=value`."""
+    return re.findall(r"-o (\S+=\S+)", found["verdict"]["change"] or "")
 
 
 def in_words(actions: list[str]) -> str:
-    """Actions as a button says them: `Sample 64 prompts`, `Set generation.num_generations to 16`."""
-    numbers = numbers_of(actions)
-    samples = [SAMPLES[name][0].format(number) for name, number in numbers.items()]
-    settings = [" to ".join(action.split("=", 1)) for action in actions if not action.startswith("--")]
-    parts = [f"{verb} {' and '.join(given)}" for verb, given in (("Sample", samples), ("Set", settings)) if given]
-    text = "; ".join(parts)
-    return text if len(text) <= 140 else f"{text[:139]}…"
+    """Settings as a button says them: `Set generation.num_generations to 16`."""
+    return one_line(f"Set {' and '.join(action.replace('=', ' to ', 1) for action in actions)}", 140)
 
 
 def change_of(found: dict[str, Any]) -> str:
     """The change that the check suggests in words of the page, which has no options of a command line."""
     change = str(found["verdict"]["change"] or "")
-    if not re.match(r"-o |--prompts|--k", change):
-        for command, words in COMMANDS.items():
-            change = change.replace(command, words)
-        return change
-    words = in_words(actions_of(found))
-    if asked := re.fullmatch(r"(--prompts|--k) (\d+)", change):
-        option, number = asked[1], int(asked[2])
-        if number > SAMPLES[option][2]:
-            more = f"The page samples at most {SAMPLES[option][0].format(SAMPLES[option][2])}; "
-            more += f"{number} would decide: grpo-kit doctor CONFIG {change}, with the overrides of the command beside."
-            return f"{words}. {more}" if words else more
-    return f"{words}: the button below does it." if words else change
+    if actions := actions_of(found):
+        return f"{in_words(actions)}: the button below does it."
+    if asked := re.fullmatch(r"--prompts (\d+)", change):
+        return f"Sample {asked[1]} prompts."
+    if asked := re.fullmatch(r"--k (\d+)", change):
+        return f"Sample {asked[1]} completions each: set the group size to it."
+    for command, words in COMMANDS.items():
+        change = change.replace(command, words)
+    return change

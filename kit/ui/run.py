@@ -6,29 +6,26 @@ Nothing is kept of a run but how far its files have been read: two browsers, or 
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
+import numpy as np
 import yaml
 
 from kit.errors import KitError, RunError
-from kit.report.machine import spending
-from kit.report.panels import LEARNING, MACHINE, Panel, panels
+from kit.report.panels import LEARNING, MACHINE, Numbers, panels
 from kit.report.record import read_tree, words
 from kit.runs.files import read_lines
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import explorer
 from kit.ui import markup as m
-from kit.ui.curves import Library, charts, pack
 from kit.ui.draft import from_yaml
 from kit.ui.form import kept_draft, kept_or_new
 from kit.ui.home import ask_to_stop
-from kit.ui.run_texts import alerts, checkpoint_table, configuration, expectation, head, log_tail, time_spent
+from kit.ui.run_texts import alerts, checkpoint_table, configuration, head, log_tail
 from kit.ui.site import POLL_SECONDS, QUIET, Site, is_id, run_box, stamp
 
 BUTTONS = ("like", "stop", "now", "save", "resume", "force", "report", "delete")
@@ -37,7 +34,7 @@ TABS = ("charts", "completions", "log", "more")
 FIRST_CHARTS = 5
 MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
 """Events that stand as vertical lines in the charts."""
-MOST_MARKS, MOST_TREES = 24, 16
+MOST_MARKS = 24
 ENDED_POLL_SECONDS = 8.0
 """Between two looks at a run that has ended: somebody may resume it, nothing else happens."""
 FROM_ADDRESS = (
@@ -243,11 +240,10 @@ def write_report(site: Site, run_id: Any) -> str:
 class View:
     """The parts of the screen that a poll fills, in their order."""
 
-    parts = ("head", "notes", "charts", "empty", "more", "spent", "log", "about", "timer")
+    parts = ("head", "notes", "charts", "more", "log", "timer")
 
-    def __init__(self, site: Site, library: Library) -> None:
-        self.site, self.library = site, library
-        self._trees: dict[Path, tuple[str, dict[str, Any]]] = {}
+    def __init__(self, site: Site) -> None:
+        self.site = site
 
     def look(self, run_id: Any, tab: Any, seen: Any) -> list[Any]:
         """[what the browser has now, *parts, *buttons]: what has not changed is skipped."""
@@ -308,53 +304,47 @@ class View:
             files += [run.config, run.data, run.env, run.path / "best.json", run.adapter, *run.checkpoints]
         return stamp(files, len(scores))
 
-    def _tree(self, path: Path) -> dict[str, Any]:
-        """What a file of a run holds; read again when it has changed, as YAML takes longer than all else of a poll."""
-        now = stamp([path])
-        known = self._trees.get(path)
-        if known is None or known[0] != now:
-            known = now, read_tree(path)
-            others = [pair for pair in self._trees.items() if pair[0] != path]
-            self._trees = dict([(path, known), *others[:MOST_TREES]])
-        return known[1]
-
     def _numbers(self, run: RunDir, status: dict[str, Any], tab: str, changed: Mapping[str, str]) -> dict[str, Any]:
-        problem = ""
-        try:
-            columns = self.library.columns(run)
-        except RunError as error:
-            columns, problem = {}, str(error)
-        events, scores = _events(run), self.library.evaluations(run)
+        columns, scores, problems = _read(run)
+        events = _events(run)
         found: dict[str, Any] = {}
         if "head" in changed:
             warnings, holding = alerts(events, columns)
             reported = (run.path / "report.html").is_file()
             found["head"] = head(run, status, columns, scores, holding, reported)
-            text = expectation(status, columns, any(name != "before" for name in scores))
-            notes = [m.note(problem, "fail")] if problem else []
-            notes += [warnings] + ([m.note(text, "live")] if text else [])
+            notes = [m.note(problem, "fail") for problem in problems]
+            notes += [warnings]
             found["notes"] = m.page(m.tag("div", m.join(notes), class_="stack-notes")) if any(notes) else ""
             live = status["state"] in ALIVE
             found["buttons"] = buttons(status, anew=not live and run.last_checkpoint is None, reported=reported)
             found["timer"] = gr.Timer(POLL_SECONDS if live else ENDED_POLL_SECONDS)
+        drawn = panels(columns, scores)
+        learning = [panel for panel in drawn if panel.topic == LEARNING]
         if tab == "charts":
-            drawn = [panel for panel in panels(columns, scores) if panel.topic == LEARNING]
-            found["charts"] = _packed(drawn[:FIRST_CHARTS], events)
-            found["empty"] = "" if found["charts"] else _no_charts(status)
+            found["charts"] = m.charts(learning[:FIRST_CHARTS], _marks(events)) or _no_charts(status)
         if tab == "more":
-            drawn = panels(columns, scores)
-            learning = [panel for panel in drawn if panel.topic == LEARNING][FIRST_CHARTS:]
-            found["more"] = _packed([*learning, *(panel for panel in drawn if panel.topic == MACHINE)], events)
-            spent = spending(columns, self._tree(run.config), self._tree(run.env))
-            found["spent"] = m.page(time_spent(spent))
-            found["about"] = m.page(checkpoint_table(run, scores), configuration(run))
+            machine = [panel for panel in drawn if panel.topic == MACHINE]
+            found["more"] = m.page(
+                checkpoint_table(run, scores), configuration(run),
+                m.charts([*learning[FIRST_CHARTS:], *machine], _marks(events)),
+            )  # fmt: skip
         return found
 
 
-def _packed(found: Sequence[Panel], events: list[dict[str, Any]]) -> str:
-    """The charts for the browser; "" where there are none."""
-    packed = pack(found, _marks(events))
-    return json.dumps(packed, separators=(",", ":")) if packed["panels"] else ""
+def _read(run: RunDir) -> tuple[dict[str, Numbers], dict[str, dict[str, Any]], list[str]]:
+    """(metrics by column, held-out scores by name, what could not be read)."""
+    columns: dict[str, Numbers] = {}
+    scores: dict[str, dict[str, Any]] = {}
+    problems = []
+    try:
+        columns = {key: np.asarray(values) for key, values in run.columns().items()}
+    except RunError as problem:
+        problems.append(str(problem))
+    try:
+        scores = run.evaluations()
+    except RunError as problem:
+        problems.append(str(problem))
+    return columns, scores, problems
 
 
 def _no_charts(status: Mapping[str, Any]) -> str:
@@ -377,7 +367,7 @@ def _marks(events: list[dict[str, Any]]) -> list[tuple[float, str]]:
 
 def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
-    view = View(site, Library())
+    view = View(site)
     named, wanted_tab, tab, seen = (
         run_box(),
         run_box(),
@@ -391,15 +381,14 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     timer = gr.Timer(POLL_SECONDS)
     with gr.Tabs(elem_id="run-tabs") as tabs:
         with gr.Tab("Charts", id="charts") as charts_tab:
-            drawing, nothing = charts("run-charts"), gr.HTML()
+            drawing = gr.HTML(elem_id="run-charts")
         with gr.Tab("Completions", id="completions") as completions_tab:
             opened = explorer.build(site, chosen)
         with gr.Tab("Log", id="log") as log_tab:
             log = gr.HTML(elem_id="run-log")
         with gr.Tab("More", id="more") as more_tab:
-            about, spent = gr.HTML(elem_id="run-about"), gr.HTML(elem_id="run-spent")
-            more = charts("run-more")
-    outputs = [seen, head, notes, drawing, nothing, more, spent, log, about, timer, *buttons]
+            more = gr.HTML(elem_id="run-more")
+    outputs = [seen, head, notes, drawing, more, log, timer, *buttons]
     inputs = [chosen, tab, seen]
     look: dict[str, Any] = {"fn": view.look, "inputs": inputs, "outputs": outputs} | QUIET
     for name, one in zip(TABS, (charts_tab, completions_tab, log_tab, more_tab), strict=True):

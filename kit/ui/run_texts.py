@@ -1,4 +1,4 @@
-"""What the Run screen says in words: state and figures, alerts, what is normal now, log, configuration, checkpoints, machine."""
+"""The texts of the Run screen: state and figures, alerts, log, configuration, checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from kit.config import RunConfig
 from kit.config.loading import leaves
 from kit.evaluation import alarms
 from kit.evaluation.alarms import AlertMonitor
-from kit.report.machine import MEANING, Spending
 from kit.report.panels import Numbers
 from kit.report.record import read_tree
 from kit.runs.files import human_size
@@ -40,24 +39,6 @@ TITLES = {
 }
 LEVELS = {"error": "fail", "warning": "warn", "info": ""}
 MOST_ALERTS = 6
-FLAT_STEPS = 100
-"""Steps within which a flat reward is no bad sign."""
-EARLY_ALIKE = (
-    "Most groups teach nothing so far: all completions of a group got the same reward. If that stays, the problems are too easy "
-    "or too hard."
-)
-UNSCORED = (
-    "The training reward is measured on what is trained on. Only the held-out score tells whether it has learned; set "
-    "evaluation.every to see it during training."
-)
-AFTER_UNSCORED = (
-    "There is no held-out score after training, so nothing tells whether it has learned more than its training prompts. "
-    "Score it with: grpo-kit eval RUN_ID"
-)
-AFTER_FLAT = (
-    "The training reward ends about where it began. Usual reasons: problems too hard or too easy (see groups without a "
-    "lesson), too few steps, or too low a learning rate. The signal check on New run tells which."
-)
 LOG_BYTES = 24_000
 """Of the end of a log, at most: a poll stays small."""
 LONGEST_YAML = 2_000_000
@@ -193,36 +174,6 @@ def _alert(name: str, event: Event, count: int) -> Markup:
     return m.note(title + m.tag("div", str(event.get("message") or ""), class_="more"), level)
 
 
-def expectation(status: Mapping[str, Any], columns: Mapping[str, Numbers], scored: bool) -> str:
-    """What a newcomer might worry about at this point, and need not; '' when there is nothing to say. `scored`: held-out
-    scores after the first step are there."""
-    state, done, total = status["state"], _finite(columns.get("step")), status.get("total_steps")
-    if state not in ALIVE:
-        return _afterwards(state, columns, scored)
-    if not len(done):
-        return "The model is loaded and scored as it is, to compare with. The first step is the slowest."
-    rewards = _finite(columns.get("reward"))
-    rising = len(rewards) >= 6 and float(rewards[-3:].mean()) > float(rewards[:3].mean()) + 0.05
-    if done[-1] < FLAT_STEPS:
-        spread = _finite(columns.get("groups/zero_spread", columns.get("frac_reward_zero_std")))
-        if len(spread) and float(spread[-10:].mean()) >= 0.9:
-            return EARLY_ALIKE
-        patient = isinstance(total, int) and total >= FLAT_STEPS and not rising
-        return f"A flat or jumpy reward in the first {FLAT_STEPS} steps is normal." if patient else ""
-    return "" if scored else UNSCORED
-
-
-def _afterwards(state: str, columns: Mapping[str, Numbers], scored: bool) -> str:
-    if state != "finished":
-        return ""
-    if not scored:
-        return AFTER_UNSCORED
-    rewards = _finite(columns.get("reward"))
-    if len(rewards) >= 20 and float(rewards[-10:].mean() - rewards[:10].mean()) < float(rewards[-10:].std()) + 1e-9:
-        return AFTER_FLAT
-    return ""
-
-
 def _finite(values: Numbers | None) -> Numbers:
     return np.empty(0) if values is None else values[np.isfinite(values)]
 
@@ -242,18 +193,14 @@ def log_tail(run: RunDir) -> str:
 
 
 def configuration(run: RunDir) -> Markup:
-    """What was changed from the defaults, the YAML, data and environment, each in a fold."""
+    """What was changed from the defaults, and the YAML, each in a fold."""
     command = f"grpo-kit train {run.config} -o run.id=NAME"
     again = m.tag("p", m.join([m.tag("small", "the same again: "), m.tag("code", command)]))
-    environment = read_tree(run.env)
-    environment.pop("inputs", None)
     text = run.config.read_text(encoding="utf-8", errors="replace") if run.config.is_file() else ""
     return m.join(
         [
             m.fold("Settings that differ from the defaults", _changed(read_tree(run.config)), again),
             m.fold("config.yaml", m.tag("pre", redact(text[:LONGEST_YAML]), class_="said")),
-            _folded("Data", read_tree(run.data), 24),
-            _folded("Machine, packages, effective trainer arguments", environment, 200),
         ]
     )
 
@@ -272,12 +219,6 @@ def shown(value: Any) -> str:
     """A value of a configuration in one line."""
     text = redact(value if isinstance(value, str) else json.dumps(value, default=str))
     return text if len(text) <= 160 else f"{text[:159]}…"
-
-
-def _folded(title: str, found: Mapping[str, Any], most: int) -> Markup:
-    """The first `most` leaves of a file, below a title that unfolds them."""
-    rows = [[m.tag("code", key), shown(value)] for key, value in leaves(found)][:most]
-    return m.fold(title, m.table(["", ""], rows)) if found else Markup("")
 
 
 def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) -> Markup:
@@ -321,30 +262,3 @@ def _size(folder: Path) -> int:
         except OSError:
             continue
     return total
-
-
-def time_spent(spent: Spending | None) -> Markup:
-    """Where the seconds went, as one bar, the largest term with what to change."""
-    if spent is None:
-        return Markup("")
-    ordered = [phase for phase, seconds in spent.seconds.items() if seconds]
-    parts = m.join(
-        m.tag("i", "", style=f"width:{100 * spent.share(phase):.2f}%;background:{_color(spent, phase)}", title=phase)
-        for phase in ordered
-    )
-    label = ", ".join(f"{phase} {spent.share(phase):.0%}" for phase in ordered)
-    names = m.join(
-        m.tag("span", m.join([m.tag("i", "", style=f"background:{_color(spent, phase)}"), f"{phase} ",
-                              m.tag("b", f"{spent.share(phase):.0%}")]), title=MEANING[phase])
-        for phase in ordered
-    )  # fmt: skip
-    words = m.tag("h3", spent.words)
-    bar = m.tag("div", parts, class_="bar parts", role="img", aria_label=f"Of the time of a step: {label}")
-    advice = m.tag("ul", m.join(m.tag("li", text) for text in spent.advice))
-    left_out = m.tag("small", "Without the first step, evaluations and the start of the run.")
-    return m.panel(words, bar, m.tag("div", names, class_="row keys"), m.tag("b", "What to change"), advice, left_out)
-
-
-def _color(spent: Spending, phase: str) -> str:
-    """As in the chart, which has the phases that were measured."""
-    return f"var(--series{1 + list(spent.seconds).index(phase)})"

@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,12 +106,6 @@ def check_port(settings: Settings) -> None:
             ) from None
 
 
-def _warm() -> None:
-    """Gradio brings matplotlib, where it is installed, at the first event, which would then take a second or more."""
-    with suppress(Exception):
-        import matplotlib.pyplot  # noqa: F401
-
-
 def make_app(settings: Settings) -> Any:
     """The whole application behind its gate, as ASGI."""
     os.environ.update(OFFLINE)
@@ -135,7 +129,6 @@ def make_app(settings: Settings) -> Any:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        threading.Thread(target=_warm, name="warm", daemon=True).start()
         yield
         site.close()
 
@@ -143,8 +136,6 @@ def make_app(settings: Settings) -> Any:
     add_files(app, settings.root)
     blocks = build(site)
     blocks.queue(default_concurrency_limit=8, max_size=64, api_open=False)
-    # Gradio looks for work a thousand times a second, 5 % of a core while nobody asks for anything; it has no option for that.
-    blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free = 0.05, 0.2
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # said of every page with several addresses, off or not
         mounted = gr.mount_gradio_app(

