@@ -9,7 +9,7 @@ from trl import GRPOConfig
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
 from kit.models.backend import Backend, is_unsloths
-from kit.trainer.arguments import changes, pinned, true_defaults
+from kit.trainer.arguments import changes, pinned
 from kit.trainer.trl_compat import check_arguments, check_backend, check_base_class
 
 GIVEN: dict[str, Any] = {"output_dir": "run", "use_cpu": True, "bf16": False, "learning_rate": 0.25}
@@ -35,11 +35,6 @@ def test_moved_defaults_and_changed_fields_are_put_back() -> None:
     moved, held = Moving(**GIVEN), pinned(Moving, GIVEN | {"optim": "adamw_torch"})
     assert (moved.weight_decay, moved.epsilon_high) == (0.5, 0.28)
     assert held.to_dict() == GRPOConfig(**GIVEN, optim="adamw_torch").to_dict()
-
-
-def test_the_true_default_is_that_of_the_oldest_class() -> None:
-    assert true_defaults(Moving) == true_defaults(GRPOConfig)
-    assert true_defaults(GRPOConfig)["weight_decay"] == GRPOConfig(**GIVEN).weight_decay
 
 
 def test_what_building_the_trainer_changed_is_told() -> None:

@@ -64,17 +64,6 @@ def test_every_recipe_has_the_same_gradient_without_flat_completions(
     assert trainer.metric_log.means["train"].take()["entropy"][1] > 0
 
 
-def test_what_has_no_gradient_per_completion_does_not_forbid_it(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
-    trainer, batches = mixed
-    logged = {"name": "kl", "coef": 0.0}
-    use(trainer, {"recipe": "bnpo", "regularizers": ["reference_free_l2", logged], "weights": ["off_policy_mask"]})
-    switch(trainer)
-    want = in_a_step(trainer, batches)
-    switch(trainer, skip=True)
-    assert trainer.savings_report["skip_flat_groups"] == ON
-    assert_same(in_a_step(trainer, batches), want)
-
-
 def test_a_flat_micro_batch_takes_no_pass_and_leaves_a_gradient_of_zero(
     mixed: tuple[Any, list[dict[str, Any]]],
 ) -> None:

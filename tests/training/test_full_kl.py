@@ -205,18 +205,6 @@ def test_certain_but_contradicting_distributions_give_large_finite_values_and_gr
 
 
 @pytest.mark.parametrize("trainable", [False, True])
-def test_no_positions_give_an_empty_differentiable_tensor(trainable):
-    policy = side(0, 23, 4, trainable=trainable)
-    kl = full_kl(policy, side(0, 23, 4))
-    assert kl.shape == (0,)
-    kl.sum().backward()
-    assert policy.hidden.grad.shape == (0, 4)
-    if trainable:
-        assert policy.weight.grad.eq(0).all()
-        assert policy.bias.grad.eq(0).all()
-
-
-@pytest.mark.parametrize("trainable", [False, True])
 def test_bfloat16_inputs_get_bfloat16_gradients_and_float32_values(trainable):
     policy = side(16, 501, 32, trainable=trainable, scale=0.3)
     half = Projection(

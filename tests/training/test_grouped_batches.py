@@ -106,33 +106,6 @@ def test_what_cannot_be_divided_by_rows_is_left_alone() -> None:
     assert [batch["prompt_ids"].tolist() for batch in grouped_by_prompt(odd)] == [[[1], [2]], [[2], [1]]]
 
 
-def test_rows_with_pictures_are_left_in_their_places(new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four pictures in a micro-batch of four completions, but not one of each."""
-    order = torch.tensor([0, 5, 10, 3, 4, 9, 2, 7, 8, 1, 6, 11])
-
-    def mixed(rows: dict[str, Any]) -> dict[str, Any]:
-        whole = {name: [value[row] for row in order] for name, value in rows.items() if isinstance(value, list)}
-        return rows | whole | {name: rows[name][order] for name in ("prompt_ids", "prompt_mask")}
-
-    monkeypatch.setattr("trl.trainer.grpo_trainer.shuffle_sequence_dict", mixed)
-    trainer = new_trainer(objective="dapo", unchecked=True, **SIZE)
-    make, trainer.made = trainer._generate_and_score_completions, 0
-
-    def with_pictures(rows: Any) -> Any:
-        trainer.made += 1
-        return make(rows) | {"pixel_values": torch.zeros(12, 3), "num_images": [2, 0] * 6}
-
-    trainer._generate_and_score_completions = with_pictures
-    seen: list[int] = []
-    trainer._compute_loss = lambda model, inputs: (
-        seen.append(prompts_of(inputs)),
-        0.0 * sum(w.sum() for w in model.parameters()),
-    )[1]
-    trainer.train()
-    assert trainer.made == 1
-    assert seen == [3, 3, 3]
-
-
 def test_a_router_is_balanced_over_the_micro_batches_as_they_came(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="dapo", unchecked=True, **SIZE)
     assert trainer.shares_prompts

@@ -30,14 +30,6 @@ def said(run: RunDir, config: RunConfig, stopped: str | None = None) -> dict[str
     return {line[:15].strip(): line[15:] for line in lines}
 
 
-def test_a_run_of_ones_own_is_told_of_its_own_commands(run: RunDir) -> None:
-    found = said(run, own_config("run.seed=3"))
-    assert list(found) == ["report", "completions", "adapter", "talk to it", "take it along", "another seed"]
-    assert found["another seed"] == f"grpo-kit train '{run.config}' -o run.seed=4 --run-id own-seed-4"
-    assert "quickstart" not in str(found)
-    assert all(f"--root '{run.path.parent}'" in found[name] for name in ("talk to it", "take it along"))
-
-
 def test_every_command_is_one_that_the_command_line_takes(run: RunDir) -> None:
     verbs = {name for name, text in said(run, own_config(), "Ctrl-C").items() if text.startswith("grpo-kit")}
     verbs |= {name for name, text in said(run, own_config()).items() if text.startswith("grpo-kit")}
@@ -49,9 +41,3 @@ def test_every_command_is_one_that_the_command_line_takes(run: RunDir) -> None:
         assert done.exit_code == 0, (words, done.output)
         options = [word for word in words if word.startswith("--")]
         assert all(option in done.output for option in options)
-
-
-def test_a_long_name_stays_a_valid_one(tmp_path: Path) -> None:
-    run = RunStore(tmp_path / "runs").create("a" * 49 + "-" + "b" * 14)
-    words = shlex.split(said(run, own_config("run.seed=123456789"))["another seed"])
-    assert load_config(own_config(), [f"run.id={words[-1]}"]).run.id == "a" * 49 + "-seed-1234567" + "90"

@@ -8,10 +8,8 @@ import pytest
 from transformers import AutoConfig
 
 from kit.config import load_config
-from kit.errors import ConfigError
 from kit.models.learning_rate import learning_rate, notes
 from kit.runner.prepare import prepare
-from kit.trainer.arguments import given_learning_rate
 
 
 @pytest.mark.parametrize(
@@ -43,10 +41,3 @@ def test_a_run_has_the_number_and_says_where_it_is_from(tree: Any) -> None:
     for words in (f"{rate:g} (auto", "alpha 64", "rank 64", "2048 completions a step"):
         assert words in told
     assert notes(parts.config, load_config({}), parts.files.config) == []
-
-
-def test_words_are_no_learning_rate() -> None:
-    with pytest.raises(ConfigError, match="learning_rate"):
-        load_config({"optimisation": {"learning_rate": "fast"}})
-    with pytest.raises(ConfigError, match="prepared"):
-        given_learning_rate("auto")

@@ -139,18 +139,6 @@ def test_is_top1_counts_only_the_first_of_equal_maxima(small_tiles):
     assert top1.tolist() == [True, False, False, False]
 
 
-@pytest.mark.parametrize("trainable", [False, True])
-def test_no_tokens_gives_differentiable_zeros(trainable):
-    hidden, weight, bias, targets = problem(0, 23, 4, bias=True, trainable=trainable)
-    outputs = ChunkedLogProb.apply(hidden, weight, bias, targets, 1.0, 8)
-    assert [x.shape for x in outputs] == [(0,)] * 5
-    (outputs[0].sum() + outputs[1].sum()).backward()
-    assert hidden.grad.shape == (0, 4)
-    if trainable:
-        assert weight.grad.eq(0).all()
-        assert bias.grad.eq(0).all()
-
-
 @pytest.mark.parametrize("target", [-100, 23])
 def test_targets_outside_the_vocabulary_are_refused(target):
     with pytest.raises(IndexError, match=r"targets must lie in \[0, 23\)"):

@@ -217,28 +217,6 @@ def test_a_kernel_that_is_wrong_is_not_used(
     module._kernel.cache_clear()
 
 
-def test_cudnn_is_off_inside_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KERNELS_ON", "cpu")
-    install_packed_attention()
-    seen = []
-
-    def original(*_: Any, **__: Any) -> Any:
-        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
-        raise KeyError
-
-    attend = module._with_packs("sdpa", original)
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    try:
-        for allowed in (True, False):
-            torch.backends.cuda.enable_cudnn_sdp(allowed)
-            with pytest.raises(KeyError):
-                attend(Module(), *tensors(7))
-            assert torch.backends.cuda.cudnn_sdp_enabled() is allowed
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
-    assert seen == [False, False]
-
-
 class Module(torch.nn.Module):
     num_key_value_groups = 1
 

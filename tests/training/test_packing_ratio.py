@@ -16,11 +16,6 @@ Draw = Callable[[random.Random], int]
 # By task: tokens of a prompt and of a completion, at a quarter of the real sizes. Numbers in natural tasks are skewed:
 # GSM8K's answers hardly vary in length, those of reasoning models have a long tail, cut by the limit.
 TASKS: dict[str, tuple[Draw, Draw, int]] = {
-    "gsm8k": (
-        lambda draw: int(draw.gauss(28, 9)) % 48 + 10,
-        lambda draw: min(64, int(draw.gauss(36, 12)) % 64 + 4),
-        64,
-    ),
     "long tail": (
         lambda draw: draw.randrange(16, 48),
         lambda draw: min(128, int(draw.lognormvariate(3.0, 1.0)) + 1),

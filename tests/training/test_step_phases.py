@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from kit.trainer import metric_log
-from kit.trainer.metric_log import PHASES, StepPhases
+from kit.trainer.metric_log import PHASES
 
 from .rollouts import NewTrainer
 
@@ -25,29 +23,6 @@ class OnStep(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == self.step:
             self.act()
-
-
-def test_a_second_counts_for_the_innermost_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(metric_log.time, "perf_counter", lambda: now[0])
-    phases = StepPhases()
-
-    def passes(seconds: float) -> None:
-        now[0] += seconds
-
-    passes(7)  # nobody's
-    with phases.measured("update"):
-        passes(1)
-        with phases.measured("generation"):
-            passes(2)
-            with contextlib.suppress(KeyError), phases.measured("rewards"):
-                passes(4)
-                raise KeyError
-            passes(8)
-        passes(16)
-        assert phases.taken() == {"generation": 10, "rewards": 4, "scoring": 0, "update": 17, "other": 0}
-        passes(32)
-    assert phases.taken()["update"] == 32  # what came after the last taking
 
 
 def test_phases_of_a_real_step_are_its_time(new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,20 +62,6 @@ def test_one_row_above_the_budget_goes_alone_and_rows_are_bounded_too() -> None:
     assert split_by_tokens(rows, range(4), TokenBudget(rows=2)) == [[0, 3], [1, 2]]
 
 
-def test_rows_are_measured_by_their_masks_and_not_by_their_ids(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
-    inputs = dict(mixed[1][0])
-    rows = MicroBatch(inputs).lengths(trimmed=True)
-    assert [row.prompt for row in rows] == inputs["prompt_mask"].sum(1).tolist()
-    assert [row.completion for row in rows] == inputs["completion_mask"].sum(1).tolist()
-    inputs["prompt_ids"] = torch.where(inputs["prompt_mask"].bool(), inputs["prompt_ids"], 77)
-    assert [row.key for row in MicroBatch(inputs).lengths(trimmed=True)] == [row.key for row in rows]
-    assert len({row.key for row in rows}) < len(rows)
-    wide = MicroBatch(inputs).lengths(trimmed=False)
-    assert {(row.prompt, row.completion) for row in wide} == {
-        (inputs["prompt_ids"].shape[1], inputs["completion_ids"].shape[1])
-    }
-
-
 # --- loss and gradient ------------------------------------------------------------------------------------------------
 
 
