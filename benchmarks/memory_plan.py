@@ -195,7 +195,7 @@ HEAD = (
 
 
 def cells(row: dict[str, Any]) -> str:
-    """A row of the table in docs/planning.md."""
+    """A row of the printed table."""
     model = [row["dtype"], f"LoRA {row['rank']}" if row["rank"] else "all weights"]
     model += ["checkpointing"] if row["checkpointing"] else []
     model += ["reference"] if row["kl"] else []

@@ -1,4 +1,4 @@
-"""The memory of a run by terms, in bytes: the one formula of the kit, and whether a run fits. docs/planning.md derives it.
+"""The memory of a run by terms, in bytes: the one formula of the kit, and whether a run fits. docs/memory.md derives it.
 
 A run holds some things throughout (weights, adapters, optimiser states, a reference copy, the process itself) and others
 in one of its phases only. The peak is what stays plus the largest phase:

@@ -29,7 +29,7 @@ OUTSIDE = {
     "curl",
 }
 """Programs of others."""
-EXECUTED_AS_DOCTESTS = ("docs/rewards.md", "docs/rewards/")
+EXECUTED_AS_DOCTESTS = ("docs/rewards.md",)
 """By tests/rewards/test_docs.py."""
 EXAMPLE = "quickstart-20260101-120000"
 """The run that examples speak of."""
