@@ -360,6 +360,7 @@ def share_kept(base: torch.Tensor, change: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def projection(seen: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Share of `wanted` that `seen` contains: their inner product over the squared norm of `wanted`; 1 if that is 0."""
     size = float((wanted.double() ** 2).sum())
     return float((seen.double() * wanted.double()).sum()) / size if size else 1.0
 

@@ -52,6 +52,7 @@ def badge(text: str, level: str = "") -> Markup:
 
 
 def state_badge(state: str) -> Markup:
+    """A badge with a run's state, coloured by `LEVELS`."""
     return badge(state, LEVELS.get(state, ""))
 
 
@@ -153,6 +154,7 @@ def when(moment: Any) -> str:
 
 
 def gib(size: float) -> str:
+    """Format a number of bytes as GiB: `1.50 GiB`."""
     return f"{size / 1024**3:.2f} GiB"
 
 

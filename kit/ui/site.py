@@ -73,6 +73,7 @@ class Site:
 
 
 def is_id(value: Any) -> bool:
+    """Whether a value from a browser has the form of a run id."""
     return isinstance(value, str) and RUN_ID.fullmatch(value) is not None
 
 

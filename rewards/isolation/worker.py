@@ -92,6 +92,7 @@ def _ring(*_: object) -> None:
 
 
 def describe(failure: BaseException) -> str:
+    """Type and message of an exception, at most 300 characters; never raises."""
     try:
         message = str(failure)
     except Exception:
@@ -119,6 +120,7 @@ def die_with_parent(lifeline: int) -> None:
 
 
 def main() -> None:
+    """Run a worker process: answer requests from the pipe named on the command line until it closes."""
     path, preload, requests, lifeline = json.loads(sys.argv[1])
     die_with_parent(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -57,22 +57,26 @@ def call(name: str, result: int) -> int:
 
 
 def syscall(name: str, number: int, *args: Any) -> int:
+    """Call the kernel by number and return its result. Raises `OSError` that names the call."""
     wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
     return call(name, _LIBC.syscall(ctypes.c_long(number), *wide))
 
 
 def prctl(name: str, option: int, *args: Any) -> None:
+    """Call prctl(2). Raises `OSError` that names the call."""
     wide = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in (*args, 0, 0, 0, 0)[:4]]
     call(name, _LIBC.prctl(option, *wide))
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """Call mount(2); an empty text is passed as NULL. Raises `OSError`."""
     texts = [text.encode() or None for text in (source, target, kind, options)]
     result = _LIBC.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
     call(f"mount {kind or source} on {target}", result)
 
 
 def read_only(path: str, recursive: bool = True) -> None:
+    """Make a mount read-only, without set-user-ID and devices, by default with all mounts below it. Raises `OSError`."""
     attributes = (ctypes.c_uint64 * 4)(_ATTR_READ_ONLY | _ATTR_NOSUID | _ATTR_NODEV, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     syscall(f"mount_setattr {path}", _MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, 32)
@@ -132,6 +136,7 @@ def _bind(source: str, target: str, locked: bool = True) -> None:
 
 
 def drop_capabilities() -> None:
+    """Drop every capability of this process, and those that it could gain."""
     for capability in range(64):
         if _LIBC.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break  # past the last one that this kernel knows
@@ -164,6 +169,8 @@ def restrict_files(config: dict[str, Any]) -> None:
 
 
 def filter_calls(program: bytes) -> None:
+    """Install a seccomp filter, given as compiled BPF. Raises `OSError`."""
+
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 

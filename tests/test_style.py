@@ -1,0 +1,38 @@
+"""Names of values say what they hold: names on the list below are counted, and their number must not grow."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+VAGUE = {"found", "given", "kept", "seen", "said", "told", "asked", "wanted", "whole", "one", "ours", "theirs"}
+CEILINGS = {"kit": 858, "rewards": 251, "examples": 0, "benchmarks": 157}
+"""The most bindings of a vague name for each folder. Lower a ceiling when names improve; never raise it."""
+
+
+def vague_names(source: str) -> list[str]:
+    """Variables and parameters of a module that carry a vague name, one entry for each binding."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.append(node.id)
+        elif isinstance(node, ast.arg):
+            names.append(node.arg)
+    return [name for name in names if name in VAGUE]
+
+
+def count(folder: str) -> int:
+    return sum(len(vague_names(path.read_text(encoding="utf-8"))) for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize(("folder", "ceiling"), CEILINGS.items())
+def test_vague_names_do_not_become_more(folder: str, ceiling: int) -> None:
+    assert count(folder) <= ceiling, "name the new variable after what it holds; see CONTRIBUTING.md, Language"
+
+
+def test_every_kind_of_binding_is_counted() -> None:
+    source = "def f(given, *, one=1):\n    found, x = 1, 2\n    for seen in x: pass\n    return [kept for kept in x] + found\n"
+    assert sorted(vague_names(source)) == ["found", "given", "kept", "one", "seen"]
