@@ -2,15 +2,14 @@
 # # GRPO from beginning to end, in five minutes
 #
 # A tiny language model learns to answer small sums with GRPO (group-relative policy optimisation): it answers each
-# problem several times, a program checks the answers, and answers that are better than their siblings become likelier.
+# problem several times, a program checks the answers, and answers that score better than the others become more likely.
 # Everything here runs on a CPU or on any GPU; with a larger model the same calls are used
 # (`02_gsm8k_unsloth_t4.ipynb`).
 #
-# Known of its result: CI runs this notebook from top to bottom, and README's table of the same run over three seeds has 8 % of
-# the held-out problems solved before and 91 % after.
+# Expected result: the model solves 8 % of the held-out problems before training and 91 % after it. CI runs this notebook.
 
 # %%
-# Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
+# Installs the kit if it is missing, once per session, and prints how long that took.
 import importlib.metadata
 import importlib.util
 import json
@@ -21,15 +20,15 @@ import sys
 import time
 from pathlib import Path
 
-# Where the kit comes from: git+https://ADDRESS of its repository, its folder, or its wheel. `python notebooks/make.py --source
-# ADDRESS` writes the address of your copy here for all notebooks. Left empty in a clone, the clone is installed.
+# Source of the kit: git+https://ADDRESS of its repository, a folder, or a wheel. `python notebooks/make.py --source ADDRESS`
+# writes an address here for all notebooks. Leave it empty in a clone to install the clone.
 GRPO_KIT = ""  # @param {type: "string"}
 GRPO_KIT = os.environ.get("GRPO_KIT") or GRPO_KIT or (".." if Path("../kit/train.py").is_file() else "")
 HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
-# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
-# `tested` pins torch, transformers, TRL and what else matters to the versions that the kit was tested with.
+# On a T4 (no bfloat16, little memory) Unsloth generates. L4, A100 and newer cards also get vLLM.
+# `tested` pins torch, transformers, TRL and others to the versions that the kit was tested with.
 EXTRAS = "[tested,unsloth]" if "T4" in GPU else "[tested,unsloth,vllm]" if GPU else "[tested]"
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
@@ -43,7 +42,7 @@ if importlib.util.find_spec("kit") is None:
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
-# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+# Makes `!grpo-kit` below use this kernel's environment, even if it is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
 print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need one'}")
@@ -52,10 +51,10 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 # ## Train
 #
 # The tiny model comes with the kit. Training takes about a minute. The card below the cell follows the run; **interrupting the
-# cell saves a checkpoint and stops**, and `kit.resume(run.id)` goes on.
+# cell saves a checkpoint and stops**, and `kit.resume(run.id)` continues.
 #
-# What to expect: the reward starts near 0.5 and passes 0.8 within ten steps, because this model knows a careful way to
-# answer and only has to prefer it. A real model is slower: flat for the first fifty or hundred steps is normal there.
+# What to expect: the reward starts near 0.5 and passes 0.8 within ten steps, because this model already knows a careful
+# way to answer and only has to prefer it. A real model is slower: a flat reward for the first 50 to 100 steps is normal.
 
 # %%
 import kit
@@ -66,12 +65,12 @@ run = kit.train("quickstart", overrides=smoke())  # smoke(): nothing, unless KIT
 # %% [markdown]
 # ## What it learned
 #
-# The run is a directory, and `run` is a handle on it: everything below reads files, also next week, by
-# `kit.Run("its-name")`. Held-out problems are never trained on; each score has a 95 % interval.
+# The run is a directory, and `run` is a handle on it: everything below reads files. `kit.Run("its-name")`
+# opens it again later. Held-out problems are never trained on; each score has a 95 % interval.
 #
-# Three curves to look at first. *Held-out problems solved* is what counts. *Entropy* is how undecided the model is from token
-# to token: it falls as it settles on a way to answer. *Groups without a lesson* are problems whose answers all earned the
-# same: nothing can be learned from them, and no training is spent on them (`docs/selection.md` says how to make fewer).
+# Look at three curves first. *Held-out problems solved* measures success. *Entropy* measures how undecided the model is at each
+# token; it falls as the model settles on a way to answer. *Groups without a lesson* are problems whose answers all got the same
+# reward: they teach nothing and cost no training (`docs/selection.md` describes how to replace them).
 
 # %%
 run.plot()
@@ -79,10 +78,9 @@ run.plot()
 # %% [markdown]
 # ## What it wrote
 #
-# Every completion is kept with the value of each part of its reward: here the right number (weight 1), and the layout (weight
-# 0.2). A *group* is one problem's completions; the **advantage** says how much better than its group a completion was, and that
-# is what the loss learns from: above 0 it becomes likelier, below 0 less likely. Here a group of the first step and one of the
-# last.
+# Every completion is saved with each part of its reward: here the correct number (weight 1) and the format (weight 0.2). A
+# *group* is one problem's completions; the **advantage** says how much better than its group a completion was. Above 0 it
+# becomes more likely, below 0 less likely. The cell shows a group of the first step and one of the last.
 
 # %%
 import pandas as pd
@@ -97,9 +95,9 @@ pd.concat(groups)[["prompt", "completion", "tokens", "reward/accuracy", "reward/
 # %% [markdown]
 # ## Score it again, and go on in the background
 #
-# `evaluate` scores with other settings, for example eight samples a problem: pass@8 is the share of problems that at least one of
-# eight answers solves. `kit.start` trains in the background: it returns at once, and the run goes on when the notebook is closed.
-# `watch` shows its card; interrupting that ends the watching, not the run. `another.stop()` ends the run after the step in
+# `evaluate` scores with other settings, for example eight samples per problem: pass@8 is the share of problems that at least
+# one of eight answers solves. `kit.start` trains in the background: it returns at once, and the run continues when the notebook
+# is closed. `watch` shows its card; interrupting it does not stop the run. `another.stop()` ends the run after the step in
 # progress, with a checkpoint.
 
 # %%
@@ -111,10 +109,10 @@ another = kit.start("quickstart", seed=1, steps=12, overrides=smoke())
 another.watch()
 
 # %% [markdown]
-# ## Take it with you
+# ## Report and next steps
 #
-# The report is one file with everything: scores, curves, samples, configuration, and how to do it again. (Where the link does
-# not open, as on Colab: the folder symbol on the left shows `runs/`; download `report.html` from there.)
+# The report is one file with scores, curves, samples, configuration and the commands to repeat the run. (If the link does not
+# open, as on Colab, download `report.html` from `runs/` with the folder symbol on the left.)
 #
 # Next: your own reward and loss (`03_custom_reward_and_hooks.ipynb`), a real model
 # (`02_gsm8k_unsloth_t4.ipynb`), or which objective is better and whether that was luck (`04_compare_objectives.ipynb`).

@@ -5,7 +5,7 @@
 # returns a tensor. The kit checks both before the first step, and a hook is never silently ignored.
 
 # %%
-# Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
+# Installs the kit if it is missing, once per session, and prints how long that took.
 import importlib.metadata
 import importlib.util
 import json
@@ -16,15 +16,15 @@ import sys
 import time
 from pathlib import Path
 
-# Where the kit comes from: git+https://ADDRESS of its repository, its folder, or its wheel. `python notebooks/make.py --source
-# ADDRESS` writes the address of your copy here for all notebooks. Left empty in a clone, the clone is installed.
+# Source of the kit: git+https://ADDRESS of its repository, a folder, or a wheel. `python notebooks/make.py --source ADDRESS`
+# writes an address here for all notebooks. Leave it empty in a clone to install the clone.
 GRPO_KIT = ""  # @param {type: "string"}
 GRPO_KIT = os.environ.get("GRPO_KIT") or GRPO_KIT or (".." if Path("../kit/train.py").is_file() else "")
 HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
-# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
-# `tested` pins torch, transformers, TRL and what else matters to the versions that the kit was tested with.
+# On a T4 (no bfloat16, little memory) Unsloth generates. L4, A100 and newer cards also get vLLM.
+# `tested` pins torch, transformers, TRL and others to the versions that the kit was tested with.
 EXTRAS = "[tested,unsloth]" if "T4" in GPU else "[tested,unsloth,vllm]" if GPU else "[tested]"
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
@@ -38,7 +38,7 @@ if importlib.util.find_spec("kit") is None:
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
-# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+# Makes `!grpo-kit` below use this kernel's environment, even if it is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
 print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need one'}")
@@ -46,8 +46,8 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 # %% [markdown]
 # ## A reward
 #
-# TRL's calling convention: lists in, one number a completion out, every column of the dataset as a keyword.
-# `None` says "this one cannot be judged".
+# TRL's calling convention: lists in, one number per completion out, every column of the dataset as a keyword.
+# `None` means that a completion cannot be judged.
 
 
 # %% file="my_rewards.py"
@@ -60,11 +60,11 @@ def short(prompts, completions, **columns):
 # %% [markdown]
 # ## A hook
 #
-# A function of the batch is a *clip*: the per-token loss, (B, T) for B completions of at most T tokens. Its other parameters are
-# hyper-parameters, found by name and checked. This one is a `tanh` in place of PPO's cut: the gradient fades smoothly.
+# A function of the batch is a *clip*: the per-token loss, (B, T) for B completions of at most T tokens. Its other parameters
+# are hyper-parameters, found by name and checked. This one uses a `tanh` instead of PPO's clip: the gradient fades smoothly.
 #
-# Nothing is assumed of a function that the kit does not know. The last two lines say what is true of this one, so that memory
-# can be bounded without extra work and groups without a lesson are not computed (`docs/performance.md`).
+# The kit assumes nothing about your function. The last two lines declare two properties, so that memory can be bounded without
+# extra work and groups without a lesson are skipped (`docs/performance.md`).
 
 # %% file="my_hooks.py"
 import torch
@@ -84,13 +84,13 @@ tanh_clip.zero_at_zero_advantage = True
 # %% [markdown]
 # ## Try the hook first
 #
-# On random batches: shapes, padding, NaN, extreme ratios, and its gradient against finite differences.
+# The check uses random batches: shapes, padding, NaN, extreme ratios, and its gradient against finite differences.
 
 # %%
 # !grpo-kit objective check my_hooks.py:tanh_clip
 
 # %% [markdown]
-# A hook that is wrong is caught here, not after a night of training. This one forgets that padding is no token:
+# The check finds a wrong hook before training. This one forgets that padding is not a token:
 
 
 # %% file="leaky.py"
@@ -105,8 +105,8 @@ def leaky_clip(batch):
 # %% [markdown]
 # ## Train with both
 #
-# The task's own checker stays the judge (`preset`), and being short earns a little. Keep shaping small: it must not
-# outweigh being right.
+# The preset's checker decides what is correct, and short answers earn a little more. Keep shaping small: it must not outweigh
+# correctness.
 
 # %%
 import kit
@@ -126,7 +126,7 @@ run = kit.train(
 # %% [markdown]
 # ## Look at what was rewarded
 #
-# Each part of the reward is a curve and a column of its own: when the total rises, this says why.
+# Each part of the reward is a curve and a column of its own: when the total rises, it shows why.
 
 # %%
 run.plot()
@@ -138,7 +138,7 @@ pd.set_option("display.max_colwidth", 90)
 pd.DataFrame(run.completions(step=1)).filter(regex=r"^(completion|tokens|reward/\w+|advantage)$").head(8)
 
 # %% [markdown]
-# ## A mistake is told before anything runs
+# ## Errors appear before anything runs
 #
 # `kit.train` refuses it with the same sentence.
 
@@ -146,5 +146,5 @@ pd.DataFrame(run.completions(step=1)).filter(regex=r"^(completion|tokens|reward/
 # !grpo-kit validate quickstart -o objective.clip.name=my_hooks.py:tanh_clip -o objective.clip.widht=0.3 || echo "refused"
 
 # %% [markdown]
-# Every hook that comes with the kit, with formula and source: `grpo-kit objective list` and `docs/objective.md`.
-# Which objective is better: `04_compare_objectives.ipynb`.
+# Every hook that comes with the kit, with formula and source: `grpo-kit objective list`; how they form the loss:
+# `docs/objective.md`. Which objective is better: `04_compare_objectives.ipynb`.

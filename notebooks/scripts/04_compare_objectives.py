@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Which objective is better, or was it luck?
 #
-# Two runs with different losses give two numbers, and the larger one proves nothing: another seed may turn it around. Here
-# every arm is trained with the same seeds, on the same prompts, and judged on the same held-out problems, and the verdict
-# says *better*, *worse* or *not distinguishable*, with an interval.
+# Two runs with different losses give two numbers, and the larger one proves nothing: another seed may reverse it. Here every
+# arm trains with the same seeds on the same prompts and is judged on the same held-out problems. The verdict says *better*,
+# *worse* or *not distinguishable*, with an interval.
 
 # %%
-# Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
+# Installs the kit if it is missing, once per session, and prints how long that took.
 import importlib.metadata
 import importlib.util
 import json
@@ -17,15 +17,15 @@ import sys
 import time
 from pathlib import Path
 
-# Where the kit comes from: git+https://ADDRESS of its repository, its folder, or its wheel. `python notebooks/make.py --source
-# ADDRESS` writes the address of your copy here for all notebooks. Left empty in a clone, the clone is installed.
+# Source of the kit: git+https://ADDRESS of its repository, a folder, or a wheel. `python notebooks/make.py --source ADDRESS`
+# writes an address here for all notebooks. Leave it empty in a clone to install the clone.
 GRPO_KIT = ""  # @param {type: "string"}
 GRPO_KIT = os.environ.get("GRPO_KIT") or GRPO_KIT or (".." if Path("../kit/train.py").is_file() else "")
 HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
-# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
-# `tested` pins torch, transformers, TRL and what else matters to the versions that the kit was tested with.
+# On a T4 (no bfloat16, little memory) Unsloth generates. L4, A100 and newer cards also get vLLM.
+# `tested` pins torch, transformers, TRL and others to the versions that the kit was tested with.
 EXTRAS = "[tested,unsloth]" if "T4" in GPU else "[tested,unsloth,vllm]" if GPU else "[tested]"
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
@@ -39,7 +39,7 @@ if importlib.util.find_spec("kit") is None:
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
-# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+# Makes `!grpo-kit` below use this kernel's environment, even if it is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
 print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need one'}")
@@ -58,8 +58,8 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 # ## Compare
 #
 # `dapo` is the quickstart's objective; `dr_grpo` divides neither by the group's deviation nor by a completion's length. Two
-# arms and three seeds are six runs, each of about 80 seconds on a CPU: eight minutes. Give the same call again, with more seeds
-# or arms if you like, and what is finished is kept.
+# arms and three seeds are six runs, each of about 80 seconds on a CPU: eight minutes. Repeat the call, with more seeds or arms
+# if you like; finished runs are reused.
 
 # %%
 import kit
@@ -78,9 +78,9 @@ comparison
 # %% [markdown]
 # ## Read the verdict
 #
-# *Not distinguishable* is the honest answer most of the time: it means that these seeds and problems cannot tell the arms
+# *Not distinguishable* is the most frequent verdict. It means that these seeds and problems cannot tell the arms
 # apart, not that they are equal. The sentence says how many seeds would be needed. More held-out problems and more seeds
-# are what helps; longer training does only if the arms drift apart.
+# help; longer training helps only if the arms drift apart.
 
 # %%
 for verdict in comparison.verdicts:
@@ -89,7 +89,7 @@ for verdict in comparison.verdicts:
 # %% [markdown]
 # ## The runs themselves
 #
-# They are runs as any other.
+# They are ordinary runs.
 
 # %%
 runs = [kit.Run(name) for arm in comparison.result["arms"] for name in arm["runs"]]
@@ -104,4 +104,4 @@ from IPython.display import FileLink
 FileLink(comparison.page)  # on Colab: download it by the folder symbol on the left
 
 # %% [markdown]
-# How the verdict is made: `docs/compare.md`. To search over values in place of comparing a few: `docs/sweep.md`.
+# How the verdict is computed: `docs/compare.md`. To search over many values: `docs/sweep.md`.

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Reward presets in your own trainer
 #
-# `rewards` is a library of its own: it needs neither the kit's trainer nor its runs. Here it rewards TRL's plain
-# `GRPOTrainer`; then the kit's loss is put into the same script by another class name and one argument.
+# `rewards` is a separate library that needs neither the kit's trainer nor its runs. Here it rewards TRL's `GRPOTrainer`. Then
+# the same script gets the kit's loss by another class name and one argument.
 
 # %%
-# Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
+# Installs the kit if it is missing, once per session, and prints how long that took.
 import importlib.metadata
 import importlib.util
 import json
@@ -16,15 +16,15 @@ import sys
 import time
 from pathlib import Path
 
-# Where the kit comes from: git+https://ADDRESS of its repository, its folder, or its wheel. `python notebooks/make.py --source
-# ADDRESS` writes the address of your copy here for all notebooks. Left empty in a clone, the clone is installed.
+# Source of the kit: git+https://ADDRESS of its repository, a folder, or a wheel. `python notebooks/make.py --source ADDRESS`
+# writes an address here for all notebooks. Leave it empty in a clone to install the clone.
 GRPO_KIT = ""  # @param {type: "string"}
 GRPO_KIT = os.environ.get("GRPO_KIT") or GRPO_KIT or (".." if Path("../kit/train.py").is_file() else "")
 HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
-# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
-# `tested` pins torch, transformers, TRL and what else matters to the versions that the kit was tested with.
+# On a T4 (no bfloat16, little memory) Unsloth generates. L4, A100 and newer cards also get vLLM.
+# `tested` pins torch, transformers, TRL and others to the versions that the kit was tested with.
 EXTRAS = "[tested,unsloth]" if "T4" in GPU else "[tested,unsloth,vllm]" if GPU else "[tested]"
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
@@ -38,7 +38,7 @@ if importlib.util.find_spec("kit") is None:
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
-# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+# Makes `!grpo-kit` below use this kernel's environment, even if it is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
 print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need one'}")
@@ -54,8 +54,8 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 # %% [markdown]
 # ## Score a few completions
 #
-# A preset says *why* a score is what it is: each component has a value and a status. `ok` is right, `wrong` is an answer that is
-# not, `format` is none where one has to be. An answer of two numbers is not taken for a right one.
+# A preset explains each score: every component has a value and a status. `ok` is a right answer, `wrong` a wrong one, and
+# `format` a missing one. An answer with two numbers does not count as right.
 
 # %%
 import pandas as pd
@@ -74,8 +74,8 @@ pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
 # %% [markdown]
 # ## Known hacks
 #
-# What a policy finds when a reward is careless: hedged answers, empty tags, repeated answers. Good and bad completions come
-# first, then the hacks; none of them may score as high as a right answer, and the last lines say so.
+# A policy exploits careless rewards with hedged answers, empty tags and repeated answers. The test scores good and bad
+# completions and then such hacks; none may score as high as a right answer.
 
 # %%
 # !grpo-kit reward test gsm8k-reasoning
@@ -83,9 +83,9 @@ pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
 # %% [markdown]
 # ## TRL's trainer
 #
-# The functions share one evaluation a batch, and the weights go into TRL's arguments. A dataset needs a reference column
-# (`reference`, `answer`, `solution` or `ground_truth`). The prompt has to name the layout that the reward reads: without it every
-# completion earns 0, and a group of equals teaches nothing.
+# The functions share one evaluation per batch, and the weights go into TRL's arguments. A dataset needs a reference column
+# (`reference`, `answer`, `solution` or `ground_truth`). The prompt must describe the format that the reward reads; otherwise
+# every completion gets 0 and teaches nothing.
 
 # %%
 from datasets import load_dataset
@@ -143,8 +143,8 @@ plain.train()
 # ## The same script with the kit's loss
 #
 # `HookedGRPOTrainer` takes what TRL's takes. Without `objective` it is numerically equal to it, and it also runs without
-# a GPU; with one, every part of the loss can be exchanged, and padding, repeated prompts and groups without a lesson are not
-# computed. What of that is on for this model stands in `trainer.packing_report` and `trainer.savings_report`.
+# a GPU; with one, every part of the loss can be replaced, and padding, repeated prompts and groups without a lesson are not
+# computed. What is active for this model is in `trainer.packing_report` and `trainer.savings_report`.
 
 # %%
 from kit import HookedGRPOTrainer, Objective
@@ -161,7 +161,7 @@ trainer = HookedGRPOTrainer(
 trainer.train()
 
 # %% [markdown]
-# A step whose groups are all flat has a loss of 0 and no entropy: nothing of it was scored.
+# A step whose groups are all flat has a loss of 0 and no entropy, because nothing was scored.
 
 # %%
 history = pd.DataFrame(trainer.state.log_history)

@@ -5,7 +5,7 @@
 # what was written is held against what was trained.
 
 # %%
-# Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
+# Installs the kit if it is missing, once per session, and prints how long that took.
 import importlib.metadata
 import importlib.util
 import json
@@ -16,15 +16,15 @@ import sys
 import time
 from pathlib import Path
 
-# Where the kit comes from: git+https://ADDRESS of its repository, its folder, or its wheel. `python notebooks/make.py --source
-# ADDRESS` writes the address of your copy here for all notebooks. Left empty in a clone, the clone is installed.
+# Source of the kit: git+https://ADDRESS of its repository, a folder, or a wheel. `python notebooks/make.py --source ADDRESS`
+# writes an address here for all notebooks. Leave it empty in a clone to install the clone.
 GRPO_KIT = ""  # @param {type: "string"}
 GRPO_KIT = os.environ.get("GRPO_KIT") or GRPO_KIT or (".." if Path("../kit/train.py").is_file() else "")
 HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
-# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
-# `tested` pins torch, transformers, TRL and what else matters to the versions that the kit was tested with.
+# On a T4 (no bfloat16, little memory) Unsloth generates. L4, A100 and newer cards also get vLLM.
+# `tested` pins torch, transformers, TRL and others to the versions that the kit was tested with.
 EXTRAS = "[tested,unsloth]" if "T4" in GPU else "[tested,unsloth,vllm]" if GPU else "[tested]"
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
@@ -38,7 +38,7 @@ if importlib.util.find_spec("kit") is None:
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
-# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+# Makes `!grpo-kit` below use this kernel's environment, even if it is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
 print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need one'}")
@@ -68,7 +68,7 @@ answers = run.chat(question, temperature=0)
 pd.DataFrame({side: answers[side] for side in ("base", "tuned")}).T[["text", "tokens", "finish"]]
 
 # %% [markdown]
-# Of a held-out problem the right answer is known, so the reward says what each answer would have earned.
+# For a held-out problem the right answer is known, so the reward scores each answer.
 
 # %%
 heldout = run.chat(heldout=2, temperature=0)
@@ -79,7 +79,7 @@ answered.assign(reward=[reward["total"] for reward in answered.reward])[["text",
 # %% [markdown]
 # ## The adapter
 #
-# Small, and for whoever has the base model. `export` checks that the file gives the same answers as the run: on 16 held-out
+# The adapter is small and needs the base model. `export` checks that the file gives the same answers as the run: on 16 held-out
 # prompts, the share of tokens and of whole answers that agree, how far log-probabilities lie apart (nats), how much
 # training has changed them (`training_effect`), and which share of that the file keeps (`effect_kept`).
 
@@ -91,8 +91,8 @@ pd.Series(adapter["verification"]["comparison"], name="adapter").to_frame()
 # %% [markdown]
 # ## Whole weights
 #
-# Adapter and base merged, in 16 bit, for vLLM, TGI and everything that loads a model folder. Merging rounds: how far
-# log-probabilities moved stands in the result, and an export that is not what was trained raises `NotVerified`.
+# Adapter and base merged in 16 bit, for vLLM, TGI and other programs that load a model folder. Merging rounds the weights; the
+# result says how far log-probabilities moved, and an export that differs from the trained model raises `NotVerified`.
 
 # %%
 merged = run.export("merged_16bit")

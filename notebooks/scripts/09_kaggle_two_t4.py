@@ -6,15 +6,16 @@
 # %% [markdown]
 # # Two T4: two objectives at once, and which is better
 #
-# A Kaggle session has two T4, and a run trains on one. So each card trains one arm of a comparison: Qwen3-1.7B in 4-bit on GSM8K,
-# once with `dapo` and once with `dr_grpo`, same seed, same problems. Accelerator → GPU T4 ×2 (not P100: Unsloth needs compute
-# capability 7.0, and it has 6.0), Internet on. "Save & Run All" keeps what lies in the working folder, twelve hours at most.
+# A Kaggle session has two T4, and a run trains on one. So each card trains one arm of a comparison: Qwen3-1.7B in 4-bit on
+# GSM8K, once with `dapo` and once with `dr_grpo`, same seed, same problems. Accelerator → GPU T4 ×2 (not P100: Unsloth needs
+# compute capability 7.0, and it has 6.0), Internet on. "Save & Run All" keeps what lies in the working folder, twelve hours at
+# most.
 #
-# **Known of its result: nothing yet.** Every cell is run by CI on a tiny model, and the settings are held against the kit's rules
-# and its memory plan for this card; the runs themselves have not been made on Kaggle.
+# **Known of its result: nothing yet.** Every cell is run by CI on a tiny model, and the settings are held against the kit's
+# rules and its memory plan for this card; the runs themselves have not been made on Kaggle.
 
 # %%
-# Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
+# Installs the kit if it is missing, once per session, and prints how long that took.
 import importlib.metadata
 import importlib.util
 import json
@@ -25,15 +26,15 @@ import sys
 import time
 from pathlib import Path
 
-# Where the kit comes from: git+https://ADDRESS of its repository, its folder, or its wheel. `python notebooks/make.py --source
-# ADDRESS` writes the address of your copy here for all notebooks. Left empty in a clone, the clone is installed.
+# Source of the kit: git+https://ADDRESS of its repository, a folder, or a wheel. `python notebooks/make.py --source ADDRESS`
+# writes an address here for all notebooks. Leave it empty in a clone to install the clone.
 GRPO_KIT = ""  # @param {type: "string"}
 GRPO_KIT = os.environ.get("GRPO_KIT") or GRPO_KIT or (".." if Path("../kit/train.py").is_file() else "")
 HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
-# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
-# `tested` pins torch, transformers, TRL and what else matters to the versions that the kit was tested with.
+# On a T4 (no bfloat16, little memory) Unsloth generates. L4, A100 and newer cards also get vLLM.
+# `tested` pins torch, transformers, TRL and others to the versions that the kit was tested with.
 EXTRAS = "[tested,unsloth]" if "T4" in GPU else "[tested,unsloth,vllm]" if GPU else "[tested]"
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
@@ -47,7 +48,7 @@ if importlib.util.find_spec("kit") is None:
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
-# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+# Makes `!grpo-kit` below use this kernel's environment, even if it is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
 print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need one'}")
@@ -55,8 +56,8 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 # %% [markdown]
 # ## The configuration
 #
-# As in `02_gsm8k_unsloth_t4.ipynb`, where the settings are explained, with fewer steps: both runs have to end within one session.
-# `plan` counts the memory of one arm on one card.
+# As in `02_gsm8k_unsloth_t4.ipynb`, where the settings are explained, with fewer steps: both runs have to end within one
+# session. `plan` counts the memory of one arm on one card.
 
 # %%
 import kit
@@ -81,10 +82,10 @@ Path("gsm8k-two.yaml").write_text(kit.load_config("gsm8k", SETTINGS).to_yaml())
 # !grpo-kit plan gsm8k-two.yaml
 
 # %% [markdown]
-# ## One arm a card
+# ## One arm per card
 #
-# `kit.start` trains in a process of its own and returns at once; the process sees the card that `CUDA_VISIBLE_DEVICES` names. The
-# runs go on when this page is closed, as long as the session lives. `watch` follows the first; both end at about the same time.
+# `kit.start` trains in a separate process and returns at once; the process sees the card in `CUDA_VISIBLE_DEVICES`. The runs
+# continue when this page is closed, as long as the session lives. `watch` follows the first; both end at about the same time.
 
 # %%
 runs = []
@@ -99,9 +100,9 @@ runs[1].watch()
 # %% [markdown]
 # ## Which is better?
 #
-# The same problems were solved or not by both, so the comparison is paired, with 95 % intervals. One seed an arm cannot tell the
-# objective from luck, and the verdict says so: run the notebook again with `seed=1` and `seed=2` in `kit.start`, then compare
-# `two-dapo,two-dapo-1,two-dapo-2` with the others (`docs/compare.md`).
+# Both runs are scored on the same problems, so the comparison is paired, with 95 % intervals. One seed per arm cannot separate
+# the objective from chance, and the verdict says so: run the notebook again with `seed=1` and `seed=2` in `kit.start`, then
+# compare `two-dapo,two-dapo-1,two-dapo-2` with the others (`docs/compare.md`).
 
 # %%
 # !grpo-kit compare two-dapo two-dr-grpo

@@ -12,12 +12,12 @@
 # kit packs their completions with rows of their own for the recurrent layers (`docs/models.md`). Here Qwen3.5-4B, in 4-bit and
 # without its thinking mode, learns to answer GSM8K. Colab: Runtime → Change runtime type → L4 or A100.
 #
-# **Known of its result: nothing yet.** Every cell is run by CI on a tiny model, and tiny models of this architecture with random
-# weights are trained in the tests. The run itself has not been made on a card, and the weights have not been loaded. `plan`
-# below counts the memory from the model's own configuration before anything is trained.
+# **Known of its result: nothing yet.** Every cell is run by CI on a tiny model, and tiny models of this architecture with
+# random weights are trained in the tests. The run itself has not been made on a card, and the weights have not been loaded.
+# `plan` below counts the memory from the model's own configuration before anything is trained.
 
 # %%
-# Installs the kit, unless it is there already: once a session, and the cell prints how long it took.
+# Installs the kit if it is missing, once per session, and prints how long that took.
 import importlib.metadata
 import importlib.util
 import json
@@ -28,15 +28,15 @@ import sys
 import time
 from pathlib import Path
 
-# Where the kit comes from: git+https://ADDRESS of its repository, its folder, or its wheel. `python notebooks/make.py --source
-# ADDRESS` writes the address of your copy here for all notebooks. Left empty in a clone, the clone is installed.
+# Source of the kit: git+https://ADDRESS of its repository, a folder, or a wheel. `python notebooks/make.py --source ADDRESS`
+# writes an address here for all notebooks. Leave it empty in a clone to install the clone.
 GRPO_KIT = ""  # @param {type: "string"}
 GRPO_KIT = os.environ.get("GRPO_KIT") or GRPO_KIT or (".." if Path("../kit/train.py").is_file() else "")
 HOST = "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in os.environ else "Colab" if "COLAB_RELEASE_TAG" in os.environ else "local"
 query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
 GPU = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0] if shutil.which(query[0]) else ""
-# A T4 has no bfloat16 and little memory: Unsloth generates there by itself. L4, A100 and newer cards get vLLM, too.
-# `tested` pins torch, transformers, TRL and what else matters to the versions that the kit was tested with.
+# On a T4 (no bfloat16, little memory) Unsloth generates. L4, A100 and newer cards also get vLLM.
+# `tested` pins torch, transformers, TRL and others to the versions that the kit was tested with.
 EXTRAS = "[tested,unsloth]" if "T4" in GPU else "[tested,unsloth,vllm]" if GPU else "[tested]"
 if importlib.util.find_spec("kit") is None:
     if not GRPO_KIT:
@@ -50,7 +50,7 @@ if importlib.util.find_spec("kit") is None:
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
-# So that `!grpo-kit` below is the one of this kernel, also where its environment is not activated.
+# Makes `!grpo-kit` below use this kernel's environment, even if it is not activated.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.setdefault("COLUMNS", "110")  # width of the tables that commands print
 print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need one'}")
@@ -58,10 +58,9 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 # %% [markdown]
 # ## The configuration
 #
-# The preset `qwen35-gsm8k` as it is: LoRA of rank 32, 8 problems with 8 completions each a step, `dapo`, the reward for the right
-# number and a little for the layout. `grpo-kit config show` lists its neighbours `gemma4-gsm8k` and `granite4-gsm8k`: change
-# the name below for one of them. flash-linear-attention and causal-conv1d make the recurrent layers quicker where they are
-# installed.
+# The preset `qwen35-gsm8k`: LoRA of rank 32, 8 problems with 8 completions each per step, `dapo`, a reward for the right number
+# and a little for the format. `gemma4-gsm8k` and `granite4-gsm8k` are similar presets. If installed, flash-linear-attention and
+# causal-conv1d make the recurrent layers faster.
 
 # %%
 import kit
@@ -80,7 +79,7 @@ Path("qwen35.yaml").write_text(kit.load_config("qwen35-gsm8k", SETTINGS).to_yaml
 # ## Will it learn?
 #
 # A strong model may solve most of GSM8K before any training, and a group whose completions are all right teaches nothing.
-# `doctor` asks this model itself, and says whether its groups differ. Where they do not, harder problems help, not more steps.
+# `doctor` samples the model and reports whether its groups differ. If they do not, use harder problems, not more steps.
 
 # %%
 # !grpo-kit doctor qwen35.yaml --prompts 8
@@ -88,9 +87,9 @@ Path("qwen35.yaml").write_text(kit.load_config("qwen35-gsm8k", SETTINGS).to_yaml
 # %% [markdown]
 # ## Train
 #
-# To expect: held-out accuracy that does not fall, and a mean reward that rises within 100 steps, first by the layout. When memory
-# runs out, the run goes on by itself with smaller parts of the same step. After a disconnect, `kit.resume("qwen35")` goes on from
-# the last checkpoint, as long as the folder `runs` is still there.
+# Expect a held-out accuracy that does not fall, and a mean reward that rises within 100 steps, first by the format. If memory
+# runs out, the run continues with smaller parts of the same step. After a disconnect, `kit.resume("qwen35")` continues from the
+# last checkpoint, as long as the folder `runs` still exists.
 
 # %%
 run = kit.train("qwen35.yaml", run_id="qwen35")
