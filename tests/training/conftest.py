@@ -33,6 +33,22 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def seeded() -> None:
+    """A test begins with the same random numbers, whatever was run before it."""
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a head of 3 rows and 5 columns, so that small problems cross tile borders in both directions."""
+    from kit.scoring import head
+
+    monkeypatch.setitem(head.TILES, "cpu", (3, 15))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def offline() -> Iterator[None]:
     import huggingface_hub.constants

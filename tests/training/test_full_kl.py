@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from kit.scoring import head as tiles
 from kit.scoring.full_kl import Projection, full_kl
 
+from .heads import Largest, relative, saved_shapes
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """Tiles of 3 rows x 5 columns, so that small problems cross tile borders in both directions."""
-    monkeypatch.setitem(tiles.TILES, "cpu", (3, 15))
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def log_probs(side: Projection) -> Tensor:
@@ -74,10 +59,6 @@ def exact(projection):
 def leaves(projection):
     tensors = (projection.hidden, projection.weight, projection.bias)
     return [x for x in tensors if x is not None and x.requires_grad]
-
-
-def relative(a, b):
-    return ((a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30)).item()
 
 
 def agree(policy, reference, chunk_size=8192, *, rtol, atol, grad_rtol):
@@ -217,33 +198,11 @@ def test_bfloat16_inputs_get_bfloat16_gradients_and_float32_values(trainable):
     assert full_kl(half, replace(half)).eq(0).all()
 
 
-def saved_shapes(function):
-    """Shapes of what the graph of `function()` keeps for its backward."""
-    shapes: list[tuple[int, ...]] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: shapes.append(tuple(x.shape)) or x, lambda x: x):
-        function()
-    return shapes
-
-
 def test_a_frozen_head_keeps_one_row_gradient_and_nothing_where_no_gradient_is_needed():
     policy, reference = side(7, 50, 4), side(7, 50, 5, trainable=True)
     assert saved_shapes(lambda: full_kl(policy, reference)) == [(7, 4)]
     frozen = replace(policy, hidden=policy.hidden.detach())
     assert saved_shapes(lambda: full_kl(frozen, reference)) == []
-
-
-class Largest(TorchDispatchMode):
-    """Element count of the largest tensor that any operation returns, and how many products are accumulated."""
-
-    elements = 0
-    products = 0  # accumulating matrix products, i.e. row or weight gradients
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        self.elements = max([self.elements, *sizes])
-        self.products += func is torch.ops.aten.addmm_.default
-        return result
 
 
 @pytest.mark.parametrize("trainable", [False, True])

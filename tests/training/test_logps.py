@@ -6,12 +6,9 @@ import math
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from kit.errors import ModelError
 from kit.models.family import check_logit_transforms
@@ -24,20 +21,9 @@ from kit.scoring.head import (
     token_logps_and_entropy,
 )
 
+from .heads import Largest, relative, saved_shapes
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """Tiles of 3 rows x 5 columns, so that small problems cross tile borders in both directions."""
-    monkeypatch.setitem(tiles.TILES, "cpu", (3, 15))
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def plain(hidden, weight, bias, targets, temperature=1.0, softcap=None, scale=1.0):
@@ -61,10 +47,6 @@ def problem(n, vocab, width, *, bias, trainable, dtype=torch.float32):
 def gradients(outputs, coefficients, leaves):
     loss = sum((c * x).sum() for c, x in zip(coefficients, outputs, strict=True) if c is not None)
     return torch.autograd.grad(loss, leaves)
-
-
-def relative(a, b):
-    return ((a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30)).item()
 
 
 @pytest.mark.parametrize("trainable", [False, True])
@@ -145,14 +127,6 @@ def test_targets_outside_the_vocabulary_are_refused(target):
         token_logps_and_entropy(torch.randn(1, 4), torch.randn(23, 4), torch.tensor([target]))
 
 
-def saved_shapes(function):
-    """Shapes of what the graph of `function()` keeps for its backward."""
-    shapes: list[tuple[int, ...]] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: shapes.append(tuple(x.shape)) or x, lambda x: x):
-        function()
-    return shapes
-
-
 def test_a_frozen_head_keeps_one_row_gradient_per_differentiable_output():
     hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=False)
     assert saved_shapes(lambda: token_logps_and_entropy(hidden, weight, targets)) == [(7, 4), (7, 4)]
@@ -183,22 +157,6 @@ def test_a_pass_asks_the_head_for_what_it_needs_and_is_shown_what_it_was_given()
     with pytest.raises(IndexError), asking_head(entropy_gradient=False):
         apply(hidden, weight, None, targets + 50, 1.0, 16)
     assert apply(*given)[1].requires_grad
-
-
-class Largest(TorchDispatchMode):
-    """Element count of the largest tensor that any operation returns, and how many products are accumulated."""
-
-    elements = 0
-    products = 0  # accumulating matrix products, i.e. row or weight gradients
-    all_products = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        self.elements = max([self.elements, *sizes])
-        self.products += func is torch.ops.aten.addmm_.default
-        self.all_products += func in (torch.ops.aten.addmm_.default, torch.ops.aten.mm.out, torch.ops.aten.mm.default)
-        return result
 
 
 @pytest.mark.parametrize("trainable", [False, True])
@@ -320,7 +278,7 @@ def products(**changes):
     with Largest() as counted:
         logps, entropy = token_logps_and_entropy(hidden, weight, targets, **changes)
         (logps.sum() + (entropy.sum() if entropy.requires_grad else 0.0)).backward()
-    return counted.all_products
+    return counted.products
 
 
 def test_a_frozen_head_takes_two_products_a_tile():

@@ -9,7 +9,7 @@ from typing import Any
 
 def planted(bench: Any) -> dict[str, str]:
     """Name of the defect to what the run was stopped with; empty where it was not."""
-    return {name: _stopped(bench, plant) for name, plant in DEFECTS.items()} | _static(bench)
+    return {name: _stopped(bench, plant) for name, plant in DEFECTS.items()}
 
 
 def _stopped(bench: Any, plant: Callable[[Any, type], None]) -> str:
@@ -71,33 +71,3 @@ DEFECTS: dict[str, Callable[[Any, type], None]] = {
     "gradient not finite": _no_gradient,
     "none": lambda trainer, base: None,
 }
-
-
-def _static(bench: Any) -> dict[str, str]:
-    """What is refused before a trainer is built."""
-    from trl import GRPOConfig, GRPOTrainer
-
-    from kit.errors import KitError
-    from kit.models.backend import Backend
-    from kit.trainer import trl_compat as guards
-
-    class Shorter(GRPOTrainer):  # type: ignore[misc]
-        def compute_loss(self, model: Any, inputs: Any) -> Any:
-            """Lacks parameters that are relied on."""
-
-    checks: dict[str, Callable[[], None]] = {
-        "base class": lambda: guards.check_base_class(GRPOTrainer),
-        "method without parameters": lambda: guards.check_base_class(Shorter),
-        "class of unsloth": lambda: guards.check_backend(GRPOTrainer, Backend("unsloth", "cuda", "")),
-        "class not asked for": lambda: guards.check_backend(GRPOTrainer, Backend("transformers", "cuda", "")),
-        "moved default": lambda: guards.check_arguments(GRPOConfig(output_dir="x", use_cpu=True, bf16=False)),
-        "pinned default": lambda: guards.check_arguments(bench.arguments()),
-    }
-    found = {}
-    for name, check in checks.items():
-        try:
-            check()
-            found[name] = ""
-        except KitError as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found

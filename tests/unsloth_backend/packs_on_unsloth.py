@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from worker import Bench, objectives
 
@@ -242,33 +243,39 @@ def checkpoint(model: Any, on: bool) -> None:
 # --- every family, and what is planted --------------------------------------------------------------------------------
 
 
-def families(bench: PatchedBench) -> dict[str, Any]:
-    """Scores and gradients of ragged rows in both ways, fused and by PEFT, and what scoring took."""
+def scored(
+    bench: PatchedBench,
+    kind: str,
+    *,
+    fused: bool,
+    layers: int = 2,
+    sizes: tuple[Sequence[int], Sequence[int]] = ((7, 5), (1, 4, 9)),
+    change: Callable[[Any], None] = lambda trainer: None,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Scores and gradients of ragged rows in both ways, and what scoring took. sizes: of the prompts and the completions."""
     from training.packs import plainly, rows_of, score
 
-    found = {}
-    for kind in FAMILIES:
-        bench.kind, bench.fused = kind, kind in FUSED
-        trainer = bench.trainer("grpo", router_aux_loss_coef=0.0)  # as `grpo_config` has it
-        trainer.model.train()
-        rows = rows_of((7, 5), (1, 4, 9))
-        found[kind] = {"packed": score(trainer, rows), "padded": plainly(trainer, rows)}
-        found[kind] |= {"report": trainer.packing_report, "savings": trainer.savings_report}
-    return found
+    bench.kind, bench.fused, bench.layers = kind, fused, layers
+    trainer = bench.trainer("grpo", **arguments)
+    change(trainer)
+    trainer.model.train()
+    rows = rows_of(*sizes)
+    found = {"packed": score(trainer, rows), "padded": plainly(trainer, rows)}
+    return found | {"report": trainer.packing_report, "savings": trainer.savings_report}
+
+
+def families(bench: PatchedBench) -> dict[str, Any]:
+    """Every family, fused or by PEFT, with the balancing loss of experts as `grpo_config` has it."""
+    return {kind: scored(bench, kind, fused=kind in FUSED, router_aux_loss_coef=0.0) for kind in FAMILIES}
 
 
 def in_triton(bench: PatchedBench) -> dict[str, Any]:
     """Of one layer and few tokens, with Unsloth's Triton kernels for norms and rotary embeddings as well."""
-    from training.packs import plainly, rows_of, score
-
     from kit.scoring import proof
 
     proof.PROMPT = proof.COMPLETION = 3
-    bench.kind, bench.fused, bench.layers = "llama", True, 1
-    trainer = bench.trainer("grpo")
-    rows = rows_of((2, 3), (1, 2))
-    trainer.model.train()
-    return {"packed": score(trainer, rows), "padded": plainly(trainer, rows), "report": trainer.packing_report}
+    return scored(bench, "llama", fused=True, layers=1, sizes=((2, 3), (1, 2)))
 
 
 def read_four_bit(
@@ -289,81 +296,74 @@ def four_bit(bench: PatchedBench) -> dict[str, Any]:
     """4-bit weights, read by bitsandbytes for the CPU in the place of its CUDA kernels."""
     import bitsandbytes as bnb
     import torch
-    from training.packs import plainly, rows_of, score
     from unsloth.kernels import fast_lora, utils
 
-    bench.kind, bench.fused, bench.layers = "qwen3", True, 2
+    def quantize(trainer: Any) -> None:
+        for layer in list(trainer.model.modules()):
+            base = getattr(layer, "base_layer", None)
+            if isinstance(base, torch.nn.Linear):
+                quantized = bnb.nn.Linear4bit(base.in_features, base.out_features, bias=False, quant_type="nf4")
+                quantized.weight = bnb.nn.Params4bit(base.weight.data, requires_grad=False, quant_type="nf4").to("cpu")
+                layer.base_layer = quantized
+
     utils.fast_dequantize = fast_lora.fast_dequantize = read_four_bit
-    trainer = bench.trainer("grpo")
-    for layer in list(trainer.model.modules()):
-        base = getattr(layer, "base_layer", None)
-        if isinstance(base, torch.nn.Linear):
-            quantized = bnb.nn.Linear4bit(base.in_features, base.out_features, bias=False, quant_type="nf4")
-            quantized.weight = bnb.nn.Params4bit(base.weight.data, requires_grad=False, quant_type="nf4").to("cpu")
-            layer.base_layer = quantized
-    rows = rows_of((7, 5), (1, 4, 9))
-    trainer.model.train()
-    return {"packed": score(trainer, rows), "padded": plainly(trainer, rows), "report": trainer.packing_report}
+    return scored(bench, "qwen3", fused=True, change=quantize)
+
+
+def as_one_text(layout: Any) -> Any:
+    """The layout of a pack in which every token sees all before it."""
+    from kit.scoring.packing import Group
+
+    return layout.__class__([Group(0, 0, (layout.tokens,))])
 
 
 def planted(bench: PatchedBench) -> dict[str, Any]:
     """What scoring takes, by the defect that is planted in the attention."""
-    from training.packs import plainly, rows_of, score
-
     from kit.scoring import layouts, unsloth_packs
-    from kit.scoring.packing import Group
-
-    def one_text(layout: Any) -> Any:
-        return layout.__class__([Group(0, 0, (layout.tokens,))])
 
     attend, inputs = unsloth_packs.packed_attention, unsloth_packs.pack_inputs
+
+    def leaking(query: Any, key: Any, value: Any, layout: Any, *rest: Any, **more: Any) -> Any:
+        return attend(query, key, value, as_one_text(layout), *rest, **more)
+
+    def one_length(layout: Any) -> Any:
+        return inputs(layout) | {"packed_seq_lengths": inputs(as_one_text(layout))["packed_seq_lengths"]}
+
     defects = {
-        "none": {},
-        "completions of a prompt see each other": {
-            "packed_attention": lambda q, k, v, layout, *rest, **more: attend(q, k, v, one_text(layout), *rest, **more)
-        },
-        "all texts see each other": {
-            "packed_attention": lambda q, k, v, layout, *rest, **more: attend(q, k, v, one_text(layout), *rest, **more),
-            "pack_inputs": lambda layout: (
-                inputs(layout) | {"packed_seq_lengths": inputs(one_text(layout))["packed_seq_lengths"]}
-            ),
-        },
+        "none": (attend, inputs),
+        "completions of a prompt see each other": (leaking, inputs),
+        "all texts see each other": (leaking, one_length),
     }
     found = {}
-    bench.kind, bench.fused = "qwen3", False
-    for name, defect in defects.items():
-        unsloth_packs.packed_attention = defect.get("packed_attention", attend)
-        layouts.pack_inputs = defect.get("pack_inputs", inputs)
-        trainer = bench.trainer("grpo")
-        trainer.model.train()
-        rows = rows_of((7, 5), (1, 4, 9))
-        found[name] = {
-            "packed": score(trainer, rows),
-            "padded": plainly(trainer, rows),
-            "report": trainer.packing_report,
-        }
-    unsloth_packs.packed_attention, layouts.pack_inputs = attend, inputs
+    for name, (attention, lengths) in defects.items():
+        with (
+            mock.patch.object(unsloth_packs, "packed_attention", attention),
+            mock.patch.object(layouts, "pack_inputs", lengths),
+        ):
+            found[name] = scored(bench, "qwen3", fused=False)
     return found
 
 
 def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
     """What scoring takes on the families whose attention is wrapped layer by layer, by the defect."""
-    from training.packs import plainly, rows_of, score
     from unsloth_zoo.temporary_patches import gemma
 
     from kit.scoring import packed_attention, unsloth_packs
-    from kit.scoring.packing import Group
 
     attend, found = packed_attention.packed_attention, {}
 
     def leaking(query: Any, key: Any, value: Any, layout: Any, *rest: Any, **more: Any) -> Any:
-        return attend(query, key, value, layout.__class__([Group(0, 0, (layout.tokens,))]), *rest, **more)
+        return attend(query, key, value, as_one_text(layout), *rest, **more)
 
     def uncapped(*given: Any, softcap: Any, **more: Any) -> Any:
         return attend(*given, **more)
 
     def endless(*given: Any, window: Any, **more: Any) -> Any:
         return attend(*given, **more)
+
+    def in_float32(trainer: Any) -> None:
+        """Unsloth's arguments say float16 where there is no GPU; all of this is float32."""
+        trainer.scorer.half = False
 
     defects = (
         ("gemma2", "leak", unsloth_packs, "packed_attention", leaking),
@@ -372,17 +372,9 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
         ("gemma3_text", "leak", packed_attention, "packed_attention", leaking),
         ("gemma3_text", "out of reach", gemma, "_UNSLOTH_FLEX_ATTENTION_DISABLED", True),
     )
-    for kind, name, module, place, defect in defects:
-        kept = getattr(module, place)
-        setattr(module, place, defect)
-        bench.kind, bench.fused = kind, False
-        trainer = bench.trainer("grpo")
-        trainer.scorer.half = False  # Unsloth's arguments say float16 where there is no GPU; all of this is float32
-        trainer.model.train()
-        rows = rows_of((7, 5), (1, 4, 9))
-        found[kind, name] = {"packed": score(trainer, rows), "padded": plainly(trainer, rows)}
-        found[kind, name] |= {"report": trainer.packing_report, "savings": trainer.savings_report}
-        setattr(module, place, kept)
+    for kind, name, module, attribute, defect in defects:
+        with mock.patch.object(module, attribute, defect):
+            found[kind, name] = scored(bench, kind, fused=False, change=in_float32)
     return found
 
 

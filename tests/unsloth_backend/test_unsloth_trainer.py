@@ -65,17 +65,14 @@ def test_it_trains_with_the_checks_of_the_first_steps(worked: Worked) -> None:
         ("scaled loss", "multiplies the objective's loss by 2"),
         ("mask dropped", "padding wrongly"),
         ("gradient not finite", "NaN or infinite"),
-        ("method without parameters", "num_items_in_batch"),
-        ("class not asked for", "Unsloth was imported in this process"),
     ],
 )
 def test_every_guard_fires_on_its_planted_defect(worked: Worked, defect: str, words: str) -> None:
     assert words in worked["unsloth"]["guards"][defect]
 
 
-@pytest.mark.parametrize("sound", ["none", "base class", "class of unsloth", "moved default", "pinned default"])
-def test_and_on_nothing_else(worked: Worked, sound: str) -> None:
-    assert worked["unsloth"]["guards"][sound] == ""
+def test_and_on_nothing_else(worked: Worked) -> None:
+    assert worked["unsloth"]["guards"]["none"] == ""
 
 
 def test_every_default_that_unsloth_moves_is_pinned(worked: Worked) -> None:
