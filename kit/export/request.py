@@ -68,8 +68,8 @@ LIMITS = {
     "q2_k": Limits(0.60, 0.80, 10.0),
     "nf4": Limits(0.85, 0.20, 4.0),
 }
-"""By the precision of the numbers. Each step down doubles the rounding error or more; see docs/export.md for what was
-measured. The same table serves for the precision in which the source itself computes."""
+"""Limits by the precision of the stored numbers; each step down at least doubles the rounding error. The same table applies to
+the precision in which the source computes."""
 ALIASES = {
     "f32": "float32", "f16": "float16", "bf16": "bfloat16", "q5_k_s": "q5_k_m", "q5_0": "q5_k_m", "q5_1": "q5_k_m",
     "q4_k_s": "q4_k_m", "q4_0": "q4_k_m", "q4_1": "q4_k_m", "q3_k_s": "q3_k_m", "q3_k_l": "q3_k_m",
