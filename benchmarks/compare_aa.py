@@ -86,7 +86,7 @@ def as_pairs(root: Path, arms: dict[str, list[str]]) -> float:
 def short(found: dict[str, Any]) -> dict[str, Any]:
     """What is kept of a comparison."""
     one = found["comparisons"][0]
-    numbers = {"p": one["p"], **one["difference"], "detectable": one["needed"]["detectable"]}
+    numbers = {"p": one["p"], **one["difference"], "detectable": one["detectable"]}
     return {
         "verdict": one["verdict"],
         **{name: round(value, 5) for name, value in numbers.items()},

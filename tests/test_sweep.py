@@ -254,12 +254,6 @@ def test_a_grid_has_every_combination_once(tmp_path: Path, launched: list[RunCon
     assert seen == [(clip, rank) for clip in (0.2, 0.3) for rank in (4, 6, 8)]
 
 
-def test_mappings_can_be_choices(tmp_path: Path, launched: list[RunConfig]) -> None:
-    hooks = [{"name": "cispo", "eps_high": 3.0}, "ppo_clip"]
-    carry_out(sweep(space={"objective.clip": hooks}, sampler={"name": "grid"}), tmp_path, silent)
-    assert sorted(map(str, (config.objective.clip for config in launched))) == sorted(map(str, hooks))
-
-
 def test_a_trial_that_falls_behind_is_asked_to_stop_and_noted_as_pruned(
     tmp_path: Path, launched: list[RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

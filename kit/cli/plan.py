@@ -119,17 +119,13 @@ def _show_plan(name: str, found: dict[str, Any]) -> None:
         typer.echo(f"Measured peak: {_gib(found['probe']['peak_bytes'])} GiB.")
     if worst := found.get("probe", {}).get("worst_step"):
         typer.echo(f"The largest update, {worst['tokens']} tokens at once: {_gib(worst['peak_bytes'])} GiB.")
-    for name, state in found["savings"].items():
-        typer.echo(f"{name}: {state}")
-    for note in [*found["notes"], *filter(None, [found["busy"]])]:
+    for note in found["notes"]:
         typer.echo(f"note: {note}")
 
 
 def _show_signal(found: dict[str, Any]) -> None:
     rows = [[name, _estimate(found[name])] for name in found if isinstance(found[name], dict) and "low" in found[name]]
     rows += [
-        ["tokens/s", f"{found['tokens_per_second']:.0f}"],
-        ["reward latency p50, p95", "{p50:.1f}, {p95:.1f} ms".format(**found["reward_latency_ms"])],
         ["step (update estimated)", "{step:.1f} s: rollout {rollout:.1f}, reward {reward:.1f}, update {update:.1f}".format(
             **found["seconds"])],
         ["whole run (estimate)", _duration(found["hours"])],

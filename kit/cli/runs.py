@@ -314,7 +314,6 @@ def compare(
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the comparison and its runs.")] = None,
     metric: Annotated[str | None, typer.Option(metavar="SCORE", help="The score that decides, e.g. pass@1.")] = None,
-    effect: Annotated[float | None, typer.Option(help="The difference that matters, for the seeds needed.")] = None,
     evaluation: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compare eval/NAME.json of each run, not the last one.")
     ] = None,
@@ -327,7 +326,7 @@ def compare(
     from kit.studies.arms import carry_out, make_plan
     from kit.studies.compare import compare_and_file, file_page, table
 
-    how = {"metric": metric, "effect": effect, "evaluation": evaluation}
+    how = {"metric": metric, "evaluation": evaluation}
     if change:
         if len(what) != 1:
             raise typer.BadParameter("with --change exactly one CONFIG is compared with its own changes")

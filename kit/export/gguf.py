@@ -1,6 +1,6 @@
 """What llama.cpp and Ollama read: a GGUF file, and a Modelfile for it.
 
-GGUF is written by llama.cpp's converter and quantiser where they are, by Unsloth's path on a GPU where they are not.
+GGUF is written by llama.cpp's converter and quantiser.
 
 Jinja cannot be run in Ollama, so the chat template is taken apart and put together again. Rendered with placeholders, a
 template shows what it writes before and after each role's text. What is made of those pieces is held against the true
@@ -51,14 +51,13 @@ BINARIES = ("", "build/bin", "build/bin/Release", "bin")
 
 @dataclass(frozen=True)
 class Tools:
-    """llama.cpp's converter (a Python file) and quantiser (a program); `unsloth`: neither, and Unsloth's path is taken."""
+    """llama.cpp's converter (a Python file) and quantiser (a program; None where it is not needed)."""
 
-    converter: Path | None
+    converter: Path
     quantizer: Path | None
-    unsloth: bool = False
 
 
-def find_tools(quantization: str, folder: str | None = None, *, unsloth: bool = False) -> Tools:
+def find_tools(quantization: str, folder: str | None = None) -> Tools:
     """What a conversion to `quantization` takes: from `folder`, else the environment, the path, the usual places.
 
     Raises `EnvironmentUnsupported` that names what is missing and how to get it.
@@ -70,8 +69,6 @@ def find_tools(quantization: str, folder: str | None = None, *, unsloth: bool = 
     converter = _first(folders, ("",), CONVERTER) or (None if named else _on_path(CONVERTER))
     quantizer = _first(folders, BINARIES, QUANTIZER) or _on_path(QUANTIZER)
     if converter is None:
-        if unsloth and not named:
-            return Tools(None, None, unsloth=True)
         where = f"in {named}" if named else "in the usual places or on the path"
         raise EnvironmentUnsupported(f"GGUF needs llama.cpp's {CONVERTER}, and there is none {where}. {INSTALL}.")
     if quantization not in CONVERTED and quantizer is None:
@@ -105,8 +102,6 @@ def check_reader() -> None:
 
 def convert(tools: Tools, model: Path, target: Path, quantization: str, dtype: str, name: str) -> None:
     """Writes `target` from a merged 16-bit model folder. Raises `RunError` with what the tool said last."""
-    if tools.unsloth:
-        return _by_unsloth(model, target, quantization)
     direct = quantization in CONVERTED
     half = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[dtype]
     first = target if direct else target.with_name("unquantised.gguf")
@@ -116,7 +111,6 @@ def convert(tools: Tools, model: Path, target: Path, quantization: str, dtype: s
     if not direct:
         _run([str(tools.quantizer), str(first), str(target), quantization.upper()], "The quantisation", target)
         first.unlink()
-    return None
 
 
 def _run(command: list[str], what: str, written: Path) -> None:
@@ -134,25 +128,6 @@ def _run(command: list[str], what: str, written: Path) -> None:
         )
     last = "\n".join(output.splitlines()[-6:])
     raise RunError(f"{what} failed with exit code {done.returncode} ({' '.join(command[:3])} ...):\n{last}")
-
-
-def _by_unsloth(model: Path, target: Path, quantization: str) -> None:
-    """Unsloth's converter, which fetches and builds llama.cpp by itself. It is given merged weights, and merges nothing."""
-    from kit.models.backend import UNSLOTH, Backend, fast_language_model
-
-    loader = fast_language_model(Backend(UNSLOTH, "cuda", "for its GGUF converter"))
-    loaded, tokenizer = loader.from_pretrained(str(model), load_in_4bit=False)
-    place = target.parent / "unsloth"
-    try:
-        loaded.save_pretrained_gguf(str(place), tokenizer, quantization_method=quantization)
-    except Exception as error:  # whatever its build of llama.cpp raised
-        raise RunError(f"Unsloth's conversion to GGUF failed: {error}. {INSTALL}.") from error
-    written = [path for folder in (place, Path(f"{place}_gguf")) for path in sorted(folder.glob("*.gguf"))]
-    if not written:
-        raise RunError(f"Unsloth's conversion to GGUF wrote no file. {INSTALL}.")
-    max(written, key=lambda path: path.stat().st_mtime).replace(target)
-    for folder in (place, Path(f"{place}_gguf")):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int]) -> tuple[Any, Any, list[str]]:

@@ -6,7 +6,6 @@ import fnmatch
 import json
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -182,9 +181,6 @@ def _versions(source: Source) -> str:
 
 
 WEIGHTS = ("*.safetensors", "*.index.json", "adapter_config.json", "adapter_model.*", "*.gguf")
-ATTEMPTS = 3
-WAIT = 2.0
-"""Seconds before the second attempt; twice as many before the third."""
 
 
 def push(
@@ -238,8 +234,8 @@ def push(
                 raise
         return True
 
-    made = _tried("creating the repository", repo, create, say)
-    before = _tried("looking at the repository", repo, lambda: api.repo_info(repo, repo_type=kind), say)
+    made = _called("creating the repository", repo, create)
+    before = _called("looking at the repository", repo, lambda: api.repo_info(repo, repo_type=kind))
     if private and not before.private:
         raise RunError(
             f"{repo} exists and is public, and a private one was asked for; nothing was pushed. Make it private in its settings "
@@ -253,10 +249,8 @@ def push(
     )
     if stale:
         say(f"Removing from {repo} in the same commit, as they are of an earlier push: {', '.join(stale)}")
-    done = _tried("the upload", repo, commit, say)
-    there = _tried(
-        "looking at the repository", repo, lambda: api.repo_info(repo, repo_type=kind, files_metadata=True), say
-    )
+    done = _called("the upload", repo, commit)
+    there = _called("looking at the repository", repo, lambda: api.repo_info(repo, repo_type=kind, files_metadata=True))
     sizes = {each.rfilename: each.size for each in there.siblings or []}
     wrong = [path.name for path in files if sizes.get(path.relative_to(folder).as_posix(), -1) != path.stat().st_size]
     if wrong:
@@ -280,27 +274,16 @@ def _is_ours(name: str) -> bool:
     return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in WEIGHTS)
 
 
-def _tried(what: str, repo: str, call: Callable[[], Any], say: Callable[[str], None]) -> Any:
-    """Calls; what may pass by itself (the network, a busy hub) is tried again. Raises `RunError`."""
+def _called(what: str, repo: str, call: Callable[[], Any]) -> Any:
+    """The result of a call to the hub. Raises `RunError` in words of its own for what the hub or the network refuses."""
     import httpx
+    from huggingface_hub.errors import HfHubHTTPError
 
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return call()
-        except Exception as error:
-            status = getattr(getattr(error, "response", None), "status_code", None)
-            passing = status in (429, 500, 502, 503, 504) or (
-                status is None and isinstance(error, (httpx.TransportError, OSError, TimeoutError))
-            )
-            if not passing and status is None:
-                raise
-            if not passing or attempt == ATTEMPTS:
-                raise RunError(_explain(what, repo, status, error)) from None
-            say(
-                f"{what} of {repo} did not get through ({status or type(error).__name__}); again in {WAIT * attempt:g} s"
-            )
-            time.sleep(WAIT * attempt)
-    raise AssertionError("the last attempt returns or raises")
+    try:
+        return call()
+    except (HfHubHTTPError, httpx.TransportError, OSError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        raise RunError(_explain(what, repo, status, error)) from None
 
 
 def _explain(what: str, repo: str, status: int | None, error: Exception) -> str:

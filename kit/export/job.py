@@ -10,6 +10,7 @@ import importlib.metadata
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,10 @@ def export_run(request: dict[str, Any], quiet: bool) -> None:
     from kit.runs.store import RunDir
 
     run, logs = RunDir(Path(request["run_dir"])), LogCapture()
-    with held_gpu("an export"), logs.collecting(), logs.written_to(run.log):
+    # An adapter is copied from file to file; everything else loads the model.
+    what = request["push"] if request["format"] == "hub" else request["format"]
+    needs_model = request["verify"] or what != "adapter"
+    with held_gpu("an export") if needs_model else nullcontext(), logs.collecting(), logs.written_to(run.log):
         export(run, request, Reporter(quiet))
 
 
@@ -54,7 +58,8 @@ def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str
     notes += [note] if note else []
     _check(source, what, request)
     adapter = sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
-    needed = bytes_needed(what, source.files.parameters, adapter, request["quantization"], request["dtype"])
+    dtype = request["dtype"] if source.lora or request["dtype"] != "auto" else "float32"
+    needed = bytes_needed(what, source.files.parameters, adapter, request["quantization"], dtype)
     places.check_space(target, needed)
     reporter.say(f"Exporting {run.id}, weights of step {source.step}, as {name} to {target}")
     for each in notes:
@@ -104,22 +109,13 @@ def _check(source: Source, what: str, request: dict[str, Any]) -> None:
 
         quantization_config(torch.float32, source.files.backend.device)
     if what in ("gguf", "ollama"):
-        _gguf_tools(source, request)
-        if request["verify"]:
-            from kit.export.gguf import check_reader
+        from kit.export.gguf import check_reader, find_tools
 
+        find_tools(request["quantization"], request["llama_cpp"])
+        if request["verify"]:
             check_reader()
     if request["format"] == "hub":
         check_push(request["repo"])
-
-
-def _gguf_tools(source: Source, request: dict[str, Any]) -> Any:
-    from importlib.util import find_spec
-
-    from kit.export.gguf import find_tools
-
-    unsloth = source.files.backend.device == "cuda" and find_spec("unsloth") is not None
-    return find_tools(request["quantization"], request["llama_cpp"], unsloth=unsloth)
 
 
 def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Measured:
@@ -127,24 +123,8 @@ def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Mea
     from kit.export.verify import measure
 
     rows = choose_rows(_rows(source), request["prompts"], request["seed"])
-    _note_what_prompts_lack(source, rows)
     reporter.say(f"The model as it was trained answers {len(rows)} held-out prompts")
     return measure(source, rows, min(LONGEST, source.config.generation.max_completion_tokens))
-
-
-def _note_what_prompts_lack(source: Source, rows: list[dict[str, Any]]) -> None:
-    """Says where the verification asks otherwise than training did."""
-    from kit.data.images import IMAGES
-
-    asks, with_images = source.config.generation, sum(bool(row.get(IMAGES)) for row in rows)
-    lacking = {
-        "the descriptions of the run's tools": bool(asks.tools or asks.environment),
-        f"the pictures ({with_images} of {len(rows)} prompts have some)": with_images > 0,
-        "what the run's rollout function adds": asks.rollout is not None,
-    }
-    if any(lacking.values()):
-        what = " and ".join(name for name, lacks in lacking.items() if lacks)
-        source.note(f"the prompts of the verification are the held-out texts without {what}: that part was not tried")
 
 
 def _rows(source: Source) -> list[dict[str, Any]]:
@@ -214,10 +194,10 @@ def write(
 
 def _ends(source: Source) -> list[int]:
     """Every end token, as the loaded source has them; kept from the measurement where there was one."""
-    from kit.export.source import end_ids
+    from kit.export.source import declared_ends
 
     if source.ends is None:
-        source.ends = end_ids(source.load_base(), source.tokenizer)
+        source.ends = declared_ends(source)
     return source.ends
 
 
@@ -264,7 +244,7 @@ def _write_merged(source: Source, place: Path, what: str, dtype: str, reporter: 
 
 
 def _write_gguf(source: Source, place: Path, request: dict[str, Any], reporter: Reporter) -> Path:
-    from kit.export.gguf import convert
+    from kit.export.gguf import convert, find_tools
     from kit.export.source import merged, write_merged
 
     middle, quantization = place / ".merged", request["quantization"]
@@ -274,7 +254,7 @@ def _write_gguf(source: Source, place: Path, request: dict[str, Any], reporter: 
     del model
     reporter.say(f"Converting to GGUF, {quantization}")
     file = place / f"{source.run.id}-{quantization.upper()}.gguf"
-    convert(_gguf_tools(source, request), middle, file, quantization, name, source.run.id)
+    convert(find_tools(quantization, request["llama_cpp"]), middle, file, quantization, name, source.run.id)
     shutil.rmtree(middle)
     return file
 
@@ -326,14 +306,6 @@ def summary(result: dict[str, Any]) -> list[str]:
             f"  effect of training {found['training_effect']:.2g} nats (rms), of which the export shows "
             f"{found['effect_kept']:.0%}"
         )
-    scores = result["verification"]["scores"]
-    if scores is not None:
-        trained, exported = (
-            f"reward {each['reward']:.3f}" + (f", {each['accuracy']:.0%} right" if each["accuracy"] is not None else "")
-            for each in (scores["trained"], scores["export"])
-        )
-        cut = f", {scores['cut']} answers cut at {LONGEST} tokens" if scores["cut"] else ""
-        lines.append(f"  greedy answers     as trained: {trained}; export: {exported}{cut}")
     weights = result["verification"]["weights"]
     if weights and weights["update_kept"] is not None:
         lines.append(

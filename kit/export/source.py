@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
-from kit.errors import KitError, ModelError, RunError
+from kit.errors import ModelError, RunError
 from kit.evaluation.results import checkpoint_now, weights_of
-from kit.export.request import ROUGHNESS
-from kit.models.failures import first_line, raise_fatal
+from kit.models.failures import raise_fatal
 from kit.models.start import Start, find_start, put_on, with_merged
 
 if TYPE_CHECKING:
@@ -85,16 +84,6 @@ class Source:
         if text not in self.notes:
             self.notes.append(text)
 
-    def note_no_start(self, error: Exception) -> None:
-        """Remarks that the export cannot be compared with the initial weights, and why."""
-        begin = f"what training began with ({self.start}) cannot be had"
-        if any(note.startswith(begin) for note in self.notes):
-            return
-        self.note(
-            f"{begin}, so the update is not known: neither its share in the export nor the effect of training was checked, only "
-            f"the trained weights were; --base MODEL names it ({first_line(error)})"
-        )
-
 
 def open_source(
     run: RunDir, which: str | None, base: str | None, *, quantized: bool = False
@@ -126,7 +115,7 @@ def open_source(
         config.model = config.model.model_copy(update={"name": str(weights)})
     files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
     source = Source(run, config, files, step, weights, base or files.source, named, below=start)
-    source.start, source.start_revision = (base, None) if base else began
+    source.start, source.start_revision = began
     quantised = getattr(files.config, "quantization_config", None) is not None
     if quantised and source.lora and base is None:
         raise ModelError(
@@ -167,6 +156,17 @@ def prompt_ids(tokenizer: Any, rows: Sequence[dict[str, Any]]) -> list[list[int]
     texts = [render(tokenizer, row["prompt"]) for row in rows]
     ids: list[list[int]] = tokenizer(texts, add_special_tokens=plain)["input_ids"]
     return ids
+
+
+def declared_ends(source: Source) -> list[int]:
+    """Every token that ends a completion, from the model's files alone: no weights are read, no GPU is used."""
+    from kit.models.loading import end_where_turns_end, family_of
+
+    model = load_plain(source, source.base if source.lora else str(source.weights))
+    family = family_of(source.files.config, source.tokenizer, chat=source.files.chat)
+    if family is not None:
+        end_where_turns_end(model, source.files, family)
+    return end_ids(model, source.tokenizer)
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
@@ -252,44 +252,11 @@ def updates(adapter: Path) -> Mapping[str, torch.Tensor]:
     return Products(factors, scale)
 
 
-class Difference(Mapping[str, "torch.Tensor"]):
-    """The change of each weight where all were trained, float32, computed on demand."""
-
-    def __init__(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        self.before, self.after = before, after
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        change: torch.Tensor = self.after[name].detach().float() - self.before[name].detach().float()
-        return change
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.after)
-
-    def __len__(self) -> int:
-        return len(self.after)
-
-
-def starting_weights(source: Source, trained: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The initial weights where all were trained, by name; None where they cannot be loaded, which is noted."""
-    from kit.models.embedded import source_of
-
-    try:
-        model = load_plain(source, source_of(source.start, source.start_revision), revision=source.start_revision)
-    except KitError as error:
-        source.note_no_start(error)
-        return None
-    found = dict(model.named_parameters())
-    if {name: each.shape for name, each in found.items()} != {name: each.shape for name, each in trained.items()}:
-        source.note_no_start(ModelError("its weights have other names or shapes than the trained ones"))
-        return None
-    return found
-
-
 def merged(source: Source, dtype: str) -> tuple[Any, str]:
     """The model with its updates added in float32 and everything cast once, in RAM, and the precision it got.
 
-    `dtype`: float32, float16, bfloat16, or `auto`: the base's own 16-bit precision if that keeps the update, else float16;
-    with all weights trained, where there is no adapter to take instead, float32 if neither does.
+    `dtype`: float32, float16, bfloat16, or `auto`: the base's own 16-bit precision if that keeps the update, else float16.
+    With all weights trained `auto` is the precision that they were saved in.
     """
     import torch
 
@@ -300,41 +267,16 @@ def merged(source: Source, dtype: str) -> tuple[Any, str]:
         raise ModelError(
             f"{source.base} has no weights '{unknown[0]}', which the adapter changes: it is another model."
         )
-    if dtype != "auto":
-        name = dtype
-    elif source.lora:
-        name = choose_dtype(model, tensors, changes)
-    else:
-        name = _choose_for_all(source, tensors)
-    target = getattr(torch, name)
+    if dtype == "auto":
+        dtype = choose_dtype(tensors, changes) if source.lora else str(model.dtype).removeprefix("torch.")
+    target = getattr(torch, dtype)
     with torch.no_grad():
         for key, change in changes.items():
             weight = tensors[key]
             weight.data = weight.data.float().add_(change).to(target)
         model.to(target)
     model.config.dtype = target
-    return model.eval(), name
-
-
-def _choose_for_all(source: Source, trained: Mapping[str, Any]) -> str:
-    """The precision of a run that trained all weights."""
-    import torch
-
-    before = starting_weights(source, trained)
-    if before is None:  # nothing tells the update from the rest: as close to the trained weights as float16 can be
-        fits = in_range(trained) and all(
-            float((each.detach().float() - each.detach().half().float()).norm())
-            <= ROUGHNESS["float16"] * float(each.norm())
-            for each in trained.values()
-        )
-        return "float16" if fits else "float32"
-    changes = Difference(before, trained)
-    name = choose_dtype(None, before, changes)
-    halves = [share_kept(before[key].detach().float(), change, getattr(torch, name)) for key, change in changes.items()]
-    if min(halves) >= KEPT_ENOUGH and (name == "bfloat16" or in_range(trained)):
-        return name
-    source.note("stored as float32: 16 bits would round away a part of what training did to the weights")
-    return "float32"
+    return model.eval(), dtype
 
 
 def in_range(tensors: Mapping[str, Any]) -> bool:
@@ -342,7 +284,7 @@ def in_range(tensors: Mapping[str, Any]) -> bool:
     return all(float(tensor.detach().abs().max()) < 3e4 for tensor in tensors.values() if tensor.numel())
 
 
-def choose_dtype(model: Any, tensors: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+def choose_dtype(tensors: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     """float16 where bfloat16 would round the update away and the weights are within its range, else bfloat16."""
     import torch
 

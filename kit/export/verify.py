@@ -11,16 +11,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.errors import KitError
+from kit.errors import ModelError
 from kit.export.request import ROUGHNESS, Limits, limits_of, precision
 from kit.export.source import (
-    Difference,
     Source,
     end_ids,
     load_plain,
     projection,
     prompt_ids,
-    starting_weights,
     updates,
 )
 from kit.export.target import digest
@@ -57,26 +55,32 @@ class Measured:
 
 
 def measure(source: Source, rows: list[dict[str, Any]], longest: int) -> Measured:
-    """Loads the policy as it was trained and lets it answer."""
+    """Load the policy as it was trained and let it answer. Raises `ModelError` where memory is too small for it."""
+    try:
+        return _measure(source, rows, longest)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"There is no room for the model that was trained ({first_line(error)}), so the export cannot be verified. Free the "
+            "GPU, verify on the CPU (CUDA_VISIBLE_DEVICES= before the command), or leave the verification out: --no-verify."
+        ) from error
+
+
+def _measure(source: Source, rows: list[dict[str, Any]], longest: int) -> Measured:
     model = source.load().eval()
     tokenizer = source.tokenizer
     prompts, ends = prompt_ids(tokenizer, rows), end_ids(model, tokenizer)
     source.ends = ends
     pad = tokenizer.pad_token_id
     greedy = generate(model, prompts, ends, pad, longest)
-    answers = score(model, prompts, greedy, pad)
+    answers = score(model, prompts, greedy)
     answers.greedy = greedy
     computed = next(str(weight.dtype) for weight in model.parameters() if weight.is_floating_point())
     tied, before = is_tied(model), None
     if source.lora:
         with untrained(model):
-            before = score(model, prompts, greedy, pad).logps
-    else:
-        del model  # never two models at once
-        try:
-            before = score(source.load_start(), prompts, greedy, pad).logps
-        except (KitError, RuntimeError, IndexError) as error:  # another model's shapes and vocabulary, too
-            source.note_no_start(error)
+            before = score(model, prompts, greedy).logps
     return Measured(rows, prompts, ends, pad, longest, computed.removeprefix("torch."), tied, answers, before)
 
 
@@ -87,8 +91,6 @@ class Verdict:
     comparison: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     weights: dict[str, Any] | None = None
-    scores: dict[str, Any] | None = None
-    """Reward and share of right answers of the source's greedy answers (`trained`) and of the export's (`export`)."""
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -116,8 +118,15 @@ def verify(source: Source, measured: Measured, folder: Path, what: str, kind: st
         traceback.clear_frames(error.__traceback__)
         source.note(f"verified on the CPU, as the GPU had no room for it ({first_line(error)})")
     release()
-    on_the_cpu = replace(source.files, backend=Backend(TRANSFORMERS, "cpu", "the GPU has no room"))
-    return _verify(replace(source, files=on_the_cpu), measured, folder, what, kind, gguf)
+    return _verify(_on_the_cpu(source, measured), measured, folder, what, kind, gguf)
+
+
+def _on_the_cpu(source: Source, measured: Measured) -> Source:
+    """The source for the CPU, in bfloat16 where it was measured in that, else float32: the CPU trains in no float16."""
+    files = replace(source.files, backend=Backend(TRANSFORMERS, "cpu", "the GPU has no room"))
+    dtype = "bfloat16" if measured.computed == "bfloat16" else "float32"
+    model = source.config.model.model_copy(update={"dtype": dtype})
+    return replace(source, files=files, config=source.config.model_copy(update={"model": model}))
 
 
 def _verify(source: Source, measured: Measured, folder: Path, what: str, kind: str, gguf: Path | None) -> Verdict:
@@ -148,7 +157,6 @@ def _verify(source: Source, measured: Measured, folder: Path, what: str, kind: s
         raise_fatal(error)
         faults.append(f"it cannot be run: {first_line(error)}")
         return verdict
-    verdict.scores = scores(source, measured, answers.greedy)
     behaviour = judge(verdict.comparison, limits)
     faults += behaviour
     if found.rounded:
@@ -158,38 +166,6 @@ def _verify(source: Source, measured: Measured, folder: Path, what: str, kind: s
         else:
             source.note(f"{lost}; its answers are those of the trained model, which is what counts")
     return verdict
-
-
-def scores(source: Source, measured: Measured, greedy: list[list[int]]) -> dict[str, Any] | None:
-    """Reward and accuracy of both models' greedy answers; None, and a note, where they cannot be scored here."""
-    from kit.evaluation.checker import build_checker
-    from kit.evaluation.heldout import HeldOut, scoring_context
-    from kit.runner.prepare import build_reward
-
-    config, turns = source.config, source.config.generation
-    if turns.tools or turns.environment or turns.rollout or any("reference" not in row for row in measured.rows):
-        return None
-    try:
-        preset = build_reward(config)
-        checker = build_checker(config, preset)
-        asked = config.evaluation.model_copy(update={"prompts": len(measured.rows)})
-        heldout = HeldOut(measured.rows, preset, source.tokenizer, asked, turns, checker)
-
-        def scored(answers: list[list[int]]) -> dict[str, Any]:
-            done = [(ids, ids[-1:] != [] and ids[-1] not in measured.ends) for ids in answers]
-            samples = heldout._as_samples(measured.rows, done)
-            totals = [total for total in preset.score(samples, scoring_context()).totals if total is not None]
-            right = checker.is_correct(samples, scoring_context()) if checker.checker is not None else None
-            return {
-                "reward": math.fsum(totals) / max(1, len(totals)),
-                "accuracy": None if right is None else sum(right) / len(right),
-            }
-
-        cut = sum(ids[-1] not in measured.ends for ids in measured.answers.greedy if ids)
-        return {"trained": scored(measured.answers.greedy), "export": scored(greedy), "cut": cut}
-    except Exception as error:  # rewards raise what they like where the data's other columns are gone
-        source.note(f"the answers were not scored by the run's reward ({first_line(error)})")
-        return None
 
 
 def _open(source: Source, measured: Measured, folder: Path, what: str, gguf: Path | None) -> tuple[Any, Any, list[str]]:
@@ -224,7 +200,7 @@ def _open(source: Source, measured: Measured, folder: Path, what: str, gguf: Pat
 def answers_of(model: Any, tokenizer: Any, measured: Measured) -> Answers:
     """What an export says by itself, from its own ids to its own ends, and how it scores what the source said."""
     prompts = prompt_ids(tokenizer, measured.rows)
-    found = score(model, measured.prompts, measured.answers.greedy, measured.pad)
+    found = score(model, measured.prompts, measured.answers.greedy)
     found.greedy = generate(model, prompts, end_ids(model, tokenizer), measured.pad, measured.longest)
     return found
 
@@ -351,26 +327,20 @@ def generate(model: Any, prompts: list[list[int]], ends: list[int], pad: int, lo
     return results
 
 
-def score(model: Any, prompts: list[list[int]], completions: list[list[int]], pad: int) -> Answers:
+def score(model: Any, prompts: list[list[int]], completions: list[list[int]]) -> Answers:
     """Log-probabilities of given completions, and what the model would have chosen in place of each token."""
     import torch
 
-    found = Answers()
-    for start in range(0, len(prompts), BATCH):
-        pairs = list(zip(prompts[start : start + BATCH], completions[start : start + BATCH], strict=True))
-        width = max(len(prompt) + len(completion) for prompt, completion in pairs)
-        rows = [prompt + completion for prompt, completion in pairs]
-        # Padded on the right: a causal model's scores of what comes before do not depend on it.
-        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=model.device)
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=model.device)
+    answers = Answers()
+    for prompt, completion in zip(prompts, completions, strict=True):  # a row at a time: logits of a batch fill a GPU
+        ids = torch.tensor([prompt + completion], device=model.device)
         with torch.inference_mode():
-            logits = model(input_ids=ids, attention_mask=mask).logits  # (B, L, V)
-        for index, (prompt, completion) in enumerate(pairs):
-            own = logits[index, len(prompt) - 1 : len(prompt) + len(completion) - 1].float()  # (T, V)
-            chosen = torch.tensor(completion, device=own.device).unsqueeze(1)
-            found.logps.append(own.log_softmax(-1).gather(1, chosen).squeeze(1).tolist())
-            found.choices.append(own.argmax(-1).tolist())
-    return found
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]  # (L, V)
+            rows = logits[len(prompt) - 1 : -1].float()  # (T, V)
+            chosen = ids[0, len(prompt) :]
+            answers.logps.append(torch.nn.functional.cross_entropy(rows, chosen, reduction="none").neg().tolist())
+            answers.choices.append(rows.argmax(-1).tolist())
+    return answers
 
 
 # --- files and tokenizer ----------------------------------------------------------------------------------------------
@@ -526,18 +496,14 @@ def check_weights(source: Source, export: Any, kind: str) -> WeightCheck:
     """Every tensor of a loaded export against base + update, to within the rounding of `kind`.
 
     For a trained matrix also how much of its update is in it: that tells a forgotten layer, even where the update is smaller
-    than the rounding, as rounding errors do not point the way of the update. With all weights trained the update is what they
-    differ by from what training began with.
+    than the rounding, as rounding errors do not point the way of the update.
     """
     import torch
 
     found = WeightCheck()
+    # Files in safetensors are mapped, not read, so that the base takes no memory of its own beside the export.
     base = dict(load_plain(source, source.base if source.lora else str(source.weights)).named_parameters())
-    if source.lora:
-        changes: Mapping[str, torch.Tensor] = updates(source.weights)
-    else:
-        trained, start = base, starting_weights(source, base)
-        base, changes = (trained, {}) if start is None else (start, Difference(start, trained))
+    changes: Mapping[str, torch.Tensor] = updates(source.weights) if source.lora else {}
     limit, seen = ROUGHNESS[precision(kind)], set()
     stored_as = getattr(torch, precision(kind), None)  # None: a quantised form
     dots = sizes = 0.0

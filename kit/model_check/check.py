@@ -5,7 +5,6 @@ The trials run in this process: the scorer against plain logits, left padding ag
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import importlib.util
@@ -226,8 +225,6 @@ class _Trials:
         self._attempt("train", self._whole)
         self._attempt("LoRA", lambda: self._told(self._step(lora=True)))
         self._attempt("4-bit", self._four_bit)
-        self.report.findings.append(("vLLM", *vllm_support(self.family.architecture)))
-        self.report.findings.append(("sleep", UNTESTED, "vLLM's sleep mode needs a GPU and vLLM; see docs/vllm.md"))
         self._attempt("vision", self._vision)
         self.report.findings.append(("packing", *self._packing()))
 
@@ -318,25 +315,6 @@ class _Trials:
             for n, text in enumerate(questions)
         ]
         return self._told(self._step(lora=True, rows=rows))
-
-
-def vllm_support(architecture: str) -> tuple[str, str]:
-    """Whether the installed vLLM lists the architecture: its registry is read, not imported."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        return UNTESTED, "vLLM is not installed"
-    registry = Path(next(iter(spec.submodule_search_locations))) / "model_executor" / "models" / "registry.py"
-    if not registry.is_file():
-        return UNTESTED, "the installed vLLM keeps its list of models elsewhere"
-    if architecture in listed_architectures(registry.read_text(encoding="utf-8")):
-        return UNTESTED, "the installed vLLM lists this architecture; it was not run"
-    return FAILING, "the installed vLLM does not list this architecture; generate with generation.engine: hf"
-
-
-def listed_architectures(source: str) -> set[str]:
-    """Keys of all dictionaries of text in a Python source."""
-    keys = (key for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict) for key in node.keys)
-    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 
 def _plain(value: Any) -> Any:

@@ -62,8 +62,6 @@ GPU_LAYER_SECONDS = 0.9e-3
 CPU_LAYER_SECONDS = 0.5e-3
 CPU_BANDWIDTH = 8e9  # bytes a second
 CPU_EFFICIENCY = 0.5
-BUSY = 0.8
-"""Share of a core below which a thread that never waits has to share it."""
 
 
 @dataclass(frozen=True)
@@ -80,24 +78,7 @@ def speed_of(gpu: Gpu) -> Speed:
     return Speed(GPU_EFFICIENCY * gpu.teraflops * 1e12, 0.6 * gpu.bandwidth * 1e9, GPU_LAYER_SECONDS)
 
 
-@dataclass(frozen=True)
-class CpuSpeed(Speed):
-    """A CPU's speed as if nothing else ran, and the share of its time that this process got while it was measured."""
-
-    share: float
-
-    @property
-    def note(self) -> str | None:
-        """What to know of a time on a machine that is busy; None on one that is not."""
-        if self.share > BUSY:
-            return None
-        return (
-            f"this machine is busy: one thread got {self.share:.0%} of a core while it was measured. The time is that of an "
-            "idle machine; beside other programs a step takes longer"
-        )
-
-
-def cpu_speed(compute_bytes: int = 4) -> CpuSpeed:
+def cpu_speed(compute_bytes: int = 4) -> Speed:
     """The arithmetic of this CPU, in float32 or (2 bytes) bfloat16, on the threads that torch would use.
 
     Measured on one thread by the time that it was running, so that other programs do not make it slower.
@@ -109,15 +90,14 @@ def cpu_speed(compute_bytes: int = 4) -> CpuSpeed:
     torch.set_num_threads(1)
     try:
         torch.mm(left, left)
-        began, running, count = time.perf_counter(), time.thread_time(), 0
+        running, count = time.thread_time(), 0
         while (spent := time.thread_time() - running) < 0.1:
             torch.mm(left, left)
             count += 1
-        share = spent / (time.perf_counter() - began)
     finally:
         torch.set_num_threads(threads)
     rate = threads * count * 2 * 512**3 / spent
-    return CpuSpeed(CPU_EFFICIENCY * rate, CPU_BANDWIDTH, CPU_LAYER_SECONDS, share)
+    return Speed(CPU_EFFICIENCY * rate, CPU_BANDWIDTH, CPU_LAYER_SECONDS)
 
 
 def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 1) -> dict[str, float]:

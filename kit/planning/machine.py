@@ -22,11 +22,6 @@ GIB = 1024**3
 DISK_WARN, DISK_FAIL = 10 * GIB, 1 * GIB
 RAM_WARN, RAM_FAIL = 8 * GIB, 2 * GIB
 SHM_WARN = 64 * 1024**2
-TOKENS = {
-    "HF_TOKEN": "gated models and pushing to the hub",
-    "WANDB_API_KEY": "run.report_to: wandb",
-    "OPENAI_API_KEY": "judges behind an OpenAI-compatible service that asks for a key",
-}
 BF16_CAPABILITY = (8, 0)
 DRIVERS = {"12": "525", "13": "580"}
 """The oldest Linux driver of each CUDA major version (NVIDIA, CUDA compatibility guide)."""
@@ -52,7 +47,7 @@ def check_machine(root: str | Path = "runs", model: ModelConfig | None = None) -
     """
     checks: list[Check] = []
     for check in (versions, torch_build, gpu, lambda: backend(model), lambda: run_folder(root),
-                  lambda: disk(root), memory, processors, shared_memory, sandbox, tokens, caches):  # fmt: skip
+                  lambda: disk(root), memory, shared_memory, sandbox, caches):  # fmt: skip
         checks += _tried(check)
     return checks
 
@@ -245,13 +240,6 @@ def _graded(name: str, value: float, warn: float, fail: float, seen: str, fix: s
     return Check(name, level, seen, fix if level != "ok" else "")
 
 
-def processors() -> Iterator[Check]:
-    """Cores that a run may use."""
-    from kit.models.backend import physical_cores
-
-    yield Check("cores", "ok", f"{physical_cores()} physical, {os.cpu_count()} logical")
-
-
 def shared_memory() -> Iterator[Check]:
     """/dev/shm, which containers often make too small for data loaders and vLLM."""
     path = Path("/dev/shm")
@@ -279,18 +267,6 @@ def sandbox() -> Iterator[Check]:
         "no isolation works here; rewards that run generated code will refuse to start",
         "Allow user namespaces in the container, or run on Linux 6.2 or later, which has Landlock.",
     )
-
-
-def tokens() -> Iterator[Check]:
-    """Which keys are set. Their values are not looked at."""
-    for name, purpose in TOKENS.items():
-        present = bool(os.environ.get(name)) or (name == "HF_TOKEN" and _stored_hub_token())
-        yield Check(name, "ok", f"{'set' if present else 'not set'}; needed for {purpose} only")
-
-
-def _stored_hub_token() -> bool:
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    return Path(os.environ.get("HF_TOKEN_PATH") or Path(home) / "token").is_file()
 
 
 def caches() -> Iterator[Check]:

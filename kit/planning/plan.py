@@ -14,7 +14,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError
 from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, planned_workload, prompt_tokens
 from kit.models.shape import ModelShape, shape_of
-from kit.planning.gpus import CpuSpeed, Gpu, cpu_speed, estimate, run_seconds, speed_of, this_gpu
+from kit.planning.gpus import Gpu, cpu_speed, estimate, run_seconds, speed_of, this_gpu
 
 if TYPE_CHECKING:
     from kit.config.sections import ModelConfig
@@ -288,8 +288,6 @@ def plan(
     `room` (bytes) replaces what is free on this machine. `name` and `given` are what the user calls the configuration and
     the overrides that came with it, for the command that is printed. Raises `KitError`.
     """
-    from kit.trainer.savings import planned
-
     found = subject(config if gpu else with_own_engine(config))
     place = _place(gpu, room)
     device, room = place.device, place.room
@@ -298,7 +296,6 @@ def plan(
     changes = None if fits else fixes(config, lambda c: found.memory(place, c), room, device)
     work = found.work(place)
     speed = speed_of(gpu) if gpu else cpu_speed(work.compute_bytes) if device == "cpu" else speed_of(_present())
-    busy = speed.note if isinstance(speed, CpuSpeed) else None
     seconds = estimate(found.shape, work, speed, config.optimisation.iterations)
     completion = seconds["rollout"] * config.optimisation.iterations / config.optimisation.batch_size
     whole = run_seconds(config, seconds["step"], completion)
@@ -316,8 +313,6 @@ def plan(
         "hours": sum(whole.values()) / 3600,
         "time_is": "estimated",
         "notes": found.notes + ([] if device == "cpu" else [GPU_NOTE]),
-        "busy": busy,
-        "savings": planned(config, found.objective),
     }
 
 

@@ -18,14 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, RunConfig, load_config
 from kit.errors import DataError, KitError, RunError
 from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, first_failure, lengths_of, scoring_context
-from kit.evaluation.statistics import Z_95, Estimate, bootstrap_mean, pass_at_k, wilson
+from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
 from kit.generation.prompts import thinking_note
 from kit.planning.gpus import estimate_update, run_seconds
@@ -77,17 +77,8 @@ class Signal:
     step_seconds: float  # a step, rewards included
     config: RunConfig
     failure: str | None = None
-    ended_right: Estimate | None = (
-        None  # share of right ones among completions that ended by themselves; None: not known
-    )
     rows: int | None = None  # prompts that there are; None: not known
     room: int | None = None  # tokens that the context leaves to a completion; None: not known
-
-    @property
-    def cut_in_vain(self) -> bool:
-        """Whether so many are cut that it would be said, and a longer limit would not help: what ended is never right."""
-        ended = self.ended_right
-        return self.truncated.low > TRUNCATED and ended is not None and ended.value == 0 and ended.high < NEVER
 
     @property
     def group(self) -> int:
@@ -116,16 +107,10 @@ class Verdict:
 def judge(signal: Signal) -> Verdict:
     """The verdict, its reason, and the one change to make (empty where none is needed)."""
     for decide in (_failing, _truncated, _malformed, _spread):
-        found = decide(signal)
-        if found is not None:
-            break
-    else:
-        found = _learns(signal)
-    if not signal.cut_in_vain:
-        return found
-    cut = _share(signal.truncated)
-    vain = f"; {cut} are cut at the limit, but none of those that ended is right: a longer one would not help"
-    return replace(found, because=found.because + vain)
+        verdict = decide(signal)
+        if verdict is not None:
+            return verdict
+    return _learns(signal)
 
 
 def _failing(signal: Signal) -> Verdict | None:
@@ -138,8 +123,6 @@ def _failing(signal: Signal) -> Verdict | None:
 
 def _truncated(signal: Signal) -> Verdict | None:
     limit = signal.config.generation.max_completion_tokens
-    if signal.cut_in_vain:
-        return None
     if signal.truncated.low <= TRUNCATED:
         change = longer_completions(signal.config, signal.room)
         return _unsure(signal, "of completions are cut at the limit", signal.truncated, TRUNCATED, change)
@@ -240,16 +223,8 @@ def _unsure(signal: Signal, what: str, share: Estimate, threshold: float, change
     if signal.prompts >= most:
         there = f"all {signal.prompts} training rows" if signal.prompts == signal.rows else f"{signal.prompts} prompts"
         return Verdict("borderline", f"{within}, with {there} sampled", change)
-    more = min(most, prompts_needed(signal.prompts, share, threshold))
+    more = min(most, 4 * signal.prompts)  # half as wide an interval
     return Verdict("sample more", f"{within}, so {signal.prompts} prompts do not decide", f"--prompts {more}")
-
-
-def prompts_needed(prompts: int, share: Estimate, threshold: float) -> int:
-    """Prompts at which an interval of the same spread around `share` would leave the threshold out; 2 to 16 times more."""
-    gap = max(abs(share.value - threshold), 1e-9)
-    variance = max(share.value * (1 - share.value), 0.25 / max(prompts, 1))
-    wanted = math.ceil(Z_95**2 * variance / gap**2)
-    return min(MOST_PROMPTS, max(2 * prompts, min(wanted, 16 * prompts)))
 
 
 def _share(estimate: Estimate) -> str:
@@ -429,42 +404,27 @@ def describe(
         step_seconds=step,
         config=config,
         failure=first_failure(verdict) if verdict.failure_share else None,
-        ended_right=_ended_right(sampled),
         rows=rows,
         room=room,
     )
     whole = run_seconds(config, step, (rollout + scoring) / batch)
-    latencies = sorted(map(sum, zip(*verdict.latencies.values(), strict=True)))
     return {
         "verdict": judge(signal).as_dict(),
         "prompts": signal.prompts,
         "k": k,
         **_passes(hits, k),
         "reward": signal.reward._asdict() if numbers else None,
-        "reward_spread_mean": _mean([_deviation(totals[group]) for group in groups]),
         "spread_share": signal.spread._asdict(),
-        "zero_spread_share": Estimate(1 - spread.value, 1 - spread.high, 1 - spread.low)._asdict(),
         "note": _group_note(k, group_size),
         "truncated_share": signal.truncated._asdict(),
         "wrong_format_share": signal.malformed._asdict(),
         "failure_share": signal.failures._asdict(),
         "failure": signal.failure,
         "completion_tokens_mean": sum(tokens) / count,
-        "tokens_per_second": sum(tokens) / max(sampled.generation_seconds, 1e-9),
-        "reward_latency_ms": {"p50": 1e3 * _quantile(latencies, 0.5), "p95": 1e3 * _quantile(latencies, 0.95)},
         "seconds": {"rollout": rollout, "reward": scoring, "update": update, "step": step},
         "run_seconds": whole,
         "hours": sum(whole.values()) / 3600,
-        "estimated": ["seconds.update", "seconds.step", "hours"],
     }
-
-
-def _ended_right(sampled: Sampled) -> Estimate | None:
-    """Share of right answers among the completions that ended by themselves; None where nothing says, or none ended."""
-    if sampled.correct is None:
-        return None
-    ended = [right for right, (_, cut) in zip(sampled.correct, sampled.completions, strict=True) if not cut]
-    return wilson(sum(ended), len(ended)) if ended else None
 
 
 def _passes(hits: list[int] | None, k: int) -> dict[str, Any]:
@@ -516,16 +476,6 @@ def _over_prompts(values: list[float], groups: list[slice]) -> Estimate:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _deviation(values: list[float | None]) -> float | None:
-    known, mean = [value for value in values if value is not None], _mean(values)
-    return None if mean is None else (sum((value - mean) ** 2 for value in known) / len(known)) ** 0.5
-
-
-def _quantile(ordered: Sequence[float], level: float) -> float:
-    """The nearest-rank quantile; 0 of nothing."""
-    return ordered[min(len(ordered) - 1, int(level * len(ordered)))] if ordered else 0.0
 
 
 # --- fresh completions of chosen rows, for the page -------------------------------------------------------------------

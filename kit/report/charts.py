@@ -1,6 +1,6 @@
 """Charts as SVG: `svg` draws a panel that `kit.report.panels` chooses, `figure` puts the charts of a run into one picture.
 
-The charts stand in reports, pages, notebooks, comparisons, sweeps. They need no script, follow light and dark by the page's CSS
+The charts stand in reports, pages, notebooks and comparisons. They need no script, follow light and dark by the page's CSS
 variables with a light fallback, and have a title and a description in words; all texts are escaped.
 """
 
@@ -87,13 +87,8 @@ def svg(
     panel: Panel,
     x_label: str = "optimiser step",
     marks: Sequence[tuple[float, str]] = (),
-    *,
-    areas: Sequence[tuple[float, float, str]] = (),
-    density: Sequence[tuple[float, float, float]] = (),
 ) -> Markup:
     """A panel as SVG, with (x, text) `marks` as vertical lines. Without a number to draw it says so.
-
-    `areas` are stretches (from, to, text) of x that stand out, `density` shares (from, to, share) of something along x.
 
     Long series are drawn with at most 500 points, peaks kept, and, where the panel is smooth, with their running mean over
     the single values; of a stack the means of 250 equal stretches, so that its parts add up.
@@ -104,8 +99,7 @@ def svg(
     legend, top = _legend([one.name for one in series])
     sums = [thinned(one) for one in panel.stack()] if panel.stacked and len(series[0].x) > 1 else []
     frame = _frame(sums or series, (panel.low, panel.high), top)
-    body = [*_areas(frame, areas), *_density(frame, density)]
-    body += [*legend, *_axes(frame, x_label, panel.label), *_marks(frame, marks)]
+    body = [*legend, *_axes(frame, x_label, panel.label), *_marks(frame, marks)]
     for place, one in enumerate(sums):
         body.append(_area(frame, one, sums[place - 1] if place else None, place))
     for place, one in enumerate(series if not sums else ()):
@@ -138,20 +132,6 @@ def intervals(rows: Sequence[tuple[str, float, float, float]], title: str, *, re
         body.append(_dot(place(value), y, 0, 4.5))
     words = "; ".join(f"{label}: {number(value)}, {number(low)} to {number(high)}" for label, value, low, high in kept)
     return _svg(title, f"95 % intervals. {words}.", bottom + 24, body)
-
-
-def bars(rows: Sequence[tuple[str, float]], title: str) -> Markup:
-    """Values from 0 upward as horizontal bars, as SVG; negative ones count as 0."""
-    kept = [(label, max(0.0, value)) for label, value in rows if _is_finite(value)]
-    longest = max((value for _, value in kept), default=0.0) or 1.0
-    body = []
-    for index, (label, value) in enumerate(kept):
-        y, width = TOP + 38 * index, max(1.5, value / longest * (WIDTH - 28))
-        body += [_text(14, y + 13, _short(label, 44), strong=True), _text(WIDTH - 14, y + 13, number(value), "end")]
-        body.append(Markup('<rect x="14" y="{}" width="{:.1f}" height="9" rx="2" style="{}"/>').format(
-            y + 19, width, f"fill:{_color(0)}"))  # fmt: skip
-    words = "; ".join(f"{label}: {number(value)}" for label, value in kept)
-    return _svg(title, f"{words}." if words else "There is nothing to draw yet.", TOP + 38 * len(kept) + 8, body)
 
 
 def describe(series: Sequence[Series], x_label: str, y_label: str) -> str:
@@ -271,29 +251,6 @@ def _marks(frame: Frame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
         if low <= x <= high:
             place = f'<line x1="{frame.x(x):.1f}" y1="{frame.top:.1f}" x2="{frame.x(x):.1f}" y2="{frame.bottom:.1f}" '
             body.append(Markup('{}class="mark"><title>{}</title></line>').format(Markup(place), text))
-    return body
-
-
-def _areas(frame: Frame, areas: Sequence[tuple[float, float, str]]) -> list[Markup]:
-    shape = '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:g}" class="area" style="{}"><title>{}</title></rect>'
-    style = f"fill:{_color(4)};fill-opacity:.13"
-    return [
-        Markup(shape).format(frame.x(low), frame.top, frame.x(high) - frame.x(low), PLOT_HEIGHT, style, text)
-        for low, high, text in areas
-    ]
-
-
-def _density(frame: Frame, density: Sequence[tuple[float, float, float]]) -> list[Markup]:
-    """Boxes on the floor of the plot whose areas are shares; the highest is a third of it."""
-    left, right = frame.x_ticks[0], frame.x_ticks[-1]
-    heights = [share / (high - low) for low, high, share in density]
-    body, style = [], f"fill:{_color(5)};fill-opacity:.5"
-    shape = '<rect x="{:.1f}" y="{:.1f}" width="{:.2f}" height="{:.1f}" style="{}"><title>{}</title></rect>'
-    for (low, high, share), height in zip(density, heights, strict=True):
-        start, end = frame.x(max(low, left)), frame.x(min(high, right))
-        tall = PLOT_HEIGHT / 3 * height / max(heights)
-        words = f"{share:.0%} from {number(low, 4)} to {number(high, 4)}"
-        body.append(Markup(shape).format(start, frame.bottom - tall, max(2.5, end - start), tall, style, words))
     return body
 
 

@@ -32,8 +32,6 @@ class Record:
     metrics: list[Tree]
     events: list[Tree]
     evaluations: dict[str, Tree]
-    batches: list[Path]
-    """Files with completions, one a generation batch, in order."""
     faults: list[str] = field(default_factory=list)
     notes: str = ""
 
@@ -59,7 +57,6 @@ def read(run: RunDir) -> Record:
         metrics=_lines(run.metrics, run.metrics_file, faults),
         events=_lines(run.events, run.events_file, faults),
         evaluations={path.stem: _json(path, faults) for path in sorted(run.eval.glob("*.json"))},
-        batches=sorted(run.completions.glob("*.parquet")),
         faults=faults,
         notes=_notes(run, faults),
     )
@@ -71,17 +68,6 @@ def _notes(run: RunDir, faults: list[str]) -> str:
     except RunError as error:
         faults.append(str(error))
         return ""
-
-
-def rows(path: Path) -> list[Tree]:
-    """The completions of one file. Raises `RunError` when it cannot be read."""
-    import pyarrow.parquet as pq
-
-    try:
-        table: list[Tree] = pq.ParquetFile(path).read().to_pylist()  # pq.read_table would load pandas
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
-        raise RunError(f"{path.name} cannot be read: {error}") from error
-    return table
 
 
 def read_tree(path: Path) -> Tree:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,10 @@ from typing import Any
 from markupsafe import Markup
 
 from kit.config import RunConfig
-from kit.errors import RunError
 from kit.report.charts import intervals, number, svg
-from kit.report.machine import spending
 from kit.report.page import page, piece, shorten
 from kit.report.panels import LEARNING, MACHINE, columns_of, panels
-from kit.report.record import Record, Tree, read, rows, split, words
+from kit.report.record import Record, Tree, read, words
 from kit.report.scores import Difference, Scores, difference, ends, estimates, interval, signed
 from kit.runs.files import clock, human_size, write_atomic
 from kit.runs.metrics import is_number, last_step, placed, points, result_of
@@ -32,14 +29,14 @@ from kit.runs.secrets import redact, redacted
 from kit.runs.store import ALIVE, RunDir
 
 NAME = "report.html"
-WITH_ROWS = ("Samples", "Training completions")
+WITH_ROWS = ("Samples",)
 """Sections that hold rows of the data."""
 LAST = 10
 """Steps over which the reward at the end is averaged."""
 MOST_ALERTS = 4
 MOST_OF_A_KIND = 12
 """Events of one kind that are listed one by one; more are counted."""
-MOST_SAMPLES, MOST_COMPLETIONS = 8, 16
+MOST_SAMPLES = 8
 ROUTINE = ("checkpoint", "evaluation", "memory")
 """Kinds of events of which only the number and the last are told."""
 HOOKS = ("advantage", "clip", "weights", "regularizers", "reduction")
@@ -58,7 +55,6 @@ CHARTS = ("Reward on training prompts", "Held-out problems solved", "Completion 
 """The panels of the report that a card has room for."""
 TRAINING = "Training"
 _PROGRESS = re.compile(r"(?P<title>\S.*?)  (?P<done>\d+)/(?P<total>\d+)  (?P<note>.*)")
-Rows = list[list[str | Markup]]
 section = partial(piece, "report.html")
 
 
@@ -82,15 +78,11 @@ def render(record: Record, leave_out: Collection[str] = ()) -> str:
         "Summary": summary,
         "Held-out scores": scores,
         "Curves": lambda of: section("curves", curves(of, LEARNING)),
-        "What the machine did": machine,
+        "What the machine did": lambda of: section("curves", curves(of, MACHINE)),
         "Samples": samples,
-        "Training completions": completions,
         "Events": events,
         "Configuration": configuration,
-        "Data": data,
-        "Environment": environment,
-        "Reproduce": reproduce,
-        "About this report": _about,
+        "Data and environment": provenance,
     }
     if record.notes:
         parts = {"Summary": summary, "Notes": lambda of: section("notes", of.notes), **parts}
@@ -253,13 +245,6 @@ def curves(record: Record, topic: str) -> list[Markup]:
     return [svg(panel, marks=marked) for panel in found if panel.topic == topic]
 
 
-def machine(record: Record) -> Markup:
-    """Seconds by phase, memory and speed, the largest term named with what to change."""
-    spent = spending(columns_of(record.metrics), record.config, record.env)
-    told = None if spent is None else (spent.words, spent.advice, spent.rows)
-    return section("machine", told, curves(record, MACHINE))
-
-
 def samples(record: Record) -> Markup:
     """The first held-out problems with what the model said before and after."""
     before, after, result = ends(record.metrics, record.evaluations)
@@ -282,46 +267,6 @@ def _samples(found: Scores | None) -> dict[tuple[str, str | None], Mapping[str, 
     }  # fmt: skip
 
 
-def completions(record: Record) -> Markup:
-    """One group each of the first, the middle and the last batch on record."""
-    count, size = len(record.batches), int(record.value("generation.num_generations") or 0)
-    chosen = sorted({0, count // 2, count - 1}) if count else []
-    return section("completions", [_batch(record.batches[index], size) for index in chosen])
-
-
-def _batch(path: Path, size: int) -> dict[str, Any] | str:
-    """A batch's first group whose rewards differ, or the first if none does; words where it cannot be shown."""
-    try:
-        table = rows(path)
-    except RunError as error:
-        return str(error)
-    found = split(table, size)
-    if not found:
-        return f"{path.name} holds no completion."
-    index = next((i for i, group in enumerate(found) if len({row.get("advantage") for row in group}) > 1), 0)
-    group, first = found[index], found[index][0]
-    names = [key.removeprefix("reward/") for key in first if key.startswith("reward/") and key.count("/") == 1]
-    return {
-        "title": f"Step {table[0].get('step', '?')}, group {index + 1} of {len(found)}",
-        "prompt": str(first.get("prompt")),
-        "reference": first.get("reference"),
-        "head": ["completion", "advantage", *names, "tokens", "ended"],
-        "rows": [_completion(row, names) for row in group[:MOST_COMPLETIONS]],
-        "hidden": len(group[MOST_COMPLETIONS:]),
-    }
-
-
-def _completion(row: Tree, names: list[str]) -> list[str]:
-    advantage = row.get("advantage")
-    cells = [shorten(str(row.get("completion")), 1200)]
-    cells.append("–" if advantage is None else f"{advantage:+.2f}".replace("-", "−"))
-    for name in names:  # a component's value with its status where there is more to say than ok or wrong
-        text, status = number(row.get(f"reward/{name}")), row.get(f"reward/{name}/status")
-        cells.append(text if status in (None, "ok", "wrong") else f"{text} ({status})")
-    ended = str(row.get("finish_reason"))
-    return [*cells, number(row.get("tokens"), 6), {"stop": "by itself", "length": "cut at the limit"}.get(ended, ended)]
-
-
 def events(record: Record) -> Markup:
     """Alerts and events by time; routine ones are summed up."""
     sums = [
@@ -329,7 +274,7 @@ def events(record: Record) -> Markup:
         _routine("evaluation in between", "evaluations in between", record.events, "evaluation"),
         _memory(record.events),
     ]
-    return section("events", [*_listed(record), *_missing_numbers(record)], " ".join(filter(None, sums)))
+    return section("events", _listed(record), " ".join(filter(None, sums)))
 
 
 def marks(record: Record) -> list[tuple[float, str]]:
@@ -354,17 +299,6 @@ def _listed(record: Record) -> list[list[str]]:
     return found + [["", "", f"{count} more of '{kind}'"] for kind, count in more if kind not in ROUTINE]
 
 
-def _missing_numbers(record: Record) -> list[list[str]]:
-    """A row for every curve in which numbers are missing because they were not finite."""
-    found = []
-    for key in ("loss", "grad_norm", "reward", "kl", "entropy"):
-        steps = [line.get("step") for line in record.metrics if key in line and line[key] is None]
-        if steps:
-            text = f"{key} was not a finite number in {len(steps)} line{'s' * (len(steps) > 1)}."
-            found.append(["", number(steps[0] if is_number(steps[0]) else None, 9), text])
-    return found
-
-
 def _routine(one: str, many: str, found: list[Tree], kind: str) -> str:
     steps = [event["step"] for event in found if event.get("kind") == kind and is_number(event.get("step"))]
     return f"{len(steps)} {one if len(steps) == 1 else many}, the last at step {number(steps[-1], 9)}." if steps else ""
@@ -378,17 +312,33 @@ def _memory(found: list[Tree]) -> str:
 
 
 def configuration(record: Record) -> Markup:
-    """What differs from the defaults, the objective by its parts, and everything folded."""
+    """What differs from the defaults, and the full configuration, folded."""
+    text = _yaml(redacted(record.config)) if record.config else ""
+    return section("configuration", list(_changed(record.config)), text)
+
+
+def provenance(record: Record) -> Markup:
+    """The content of data.json and env.json, folded, and the commands that train the same again."""
+    packages = record.env.get("packages") or {}
+    commit = (record.env.get("git") or {}).get("commit")
+    pins = [
+        f"{name}=={packages[name]}"
+        for name in MAIN_PACKAGES
+        if name in packages and not (commit and name == "grpo-kit")
+    ]
+    commands = [f"git checkout {commit}"] if commit else []
+    commands += [shlex.join(["pip", "install", *pins])] if pins else []
+    commands.append(
+        shlex.join(["grpo-kit", "train", "config.yaml", "-o", f"run.id={record.id[:58].rstrip('-')}-again"])
+    )
+    files = {name: _yaml(redacted(tree)) for name, tree in (("Data", record.data), ("Environment", record.env)) if tree}
+    return section("provenance", files, "\n".join(commands))
+
+
+def _yaml(tree: Tree) -> str:
     import yaml
 
-    objective = [["recipe", str(record.value("objective.recipe"))]] if record.value("objective.recipe") else []
-    for part in HOOKS:
-        value = record.value(f"objective.{part}")
-        hooks = value if isinstance(value, list) else [value] if value else []
-        if hooks:
-            objective.append([part, "; ".join(_call(hook) for hook in hooks)])
-    text = yaml.safe_dump(redacted(record.config), sort_keys=False, allow_unicode=True, width=100)
-    return section("configuration", list(_changed(record.config)), objective, text if record.config else "")
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _changed(config: Tree) -> Iterator[list[str]]:
@@ -411,93 +361,8 @@ def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _call(hook: Any) -> str:
-    if not isinstance(hook, dict):
-        return str(hook)
-    values = ", ".join(f"{key}={_written(value)}" for key, value in hook.items() if key != "name")
-    name = hook.get("name", "the recipe’s")
-    return f"{name}({values})" if values else str(name)
-
-
 def _written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def data(record: Record) -> Markup:
-    """Where the rows came from, how many there were, and the hash that tells whether they are still the same."""
-    info = redacted(record.data)
-    if not info:
-        return section("data", [])
-    counts, task, mapping = info.get("rows") or {}, info.get("task") or {}, info.get("mapping") or {}
-    found: Rows = [["source", str(info.get("source"))]]
-    found += [[key, str(info[key])] for key in ("subset", "split", "revision") if info.get(key)]
-    if task:
-        found.append(["task", f"{task.get('name')} {_written(task.get('params') or {})}, seed {task.get('seed')}"])
-    found.append(["rows", ", ".join(f"{number(n, 9)} {key.replace('_', ' ')}" for key, n in counts.items() if n)])
-    found.append(["content hash (SHA-256)", _code(info.get("sha256"))])
-    found.append(["columns", f"prompt from '{mapping.get('prompt')}', reference from '{mapping.get('reference')}'"])
-    found += [["note", str(note)] for note in info.get("notes") or []]
-    bad = info.get("bad_rows") or []
-    found += [["left out", f"row {row.get('row')}: {row.get('reason')}"] for row in bad[:3] if isinstance(row, dict)]
-    return section("data", found)
-
-
-def environment(record: Record) -> Markup:
-    """Packages, machine, seeds and the commit."""
-    env = redacted(record.env)
-    if not env:
-        return section("environment", [], "")
-    backend, seeds, git = env.get("backend") or {}, env.get("seeds") or {}, env.get("git")
-    code: str | Markup = "installed package"
-    if isinstance(git, dict) and git.get("commit"):
-        dirty = ", with changes that were not committed: the exact code is not on record" if git.get("dirty") else ""
-        code = Markup("commit {}{}").format(_code(git["commit"]), dirty)
-    reason = f" ({backend['reason']})" if backend.get("reason") else ""
-    found: Rows = [
-        ["device", str(env.get("gpu") or backend.get("device")) + (f", CUDA {env['cuda']}" if env.get("cuda") else "")],
-        ["backend", f"{backend.get('name')}{reason}"],
-        ["threads", str(env.get("threads"))],
-        ["Python", f"{env.get('python')} on {env.get('platform')}"],
-        ["packages", ", ".join(f"{name} {version}" for name, version in (env.get("packages") or {}).items())],
-        ["seeds", ", ".join(f"{name.replace('_', ' ')} {seed}" for name, seed in seeds.items())],
-        ["code", code],
-    ]
-    arguments = json.dumps(env.get("trainer_arguments") or {}, indent=1, ensure_ascii=False)
-    return section("environment", found, arguments)
-
-
-def _code(text: Any) -> Markup:
-    return Markup("<code>{}</code>").format(str(text))
-
-
-def reproduce(record: Record) -> Markup:
-    """The command that trains the same again, and what it takes for the numbers to be the same."""
-    packages = record.env.get("packages") or {}
-    commit = (record.env.get("git") or {}).get("commit")
-    names = [name for name in MAIN_PACKAGES if name in packages and not (commit and name == "grpo-kit")]
-    commands = [f"git checkout {commit}"] if commit else []
-    commands += ["pip install " + " ".join(f"{name}=={packages[name]}" for name in names)] if names else []
-    again = f"{record.id[:58].rstrip('-')}-again"
-    commands.append(shlex.join(["grpo-kit", "train", "config.yaml", "-o", f"run.id={again}"]))
-    return section("reproduce", "\n".join(commands), list(_own_files(record.config)))
-
-
-def _own_files(tree: Any) -> Iterator[str]:
-    """Texts of the form `file.py:function` anywhere in the configuration."""
-    if isinstance(tree, (dict, list)):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from _own_files(value)
-    elif isinstance(tree, str) and ".py:" in tree:
-        yield tree
-
-
-def _about(record: Record) -> Markup:
-    return section("about", record.id, _date(record.status.get("started")), _date(time.time()))
-
-
-def _date(seconds: Any) -> str:
-    """Day and time, UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if is_number(seconds) else "unknown"
 
 
 @dataclass(frozen=True)

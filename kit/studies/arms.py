@@ -117,7 +117,7 @@ def parse_change(change: str, taken: set[str]) -> tuple[str, list[str]]:
     """`fast:a.b=1,c.d=[2, 3]` to ("fast", ["a.b=1", "c.d=[2, 3]"]); an arm without a name is named by its values."""
     found = re.match(r"([a-z0-9][a-z0-9-]*):(?=\s*[\w.]+\s*=)", change)
     name, text = (found[1], change[found.end() :]) if found else (None, change)
-    keys = [part.strip() for part in _split(text)]
+    keys = [part.strip() for part in re.split(r",(?=\s*\w+(?:\.\w+)+\s*=)", text)]  # commas before another key
     for key in (part.partition("=")[0].strip() for part in keys):
         section, _, rest = key.partition(".")
         if section == "run" and rest in ("id", "root", "seed"):
@@ -134,24 +134,6 @@ def parse_change(change: str, taken: set[str]) -> tuple[str, list[str]]:
     while free in taken:
         free, number = f"{plain}-{number}", number + 1
     return free, keys
-
-
-def _split(text: str) -> list[str]:
-    """At commas before another `section.key=`, outside brackets and quotes."""
-    parts, start, depth, quote = [], 0, 0, ""
-    for place, letter in enumerate(text):
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        elif letter == "," and depth == 0 and re.match(r"\s*\w+(\.\w+)+\s*=", text[place + 1 :]):
-            parts.append(text[start:place])
-            start = place + 1
-    return [*parts, text[start:]]
 
 
 def parse_seeds(seeds: str | int, first: int) -> tuple[int, ...]:
@@ -319,7 +301,6 @@ def compare(
     root: str | Path | None = None,
     name: str | None = None,
     metric: str | None = None,
-    effect: float | None = None,
     tell: Callable[[str], None] = print,
 ) -> Comparison:
     """Trains `config` and its changed copies with the same seeds, interleaved, and says which is better, or cannot be told.
@@ -334,7 +315,6 @@ def compare(
         root: folder of the runs; None is the configuration's.
         name: of the comparison; None is made of the configuration's name and a hash of what is compared.
         metric: the score that decides, e.g. `pass@1`; None is evaluation.metric.
-        effect: the difference that matters, for the number of seeds that could tell.
         tell: hears of each run.
 
     Raises:
@@ -344,5 +324,5 @@ def compare(
     plan = make_plan(
         config, changes, seeds=seeds, steps=steps, overrides=overrides, root=root, name=name, metric=metric
     )
-    result = carry_out(plan, tell, quiet=True, metric=metric, effect=effect)
+    result = carry_out(plan, tell, quiet=True, metric=metric)
     return Comparison(result, file_page(result, plan.folder))

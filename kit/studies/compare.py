@@ -1,11 +1,11 @@
 """Compares runs: which arm is better on held-out problems, by how much, and is that more than luck? No torch.
 
 `compare_runs` takes runs that exist; `kit.studies.arms` makes them from one configuration and changes to it. How differences
-are judged, and how many seeds would be needed, stands in `kit.studies.statistics`. Below: the table for the terminal, the
+are judged stands in `kit.studies.statistics`. Below: the table for the terminal, the
 page, and the files that a comparison leaves.
 
 `python -m kit.studies.compare REQUEST` compares in a process of its own, for faces that must not wait. The request is {runs:
-[[ids of an arm], ...] or [ids], root, metric, effect, evaluation, result}; the result file gets what `compare_runs` returns.
+[[ids of an arm], ...] or [ids], root, metric, evaluation, result}; the result file gets what `compare_runs` returns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from kit.report import charts
 from kit.report.page import page, piece
 from kit.runs.files import to_json, write_atomic
 from kit.runs.store import RUN_ID
-from kit.studies import statistics
 from kit.studies.scores import (
     Arms,
     RunScores,
@@ -41,7 +40,7 @@ from kit.studies.scores import (
     read_run,
     same_seeds,
 )
-from kit.studies.statistics import Difference, Floats, difference, holm
+from kit.studies.statistics import Difference, Floats, detectable, difference, holm
 
 ALPHA = 0.05
 BETTER, WORSE, UNCLEAR = "better", "worse", "not distinguishable"
@@ -69,7 +68,6 @@ def compare_runs(
     root: str | Path = "runs",
     *,
     metric: str | None = None,
-    effect: float | None = None,
     evaluation: str | None = None,
 ) -> dict[str, Any]:
     """Compares arms, each one or more runs (seeds), with the first: plain numbers, ready for JSON.
@@ -79,7 +77,6 @@ def compare_runs(
             or lists by the arm's name.
         metric: the score that decides: greedy_accuracy, pass@1, pass@K, maj@K or greedy_reward. None: what the first
             run's evaluation.metric says.
-        effect: the difference that matters, in the metric's unit, for the number of seeds needed; None: the one seen.
         evaluation: the name of the evaluation to compare (`again`); None: each run's last.
 
     Raises:
@@ -103,7 +100,7 @@ def compare_runs(
         "problems": len(problems),
         "arms": [_arm(name, runs_of, scores[name]) for name, runs_of in arms.items()],
         "comparisons": [
-            judge(first, other, found, p, ALPHA / len(others), effect, chosen, not_comparable(arms[first], arms[other]))
+            judge(first, other, found, p, ALPHA / len(others), chosen, not_comparable(arms[first], arms[other]))
             for other, found, p in zip(others, differences, corrected, strict=True)
         ],
         "quantities": compare_quantities(arms, chosen),
@@ -200,7 +197,6 @@ def judge(
     found: Difference,
     p_holm: float,
     alpha: float,
-    effect: float | None,
     metric: str,
     refused: str | None = None,
 ) -> dict[str, Any]:
@@ -210,14 +206,6 @@ def judge(
     """
     verdict = UNCLEAR if p_holm >= ALPHA else BETTER if found.value > 0 else WORSE
     verdict = verdict if refused is None else NOT_COMPARABLE
-    goal = found.value if effect is None else effect
-    needed = {
-        "difference": goal,
-        "power": statistics.POWER,
-        "seeds": statistics.needed_seeds(found.parts, goal, alpha),
-        "problems": statistics.needed_problems(found.parts, goal, alpha),
-        "detectable": statistics.detectable(found.parts, alpha),
-    }
     result = {
         "arm": arm,
         "baseline": baseline,
@@ -228,9 +216,8 @@ def judge(
         "p_holm": p_holm,
         "standard_error": found.standard_error,
         "degrees_of_freedom": found.parts.df,
-        "bootstrap": {"low": found.bootstrap_low, "high": found.bootstrap_high, "share_better": found.share_better},
         "variances": asdict(found.parts),
-        "needed": needed,
+        "detectable": detectable(found.parts, alpha),
         "scope": "method" if found.of_the_method else "weights",
     }
     return result | {"text": sentence(result, metric)}
@@ -255,28 +242,14 @@ def sentence(found: Mapping[str, Any], metric: str) -> str:
     return text
 
 
-def _what_it_takes(found: Mapping[str, Any]) -> str:
-    if not found["standard_error"]:
-        if found["difference"]["value"]:
+def _what_it_takes(comparison: Mapping[str, Any]) -> str:
+    if not comparison["standard_error"]:
+        if comparison["difference"]["value"]:
             return "Every problem differs by the same amount, so nothing says how much is luck: take more problems."
         return "The arms scored the same on every problem, so nothing says what this budget could find."
-    finds = f"This budget finds differences of {found['needed']['detectable']:.3f} and more, four times out of five."
-    return f"{finds} {_for_the_goal(found)}".rstrip()
-
-
-def _for_the_goal(found: Mapping[str, Any]) -> str:
-    needed = found["needed"]
-    goal = abs(needed["difference"])
-    if not goal:
-        return "No difference was seen, so no number of seeds would tell one."
-    if found["scope"] == "weights":
-        count = needed["problems"]
-        return f"For one of {goal:.3f}, about {count} held-out problems would be needed." if count else ""
-    if needed["seeds"]:
-        return f"For one of {goal:.3f}, about {needed['seeds']} seeds an arm would be needed."
     return (
-        f"For one of {goal:.3f}, {statistics.MOST_SEEDS} seeds an arm would not be enough on these problems; "
-        "more held-out problems are needed."
+        f"This budget finds differences of {comparison['detectable']:.3f} and more, four times out of five; more seeds or more "
+        "held-out problems find smaller ones."
     )
 
 
@@ -407,7 +380,7 @@ def _plain(name: str) -> str:
 
 def job(request: dict[str, Any], quiet: bool) -> None:
     """Compares, and writes the result file. Raises `KitError` for runs that cannot be compared."""
-    how = {key: request.get(key) for key in ("metric", "effect", "evaluation")}
+    how = {key: request.get(key) for key in ("metric", "evaluation")}
     found = compare_runs(request["runs"], request["root"], **how)
     Path(request["result"]).write_text(to_json(found), encoding="utf-8")
 

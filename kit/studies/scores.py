@@ -23,7 +23,7 @@ from kit.evaluation.results import course, problem_scores, value_of
 from kit.report.panels import Point, downsample
 from kit.runs.metrics import is_number, points, result_of
 from kit.runs.store import RunDir, RunStore
-from kit.studies.statistics import Floats, block_bootstrap, difference, scalar_difference
+from kit.studies.statistics import Floats, difference, scalar_difference
 
 SETTINGS = ("checker", "temperature", "seed")
 """What must be the same for scores to mean the same; `k`, too, where completions were sampled."""
@@ -316,15 +316,11 @@ def _scalar(arms: Arms, name: str, unit: str) -> dict[str, Any] | None:
 def _scalar_difference(
     arms: Arms, known: Mapping[str, Sequence[float]], name: str, first: str, other: str
 ) -> dict[str, float | None]:
-    """Over seeds where both arms have two; else over the steps of the two runs; a bare number where neither can be."""
+    """The interval over seeds where both arms have two; else a bare number."""
     found: tuple[float, float, float] | None = None
     if min(len(known[first]), len(known[other])) > 1:
         paired = same_seeds(arms[first], arms[other])
         found = scalar_difference(known[first], known[other], paired=paired)
-    elif len(known[first]) == len(known[other]) == 1:
-        before, after = dict(arms[first][0].tail(name)), dict(arms[other][0].tail(name))
-        if before.keys() == after.keys():  # else it would not be the difference of the two values beside it
-            found = block_bootstrap([after[step] - before[step] for step in sorted(before)])
     if found is None:
         return {"value": statistics.fmean(known[other]) - statistics.fmean(known[first]), "low": None, "high": None}
     return dict(zip(("value", "low", "high"), found, strict=True))

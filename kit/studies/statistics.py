@@ -9,22 +9,16 @@ two together (σ²ₛₚ, which holds the luck of a single answer):
 Resampling seeds alone has the variance Vs = σ²ₛ/S + σ²ₛₚ/(SP), problems alone Vp = σ²ₚ/P + σ²ₛₚ/(SP), both cell by cell
 Vsp = σ²ₛₚ/(SP); so Var(D) = Vs + Vp - Vsp (two-way clustering: Cameron, Gelbach & Miller, J. Bus. Econ. Stat. 2011). These
 bootstrap variances of a mean have a closed form, used here with the factor n/(n-1) that resampling few seeds lacks. The
-interval takes Student's t with Satterthwaite's degrees of freedom, because three seeds are too few for percentiles; the plain
-two-level percentile bootstrap is reported beside it. With two seeds an arm t has the degrees of freedom of the seeds' variance
-alone (1 where paired): it is near 0 by luck so often that Satterthwaite's would be those of the problems.
+interval takes Student's t with Satterthwaite's degrees of freedom, because three seeds are too few for percentiles. With two
+seeds an arm t has the degrees of freedom of the seeds' variance alone (1 where paired): it is near 0 by luck so often that
+Satterthwaite's would be those of the problems.
 
-How many seeds or problems would tell a difference follows from the variances of a comparison that was made. With S seeds an
-arm and P problems the standard error would be SE²(S, P) = Var(D) as above, and a difference δ is found in 80 % of repetitions,
-at a two-sided level α, when
-
-    |δ| >= ( t[1-α/2; ν] + t[0.80; ν] ) · SE(S, P)
-
-with Satterthwaite's ν at that S and P. The variances are estimates from few runs: take the answer as an order of magnitude.
+A difference δ is found in 80 % of repetitions, at a two-sided level α, when |δ| >= ( t[1-α/2; ν] + t[0.80; ν] ) · SE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,9 +28,7 @@ from kit.evaluation.statistics import t_quantile, two_sided_p
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95
-RESAMPLES = 2000
 POWER = 0.8
-MOST_SEEDS, MOST_PROBLEMS = 1000, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -76,17 +68,13 @@ class Parts:
 
 @dataclass(frozen=True)
 class Difference:
-    """Arm minus baseline with its 95 % interval, two-sided p, and how it looks in plain resamples."""
+    """Arm minus baseline with its 95 % interval and two-sided p."""
 
     value: float
     low: float
     high: float
     p: float
     parts: Parts
-    bootstrap_low: float
-    bootstrap_high: float
-    share_better: float
-    """Share of two-level resamples in which the arm is ahead; half of the ties count."""
 
     @property
     def standard_error(self) -> float:
@@ -99,7 +87,7 @@ class Difference:
         return self.parts.seeds is not None
 
 
-def difference(baseline: Floats, arm: Floats, *, paired_seeds: bool, seed: int = 0) -> Difference:
+def difference(baseline: Floats, arm: Floats, *, paired_seeds: bool) -> Difference:
     """The difference arm - baseline of scores (S, P) and (S', P) on the same problems in the same order.
 
     With `paired_seeds` row s of both is one seed, and S = S'. An arm with one row makes it a statement about these weights:
@@ -108,10 +96,7 @@ def difference(baseline: Floats, arm: Floats, *, paired_seeds: bool, seed: int =
     value, parts, p = weigh(baseline, arm, paired_seeds=paired_seeds)
     error = float(np.sqrt(parts.variance))
     half = t_quantile(0.5 + LEVEL / 2, parts.df) * error if error else 0.0
-    draws = resample(baseline, arm, paired_seeds=paired_seeds, seed=seed)
-    low, high = np.percentile(draws, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
-    ahead = float(np.mean(draws > 0) + np.mean(draws == 0) / 2)
-    return Difference(value, value - half, value + half, p, parts, float(low), float(high), ahead)
+    return Difference(value, value - half, value + half, p, parts)
 
 
 def weigh(baseline: Floats, arm: Floats, *, paired_seeds: bool) -> tuple[float, Parts, float]:
@@ -135,37 +120,6 @@ def scalar_difference(baseline: Sequence[float], arm: Sequence[float], *, paired
     variance, df = _between([second - first] if paired else [first, second])
     half = t_quantile(0.5 + LEVEL / 2, df) * float(np.sqrt(variance)) if variance else 0.0
     return value, value - half, value + half
-
-
-def resample(baseline: Floats, arm: Floats, *, paired_seeds: bool, seed: int = 0) -> Floats:
-    """Two-level paired bootstrap: (2000,) differences, problems and seeds drawn with replacement, same for both arms.
-
-    Problems are always shared by the arms; seeds are where `paired_seeds`, else each arm draws its own.
-    """
-    rng = np.random.default_rng(seed)
-    seeds, problems = arm.shape
-    of_problems = rng.multinomial(problems, [1 / problems] * problems, RESAMPLES) / problems
-    of_arm = rng.multinomial(seeds, [1 / seeds] * seeds, RESAMPLES) / seeds
-    others = len(baseline)
-    of_baseline = of_arm if paired_seeds else rng.multinomial(others, [1 / others] * others, RESAMPLES) / others
-    drawn: Floats = ((of_arm @ arm - of_baseline @ baseline) * of_problems).sum(axis=1)
-    return drawn
-
-
-def block_bootstrap(differences: Sequence[float], seed: int = 0) -> tuple[float, float, float] | None:
-    """Mean of differences of two runs step by step, with a 95 % interval by moving blocks (Künsch, Ann. Stat. 1989).
-
-    Steps in a row are alike, so blocks of n^(1/3) steps, rounded up, are drawn. None for fewer than 8 steps.
-    """
-    values = np.asarray(differences, float)
-    count = len(values)
-    if count < 8:
-        return None
-    length = int(np.ceil(count ** (1 / 3)))
-    starts = np.random.default_rng(seed).integers(0, count - length + 1, (RESAMPLES, -(-count // length)))
-    picked = (starts[:, :, None] + np.arange(length)).reshape(RESAMPLES, -1)[:, :count]
-    low, high = np.percentile(values[picked].mean(axis=1), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
-    return float(values.mean()), float(low), float(high)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -215,54 +169,3 @@ def detectable(parts: Parts, alpha: float = 0.05) -> float:
     """The smallest difference that a comparison of this size finds in 80 % of repetitions."""
     factor = t_quantile(1 - alpha / 2, parts.df) + t_quantile(POWER, parts.df)
     return float(factor * parts.variance**0.5)
-
-
-def needed_seeds(parts: Parts, difference: float, alpha: float = 0.05) -> int | None:
-    """Seeds an arm, on as many problems as now; None if 1000 are too few, or with one seed, which has no spread."""
-    if parts.seeds is None or not difference:
-        return None
-    return _smallest(lambda seeds: _finds(at_size(parts, seeds, parts.n_problems), difference, alpha), 2, MOST_SEEDS)
-
-
-def needed_problems(parts: Parts, difference: float, alpha: float = 0.05) -> int | None:
-    """Held-out problems, with as many seeds as now; None if a million are too few: then seeds are what is missing."""
-    if not difference:
-        return None
-    return _smallest(lambda count: _finds(at_size(parts, parts.n_seeds, count), difference, alpha), 2, MOST_PROBLEMS)
-
-
-def at_size(parts: Parts, seeds: float, problems: int) -> Parts:
-    """The variances as they would be expected with so many seeds an arm and problems."""
-    cell = parts.both * parts.n_seeds * parts.n_problems  # σ²ₛₚ
-    of_problems = max(0.0, parts.problems - parts.both) * parts.n_problems  # σ²ₚ
-    if parts.seeds is None:
-        return Parts(of_problems / problems, problems - 1, n_problems=problems)
-    of_seeds = max(0.0, parts.seeds - parts.both) * parts.n_seeds  # σ²ₛ
-    both = cell / (seeds * problems)
-    per_seed = parts.seeds_df / max(1e-9, parts.n_seeds - 1)  # 1 with paired seeds, up to 2 without
-    seeds_df = per_seed * (seeds - 1)
-    return Parts(
-        of_problems / problems + both,
-        problems - 1,
-        of_seeds / seeds + both,
-        seeds_df,
-        both,
-        seeds_df * (problems - 1),
-        problems,
-        seeds,
-        seeds < 3,
-    )
-
-
-def _finds(parts: Parts, difference: float, alpha: float) -> bool:
-    return parts.df > 0 and detectable(parts, alpha) <= abs(difference)
-
-
-def _smallest(enough: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The smallest number in [low, high] that is enough, where more never hurts; None if none is."""
-    if not enough(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle + 1, high)
-    return low

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kit.objective import Objective
 from kit.objective.objective import to_skipping
-
-if TYPE_CHECKING:
-    from kit.config import RunConfig
 
 log = logging.getLogger("kit")
 ON = "on"
@@ -85,30 +82,6 @@ def _not_reusable(situation: Situation) -> str | None:
     if situation.critic:
         return VALUES_SCORE
     return "the model has dropout, so that no two passes agree" if situation.dropout else None
-
-
-def planned(config: RunConfig, objective: Objective) -> dict[str, str]:
-    """What is known of the savings of `kit.trainer.policy_loss` and `old_logps` before there is a model, by switch."""
-    settings = config.optimisation
-    dropout = config.model.lora.dropout if config.model.lora is not None else 0.0
-    skipping = to_skipping(objective)
-    if skipping is None and "values" in objective.needs:
-        skipping = VALUES_LEARN
-    if skipping is None and dropout:
-        skipping = "the model has dropout (model.lora.dropout)"
-    reuse = None
-    if settings.iterations == 1:
-        reuse = NOT_NEEDED
-    elif "values" in objective.needs:
-        reuse = VALUES_SCORE
-    elif dropout:
-        reuse = "the model has dropout (model.lora.dropout)"
-    budget = settings.token_budget
-    return {
-        "token_budget": "by the free memory" if budget is None else at_most(budget) if budget else OFF,
-        "skip_flat_groups": (skipping or ON) if settings.skip_flat_groups else OFF,
-        "reuse_old_logps": reuse or ON,
-    }
 
 
 def balances_experts(trainer: Any) -> bool:

@@ -20,7 +20,6 @@ from kit.runs.files import human_size
 from kit.runs.store import ALIVE, LONGEST_NOTES, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
 from kit.ui.children import Job
-from kit.ui.home import gpu_figures
 from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, is_id, poll, run_box, stamp, to_address
 
 MOST_FILES = 60
@@ -307,15 +306,12 @@ class Screen:
 
     def _check(self, run: RunDir, wish: dict[str, Any]) -> None:
         """Says at once what the child would say after a while. Raises `KitError`."""
-        from importlib.util import find_spec
-
         from kit.export.gguf import find_tools
         from kit.export.request import ExportRequest
 
         ExportRequest(**wish).request(run)
         if wish["format"] in QUANTISED or (wish["format"] == "hub" and wish["push"] == "gguf"):
-            own = find_spec("unsloth") is not None and bool(gpu_figures())
-            find_tools(wish["quantization"], unsloth=own)
+            find_tools(wish["quantization"])
 
     def stop(self, run_id: Any, kind: Any) -> None:
         try:

@@ -21,7 +21,6 @@ COMMANDS = {
 RATES = {
     "pass@1": "right at the first try (pass@1)",
     "spread_share": "groups whose rewards differ: what GRPO learns from",
-    "zero_spread_share": "groups without a lesson",
     "truncated_share": "cut at the token limit",
     "wrong_format_share": "not in the asked format",
     "failure_share": "reward failed",
@@ -202,7 +201,6 @@ def show_signal(found: dict[str, Any]) -> str:
     facts = [
         ("reward", m.number((found.get("reward") or {}).get("value"))),
         ("completion", f"{found['completion_tokens_mean']:.0f} tokens"),
-        ("reward latency", "{p50:.1f} ms, slowest {p95:.1f}".format(**found["reward_latency_ms"])),
         (
             "a step",
             f"{m.seconds(seconds['step'])} (completions {m.seconds(seconds['rollout'])} and rewards "

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
-import numpy as np
 import yaml
 
 from kit.errors import KitError, RunError
-from kit.report.panels import LEARNING, MACHINE, Numbers, panels
+from kit.report.panels import LEARNING, MACHINE, Numbers, columns_of, panels
 from kit.report.record import read_tree, words
 from kit.runs.files import read_lines
 from kit.runs.store import ALIVE, RunDir
@@ -337,7 +336,7 @@ def _read(run: RunDir) -> tuple[dict[str, Numbers], dict[str, dict[str, Any]], l
     scores: dict[str, dict[str, Any]] = {}
     problems = []
     try:
-        columns = {key: np.asarray(values) for key, values in run.columns().items()}
+        columns = columns_of(run.metrics())
     except RunError as problem:
         problems.append(str(problem))
     try:

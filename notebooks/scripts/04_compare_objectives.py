@@ -79,7 +79,7 @@ comparison
 # ## Read the verdict
 #
 # *Not distinguishable* is the most frequent verdict. It means that these seeds and problems cannot tell the arms
-# apart, not that they are equal. The sentence says how many seeds would be needed. More held-out problems and more seeds
+# apart, not that they are equal. The sentence says which differences this budget finds. More held-out problems and more seeds
 # help; longer training helps only if the arms drift apart.
 
 # %%

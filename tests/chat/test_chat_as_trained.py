@@ -190,21 +190,6 @@ def test_rows_come_from_the_runs_own_copy_and_never_from_other_data(
     assert ask(moved, prompt="2 + 2 =", sampling={"max_tokens": 2})  # a prompt of one's own needs no data
 
 
-def test_a_think_that_the_template_opens_is_known(model_folder: Path, new_run: Any) -> None:
-    template = Path(model_folder, "chat_template.jinja")
-    text = (
-        template.read_text()
-        if template.is_file()
-        else json.loads(Path(model_folder, "tokenizer_config.json").read_text())["chat_template"]
-    )
-    own = Path.cwd() / "opening.jinja"
-    own.write_text(text + "{% if add_generation_prompt %}<think>{% endif %}")
-    rows = [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]
-    more = {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}, "chat_template": str(own)}
-    models = ChatModels(new_run(model_folder, rows, model=more), None)
-    assert models.answerer.preset.thinking_opened is True
-
-
 def test_pictures_are_shown_to_the_model(new_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "families"))
     import tiny_processors

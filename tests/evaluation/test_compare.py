@@ -51,7 +51,7 @@ def test_runs_are_grouped_into_arms_and_each_is_judged(root: Path) -> None:
     assert verdicts["slow"]["verdict"] == "not distinguishable"
     assert verdicts["slow"]["p_holm"] >= verdicts["slow"]["p"]
     assert "at this budget (3 seeds x 80 problems)" in verdicts["slow"]["text"]
-    assert re.search(r"about \d+ seeds an arm would be needed|more held-out problems", verdicts["slow"]["text"])
+    assert re.search(r"This budget finds differences of 0\.\d+ and more", verdicts["slow"]["text"])
     assert found["metric"] == "greedy_accuracy"
     assert found["notes"] == found["warnings"] == []
     assert found["curves"]["held-out greedy accuracy"]["clip"] == [(20, pytest.approx(found["arms"][1]["value"]))]
@@ -92,9 +92,7 @@ def test_one_seed_is_about_weights(root: Path) -> None:
     assert verdict["scope"] == "weights"
     assert "about these weights and not about the method" in verdict["text"]
     entropy = next(row for row in found["quantities"] if row["name"] == "entropy")["differences"]["clip-s0"]
-    assert entropy["low"] <= 0.1 <= entropy["high"] + 1e-9, "over the steps of the two runs"
-    memory = next(row for row in found["quantities"] if row["name"] == "peak memory")["differences"]["clip-s0"]
-    assert memory["low"] is None
+    assert entropy["low"] is None
 
 
 def test_runs_of_one_configuration_are_compared_and_said_to_be(root: Path) -> None:
@@ -192,8 +190,8 @@ def test_mistakes_are_one_message(root: Path, arguments: list[str], words: str) 
 
 def test_comparing_needs_nothing_heavy() -> None:
     code = (
-        "import kit.studies.compare, kit.studies.compare, kit.studies.arms, kit.studies.sweep_config\n"
-        "import sys; print(*sorted({'torch', 'transformers', 'trl', 'datasets', 'matplotlib', 'pyarrow', 'optuna', 'ray'} "
+        "import kit.studies.compare, kit.studies.compare, kit.studies.arms, kit.studies.sweep\n"
+        "import sys; print(*sorted({'torch', 'transformers', 'trl', 'datasets', 'matplotlib', 'pyarrow', 'optuna'} "
         "& sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -199,7 +199,6 @@ def test_the_name_follows_from_what_is_compared() -> None:
         (FAST, ("fast", ["optimisation.learning_rate=1e-3"])),
         ("b:objective.recipe=gspo, model.lora.rank=4", ("b", ["objective.recipe=gspo", "model.lora.rank=4"])),
         ("model.lora.targets=[q_proj, v_proj]", ("targets-q-proj-v-proj", ["model.lora.targets=[q_proj, v_proj]"])),
-        ("c:objective.clip={name: x, a.b=1: 2}", ("c", ["objective.clip={name: x, a.b=1: 2}"])),
         ("objective.clip=my.py:tanh", ("clip-my-py-tanh", ["objective.clip=my.py:tanh"])),
     ],
 )

@@ -60,15 +60,6 @@ def test_what_was_asked_reaches_the_process(run: RunDir, asked: list[dict[str, A
     assert wanted.items() <= request.items()
 
 
-def test_python_says_the_same_in_either_spelling(run: RunDir, asked: list[dict[str, Any]]) -> None:
-    handle = Run("it", run.path.parent)
-    assert handle.export("merged_16bit")["path"] == handle.export("merged-16bit", progress=True)["path"] == "there"
-    assert [(request["format"], request["quiet"]) for request in asked] == [
-        ("merged-16bit", True),
-        ("merged-16bit", False),
-    ]
-
-
 def test_an_export_that_is_not_verified_fails(run: RunDir, asked: list[dict[str, Any]]) -> None:
     output = export(run, "--to", "adapter", "--seed", "13", code=1)
     assert "not verified: there is not what was trained: the chat template" in output
@@ -101,12 +92,6 @@ def test_what_cannot_be_done_is_refused_at_once(
 ) -> None:
     arguments = [each.replace("RUN", str(run.path)) for each in arguments]
     assert words in " ".join(export(run, *arguments, code=2).split())
-    assert asked == []
-
-
-def test_an_export_that_is_there_is_kept(run: RunDir, asked: list[dict[str, Any]]) -> None:
-    run.write_text("export/adapter/adapter_config.json", "{}")
-    assert "--force" in export(run, "--to", "adapter", code=2)
     assert asked == []
 
 

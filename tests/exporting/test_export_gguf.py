@@ -53,18 +53,6 @@ def test_an_option_goes_before_the_environment_and_that_before_the_usual_places(
     assert find_tools("q4_k_m", str(given)).converter == given / CONVERTER
 
 
-def test_tools_on_the_path_are_found(tmp_path: Path) -> None:
-    put(tmp_path / "path" / CONVERTER)
-    put(tmp_path / "path" / QUANTIZER)
-    assert find_tools("q4_k_m").quantizer == tmp_path / "path" / QUANTIZER
-
-
-def test_unsloth_is_asked_only_where_there_is_no_converter(tmp_path: Path) -> None:
-    assert find_tools("q4_k_m", unsloth=True) == Tools(None, None, unsloth=True)
-    put(tmp_path / "llama.cpp" / CONVERTER)
-    assert find_tools("q8_0", unsloth=True).unsloth is False
-
-
 FAKE = """
 import sys
 sys.stderr.write({said!r})
@@ -99,9 +87,3 @@ def test_a_converter_that_fails_is_quoted(
     converter = put(tmp_path / CONVERTER, FAKE.format(said=said, writes=writes, code=code))
     with pytest.raises(kind, match=words):
         convert(Tools(converter, None), tmp_path / "model", tmp_path / "it.gguf", "q8_0", "float16", "it")
-
-
-def test_without_the_reader_a_verification_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentUnsupported, match="pip install gguf"):
-        gguf.check_reader()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kit.errors import ConfigError, RunError
+from kit.errors import RunError
 from kit.export import target as places
-from kit.export.request import LIMITS, QUANTIZATIONS, bytes_needed, format_name, limits_of, quantization_name
+from kit.export.request import LIMITS, QUANTIZATIONS, bytes_needed, limits_of
 
 WRITER = """
 import sys, time
@@ -122,40 +122,11 @@ def test_a_folder_around_the_run_or_the_working_directory_is_never_taken(
             places.check_free(target, force=True)
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for wrong in ("file", "link"):
-        if wrong == "link":
-            (tmp_path / "link").symlink_to(tmp_path)
-        with pytest.raises(RunError, match="is no folder"):
-            places.check_free(tmp_path / wrong, force=True)
-
-
 def test_free_space_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "free_bytes", lambda path: 10**9)
     places.check_space(tmp_path, 10**9)
     with pytest.raises(RunError, match=r"2\.0 GB are needed"):
         places.check_space(tmp_path, 2 * 10**9)
-
-
-def test_the_room_needed_counts_what_is_there_only_while_it_is_made() -> None:
-    model, adapter = 10**9, 10**7
-    needed = {name: bytes_needed(name, model, adapter) for name in ("adapter", "merged-16bit", "merged-4bit", "gguf")}
-    assert needed["adapter"] < 10**8
-    assert needed["merged-16bit"] > 2 * 10**9
-    assert needed["merged-4bit"] > needed["merged-16bit"] + 5 * 10**8
-    # 16-bit model, 16-bit GGUF, 4.9 bits a weight at last
-    assert needed["gguf"] > (2 + 2 + 0.6) * 10**9
-    assert bytes_needed("gguf", model, adapter, "f16") < needed["gguf"]
-
-
-def test_both_spellings_are_understood_and_others_corrected() -> None:
-    assert format_name("merged_16bit") == format_name(" Merged-16bit") == "merged-16bit"
-    assert quantization_name("Q4_K_M") == "q4_k_m"
-    with pytest.raises(ConfigError, match="Did you mean 'adapter'"):
-        format_name("adaptor")
-    with pytest.raises(ConfigError, match="There is no quantisation 'q9'"):
-        quantization_name("q9")
 
 
 @pytest.mark.parametrize("name", QUANTIZATIONS)

@@ -141,7 +141,7 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     assert ends_left_out(path, source.tokenizer, [own]) is None
     # The whole export, with this file's writer in the place of llama.cpp's.
     monkeypatch.setattr("kit.export.gguf.convert", lambda tools, model, target, *rest: write(source, target))
-    monkeypatch.setattr(job, "_gguf_tools", lambda source, request: None)
+    monkeypatch.setattr("kit.export.gguf.find_tools", lambda *_: None)
     wish = ExportRequest("ollama", quantization="f16", prompts=2)
     result = job.export(run, wish.request(run), Reporter(quiet=True))
     assert result["verification"]["faults"] == []

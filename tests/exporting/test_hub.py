@@ -137,7 +137,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(commits, "is_xet_available", lambda: False)
-    monkeypatch.setattr(hub, "WAIT", 0.01)
     yield found
     found.server.shutdown()
     found.server.server_close()
@@ -218,25 +217,6 @@ def test_refusals_are_told_in_words_and_without_the_token(
     with pytest.raises(RunError, match=words) as error:
         push(folder)
     assert TOKEN not in str(error.value)
-
-
-def test_a_repository_of_ones_own_is_written_to_by_a_token_that_may_not_create(fake: FakeHub, folder: Path) -> None:
-    fake.refuse["create"] = [403]
-    push(folder)
-    assert len(fake.commits) == 1
-
-
-def test_a_hub_that_is_busy_is_asked_again(fake: FakeHub, folder: Path) -> None:
-    fake.refuse["info"] = [500]
-    said: list[str] = []
-    push(folder, said)
-    assert "again in" in said[0]
-
-
-def test_a_hub_that_is_gone_is_told_so(fake: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(RunError, match="could not be reached"):
-        push(folder)
 
 
 def test_files_that_did_not_arrive_are_noticed(fake: FakeHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,11 +85,6 @@ def test_a_system_message_takes_the_place_of_the_templates_own(tokenizer: Any) -
     )
 
 
-def test_a_template_that_hides_what_was_asked_is_left_to_ollama(tokenizer: Any) -> None:
-    assert take_apart(with_template(tokenizer, "{{ 'always the same' }}")) is None
-    assert take_apart(with_template(tokenizer, "{{ raise_exception('never') }}")) is None
-
-
 def test_the_modelfile_samples_as_the_run_does(tokenizer: Any) -> None:
     config = load_config("quickstart", ["generation.temperature=0.7", "data.system_prompt=Think."])
     source = SimpleNamespace(config=config, tokenizer=tokenizer, run=SimpleNamespace(id="it"), step=3)
@@ -126,15 +121,3 @@ def test_a_system_prompt_that_would_end_the_quotes_is_left_out_and_told(tokenize
     assert "SYSTEM" not in text
     assert any("system prompt of training is left out" in note for note in notes)
     assert "# Note: the system prompt" in text
-
-
-def test_every_end_is_a_stop(tokenizer: Any) -> None:
-    source = SimpleNamespace(
-        config=load_config("quickstart"), tokenizer=tokenizer, run=SimpleNamespace(id="it"), step=3
-    )
-    ends = [tokenizer.convert_tokens_to_ids(word) for word in ("<|im_end|>", "<|endoftext|>")]
-    text, _ = modelfile(source, ends, "it-Q8_0.gguf")
-    assert [line for line in text.splitlines() if "stop" in line] == [
-        'PARAMETER stop "<|im_end|>"',
-        'PARAMETER stop "<|endoftext|>"',
-    ]

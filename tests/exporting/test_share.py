@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kit.cli.app import app
-from kit.errors import ConfigError, RunError
-from kit.export.share import MARKER, destination, publication, to_hub
+from kit.errors import RunError
+from kit.export.share import MARKER, publication, to_hub
 from kit.runs.store import LONGEST_NOTES, RunDir
 
 sys.path.append(str(Path(__file__).parents[1] / "ui"))
@@ -53,6 +53,8 @@ def test_notes_that_changed_meanwhile_or_are_too_long_stay(run: RunDir) -> None:
 
 
 def test_completions_leave_only_where_that_is_asked_for(run: RunDir) -> None:
+    sample = {"prompt": SECRET_ROW, "reference": "4", "completion": "It is 4", "reward": 1.0}
+    run.write_json("eval/after.json", {"step": 3, "problems": 1, "samples": [sample]})
     plain, whole = publication(run), publication(run, completions=True)
     assert not [name for name, text in plain.files.items() if SECRET_ROW in text]
     assert SECRET_ROW in whole.files["index.html"]
@@ -81,14 +83,6 @@ def test_a_folder_is_new_or_an_earlier_publication(run: RunDir, tmp_path: Path) 
         publication(run).write(to)
 
 
-def test_exactly_one_place_is_given() -> None:
-    assert destination(Path("x"), None, None) == (None, "x")
-    assert destination(None, None, "a/b") == ("dataset", "a/b")
-    for given in ((None, None, None), (Path("x"), "a/b", None)):
-        with pytest.raises(ConfigError, match="expected one of"):
-            destination(*given)
-
-
 @pytest.mark.parametrize("kind", ["space", "dataset"])
 def test_a_repository_is_made_and_written_again(fake: FakeHub, run: RunDir, kind: Any) -> None:
     found = publication(run, kind=kind)
@@ -112,30 +106,6 @@ def test_what_else_is_in_a_repository_stays(fake: FakeHub, run: RunDir) -> None:
     assert fake.commits == []
 
 
-def test_only_a_repository_made_now_may_hold_the_hubs_own_files(
-    fake: FakeHub, run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A static Space begins with these; in one that was there before they may have been edited by hand."""
-    starters = dict.fromkeys([".gitattributes", "README.md", "index.html", "style.css"], b"by hand")
-    fake.private, fake.files = True, dict(starters)
-    with pytest.raises(
-        RunError, match=r"\(README\.md, index\.html, style\.css, and no .*another OWNER/NAME.*delete it"
-    ):
-        to_hub(publication(run), REPO, "space")
-    fake.refuse["create"] = [403]  # a token that may write there and not create
-    with pytest.raises(RunError, match="something else than a shared run"):
-        to_hub(publication(run), REPO, "space")
-    assert (fake.files, fake.commits) == (starters, [])
-    fake.files = {".gitattributes": b""}  # nothing that would be written over
-    to_hub(publication(run), REPO, "space")
-    made = fake.create
-    monkeypatch.setattr(fake, "create", lambda path, body: fake.files.update(starters) or made(path, body))
-    fake.private, fake.files = None, {}
-    to_hub(publication(run), REPO, "space")
-    assert MARKER in fake.files
-    assert len(fake.commits) == 2
-
-
 def test_nothing_is_published_unasked_or_without_a_token(
     fake: FakeHub, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,11 +118,3 @@ def test_nothing_is_published_unasked_or_without_a_token(
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
     assert "HF_TOKEN" in said(*words, "--yes", code=2)
-
-
-@pytest.mark.parametrize(("status", "words"), [(401, "does not accept the token"), (403, "may not write to")])
-def test_refusals_of_the_hub_are_small_lessons(fake: FakeHub, run: RunDir, status: int, words: str) -> None:
-    fake.refuse["create"], fake.refuse["info"] = [status] * 9, [status] * 9
-    with pytest.raises(RunError, match=words) as error:
-        to_hub(publication(run), REPO, "space")
-    assert TOKEN not in str(error.value)

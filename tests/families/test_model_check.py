@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kit.cli.app import app
 from kit.cli.plan import verdict
-from kit.model_check.check import Findings, listed_architectures, vllm_support
+from kit.model_check.check import Findings
 
 runner = CliRunner()
 
@@ -97,9 +97,3 @@ def test_what_is_not_there_is_refused_with_the_alternative(tmp_path, monkeypatch
     unknown = runner.invoke(app, ["model", "check", "nobody/nothing-of-that-name"])
     assert unknown.exit_code == 2
     assert "a folder with its config.json is enough" in " ".join(unknown.output.split())
-
-
-def test_the_list_of_models_is_read_without_importing_it(monkeypatch, tmp_path):
-    assert listed_architectures('A = {"LlamaForCausalLM": ("llama", "X"), **B}') == {"LlamaForCausalLM"}
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert vllm_support("LlamaForCausalLM") == ("untested", "vLLM is not installed")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,16 +39,6 @@ def test_every_row_is_a_run_that_the_kit_accepts_and_has_a_name_of_its_own(gpu_c
         assert config.optimisation.batch_size == work.prompts * work.group
 
 
-def test_rows_are_what_the_machine_has_packages_for(gpu_check: Any) -> None:
-    assert {row.backend for row in everything(gpu_check)} == {"transformers", "unsloth"}
-    assert {row.backend for row in everything(gpu_check, "unsloth")} == {"transformers"}
-    assert {row.bits for row in everything(gpu_check, "bitsandbytes")} == {16}
-    engines = [row for row in everything(gpu_check) if row.more.get("engine") == "vllm"]
-    assert {row.backend for row in engines} == {"transformers", "unsloth"}
-    assert all(row.bits == 16 for row in engines)  # a colocated engine of transformers has no 4-bit
-    assert not any("engine" in row.more for row in everything(gpu_check, "vllm"))
-
-
 def test_the_first_gradient_of_a_precision_is_trls_own_in_float32(gpu_check: Any) -> None:
     """The others are held against it."""
     for bits in (16, 4):
@@ -68,82 +54,6 @@ def test_no_loss_shares_a_process_with_another_nor_a_model_with_another(gpu_chec
     assert all(len({(row.loss, row.model, row.backend, row.dtype) for row in some}) == 1 for some in groups)
     trls = next(row for row in apart if row.stage == 3)
     assert (trls.loss, trls.backend) == ("own", "transformers")  # what the others are held against
-
-
-def test_a_gpu_without_bfloat16_computes_in_float16(gpu_check: Any) -> None:
-    rows = gpu_check.rows(gpu_check.MODELS, lambda name: True, "float16")
-    assert {row.dtype for row in rows} == {"float16", "float32"}
-    assert len({row.key for row in rows}) == len(rows)
-
-
-def test_memory_that_anothers_loss_lacks_is_a_finding_and_ours_a_failure(gpu_check: Any) -> None:
-    answer = {"error": "torch.OutOfMemoryError: planted", "out_of_memory": True}
-    assert gpu_check.wrong(gpu_check.Row(3, "update", loss="own"), answer) is None
-    assert "planted" in gpu_check.wrong(gpu_check.Row(3, "update"), answer)
-
-
-def test_a_model_that_cannot_be_built_fails_its_rows_and_not_the_check(gpu_check: Any, tmp_path: Path) -> None:
-    row = gpu_check.Row(2, "update", model="no such shape")
-    later = time.monotonic() + 100
-    found = list(gpu_check.worked([row, dataclasses.replace(row, bits=4)], tmp_path, later, later))
-    assert ["no such shape" in answer["wrong"] for _, answer in found] == [True, True]
-
-
-def test_what_a_row_has_started_ends_with_it(gpu_check: Any, tmp_path: Path) -> None:
-    """A run is in a session of its own, and would go on using the GPU."""
-    import subprocess
-    import sys
-
-    import psutil
-
-    child = (
-        "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True); "
-        "print(p.pid, flush=True); p.wait()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    started = int(process.stdout.readline())
-    gpu_check.end_all(process)
-    process.stdout.close()
-    psutil.wait_procs([psutil.Process(started)] if psutil.pid_exists(started) else [], timeout=5)
-    assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
-
-
-def test_an_engines_run_moves_the_adapters_far_enough_to_see_stale_weights(gpu_check: Any, tmp_path: Path) -> None:
-    row = next(row for row in everything(gpu_check) if row.more.get("engine") == "vllm")
-    assert gpu_check.configuration(row, tmp_path, tmp_path, (48, 96))["optimisation"]["learning_rate"] == 5e-3
-
-
-def test_rollouts_are_the_same_each_time_with_padding_where_trl_has_it(gpu_check: Any) -> None:
-    import torch
-    from gpu_arms import WORKS, rollout
-
-    work = WORKS["smoke"]
-    once, again = rollout(work, 512, 0), rollout(work, 512, 0)
-    assert len(once) == work.prompts * work.group // work.micro
-    assert all(torch.equal(one[name], other[name]) for one, other in zip(once, again, strict=True) for name in one)
-    whole = {name: torch.cat([one[name] for one in once]) for name in once[0] if once[0][name].dim()}
-    assert (whole["completion_mask"].diff(dim=1) <= 0).all()
-    assert (whole["prompt_mask"].diff(dim=1) >= 0).all()
-    assert not whole["completion_ids"][whole["completion_mask"] == 0].any()
-    lengths = sorted(whole["completion_mask"].sum(1).tolist())
-    assert lengths == sorted(length for some in work.lengths() for length in some)
-    assert float(once[0]["num_items_in_batch"]) == sum(lengths)
-    assert len(whole["prompt_mask"].sum(1).unique()) > 1
-
-
-def test_transformers_arms_recompute_activations_as_a_run_does(gpu_check: Any, model_folder: Path) -> None:
-    from gpu_arms import recompute_activations
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(model_folder)
-    args = SimpleNamespace(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
-    trainer = SimpleNamespace(model=model, args=args)
-    recompute_activations(trainer, "unsloth")
-    assert not model.is_gradient_checkpointing
-    recompute_activations(trainer, "transformers")
-    assert model.is_gradient_checkpointing
-    assert args.gradient_checkpointing_kwargs == {"use_reentrant": False}
 
 
 def test_one_varlen_call_is_the_attention_of_a_pack(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,104 +113,6 @@ def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(
 # --- how it is done ---------------------------------------------------------------------------------------------------
 
 
-def doing(done: list[str], answer: dict[str, Any]) -> Any:
-    def worked(todo: Sequence[Any], *_: Any) -> Iterator[Any]:
-        for row in todo:
-            done.append(row.key)
-            yield row, dict(answer)
-
-    return worked
-
-
-@pytest.mark.parametrize("found", [{"error": "none left", "out_of_memory": True, "wrong": None}, {"wrong": None}])
-def test_rows_that_are_filed_are_not_done_again_unless_they_failed(
-    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: dict[str, Any]
-) -> None:
-    """A comparison that is wrong failed without an error; another's want of memory is an error and a finding."""
-    rows, file = gpu_check.smoke_rows(), tmp_path / "found.json"
-    done: list[str] = []
-    monkeypatch.setattr(gpu_check, "worked", doing(done, {"wrong": "planted"}))
-    gpu_check.check(rows[:1], file, tmp_path, 100, lambda _: None)
-    monkeypatch.setattr(gpu_check, "worked", doing(done, found))
-    for _ in range(2):
-        gpu_check.check(rows[:3], file, tmp_path, 100, lambda _: None)
-    assert done == [rows[0].key, *(row.key for row in rows[:3])]
-    assert not any(answer["wrong"] for answer in json.loads(file.read_text())["rows"].values())
-
-
-def test_a_file_of_another_machine_is_not_added_to(gpu_check: Any, tmp_path: Path) -> None:
-    file = tmp_path / "found.json"
-    file.write_text(json.dumps({"machine": gpu_check.machine() | {"gpu": "another"}, "rows": {}}))
-    with pytest.raises(SystemExit, match="another machine"):
-        gpu_check.check(gpu_check.smoke_rows(), file, tmp_path, 100)
-
-
-def test_nothing_is_begun_that_there_is_no_time_for(
-    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(gpu_check, "worked", doing([], {"wrong": None}))
-    said: list[str] = []
-    result = gpu_check.check(gpu_check.smoke_rows(), tmp_path / "found.json", tmp_path, 1.0, said.append)
-    assert not result["rows"]
-    assert "no time" in said[0]
-
-
-@pytest.mark.parametrize("slow", ["command", "model"])
-def test_a_row_that_the_end_of_the_budget_cuts_is_not_filed_as_a_failure(
-    gpu_check: Any, cold_processes: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slow: str
-) -> None:
-    """Unlike one that takes longer than its own limit."""
-    sleeper = tmp_path / "python"
-    sleeper.write_text("#!/bin/sh\nexec sleep 30\n")
-    sleeper.chmod(0o755)
-    monkeypatch.setattr(gpu_check.sys, "executable", str(sleeper))
-    monkeypatch.setattr(gpu_check, "LEAST", 0.0)
-    row = gpu_check.Row(1, "doctor") if slow == "command" else gpu_check.Row(2, "update", model="tiny")
-    end = time.monotonic() + 0.5
-    assert list(gpu_check.worked([row], tmp_path, end, end)) == []
-    if slow == "command":
-        later = time.monotonic() + 100
-        found = list(gpu_check.worked([dataclasses.replace(row, limit=1)], tmp_path, later, later))
-        assert "ended after 1 s" in found[0][1]["wrong"]
-
-
-WORKER = """
-import faulthandler, json, sys, time
-rows = json.loads(open(sys.argv[1]).read())["rows"]
-with open(sys.argv[2], "a") as file:
-    line = json.dumps({"seconds": 1.0}) + "\\n"
-    for piece in (line[:5], line[5:]):  # as a long line comes
-        file.write(piece)
-        file.flush()
-        time.sleep(0.02)
-{end}
-"""
-
-
-@pytest.mark.parametrize(
-    ("end", "limit", "told"),
-    [
-        ("faulthandler.dump_traceback_later(0.2)\ntime.sleep(60)", 1, "ended after 1 s"),
-        ("sys.exit('planted')", 30, "the process ended with 1: planted"),
-    ],
-)
-def test_a_row_that_hangs_or_kills_its_process_is_filed_and_the_rest_goes_on(
-    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str, limit: int, told: str
-) -> None:
-    """Each process of the stand-in answers its first row."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER.replace("{end}", end))
-    monkeypatch.setattr(gpu_check, "WORKER", worker)
-    rows = [dataclasses.replace(gpu_check.smoke_rows()[-2], stage=stage, limit=limit) for stage in (1, 2, 3)]
-    later = time.monotonic() + 100
-    found = list(gpu_check.worked(rows, tmp_path, later, later))
-    assert [row for row, _ in found] == rows
-    assert [answer["wrong"] is None for _, answer in found] == [True, False, True]
-    assert told in found[1][1]["error"]
-    if "sleep" in end:
-        assert "most recent call first" in found[1][1]["error"]  # where it hung
-
-
 def test_what_is_wrong_fails(gpu_check: Any) -> None:
     row = gpu_check.Row(2, "update", dtype="float32")
     good = {"gradient_off": 1e-6, "without_gradient": 0, "nats_off_plain_logits": 1e-6}
@@ -316,17 +128,6 @@ def test_what_is_wrong_fails(gpu_check: Any) -> None:
     # Planted: weights that were not handed over, and an engine that was never compared.
     for seen in ([0.001, 0.002, 0.2], [0.001, 0.002, float("nan")], [0.001, 0.002], []):
         assert "log-probabilities" in gpu_check.wrong(run, ended | {"sampler_difference": seen})
-
-
-def test_a_gpu_that_is_lost_to_a_process_fails_the_row_on_which_it_was_lost_alone(
-    gpu_check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER.replace("{end}", f"sys.exit({gpu_check.GPU_LOST})"))
-    monkeypatch.setattr(gpu_check, "WORKER", worker)
-    rows = [dataclasses.replace(gpu_check.smoke_rows()[-2], stage=stage) for stage in (1, 2, 3)]
-    later = time.monotonic() + 100
-    assert [answer["wrong"] for _, answer in gpu_check.worked(rows, tmp_path, later, later)] == [None] * 3
 
 
 def test_a_gradient_is_held_against_the_first_one(gpu_check: Any, tmp_path: Path) -> None:

@@ -13,9 +13,7 @@ import pytest
 from kit.config import load_config
 from kit.models.memory import (
     GIB,
-    NF4_BYTES,
     Workload,
-    budget_of,
     certain_bytes,
     choose_budget,
     fixed_terms,
@@ -114,48 +112,6 @@ def test_a_gpu_needs_16_bytes_a_weight_when_all_train(shape: ModelShape, tree: A
     # weights 4, gradients 4, AdamW's two moments 8: in float32 whatever the GPU computes in
     work = workload(load_config(tree, ["model.lora=null", "model.dtype=auto"]), "cuda", Objective.from_spec("grpo"), 77)
     assert certain_bytes(shape, work) == 16 * shape.parameters
-
-
-def test_four_bits_are_for_linear_layers_only(shape: ModelShape) -> None:
-    # 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales; the embedding stays in 16 bits
-    work = replace(WORK, four_bit=True, weight_bytes=2, compute_bytes=2)
-    packed = shape.linear * (0.5 + 1 / 64 + 4 / 16384)
-    assert fixed_terms(shape, work)["weights"] == pytest.approx(packed + 2 * (shape.parameters - shape.linear))
-    assert pytest.approx(0.51587, abs=1e-5) == NF4_BYTES
-
-
-def test_the_cache_grows_with_every_completion_of_the_batch_not_of_the_micro_batch(shape: ModelShape) -> None:
-    def cache(**changes: Any) -> float:
-        return plan_memory(shape, replace(WORK, prompt=2, completion=48, **changes)).phases["rollout"][
-            "key-value cache"
-        ]
-
-    assert cache() == 2 * 2 * 64 * 4 * 8 * 50  # keys and values, layers, key width, bytes, completions, tokens
-    assert cache(batch=16) == 2 * cache()
-    assert cache(micro_batch=1) == cache()
-
-
-def test_checkpointing_and_smaller_micro_batches_lower_the_update(shape: ModelShape) -> None:
-    def update(**changes: Any) -> float:
-        return sum(plan_memory(shape, replace(WORK, **changes)).phases["update"].values())
-
-    assert update(checkpointing=True) < update()
-    assert update(micro_batch=1) < update()
-    assert update(completion=40) > update()
-
-
-def test_the_scorer_never_holds_the_vocabulary_times_the_tokens(shape: ModelShape) -> None:
-    wide = replace(shape, vocab=150_000)
-    work = replace(WORK, micro_batch=16, completion=1024)
-    assert plan_memory(wide, work).phases["update"]["scorer"] < 16 * 1024 * 150_000 * 4 / 100
-
-
-def test_phases_exist_for_what_the_run_does(shape: ModelShape) -> None:
-    assert set(plan_memory(shape, WORK).phases) == {"rollout", "update", "optimiser"}
-    more = plan_memory(shape, replace(WORK, reference=True, evaluation=64))
-    assert {"scoring", "evaluation"} <= set(more.phases)
-    assert more.phase == max(more.phases, key=lambda name: sum(more.phases[name].values()))
-    assert more.peak == pytest.approx(sum(more.always.values()) + sum(more.phases[more.phase].values()))
 
 
 def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> None:
@@ -290,19 +246,6 @@ def test_a_budget_is_chosen_by_the_memory(shape: ModelShape) -> None:
     assert choose_budget(shape, replace(gpu, single_pass=False), 1e15) is None  # parts would be forwarded twice
 
 
-def test_a_run_takes_the_budget_that_is_set(shape: ModelShape) -> None:
-    for given, want in ((512, 512), (0, None), (None, None)):
-        config = load_config("quickstart", [f"optimisation.token_budget={'null' if given is None else given}"])
-        assert budget_of(config, shape, WORK, 1e15) == want
-    assert budget_of(config, shape, WORK, 1.0) == 50  # of one completion
-    assert budget_of(config, None, WORK, 1.0) is None  # nothing is known of the model
-
-
-@pytest.mark.parametrize(("budget", "tokens"), [(None, 400), (10_000, 400), (399, 399), (100, 100), (20, 50)])
-def test_a_completion_goes_through_whole_whatever_the_budget(budget: int | None, tokens: int) -> None:
-    assert replace(WORK, micro_batch=8, token_budget=budget).tokens_at_once == tokens
-
-
 def test_the_trainer_divides_as_the_plan_says() -> None:
     from kit.trainer.micro_batch import SequenceLengths, TokenBudget, split_by_tokens
 
@@ -312,16 +255,6 @@ def test_the_trainer_divides_as_the_plan_says() -> None:
         most = max(limits.cost([rows[n] for n in part]) for part in split_by_tokens(rows, range(8), limits))
         planned = replace(WORK, micro_batch=8, token_budget=budget).tokens_at_once
         assert planned - 50 < most <= planned
-
-
-def test_the_budget_is_read_from_the_configuration() -> None:
-    from kit.objective import Objective
-
-    config = load_config("quickstart", ["optimisation.token_budget=512"])
-    assert workload(config, "cpu", Objective.from_spec("grpo"), 40).token_budget == 512
-    moved = load_config("quickstart", ["optimisation.gradient_checkpointing=offload"])
-    found = {device: workload(moved, device, Objective.from_spec("grpo"), 40).offload for device in ("cuda", "cpu")}
-    assert found == {"cuda": True, "cpu": False}  # where nothing has another place to go
 
 
 COUNTED = json.loads((ROOT / "benchmarks/results/counted_memory.json").read_text())

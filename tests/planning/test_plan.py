@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shlex
 import shutil
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +14,11 @@ import pytest
 
 from kit.config import load_config
 from kit.errors import ModelError
-from kit.models import memory as fit
-from kit.models.memory import GIB, TeacherLoad, certain_bytes, check_memory, note, plan_memory, workload
+from kit.models.memory import GIB, certain_bytes, check_memory, workload
 from kit.models.shape import ModelShape
 from kit.objective import Objective
-from kit.planning.gpus import CpuSpeed, Speed, cpu_speed, estimate, find_gpu
-from kit.planning.plan import Place, plan, replaced, subject
+from kit.planning.gpus import Speed, estimate, find_gpu
+from kit.planning.plan import Place, plan, subject
 
 GRPO = Objective.from_spec("grpo")
 KL = Objective.from_spec({"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.1}]})
@@ -66,12 +61,6 @@ def test_a_tie_of_rollout_and_evaluation_has_a_fix(seven_billion: Any) -> None:
     assert again["memory"]["peak_bytes"] <= card.usable * GIB
 
 
-def test_an_override_that_is_replaced_is_not_repeated() -> None:
-    given = ["optimisation.micro_batch_size=4096", "model.lora.rank=8", "model.loras=1", "run.seed=1"]
-    changes = ["optimisation.micro_batch_size=2048", "model.lora={rank: 64}"]
-    assert replaced(given, changes) == ["model.loras=1", "run.seed=1", *changes]
-
-
 def test_the_command_has_each_key_once(seven_billion: Any) -> None:
     given = [f"model.name={seven_billion}", "evaluation.batch_size=128"]
     words = plan(load_config("quickstart", given), gpu=find_gpu("t4"), given=given)["command"].split()
@@ -88,20 +77,10 @@ def test_prompts_are_measured_where_data_and_tokenizer_are_there(tree: Any) -> N
     assert found["command"] is None
 
 
-def test_without_any_room_it_is_said_that_nothing_helps(tree: Any) -> None:
-    found = plan(load_config(tree), room=1e6)
-    assert (found["fits"], found["fixes"], found["command"]) == (False, None, None)
-
-
 def test_code_of_its_own_is_refused_with_the_reason(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.planning.plan.shape_of", lambda config: None)
     with pytest.raises(ModelError, match="Python code of its own"):
         plan(load_config(tree))
-
-
-def test_a_folder_without_config_is_refused(tree: Any, tmp_path: Any) -> None:
-    with pytest.raises(ModelError, match=r"configuration of .* could not be read"):
-        plan(load_config(tree, [f"model.name={tmp_path}/nothing"]))
 
 
 @pytest.mark.parametrize("override", ["run.seed=0", "model.dtype=bfloat16", "model.lora=null"])
@@ -163,13 +142,6 @@ def test_plan_and_validate_name_one_peak(tree: Any, seven_billion: Any, monkeypa
         assert workload(colocated, "cuda", GRPO, 20, memory.card_of("cuda")).vllm_bytes == 0.3 * 22 * GIB
 
 
-def test_the_note_compares_the_peak_with_what_is_free(tree: Any, shape: ModelShape) -> None:
-    memory = plan_memory(shape, workload(load_config(tree), "cpu", GRPO, 20))
-    assert note(memory, memory.peak).endswith(f"{memory.peak / GIB:.1f} GiB free")
-    assert "It will not fit" in note(memory, memory.peak - 1)
-    assert fit.prompt_tokens(load_config(tree), 33) == 33
-
-
 def test_time_is_arithmetic_over_speed(shape: ModelShape, tree: Any) -> None:
     work = workload(load_config(tree), "cpu", GRPO, 20)
     found = estimate(shape, work, Speed(flops=1e9, bandwidth=1e30, layer_seconds=0.0))
@@ -179,9 +151,6 @@ def test_time_is_arithmetic_over_speed(shape: ModelShape, tree: Any) -> None:
     assert found["scoring"] == 0
     launched = estimate(shape, work, Speed(flops=1e30, bandwidth=1e30, layer_seconds=0.5))
     assert launched["rollout"] == pytest.approx(12 * shape.layers * 0.5)
-
-
-SHOWN = "teacher={model: self, prompt: '{prompt} A right answer is {reference}.'}"
 
 
 def test_another_model_that_teaches_is_counted(seven_billion: Any, tree: Any) -> None:
@@ -197,20 +166,6 @@ def test_another_model_that_teaches_is_counted(seven_billion: Any, tree: Any) ->
     packed = plan(load_config(tree, [*given, "teacher.load_in_4bit=true"]), gpu=find_gpu("t4"))
     assert packed["fits"]
     assert packed["memory"]["always"]["teacher"] < 0.45 * found["memory"]["always"]["teacher"]
-
-
-def test_the_policy_that_teaches_itself_takes_a_pass_and_an_average_its_weights(tree: Any) -> None:
-    alone, taught = plan(load_config(tree)), load_config(tree, ["objective={recipe: sdpo}", SHOWN])
-    found = plan(taught)
-    assert found["memory"]["always"].keys() == alone["memory"]["always"].keys()
-    assert set(found["memory"]["phases"]) == {*alone["memory"]["phases"], "teaching"}
-    average = plan(load_config(taught, ["teacher.weights=ema"]))["memory"]["always"]
-    assert average["teacher"] == average["optimiser states"] / 2  # float32, where AdamW has two such numbers
-    kept = found["memory"]["phases"]["update"]["hidden states kept"]
-    sampled = load_config(tree, ["objective={recipe: grpo_sdpo}", SHOWN])
-    assert kept > 0
-    assert "hidden states kept" not in plan(sampled)["memory"]["phases"]["update"]
-    assert "scoring" in plan(sampled)["memory"]["phases"]  # this advantage compares with the policy's own probabilities
 
 
 def test_what_the_teacher_is_shown_is_measured(tree: Any) -> None:
@@ -230,14 +185,6 @@ def test_what_the_teacher_is_shown_is_measured(tree: Any) -> None:
     assert reads(teacher("show.py:show")) == short.prompt  # nothing of the user's is called
 
 
-def test_a_teacher_takes_one_pass_more(shape: ModelShape, tree: Any) -> None:
-    work, speed = workload(load_config(tree), "cpu", GRPO, 20), Speed(flops=1e9, bandwidth=1e30, layer_seconds=0.0)
-    larger = replace(shape, parameters=10 * shape.parameters)
-    for other, weights in ((None, shape.parameters), (larger, larger.parameters)):
-        found = estimate(shape, replace(work, teacher=TeacherLoad(other, prompt=50)), speed)
-        assert found["scoring"] == pytest.approx(2 * weights * 8 * (50 + 12) / 1e9)
-
-
 def test_the_probe_runs_two_steps_of_full_length(tree: Any, tmp_path: Any) -> None:
     from kit.planning.probe import two_steps, worst_rows
     from kit.runner.prepare import prepare
@@ -251,59 +198,6 @@ def test_the_probe_runs_two_steps_of_full_length(tree: Any, tmp_path: Any) -> No
     found = two_steps(parts, tmp_path)
     assert len(found["seconds"]) == 2
     assert found["peak_bytes"] > 100 * 2**20
-
-
-def test_the_probe_makes_the_trainer_of_a_run(tree: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a run with vLLM and pictures; the trainer's arguments are looked at and nothing is trained."""
-    from dataclasses import replace
-
-    from kit.models import backend
-    from kit.models.failures import EngineSettings
-    from kit.planning import probe
-    from kit.runner.prepare import prepare
-
-    class Seen(Exception):
-        pass
-
-    def trainer(model: Any, rewards: Any, args: Any, **keywords: Any) -> None:
-        assert backend.active_backend() == parts.files.backend
-        seen.update(keywords, args=args)
-        raise Seen
-
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr("kit.runner.build.HookedGRPOTrainer", trainer)
-    parts = prepare(load_config(tree), fresh=False)
-    tokens = parts.config.generation.max_completion_tokens
-    with pytest.raises(Seen):
-        probe.two_steps(parts, tmp_path)
-    assert seen["args"].generation_kwargs == {"min_new_tokens": tokens}
-    assert seen["engine"] is None
-    assert seen["processing_class"] is parts.files.tokenizer
-
-    processor, rows = object(), parts.data.train.add_column("images", [[]] * len(parts.data.train))
-    parts.config.generation.engine = "vllm"
-    monkeypatch.setattr(probe, "worst_rows", lambda parts: rows)
-    with pytest.raises(Seen):
-        probe.two_steps(replace(parts, files=replace(parts.files, processor=processor)), tmp_path)
-    assert seen["args"].generation_kwargs == {"min_tokens": tokens}  # min_new_tokens is no argument of SamplingParams
-    assert isinstance(seen["engine"], EngineSettings)
-    assert seen["processing_class"] is processor
-
-
-def test_the_cpu_is_as_fast_as_when_idle_on_a_busy_machine_and_that_is_said() -> None:
-    quiet = min(cpu_speed().flops for _ in range(3))
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
-    try:
-        time.sleep(0.5)
-        busy = cpu_speed()
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
-    assert 1 / 1.5 < busy.flops / quiet < 1.5
-    assert busy.note is not None
-    assert "this machine is busy" in busy.note
-    assert CpuSpeed(1.0, 1.0, 1.0, share=0.95).note is None
 
 
 def test_an_update_reads_a_prompt_once_for_a_group_where_completions_are_packed(shape: ModelShape, tree: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import rewards
 from kit.config import load_config
-from kit.planning.signal import BaseModel, Sampled, chance_of_spread, check, describe, draw, measure
+from kit.planning.signal import BaseModel, chance_of_spread, check, describe, draw, measure
 from kit.runs.worker import Outcome
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
@@ -56,10 +56,6 @@ def constant(sample: Sample) -> Score:
 
 def fails(sample: Sample) -> Score:
     raise KeyError("no such column")
-
-
-def sandbox_is_gone(sample: Sample) -> Score:
-    return Score(None, "infra", {"reason": "the sandbox did not answer"})
 
 
 def unreadable(sample: Sample) -> Score:
@@ -104,9 +100,6 @@ def test_a_task_that_is_solved_sometimes_will_be_learned(loaded: Any) -> None:
     assert found["verdict"]["verdict"] == "will learn"
     assert 0 < found["pass@1"]["value"] < found["pass@8"]["value"]
     assert found["pass@1"]["low"] <= found["pass@1"]["value"] <= found["pass@1"]["high"]
-    assert found["spread_share"]["value"] == pytest.approx(1 - found["zero_spread_share"]["value"])
-    assert found["reward_spread_mean"] > 0
-    assert found["tokens_per_second"] > 0
     assert found["run_seconds"]["steps"] == pytest.approx(found["seconds"]["step"] * 100)
     assert found["run_seconds"]["held-out scores"] == 0.0  # there are none before or after
     json.dumps(found, allow_nan=False)
@@ -116,7 +109,7 @@ def test_a_task_that_is_solved_already_is_too_easy(loaded: Any) -> None:
     found = verdict_of(loaded, always)
     assert found["verdict"]["verdict"] == "too easy"
     assert found["pass@1"]["value"] == 1.0
-    assert found["zero_spread_share"]["value"] == 1.0
+    assert found["spread_share"]["value"] == 0.0
 
 
 def test_a_task_that_is_never_solved_is_too_hard(loaded: Any) -> None:
@@ -125,33 +118,12 @@ def test_a_task_that_is_never_solved_is_too_hard(loaded: Any) -> None:
     assert found["pass@8"]["value"] == 0.0
 
 
-def test_few_prompts_do_not_decide(loaded: Any) -> None:
-    found = verdict_of(loaded, never, prompts=4)
-    assert found["verdict"]["verdict"] == "sample more"
-    assert found["verdict"]["change"].startswith("--prompts ")
-
-
 def test_completions_that_are_cut_are_named_before_anything_else(loaded: Any) -> None:
     found = verdict_of(loaded, never, max_completion_tokens=4)
     assert found["verdict"]["verdict"] == "truncated"
     assert found["verdict"]["change"] == "-o generation.max_completion_tokens=8"
     assert found["truncated_share"]["value"] > 0.9
     assert 3.5 < found["completion_tokens_mean"] <= 4
-
-
-def test_cut_completions_are_not_the_verdict_where_no_answer_would_be_right(loaded: Any) -> None:
-    parts, _ = loaded
-    prompts, k = 40, 8
-    for rule, wanted in ((never, "too hard"), (sometimes, "truncated")):
-        preset_ = preset(rule)
-        texts = [f"{number}" for number in range(prompts * k)]
-        verdict = preset_.score(rewards.build_samples(["?"] * len(texts), texts))
-        # Half of the completions are cut, the others ended by themselves: with `never` none of these is right.
-        completions = [([1, 2, 3], number % 2 == 0) for number in range(prompts * k)]
-        correct = [rule is sometimes and number % 4 == 1 for number in range(prompts * k)]
-        found = describe(parts.config, Sampled(completions, verdict, correct, 1.0, 0.01), k, 0.1, rows=prompts)
-        assert found["verdict"]["verdict"] == wanted
-        assert ("none of those that ended is right" in found["verdict"]["because"]) == (rule is never)
 
 
 def test_three_sampled_answers_are_shown_with_reward_status_and_reason(loaded: Any) -> None:
@@ -177,14 +149,6 @@ def test_a_reward_that_fails_is_named_with_its_reason(loaded: Any) -> None:
     assert found["verdict"]["verdict"] == "reward fails"
     assert "no such column" in found["verdict"]["change"]
     assert found["failure_share"]["value"] == 1.0
-
-
-def test_a_dead_sandbox_is_a_failing_reward(loaded: Any) -> None:
-    found = verdict_of(loaded, sandbox_is_gone)
-    assert found["verdict"]["verdict"] == "reward fails"
-    assert "the sandbox did not answer" in found["verdict"]["change"]
-    assert found["failure_share"]["value"] == 1.0
-    json.dumps(found, allow_nan=False)
 
 
 def test_rows_are_drawn_at_random_by_seed() -> None:
@@ -252,38 +216,12 @@ def test_a_slow_reward_is_named_with_its_time(loaded: Any) -> None:
     # Beside a rollout and an update that take no time: what is said does not depend on how fast this machine is.
     found = describe(config, dataclasses.replace(sampled, generation_seconds=0.01), 8, 0.1)
     assert found["verdict"]["verdict"] == "slow reward"
-    assert found["reward_latency_ms"]["p95"] >= found["reward_latency_ms"]["p50"] >= 2.0
 
 
 def _evaluation() -> Any:
     from kit.config import EvaluationConfig
 
     return EvaluationConfig(prompts=16, k=8, batch_size=64)
-
-
-def test_the_update_is_estimated_for_prompts_and_completions_as_they_are(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, int]] = []
-
-    def remember(parts: Any, prompt: int, completion: int) -> float:
-        asked.append((prompt, completion))
-        return 7.0
-
-    monkeypatch.setattr("kit.planning.signal.estimate_update", remember)
-    found = verdict_of(loaded, sometimes)
-    assert found["seconds"]["update"] == 7.0
-    ((prompt, completion),) = asked
-    assert 10 < prompt < 60  # not data.max_prompt_tokens, 512
-    assert completion - 1 < found["completion_tokens_mean"] <= completion
-
-
-def test_the_verdict_is_told_of_rows_and_context(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[str, Any] = {}
-    monkeypatch.setattr("kit.planning.signal.describe", lambda *args, **given: told.update(given) or {})
-    verdict_of(loaded, sometimes, prompts=2)
-    parts, _ = loaded
-    assert told == {"rows": len(parts.data.train), "room": parts.files.config.max_position_embeddings - 512}
 
 
 def test_rates_are_counts(loaded: Any) -> None:
@@ -303,7 +241,7 @@ def test_rates_are_counts(loaded: Any) -> None:
 
 
 def test_the_same_seed_gives_the_same_numbers(loaded: Any) -> None:
-    timing = ("seconds", "run_seconds", "hours", "tokens_per_second", "reward_latency_ms")
+    timing = ("seconds", "run_seconds", "hours")
     first, second = verdict_of(loaded, sometimes), verdict_of(loaded, sometimes)
     assert {k: v for k, v in first.items() if k not in timing} == {k: v for k, v in second.items() if k not in timing}
 

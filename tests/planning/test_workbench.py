@@ -15,7 +15,7 @@ import torch
 
 from kit.errors import DataError
 from kit.planning import workbench
-from kit.planning.workbench import advantages, answer, histogram
+from kit.planning.workbench import advantages, answer
 
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "level": n % 3} for n in range(40)]
 
@@ -142,20 +142,6 @@ def test_a_reward_that_can_be_cheated_is_named(
     assert {one["attack"]: one["paid"] for one in audited["results"]}["hedges"] == 12
 
 
-def test_an_audit_tries_every_attack_on_some_rows(config: dict[str, Any]) -> None:
-    found = asked("audit", config)
-    assert found["passed"], found["problems"]
-    assert [one["attack"] for one in found["results"]] == [
-        "right", "spellings", "echo", "constants", "hedges", "near-misses", "shuffles", "slow",
-    ]  # fmt: skip
-    assert found["results"][0]["paid"] == found["results"][0]["rows"] == 12
-
-
-def test_examples_are_right_wrong_unlaid_and_cut(config: dict[str, Any]) -> None:
-    found = asked("score", config, row=3, completions=asked("examples", config, row=3))
-    assert [item["correct"] for item in found["items"]] == [True, False, False, False]
-
-
 @pytest.mark.parametrize(
     ("question", "more", "why"),
     [
@@ -169,11 +155,6 @@ def test_mistakes_are_said(config: dict[str, Any], question: str, more: dict[str
     assert why in reply["error"], reply
 
 
-def test_what_nobody_asks_is_no_end(config: dict[str, Any]) -> None:
-    assert "KeyError" in answer({"question": "no such thing", "config": config})["crash"]
-    assert "crash" in answer({"question": "score", "config": config})  # no completions
-
-
 def test_a_child_whose_gpu_has_failed_ends_after_it_has_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Any:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
@@ -185,14 +166,6 @@ def test_a_child_whose_gpu_has_failed_ends_after_it_has_said_so(monkeypatch: pyt
     workbench.main()
     (line,) = replies.getvalue().splitlines()
     assert "illegal memory access" in json.loads(line)["crash"]
-
-
-def test_a_histogram_counts_all() -> None:
-    found = histogram([1, 1, 2, 50])
-    assert sum(count for _, _, count in found) == 4
-    assert found[0][0] == 1
-    assert found[-1][1] > 50
-    assert histogram([7]) == [[7, 8, 1]]
 
 
 def test_prints_of_a_reward_do_not_come_between(config: dict[str, Any], tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from kit.config import load_config
@@ -66,28 +64,11 @@ def line(step: int) -> dict[str, Any]:
     }
 
 
-def completions(folder: Path, step: int, texts: list[str]) -> None:
-    """One batch: a group of completions of one prompt."""
-    folder.mkdir(exist_ok=True)
-    table = {
-        "step": [step] * len(texts),
-        "prompt": ["2 + 2 ="] * len(texts),
-        "reference": ["4"] * len(texts),
-        "completion": texts,
-        "tokens": [5] * len(texts),
-        "finish_reason": ["stop"] * len(texts),
-        "advantage": [1.0 if i else -1.0 for i in range(len(texts))],
-        "reward/accuracy": [float(i > 0) for i in range(len(texts))],
-        "reward/accuracy/status": ["timeout" if i == 0 else "ok" for i in range(len(texts))],
-    }
-    pq.write_table(pa.table(table), folder / f"step-{step:05d}.parquet")
-
-
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., RunDir]:
     """`make_run(steps=20)`: a finished run; `overrides` are of its configuration."""
 
-    def make(steps: int = 20, overrides: tuple[str, ...] = (), texts: tuple[str, ...] = ("four", "4")) -> RunDir:
+    def make(steps: int = 20, overrides: tuple[str, ...] = ()) -> RunDir:
         run = RunStore(tmp_path / "runs").create("one")
         config = load_config("quickstart", [f"optimisation.steps={steps}", "run.id=one", *overrides])
         run.write_text("config.yaml", config.to_yaml())
@@ -98,8 +79,6 @@ def make_run(tmp_path: Path) -> Callable[..., RunDir]:
         run.metrics_file.write_text("".join(json.dumps(line(step)) + "\n" for step in range(1, steps + 1)))
         run.write_json("eval/before.json", score([False] * 18 + [True] * 2, 0))
         run.write_json("eval/after.json", score([True] * 18 + [False] * 2, steps))
-        for step in (1, steps):
-            completions(run.completions, step, list(texts))
         run.append_event("checkpoint", step=steps)
         run.write_status("finished", step=steps, total_steps=steps, exit=0)
         return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -42,12 +41,6 @@ def test_a_run_that_fails_leaves_a_report_with_the_reason(make_run: Make) -> Non
     assert run.status()["state"] == "failed"
 
 
-def test_a_run_that_is_stopped_at_once_leaves_a_report(make_run: Make) -> None:
-    run = make_run()
-    assert "was stopped before its end after 7 of 20 steps" in ended(run, KeyboardInterrupt())
-    assert run.status()["state"] == "stopped"
-
-
 def test_the_steps_since_the_last_heartbeat_count(make_run: Make) -> None:
     """Three steps within a second write no heartbeat of their own."""
     run, state, control = make_run(), TrainerState(max_steps=20), TrainerControl()
@@ -76,19 +69,6 @@ def test_a_report_that_cannot_be_made_ends_no_run(
         pass
     assert run.status()["state"] == "finished"
     assert not (run.path / "report.html").exists()
-
-
-def test_the_last_word_is_written_even_when_the_report_is_interrupted(
-    make_run: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    run = make_run()
-    monkeypatch.setattr("kit.report.run_report.write_report", interrupt)
-    with pytest.raises(KeyboardInterrupt), lifecycle(run, LogCapture(), Reporter(quiet=True)):
-        pass
-    assert json.loads(run.status_file.read_text())["state"] == "finished"
 
 
 def test_on_a_full_disk_the_space_is_left_to_the_last_word(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:

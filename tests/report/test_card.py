@@ -29,11 +29,6 @@ def test_progress_is_read_from_the_lines_that_the_reporter_prints(capsys: pytest
     assert found.note.endswith("reward 0.5")
 
 
-@pytest.mark.parametrize("line", ["", "grpo-kit: run 'a'", "completions  a/b  c", "Traceback (most recent call last):"])
-def test_other_lines_are_none(line: str) -> None:
-    assert heard(line) is None
-
-
 def test_before_there_is_a_directory_the_card_shows_what_is_being_done(tmp_path: Path) -> None:
     lines = ["grpo-kit: run 'it'", "Held-out score, before  34/340  0:26  eta 3:56"]
     shown = card(RunDir(tmp_path / "it"), lines)
@@ -70,20 +65,6 @@ def test_afterwards_it_has_state_figures_curves_and_scores(run: RunDir) -> None:
         assert part in shown
     assert "0.900" in shown
     assert "<details><summary>What it printed" in shown
-
-
-def test_of_a_run_that_failed_what_it_printed_is_open_and_the_reason_is_there(run: RunDir) -> None:
-    run.write_status("failed", reason="ModelError: no such model", exit=2)
-    shown = card(run, ["Traceback: x < y"])
-    assert "<details open>" in shown
-    assert "no such model" in shown
-    assert "x &lt; y" in shown
-
-
-def test_alerts_are_shown_while_it_trains(run: RunDir) -> None:
-    run.write_status("running", step=1, total_steps=2)
-    run.append_event("alert", name="zero_spread", severity="warning", step=1, message="all rewards are equal")
-    assert "all rewards are equal" in card(run)
 
 
 def test_texts_are_escaped_and_secrets_hidden(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

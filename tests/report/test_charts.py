@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.report.charts import bars, intervals, lines, number, svg, ticks
+from kit.report.charts import intervals, lines, number, svg, ticks
 from kit.report.page import page
-from kit.report.panels import Panel, Series, columns_of, downsample, panels, running_mean, thinned
+from kit.report.panels import PHASES, Panel, Series, columns_of, downsample, panels
 from kit.runs.metrics import placed, points, step_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -41,19 +41,9 @@ def test_downsampling_keeps_the_ends_the_extremes_and_the_limit(values: list[flo
         }
 
 
-def test_every_stretch_keeps_its_own_peak() -> None:
-    values = np.where(np.arange(10_000) % 100 == 50, 1.0, 0.0)  # a hundred peaks one step wide
-    assert values[downsample(values)].sum() == 100
-
-
 def test_downsampling_to_fewer_than_the_ends_and_extremes_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 4"):
         downsample(np.zeros(0), 3)
-
-
-def test_the_running_mean_takes_what_there_is_at_the_ends() -> None:
-    # window 3 of 0 3 6 9: (0+3)/2, (0+3+6)/3, (3+6+9)/3, (6+9)/2
-    assert running_mean(np.array([0.0, 3.0, 6.0, 9.0]), 3).tolist() == [1.5, 3.0, 6.0, 7.5]
 
 
 @given(NUMBERS, NUMBERS)
@@ -66,12 +56,6 @@ def test_ticks_cover_the_range_evenly_and_are_few(one: float, other: float) -> N
     assert 2 <= len(marks) <= 12
     gaps = [b - a for a, b in pairwise(marks)]
     assert max(gaps) - min(gaps) <= slack
-
-
-def test_ticks_are_round() -> None:
-    assert ticks(0.07, 0.93) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
-    assert ticks(1, 60) == pytest.approx([0, 20, 40, 60])
-    assert ticks(5, 5) == pytest.approx([4.5, 4.75, 5.0, 5.25, 5.5])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +111,6 @@ def test_names_and_labels_are_text() -> None:
     for drawing in (
         svg(Panel(bad, bad, [dots, Series.of_points("b", [(1.0, 1.0)])]), bad, marks=[(1, bad)]),
         intervals([(bad, 1, 0, 2)], bad, reference=0),
-        bars([(bad, 1.0)], bad),
     ):
         assert "<script" not in drawing
         assert ElementTree.fromstring(drawing).findtext(f"{SVG}title") == bad
@@ -147,15 +130,6 @@ def test_parts_of_a_whole_lie_on_one_another() -> None:
     assert above[2:] == below[1::-1], "the upper part's floor is the lower part's top"
     floor = below[2][1]
     assert floor - above[0][1] == pytest.approx(4 * (floor - below[0][1]), abs=0.3)
-
-
-def test_a_long_stack_is_thinned_to_means_that_add_up() -> None:
-    x = np.arange(1.0, 5001.0)
-    one, other = (thinned(Series("a", x, y)) for y in (np.where(x % 10 == 0, 10.0, 0.0), np.ones(5000)))
-    assert len(one.x) == 250
-    assert one.y.mean() == pytest.approx(1.0)  # ten every tenth step
-    assert (one.y + other.y).mean() == pytest.approx(2.0)
-    assert (one.x[0], one.x[-1]) == (1.0, 5000.0)
 
 
 def test_a_band_lies_around_its_line_and_whiskers_stand_at_their_points() -> None:
@@ -216,11 +190,6 @@ def test_shares_are_drawn_in_per_cent_with_their_intervals() -> None:
     assert (panel.low, panel.high) == (0.0, 100.0)
 
 
-def test_a_run_without_numbers_has_no_panels() -> None:
-    assert panels({}, {}) == []
-    assert panels(columns_of([{"step": 1, "reward": None}]), {"before": {}}) == []
-
-
 def test_columns_are_by_step_and_the_last_line_of_a_step_counts() -> None:
     found = columns_of(
         [{"step": 3, "a": 1.0}, {"step": 1, "a": 5.0, "b": True}, {"step": 3, "a": 2.0, "c": 7}, {"a": None}]
@@ -230,3 +199,10 @@ def test_columns_are_by_step_and_the_last_line_of_a_step_counts() -> None:
     assert np.isnan(found["a"][2])
     assert "b" not in found
     assert np.isnan(found["c"][[0, 2]]).all()
+
+
+def test_the_phases_are_those_that_the_trainer_measures() -> None:
+    from kit.trainer.metric_log import PHASES as MEASURED
+    from kit.trainer.metric_log import SAVING
+
+    assert set(PHASES) == {*MEASURED, SAVING.removeprefix("seconds/")}

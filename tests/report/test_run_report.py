@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from kit.errors import RunError
 from kit.report.record import read
 from kit.report.run_report import render, write_report
 from kit.runs.store import RunDir
@@ -77,17 +76,10 @@ def test_a_report_has_every_section_and_curve_and_asks_for_nothing_outside_itsel
         assert f"<title>{title}</title><desc>" in document, title
     text = Elements(document).text
     for words in (
-        "ran to its end after 20 of 20 steps", "Held-out scores", "Samples", "Training completions", "ab" * 32,
-        "optimisation.steps", "torch 2.13.0", "grpo-kit train config.yaml -o run.id=one-again", "answer 0", "answer 20",
+        "ran to its end after 20 of 20 steps", "Held-out scores", "Samples", "ab" * 32,
+        "optimisation.steps", "torch==2.13.0", "grpo-kit train config.yaml -o run.id=one-again", "answer 0", "answer 20",
     ):  # fmt: skip
         assert words in text, words
-
-
-def test_outside_references_are_found_where_there_are_some() -> None:
-    assert outside_references('<img src="https://x.org/a.png">')
-    assert outside_references('<a href="https://x.org">x</a>')
-    assert outside_references("<style>body{background:url(x.png)}</style>")
-    assert outside_references('<a href="#curves">Curves</a>') == []
 
 
 def test_the_difference_is_of_the_same_problems_and_says_whether_it_is_chance(make_run: Make) -> None:
@@ -99,19 +91,11 @@ def test_the_difference_is_of_the_same_problems_and_says_whether_it_is_chance(ma
     assert "with a probability of 0.0004 (exact McNemar test)" in text
 
 
-def test_equal_scores_are_not_distinguishable(make_run: Make) -> None:
-    run = make_run()
-    run.write_json("eval/after.json", score([True] * 4 + [False] * 16, 20))
-    text = Elements(render(read(run))).text
-    assert "not distinguishable with 20 problems" in text
-    assert "better:" not in text
-
-
 @pytest.mark.parametrize(
     "planted", ["<script>alert(1)</script>", "</style><img src=x onerror=alert(1)>", '"><svg onload=x>']
 )
 def test_whatever_a_model_or_a_file_says_stays_text(make_run: Make, planted: str) -> None:
-    run = make_run(texts=(planted, "4"))
+    run = make_run()
     run.write_json("eval/after.json", score([True] * 20, 20, text=planted) | {"checker": planted})
     run.write_json("data.json", {"source": planted, "rows": {planted: 3}, "notes": [planted]})
     run.write_json("env.json", {"packages": {planted: planted}, "git": {"commit": planted}})
@@ -192,12 +176,11 @@ def test_damaged_files_are_named_and_the_rest_is_shown(make_run: Make) -> None:
     run.metrics_file.write_text("\n".join([*lines[:5], "{half a li", *lines[6:]]) + "\n")
     run.data.write_text("{")
     (run.eval / "after.json").write_text("[1, 2]")
-    (run.completions / "step-00001.parquet").write_bytes(b"PAR1 no")
     run.config.write_text("a: [b")
     text = Elements(render(read(run))).text
     for words in (
         "metrics.jsonl is damaged: 1 of its lines", "data.json is damaged", "config.yaml is damaged",
-        "step-00001.parquet cannot be read", "Reward on training prompts",
+        "Reward on training prompts",
     ):  # fmt: skip
         assert words in text, words
 
@@ -217,7 +200,7 @@ def test_files_of_odd_content_cost_their_own_section_at_most(make_run: Make, odd
     run.append_event("best", step=odd, metric=odd, value=odd)
     run.append_metrics({"step": 21, "reward": odd, "kl": odd})
     text = Elements(render(read(run))).text
-    for words in ("ran to its end", "Reward on training prompts", "Training completions", "Reproduce"):
+    for words in ("ran to its end", "Reward on training prompts", "Data and environment"):
         assert words in text, words
 
 
@@ -242,21 +225,6 @@ def test_alerts_and_events_are_told_in_words(make_run: Make) -> None:
     assert document.count('class="mark"') >= 4  # each chart has a line where the run was resumed, and so on
 
 
-def test_a_flood_of_events_is_counted_not_listed(make_run: Make) -> None:
-    run = make_run()
-    for step in range(500):
-        run.append_event("alert", step=step, name="kl_spike", message="KL spike", severity="warning")
-    text = Elements(render(read(run))).text
-    assert text.count("KL spike") <= 20
-    assert "488 more of 'alert kl_spike'" in text
-
-
-def test_numbers_that_are_not_finite_are_told(make_run: Make) -> None:
-    run = make_run()
-    run.append_metrics({"step": 21, "grad_norm": float("nan"), "reward": 1.0})
-    assert "grad_norm was not a finite number in 1 line." in Elements(render(read(run))).text
-
-
 def test_ten_thousand_steps_are_a_small_file_and_quick(make_run: Make) -> None:
     run = make_run(steps=10_000)
     started = time.process_time()
@@ -271,12 +239,6 @@ def test_ten_thousand_steps_are_a_small_file_and_quick(make_run: Make) -> None:
 
 def _attribute(document: str, tag: str, name: str) -> list[str]:
     return [attributes[name] or "" for found, attributes in Elements(document).found if found == tag]
-
-
-def test_a_place_that_cannot_be_written_is_a_users_error(make_run: Make, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be made"):
-        write_report(make_run(), tmp_path / "file" / "report.html")
 
 
 def test_the_verb_and_python_write_the_same_report(
@@ -320,10 +282,3 @@ def test_notebook_figure_draws_the_same_panels(make_run: Make) -> None:
     assert len(drawn) >= 12
     for title in drawn:
         assert f"<title>{title}</title>" in document
-
-
-def test_environment_arguments_are_kept_whole(make_run: Make) -> None:
-    run = make_run()
-    env: dict[str, Any] = json.loads(run.env.read_text()) | {"trainer_arguments": {"max_steps": 20}}
-    run.write_json("env.json", env)
-    assert '"max_steps": 20' in "".join(_pre(render(read(run))))

@@ -122,7 +122,6 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
         "pass@8",
         "reward",
         "spread_share",
-        "zero_spread_share",
         "truncated_share",
         "wrong_format_share",
         "failure_share",
@@ -132,7 +131,6 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
         "prompts": 8,
         "k": 8,
         "completion_tokens_mean": 13.0,
-        "reward_latency_ms": {"p50": 0.1, "p95": 0.2},
         "hours": 0.5,
         "seconds": {"rollout": 1.0, "reward": 0.0, "update": 1.0, "step": 2.0},
     }
