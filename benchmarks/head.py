@@ -32,7 +32,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 
 from stock_trl import trl_on_a_cpu  # noqa: E402
 
-from kit.scoring.head import token_logps_and_entropy  # noqa: E402
+from kit.scoring.head import DEFAULT_CHUNK, ChunkedLogProb  # noqa: E402
 
 TOKENS = 1024
 SIZES = ((512, 32768), (512, 151936))  # hidden, vocabulary
@@ -46,7 +46,9 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, entropy_gradient: boo
 
 
 def ours(hidden: Tensor, weight: Tensor, targets: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-    logps, entropy = token_logps_and_entropy(hidden, weight, targets, entropy_gradient=entropy_gradient)
+    logps, entropy = ChunkedLogProb.apply(
+        hidden, weight, None, targets, 1.0, DEFAULT_CHUNK, None, 1.0, ("entropy",), entropy_gradient
+    )
     assert entropy is not None
     return logps, entropy
 

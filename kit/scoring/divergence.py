@@ -1,87 +1,196 @@
-"""Divergences of the policy's next-token distributions from a teacher's, straight from hidden states.
+"""Divergences of the policy's next-token distributions from those of a reference or a teacher, straight from hidden states.
 
-The reverse KL over the whole vocabulary is `kit.scoring.full_kl`, which scans the vocabulary. Every other divergence takes a
-slice of the tokens at a time, with its logits (n, V) in float32, and makes them anew in the backward pass: at most two slices
-are held, whatever N.
+A slice of the tokens is taken at a time, with its logits (n, V) in float32: memory does not grow with N. With a frozen head
+(LoRA on the backbone) the forward pass computes the gradient of each hidden state along with its divergence, so that the
+backward pass only scales rows; with a trainable head the backward pass computes each slice anew.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, log_softmax
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from kit.objective.batch import Divergence
-from kit.scoring.full_kl import full_kl
-from kit.scoring.head import Projection
+from kit.scoring.head import Head, Projection, add_product, compute_dtype
 
 SLICE = 2**24
 """Logits of a slice, at most: 64 MiB in float32."""
 
 
-def divergence(policy: Projection, teacher: Projection, what: Divergence, slice_logits: int = SLICE) -> Tensor:
-    """(N,) nats: the divergence of policy and teacher at each of N positions; at least float32, 0 or more but for rounding.
+def divergence(
+    policy: Projection, other: Projection, kind: Divergence | None = None, slice_logits: int = SLICE
+) -> Tensor:
+    """The divergence of two next-token distributions at each of N positions, without (N, V) logits.
 
-    policy: what the gradient goes to, hidden (N, H) and weight (V, H). teacher: a constant, of another hidden size perhaps.
-    Raises `ValueError` where N or V of the two differ. Formulas: `kit.objective.batch.Divergence`.
+    Args:
+        policy: what the gradient goes to: its hidden states, weight and bias, whichever require one.
+        other: the reference or teacher, a constant even where its tensors require a gradient or are the policy's own. Its
+            hidden size may differ; N and V must be the same.
+        kind: which divergence; KL(policy || other) over the whole vocabulary if left out.
+        slice_logits: upper limit of the logits that are held at once.
+
+    Returns:
+        (N,) in nats: float32, or float64 for float64 inputs; 0 or more but for rounding. Differentiable once.
+
+    Raises:
+        ValueError: N or V of the two sides differ.
     """
-    if what == Divergence():
-        return full_kl(policy, teacher)
-    counts = {
-        "positions": (len(policy.hidden), len(teacher.hidden)),
-        "vocabulary entries": (len(policy.weight), len(teacher.weight)),
-    }
-    for name, (ours, theirs) in counts.items():
-        if ours != theirs:
-            raise ValueError(f"policy and teacher must have the same number of {name}, saw {ours} and {theirs}")
-    size = max(1, slice_logits // len(policy.weight))
-
-    def of_slice(hidden: Tensor, weight: Tensor, bias: Tensor | None, their_hidden: Tensor) -> Tensor:
-        ours = _log_probabilities(hidden, weight, bias, policy)
-        with torch.no_grad():
-            theirs = _log_probabilities(their_hidden, teacher.weight, teacher.bias, teacher)
-        return _between(ours, theirs, what)
-
-    parts: list[Tensor] = [
-        checkpoint(of_slice, ours, policy.weight, policy.bias, theirs, use_reentrant=False)
-        for ours, theirs in zip(
-            torch.split(policy.hidden, size), torch.split(teacher.hidden.detach(), size), strict=True
+    for name, count, expected in (
+        ("positions", len(policy.hidden), len(other.hidden)),
+        ("vocabulary entries", len(policy.weight), len(other.weight)),
+    ):
+        if count != expected:
+            raise ValueError(f"both sides must have the same number of {name}, saw {count} and {expected}")
+    # Inside `forward` the grad mode is off and `needs_input_grad` ignores it: without this, row gradients would be computed
+    # under `no_grad` too.
+    tensors = (policy.hidden, policy.weight, policy.bias)
+    if not torch.is_grad_enabled():
+        tensors = (
+            policy.hidden.detach(),
+            policy.weight.detach(),
+            None if policy.bias is None else policy.bias.detach(),
         )
-    ]
-    return torch.cat(parts)
+    settings = policy.transform, other, kind or Divergence(), max(1, slice_logits // len(policy.weight))
+    result: Tensor = _Divergence.apply(*tensors, *settings)  # type: ignore[no-untyped-call]
+    return result
 
 
-def _log_probabilities(hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Projection) -> Tensor:
-    """(n, V), in float32 or float64. The product is in the precision of the weight, as in the model."""
-    with torch.autocast(hidden.device.type, enabled=False):
-        logits = linear(hidden.to(weight.dtype), weight, bias)
-        logits = (logits if logits.dtype.itemsize > 4 else logits.float()) * head.scale
+@dataclass(frozen=True)
+class _Side:
+    """Operands of the matrix product of one side."""
+
+    head: Head
+    hidden: Tensor  # (N, H)
+    weight: Tensor  # (V, H)
+    bias: Tensor | None  # (V,)
+
+    @classmethod
+    def of(cls, projection: Projection, stat: torch.dtype) -> _Side:
+        hidden = projection.hidden.detach()
+        bias = None if projection.bias is None else projection.bias.detach()
+        head = Head(projection.weight.detach(), bias, *projection.transform, compute_dtype(hidden), stat)
+        return cls(head, head.operand(hidden), *head.columns(slice(None)))
+
+    def product(self, rows: slice) -> Tensor:
+        """(n, V) hidden @ weight.T in the precision of the statistics."""
+        hidden, stat = self.hidden[rows], self.head.stat_dtype
+        if hidden.dtype == stat:
+            return hidden @ self.weight.t()
+        return torch.mm(hidden, self.weight.t(), out_dtype=stat)
+
+    def log_probabilities(self, product: Tensor) -> Tensor:
+        """(n, V) of `product`."""
+        head = self.head
+        logits = (product if self.bias is None else product + self.bias) * head.scale
         if head.softcap is not None:
             logits = head.softcap * torch.tanh(logits / head.softcap)
-        return log_softmax(logits / head.temperature, dim=-1)
+        return (logits / head.temperature).log_softmax(-1)
 
 
-def _between(ours: Tensor, theirs: Tensor, what: Divergence) -> Tensor:
+def _slice(policy: _Side, other: _Side, rows: slice, kind: Divergence, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Divergences (n,), and the derivative of their sum, weighted by `weights`, by the policy's products (n, V)."""
+    # Without the hooks of a caller, which are for what its own graph saves.
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        product = policy.product(rows).requires_grad_()
+        values = _between(policy.log_probabilities(product), other.log_probabilities(other.product(rows)), kind)
+        (slope,) = torch.autograd.grad(values, product, torch.ones_like(values) if weights is None else weights)
+    return values.detach(), slope
+
+
+class _Divergence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        transform: tuple[float, float | None, float],
+        other: Projection,
+        kind: Divergence,
+        size: int,
+    ) -> Tensor:
+        stat = torch.float64 if torch.float64 in (compute_dtype(hidden), compute_dtype(other.hidden)) else torch.float32
+        ctx.stored = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
+        ctx.hidden_dtype = hidden.dtype
+        result = hidden.new_empty(len(hidden), dtype=stat)
+        row_gradients = hidden.new_zeros(hidden.shape if ctx.stored else 0, dtype=stat)
+        with torch.autocast(hidden.device.type, enabled=False):
+            ours, theirs = _sides(hidden, weight, bias, transform, other, stat)
+            for rows in _slices(len(hidden), size):
+                if ctx.stored:
+                    result[rows], slope = _slice(ours, theirs, rows, kind, None)
+                    add_product(row_gradients[rows], slope, ours.weight)
+                else:
+                    own, others = (side.log_probabilities(side.product(rows)) for side in (ours, theirs))
+                    result[rows] = _between(own, others, kind)
+        if ctx.stored:
+            ctx.save_for_backward(row_gradients)
+        elif any(ctx.needs_input_grad):
+            ctx.save_for_backward(hidden, weight, bias)
+            ctx.settings = transform, other, kind, size, stat
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if ctx.stored:
+            (row_gradients,) = ctx.saved_tensors
+            return ((grad.unsqueeze(1) * row_gradients).to(ctx.hidden_dtype), *(None,) * 6)
+        hidden, weight, bias = ctx.saved_tensors
+        transform, other, kind, size, stat = ctx.settings
+        with torch.autocast(hidden.device.type, enabled=False):
+            ours, theirs = _sides(hidden, weight, bias, transform, other, stat)
+            sums = [None if x is None else x.new_zeros(x.shape, dtype=stat) for x in (hidden, weight, bias)]
+            for rows in _slices(len(hidden), size):
+                _, slope = _slice(ours, theirs, rows, kind, grad[rows])
+                add_product(sums[0][rows], slope, ours.weight)
+                add_product(sums[1], slope.t(), ours.hidden[rows])
+                if sums[2] is not None:
+                    sums[2] += slope.sum(0)
+        inputs = zip(sums, (hidden, weight, bias), strict=True)
+        return (*(None if total is None else total.to(x.dtype) for total, x in inputs), *(None,) * 4)
+
+
+def _sides(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    transform: tuple[float, float | None, float],
+    other: Projection,
+    stat: torch.dtype,
+) -> tuple[_Side, _Side]:
+    return _Side.of(Projection(hidden, weight, bias, *transform), stat), _Side.of(other, stat)
+
+
+def _slices(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _between(policy: Tensor, other: Tensor, kind: Divergence) -> Tensor:
     """(n, V) log-probabilities -> (n,) nats."""
-    if what.top_k is not None and what.top_k < ours.shape[1]:
-        places = ours.detach().topk(what.top_k, dim=1).indices
-        ours, theirs = _with_the_rest(ours, places), _with_the_rest(theirs, places)
-    if what.kind == "reverse":
-        return _kl(ours, theirs)
-    if what.kind == "forward":
-        return _kl(theirs, ours)
-    mixture = torch.logaddexp(ours, theirs) - math.log(2.0)
-    return 0.5 * (_kl(ours, mixture) + _kl(theirs, mixture))
+    if kind.top_k is not None and kind.top_k < policy.shape[1]:
+        columns = policy.detach().topk(kind.top_k, dim=1).indices
+        policy, other = _with_the_rest(policy, columns), _with_the_rest(other, columns)
+    if kind.kind == "reverse":
+        return _kl(policy, other)
+    if kind.kind == "forward":
+        return _kl(other, policy)
+    mixture = torch.logaddexp(policy, other) - math.log(2.0)
+    return 0.5 * (_kl(policy, mixture) + _kl(other, mixture))
 
 
-def _kl(ours: Tensor, theirs: Tensor) -> Tensor:
-    return (ours.exp() * (ours - theirs)).sum(1)
+def _kl(left: Tensor, right: Tensor) -> Tensor:
+    # Probabilities add up to 1, so their difference adds nothing; it cancels rounding of the two normalisers.
+    p = left.exp()
+    return (p * (left - right) + (right.exp() - p)).sum(1)
 
 
-def _with_the_rest(logps: Tensor, places: Tensor) -> Tensor:
-    """(n, V) -> (n, k + 1): log-probabilities at `places`, and that of all other tokens together."""
-    others = logps.scatter(1, places, -torch.inf)
-    return torch.cat([logps.gather(1, places), others.logsumexp(1, keepdim=True)], dim=1)
+def _with_the_rest(logps: Tensor, columns: Tensor) -> Tensor:
+    """(n, V) -> (n, k + 1): log-probabilities at `columns`, and that of all other tokens together."""
+    others = logps.scatter(1, columns, -torch.inf)
+    return torch.cat([logps.gather(1, columns), others.logsumexp(1, keepdim=True)], dim=1)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -31,25 +31,13 @@ from torch.autograd.function import once_differentiable
 from kit.errors import EnvironmentUnsupported
 from kit.models.failures import raise_fatal
 from kit.models.libraries import TESTED_TRL
-from kit.scoring.head_softmax import (
-    ARGMAX,
-    BEST,
-    OTHERS,
-    RISE,
-    SHIFTED,
-    SLOPE_TARGET,
-    SQUARES,
-    TOTAL,
-    Z_TARGET,
-    fold_tile,
-    grad_tile,
-)
+from kit.scoring.head_softmax import BEST, OTHERS, RISE, SHIFTED, SLOPE_TARGET, Z_TARGET, fold_tile, grad_tile
 
 log = logging.getLogger("kit")
-OPTIONAL_OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+OUTPUTS = frozenset({"log_probs", "entropy"})
+"""What this head computes of TRL's outputs: those of GRPO."""
 DEFAULT_CHUNK = 8192
 
-LogProbOutputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 # --- tiles of the (N, V) logits: the projection, the transform, and the walk over rows and vocabulary ----------------
 
@@ -101,18 +89,14 @@ class Head:
 
 
 class Tiles:
-    """Walk over the (N, V) logits of the (N, H) hidden states, and the buffers of one tile.
+    """Walk over the (N, V) logits of the (N, H) hidden states, and the buffers of one tile."""
 
-    scratch: the type of the buffers beside the logits; None: that of the products' operands.
-    """
-
-    def __init__(self, head: Head, hidden: Tensor, chunk_size: int, scratch: torch.dtype | None = None) -> None:
+    def __init__(self, head: Head, hidden: Tensor, chunk_size: int) -> None:
         rows, elements = TILES.get(hidden.device.type, GPU_TILES)
         self.head, self.hidden = head, head.operand(hidden)
         self.n, self.vocab = hidden.shape[0], head.weight.shape[0]
         self.rows = max(1, min(self.n, rows))
         self.width = max(1, min(self.vocab, chunk_size, elements // self.rows))
-        self.scratch = head.product_dtype if scratch is None else scratch
         self._buffers: dict[str, Tensor] = {}
 
     def column_slices(self) -> Iterator[slice]:
@@ -124,7 +108,7 @@ class Tiles:
     def buffer(self, name: str, rows: slice, cols: slice, dtype: torch.dtype | None = None) -> Tensor:
         """(n, k) without values, the same memory for every tile."""
         if name not in self._buffers:
-            self._buffers[name] = self.hidden.new_empty(self.rows * self.width, dtype=dtype or self.scratch)
+            self._buffers[name] = self.hidden.new_empty(self.rows * self.width, dtype=dtype or self.head.product_dtype)
         shape = (rows.stop - rows.start, cols.stop - cols.start)
         return self._buffers[name][: shape[0] * shape[1]].view(shape)
 
@@ -175,45 +159,35 @@ class Projection:
 class _Scan:
     """Statistics of every row, block by block, and the row gradients when they are to be stored."""
 
-    def __init__(self, tiles: Tiles, targets: Tensor, outputs: tuple[str, ...], logp: bool, entropy: bool) -> None:
-        self.tiles, self.targets, self.outputs = tiles, targets, outputs
+    def __init__(self, tiles: Tiles, targets: Tensor, wants_entropy: bool, logp: bool, entropy: bool) -> None:
+        self.tiles, self.targets = tiles, targets
         n, stat = tiles.n, tiles.head.stat_dtype
         empty = functools.partial(tiles.hidden.new_empty, (n,), dtype=stat)
         self.logps, self.best, self.sum_exp, self.mean_shifted = empty(), empty(), empty(), empty()
-        self.found = {name: empty() for name in outputs if name in OPTIONAL_OUTPUTS}
+        self.entropies = empty() if wants_entropy else None
         # bfloat16 has float32's range; in float16 what is small would be lost before the loss's scale reaches it.
         kept = torch.bfloat16 if tiles.hidden.dtype == torch.bfloat16 else stat
         shape = (n, tiles.hidden.shape[1])
         self.logp_rows = tiles.hidden.new_empty(shape, dtype=kept) if logp else None
         self.entropy_rows = tiles.hidden.new_empty(shape, dtype=kept) if entropy else None
 
-    def run(self) -> LogProbOutputs:
-        """The outputs (N)."""
+    def run(self) -> None:
         for rows in self.tiles.row_slices():
             self._block(rows)
-        top1 = self.found.get("is_top1")
-        found = [self.found.get(name) for name in OPTIONAL_OUTPUTS[:3]]
-        return self.logps, found[0], found[1], found[2], None if top1 is None else top1 == self.targets
 
     def _block(self, rows: slice) -> None:
-        tiles, head, outputs = self.tiles, self.tiles.head, self.outputs
+        tiles, head = self.tiles, self.tiles.head
         targets = self.targets[rows]
-        stats = tiles.hidden.new_zeros((9, len(targets)), dtype=head.stat_dtype)
+        stats = tiles.hidden.new_zeros((6, len(targets)), dtype=head.stat_dtype)
         stats[BEST] = torch.finfo(head.stat_dtype).min  # finite, so that 0 * rescale is 0
-        stats[SLOPE_TARGET], stats[ARGMAX] = 1.0, -1.0
+        stats[SLOPE_TARGET] = 1.0
         sums = [self._sums(kept, rows) for kept in (self.logp_rows, self.entropy_rows)]
-        wide = sums[1] is not None and tiles.scratch != head.stat_dtype
+        wide = sums[1] is not None and head.product_dtype != head.stat_dtype
         for cols in tiles.column_slices():
             weight, bias = head.columns(cols)
             z, e = tiles.projected(rows, cols, weight), tiles.buffer("e", rows, cols)
             weighted = tiles.buffer("weighted", rows, cols) if wide else None
-            flags = (
-                "entropy" in outputs,
-                "log_sum_sq_probs" in outputs,
-                "mean_logits" in outputs,
-                "is_top1" in outputs,
-            )
-            fold_tile(z, stats, e, weighted, bias, targets, cols.start, *head.transform, *flags)
+            fold_tile(z, stats, e, weighted, bias, targets, cols.start, *head.transform, self.entropies is not None)
             if sums[0] is not None:
                 rise = stats[RISE].unsqueeze(1)
                 if sums[1] is not None:
@@ -231,7 +205,7 @@ class _Scan:
         return kept[rows].zero_() if kept.dtype == stat else kept.new_zeros(kept[rows].shape, dtype=stat)
 
     def _finish(self, rows: slice, stats: Tensor, sums: list[Tensor | None]) -> None:
-        """Lets the target join the sums (9, n, 1), and writes this block's outputs."""
+        """Lets the target join the sums (6, n, 1), and writes this block's outputs."""
         others = stats[OTHERS]
         x_target = stats[Z_TARGET] - stats[BEST]  # <= 0
         e_target = x_target.exp()
@@ -240,16 +214,8 @@ class _Scan:
         mean_shifted = (stats[SHIFTED] + e_target * x_target) / sum_exp  # E[z - best]
         self.best[rows], self.sum_exp[rows] = stats[BEST].squeeze(1), sum_exp.squeeze(1)
         self.mean_shifted[rows], self.logps[rows] = mean_shifted.squeeze(1), (x_target - log_sum).squeeze(1)
-        if "entropy" in self.found:
-            self.found["entropy"][rows] = (log_sum - mean_shifted).squeeze(1)
-        if "log_sum_sq_probs" in self.found:
-            self.found["log_sum_sq_probs"][rows] = (
-                torch.log(stats[SQUARES] + e_target.square()) - 2 * log_sum
-            ).squeeze(1)
-        if "mean_logits" in self.found:
-            self.found["mean_logits"][rows] = (stats[TOTAL] / self.tiles.vocab).squeeze(1)
-        if "is_top1" in self.found:
-            self.found["is_top1"][rows] = stats[ARGMAX].squeeze(1)
+        if self.entropies is not None:
+            self.entropies[rows] = (log_sum - mean_shifted).squeeze(1)
 
         logp_rows, entropy_rows = sums
         if logp_rows is None or self.logp_rows is None:
@@ -280,7 +246,9 @@ def compute_dtype(hidden: Tensor) -> torch.dtype:
 
 
 class ChunkedLogProb(torch.autograd.Function):
-    """Per-token statistics of softmax(z), z = softcap(logit_scale * (hidden @ weight.T + bias)) / temperature.
+    """Log-probability of each target and entropy of softmax(z) for each row of hidden states.
+
+    z = softcap(logit_scale * (hidden @ weight.T + bias)) / temperature.
 
     Takes the place of TRL's Triton function on any device, with the same call:
     `apply(hidden, weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)`, and
@@ -295,24 +263,24 @@ class ChunkedLogProb(torch.autograd.Function):
         chunk_size: upper limit of a tile's width in vocabulary entries.
         final_logit_softcapping: cap * tanh(z / cap), or None.
         logit_scale: multiplies the projection, first.
-        outputs: which of `OPTIONAL_OUTPUTS` to compute; the others are None. Other names are ignored.
+        outputs: whether to compute the entropy: with `entropy` among them, as TRL names its outputs.
         entropy_gradient: whether the entropy is differentiable. With a frozen head that costs one more matrix product per
             tile and one more (N, H) buffer, and the forward cannot see whether a loss will use it.
 
     Returns:
-        (logps, entropy, log_sum_sq_probs, mean_logits, is_top1), each (N). Nats; float32, or float64 for float64
-        inputs. Only logps and entropy are differentiable, once, with respect to hidden, weight and bias.
+        logps and entropy (or None), each (N) in nats: float32, or float64 for float64 inputs. Differentiable once, with
+        respect to hidden, weight and bias.
 
     Raises:
         IndexError: a target lies outside the vocabulary.
     """
 
     @classmethod
-    def apply(cls, hidden: Tensor, *args: Any) -> LogProbOutputs:
+    def apply(cls, hidden: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
         # Inside `forward` the grad mode is always off and `needs_input_grad` ignores it: without this, row gradients
         # would be stored under `no_grad` too.
         source = hidden if torch.is_grad_enabled() else hidden.detach()
-        result: LogProbOutputs = super().apply(source, *args)  # type: ignore[no-untyped-call]
+        result: tuple[Tensor, Tensor | None] = super().apply(source, *args)  # type: ignore[no-untyped-call]
         return result
 
     @staticmethod
@@ -326,9 +294,9 @@ class ChunkedLogProb(torch.autograd.Function):
         chunk_size: int,
         final_logit_softcapping: float | None = None,
         logit_scale: float = 1.0,
-        outputs: tuple[str, ...] = OPTIONAL_OUTPUTS,
+        outputs: tuple[str, ...] = ("entropy",),
         entropy_gradient: bool = True,
-    ) -> LogProbOutputs:
+    ) -> tuple[Tensor, Tensor | None]:
         ctx.set_materialize_grads(False)
         vocab = weight.shape[0]
         # On another device to ask would be to wait; there its own check of indices ends the process.
@@ -347,21 +315,21 @@ class ChunkedLogProb(torch.autograd.Function):
         keep_entropy = "entropy" in outputs and entropy_gradient
         with torch.autocast(hidden.device.type, enabled=False):
             tiles = Tiles(Head(weight, bias, *ctx.head_args), hidden, chunk_size)
-            scan = _Scan(tiles, targets, outputs, store, store and keep_entropy)
-            results = scan.run()
+            scan = _Scan(tiles, targets, "entropy" in outputs, store, store and keep_entropy)
+            scan.run()
 
         ctx.hidden_dtype, ctx.stored, ctx.chunk_size = hidden.dtype, store, chunk_size
         if store:
             ctx.save_for_backward(scan.logp_rows, scan.entropy_rows)
         elif needs_weight or needs_bias:
-            ctx.save_for_backward(hidden, weight, bias, targets, results[0], scan.best, scan.sum_exp, scan.mean_shifted)
-        constant = results[2:] if keep_entropy else results[1:]
-        ctx.mark_non_differentiable(*(value for value in constant if value is not None))
-        return results
+            ctx.save_for_backward(hidden, weight, bias, targets, scan.logps, scan.best, scan.sum_exp, scan.mean_shifted)
+        if scan.entropies is not None and not keep_entropy:
+            ctx.mark_non_differentiable(scan.entropies)
+        return scan.logps, scan.entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logps: Tensor | None, grad_entropy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_logps: Tensor | None, grad_entropy: Tensor | None) -> tuple[Any, ...]:
         if grad_logps is None and grad_entropy is None:
             return (None,) * 10
         if not ctx.stored:
@@ -380,93 +348,38 @@ def _recompute_gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of hidden, weight and bias, one tile of d loss/d projection at a time, summed in `stat_dtype`."""
     hidden, weight, bias, targets, logps, best, sum_exp, mean_shifted = ctx.saved_tensors
-    head = Head(weight, bias, *ctx.head_args)
+    head, needed = Head(weight, bias, *ctx.head_args), ctx.needs_input_grad[:3]
+    stat = head.stat_dtype
     nothing = torch.zeros_like(best)
     miss = -torch.expm1(logps)  # 1 - p_target
-    incoming = [nothing if grad is None else grad.to(head.stat_dtype) for grad in (grad_logps, grad_entropy)]
+    incoming = [nothing if grad is None else grad.to(stat) for grad in (grad_logps, grad_entropy)]
     of_rows = torch.stack([best, sum_exp, mean_shifted, miss, *incoming])
 
     with torch.autocast(hidden.device.type, enabled=False):
         tiles = Tiles(head, hidden, ctx.chunk_size)
 
-        def grad_of(rows: slice, cols: slice, weight: Tensor, bias: Tensor | None) -> Tensor:
-            z, grad = tiles.projected(rows, cols, weight), tiles.buffer("e", rows, cols)
-            stats = of_rows[:, rows]
-            grad_tile(z, grad, stats, bias, targets[rows], cols.start, *head.transform, grad_entropy is not None)
-            return grad
-
-        return gradients_by_tile(tiles, grad_of, hidden, ctx.needs_input_grad[:3])
-
-
-def gradients_by_tile(
-    tiles: Tiles,
-    grad_of: Callable[[slice, slice, Tensor, Tensor | None], Tensor],
-    hidden: Tensor,
-    needed: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden (N, H), weight (V, H) and bias (V), those that are needed.
-
-    grad_of: d loss/d projection (n, k) of a tile, of these rows, columns, and the weight and bias of the columns.
-    """
-    head, stat = tiles.head, tiles.head.stat_dtype
-    grad_hidden = hidden.new_zeros(hidden.shape, dtype=stat) if needed[0] else None
-    grad_weight = torch.empty_like(head.weight) if needed[1] else None
-    grad_bias = torch.empty_like(head.bias) if needed[2] and head.bias is not None else None
-    for cols in tiles.column_slices():  # outside, so that each slice of the weight's gradient is written once
-        weight, bias = head.columns(cols)
-        weight_sum = weight.new_zeros(weight.shape, dtype=stat)
-        bias_sum = weight.new_zeros(len(weight), dtype=stat)
-        for rows in tiles.row_slices():
-            grad = grad_of(rows, cols, weight, bias)
-            if grad_hidden is not None:
-                add_product(grad_hidden[rows], grad, weight)
+        grad_hidden = hidden.new_zeros(hidden.shape, dtype=stat) if needed[0] else None
+        grad_weight = torch.empty_like(weight) if needed[1] else None
+        grad_bias = torch.empty_like(bias) if needed[2] and bias is not None else None
+        for cols in tiles.column_slices():  # outside, so that each slice of the weight's gradient is written once
+            own_weight, own_bias = head.columns(cols)
+            weight_sum = own_weight.new_zeros(own_weight.shape, dtype=stat)
+            bias_sum = own_weight.new_zeros(len(own_weight), dtype=stat)
+            for rows in tiles.row_slices():
+                z, grad = tiles.projected(rows, cols, own_weight), tiles.buffer("e", rows, cols)
+                entropy = grad_entropy is not None
+                grad_tile(z, grad, of_rows[:, rows], own_bias, targets[rows], cols.start, *head.transform, entropy)
+                if grad_hidden is not None:
+                    add_product(grad_hidden[rows], grad, own_weight)
+                if grad_weight is not None:
+                    add_product(weight_sum, grad.t(), tiles.hidden[rows])
+                if grad_bias is not None:
+                    bias_sum.add_(grad.sum(0, dtype=stat))
             if grad_weight is not None:
-                add_product(weight_sum, grad.t(), tiles.hidden[rows])
+                grad_weight[cols] = weight_sum
             if grad_bias is not None:
-                bias_sum.add_(grad.sum(0, dtype=stat))
-        if grad_weight is not None:
-            grad_weight[cols] = weight_sum
-        if grad_bias is not None:
-            grad_bias[cols] = bias_sum
+                grad_bias[cols] = bias_sum
     return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias
-
-
-def token_logps_and_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    entropy: bool = True,
-    entropy_gradient: bool = True,
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each target and entropy of each next-token distribution, without (N, V) logits.
-
-    Args:
-        hidden: (N, H) last hidden states, the row for position t predicting the token at t + 1.
-        weight: (V, H) of the language-model head.
-        targets: (N) token ids in [0, V); drop masked positions before the call.
-        bias: (V) of the head, or None.
-        temperature: the sampler's; divides the logits after scale and softcap.
-        softcap: `final_logit_softcapping` of Gemma-like models, or None.
-        logit_scale: multiplier of the projection, before the softcap.
-        entropy: whether to compute the entropy as well.
-        entropy_gradient: whether it is differentiable, or a constant, which costs less.
-
-    Returns:
-        logps (N) and entropy (N) or None, in nats: float32, or float64 for float64 inputs. Both are differentiable
-        once, with respect to hidden, weight and bias; N = 0 gives empty tensors that are still differentiable.
-
-    Raises:
-        IndexError: a target lies outside the vocabulary.
-    """
-    outputs = ("entropy",) if entropy else ()
-    logps, entropies, *_ = ChunkedLogProb.apply(
-        hidden, weight, bias, targets, temperature, DEFAULT_CHUNK, softcap, logit_scale, outputs, entropy_gradient
-    )
-    return logps, entropies
 
 
 # --- under TRL's fused head -------------------------------------------------------------------------------------------
@@ -509,8 +422,8 @@ def asking_head(entropy_gradient: bool = True, *, keep: bool = False) -> Iterato
 class LogProbDispatcher:
     """Has the `apply` that TRL calls: `ChunkedLogProb`, told what `asking_head` asks for.
 
-    gpu_kernel: the function that was there, TRL's or Unsloth's. It steps in for the rest of the process where ours cannot
-    run on a GPU; `reason` says why.
+    gpu_kernel: the function that was there, TRL's or Unsloth's. It computes the outputs that only other trainers of TRL ask
+    for, and steps in for the rest of the process where this head cannot run on a GPU; `reason` says why.
     """
 
     def __init__(self, gpu_kernel: Any | None) -> None:
@@ -527,16 +440,16 @@ class LogProbDispatcher:
         chunk_size: int,
         final_logit_softcapping: float | None = None,
         logit_scale: float = 1.0,
-        outputs: tuple[str, ...] = OPTIONAL_OUTPUTS,
+        outputs: tuple[str, ...] = ("log_probs", "entropy"),
         *rest: Any,
-    ) -> LogProbOutputs:
+    ) -> tuple[Tensor | None, ...]:
         request = _request.get() or HeadRequest()
         if request.keep:
             request.seen = Projection(hidden, weight, bias, temperature, final_logit_softcapping, logit_scale)
         args = (weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)
-        if self.reason is None:
+        if self.reason is None and (self.gpu_kernel is None or OUTPUTS.issuperset(outputs)):
             try:
-                return ChunkedLogProb.apply(hidden, *args, request.entropy_gradient)
+                return (*ChunkedLogProb.apply(hidden, *args, request.entropy_gradient), None, None, None)
             except (RuntimeError, TypeError) as error:
                 raise_fatal(error)
                 if hidden.device.type == "cpu" or self.gpu_kernel is None:
@@ -544,7 +457,7 @@ class LogProbDispatcher:
                 self.reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 log.warning("log-probabilities come from %s: %s", _named(self.gpu_kernel), self.reason)
         assert self.gpu_kernel is not None
-        result: LogProbOutputs = self.gpu_kernel.apply(hidden, *args, *rest)
+        result: tuple[Tensor | None, ...] = self.gpu_kernel.apply(hidden, *args, *rest)
         return result
 
 

@@ -39,18 +39,17 @@ def _logits(
 def _fold(
     z_ptr, stats_ptr, e_ptr, weighted_ptr, bias_ptr, targets_ptr, rows, width, start, temperature, softcap, scale,
     HAS_BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WEIGHTED: tl.constexpr, ENTROPY: tl.constexpr,
-    SQUARES: tl.constexpr, TOTAL: tl.constexpr, TOP1: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * width
     e_ptr += row * width
     if HAS_WEIGHTED:
         weighted_ptr += row * width
-    stats_ptr += row  # (9, rows): kit.scoring.head_softmax names its rows
+    stats_ptr += row  # (6, rows): kit.scoring.head_softmax names its rows
     target = tl.load(targets_ptr + row) - start
     best = tl.load(stats_ptr)
-    new, argmax, total = best, tl.load(stats_ptr + 8 * rows), tl.load(stats_ptr + 4 * rows)
-    z_target, slope_target = tl.load(stats_ptr + 5 * rows), tl.load(stats_ptr + 6 * rows)
+    new, z_target, slope_target = best, tl.load(stats_ptr + 3 * rows), tl.load(stats_ptr + 4 * rows)
     for at in range(0, width, BLOCK):
         columns = at + tl.arange(0, BLOCK)
         z, slope = _logits(z_ptr, bias_ptr, columns, width, temperature, softcap, scale, HAS_BIAS, HAS_SOFTCAP)
@@ -58,19 +57,12 @@ def _fold(
         if (target >= at) & (target < at + BLOCK) & (target < width):
             z_target = tl.sum(tl.where(here, z, 0.0), 0)
             slope_target = tl.sum(tl.where(here, slope, 0.0), 0)
-        if TOTAL:
-            total += tl.sum(tl.where(columns < width, z, 0.0), 0)
-        most = tl.max(z, 0)
-        if TOP1:  # the first of equal maxima
-            first = tl.min(tl.where(z == most, columns, 2147483647), 0)
-            argmax = tl.where(most > new, (first + start).to(argmax.dtype), argmax)
-        new = tl.maximum(new, most)
+        new = tl.maximum(new, tl.max(z, 0))
 
     rise = best - new
     factor = tl.exp(rise)
     others = tl.load(stats_ptr + rows)
     shifted = (tl.load(stats_ptr + 2 * rows) + others * rise) * factor
-    squares = tl.load(stats_ptr + 3 * rows) * factor * factor
     others = others * factor
     for at in range(0, width, BLOCK):
         columns = at + tl.arange(0, BLOCK)
@@ -79,8 +71,6 @@ def _fold(
         kept = inside & (columns != target)
         e = tl.where(kept, tl.exp(z - new), 0.0)
         others += tl.sum(e, 0)
-        if SQUARES:
-            squares += tl.sum(e * e, 0)
         if ENTROPY:
             product = e * tl.where(kept, z - new, 0.0)
             shifted += tl.sum(product, 0)
@@ -93,12 +83,9 @@ def _fold(
     tl.store(stats_ptr, new)
     tl.store(stats_ptr + rows, others)
     tl.store(stats_ptr + 2 * rows, shifted)
-    tl.store(stats_ptr + 3 * rows, squares)
-    tl.store(stats_ptr + 4 * rows, total)
-    tl.store(stats_ptr + 5 * rows, z_target)
-    tl.store(stats_ptr + 6 * rows, slope_target)
-    tl.store(stats_ptr + 7 * rows, rise)
-    tl.store(stats_ptr + 8 * rows, argmax)
+    tl.store(stats_ptr + 3 * rows, z_target)
+    tl.store(stats_ptr + 4 * rows, slope_target)
+    tl.store(stats_ptr + 5 * rows, rise)
 
 
 def fold(
@@ -113,9 +100,6 @@ def fold(
     softcap: float | None,
     scale: float,
     entropy: bool,
-    squares: bool,
-    total: bool,
-    top1: bool,
 ) -> None:
     """`kit.scoring.head_softmax.fold_tile`."""
     rows, width = z.shape
@@ -124,7 +108,7 @@ def fold(
     _fold[(rows,)](
         z, stats, e, e if weighted is None else weighted, z if bias is None else bias, targets, rows, width, start,
         temperature, 1.0 if softcap is None else softcap, scale, bias is not None, softcap is not None,
-        weighted is not None, entropy, squares, total, top1, BLOCK,
+        weighted is not None, entropy, BLOCK,
     )  # fmt: skip
 
 

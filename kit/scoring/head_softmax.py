@@ -17,12 +17,11 @@ from torch import Tensor
 
 log = logging.getLogger("kit")
 
-BEST, OTHERS, SHIFTED, SQUARES, TOTAL, Z_TARGET, SLOPE_TARGET, RISE, ARGMAX = range(9)
-"""Rows of the running statistics (9, n) of n tokens.
+BEST, OTHERS, SHIFTED, Z_TARGET, SLOPE_TARGET, RISE = range(6)
+"""Rows of the running statistics (6, n) of n tokens.
 
-With m = max z so far: m; sums of e^(z - m), e^(z - m) (z - m) and e^(2 (z - m)) without the target; the sum of z; z of the
-target and the softcap's slope there; by how much m rose with the last tile; and the entry that has it. Indices of a
-vocabulary are exact in float32.
+With m = max z so far: m; sums of e^(z - m) and e^(z - m) (z - m) without the target; z of the target and the softcap's slope
+there; and by how much m rose with the last tile (0 or less).
 """
 
 
@@ -54,9 +53,6 @@ def fold_in_torch(
     softcap: float | None,
     scale: float,
     entropy: bool,
-    squares: bool,
-    total: bool,
-    top1: bool,
 ) -> None:
     """Folds a tile into the statistics of its rows, and leaves what the products of the row gradients need.
 
@@ -64,37 +60,25 @@ def fold_in_torch(
     becomes e^(z - m) times the softcap's slope. weighted (n, k), if given, and else z where `entropy` is asked for: that
     times z - m. Both are 0 at the target. targets (n): of the whole vocabulary.
     """
-    best, others, shifted, square_sum, z_sum, z_target, slope_target, rise, argmax = stats.unsqueeze(
-        2
-    ).unbind()  # (n, 1)
+    best, others, shifted, z_target, slope_target, rise = stats.unsqueeze(2).unbind()  # (n, 1)
     slope = transform_(z, bias, temperature, softcap, scale, slopes=True)
     inside, local = _hits(targets, start, z.shape[1])
     z_target.copy_(torch.where(inside, z.gather(1, local), z_target))
     if slope is not None:
         slope_target.copy_(torch.where(inside, slope.gather(1, local), slope_target))
-    if total:
-        z_sum += z.sum(1, keepdim=True)
-    if top1:
-        tile_best, index = z.max(1, keepdim=True)  # the first of equal maxima
-        argmax.copy_(torch.where(tile_best > best, (index + start).to(argmax.dtype), argmax))
-    else:
-        tile_best = z.amax(1, keepdim=True)
     # The sums move to the larger of the old and the new maximum m': e^(z-m') = e^(z-m) e^(m-m').
-    new = torch.maximum(best, tile_best)
+    new = torch.maximum(best, z.amax(1, keepdim=True))
     torch.sub(best, new, out=rise)  # <= 0
     factor = rise.exp()
     best.copy_(new)
     shifted.addcmul_(others, rise).mul_(factor)  # sum of e (x + rise) = sum of e x + rise * sum of e
     others.mul_(factor)
-    square_sum.mul_(factor * factor)
 
     x = z.sub_(best)
     same = e.dtype == z.dtype
     exact = torch.exp(x, out=e) if same else x.exp()
     exact.scatter_(1, local, exact.gather(1, local).masked_fill_(inside, 0.0))
     others += exact.sum(1, keepdim=True)
-    if squares:
-        square_sum += torch.linalg.vector_norm(exact, dim=1, keepdim=True).square_()
     if entropy:
         x.mul_(exact)
         shifted += x.sum(1, keepdim=True)

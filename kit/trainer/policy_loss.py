@@ -33,7 +33,6 @@ from kit.objective import LossOutput, LossScale, Mean, Objective, TokenBatch
 from kit.objective.advantage import value_loss
 from kit.objective.objective import to_parts
 from kit.scoring.divergence import divergence
-from kit.scoring.full_kl import full_kl
 from kit.scoring.layouts import Scores, Wanted, scatter_to_tokens, to_device
 from kit.scoring.packing import unique_tokens
 from kit.scoring.proof import may_be_trimmed
@@ -332,8 +331,8 @@ class PolicyLoss:
         assert self.memory.reference_head is not None
         reference = replace(self.memory.reference_head, hidden=batch["ref_hidden"][live])
         with self.scorer.autocast():
-            divergence = full_kl(scores.projection, reference)
-        return scatter_to_tokens(divergence, live)
+            values = divergence(scores.projection, reference)
+        return scatter_to_tokens(values, live)
 
     def _teacher_kl(self, batch: MicroBatch, scores: Scores) -> Tensor:
         """(B, T) nats, from the hidden states of this pass and those of the teacher at the rollout; 0 without a teacher."""

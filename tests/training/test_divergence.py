@@ -1,10 +1,16 @@
-"""Divergences from a teacher, held against TRL's own arithmetic on whole logits."""
+"""Divergences from a reference or teacher, compared with TRL's arithmetic and with float64 on whole logits."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from trl.experimental.sdpo import loss_utils
 
 from kit.objective.batch import Divergence
@@ -77,3 +83,144 @@ def test_a_teacher_like_the_policy_has_divergence_0_and_no_pull(kind: str, top_k
 def test_another_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="same number of vocabulary entries, saw 23 and 24"):
         divergence(head(1, 5), head(2, 5, vocabulary=24), Divergence("forward"))
+
+
+# --- KL to the reference, in float32 -----------------------------------------------------------------------------------
+
+
+def side(count: int, vocabulary: int, width: int, *, trainable: bool = False, **transform: Any) -> Projection:
+    return Projection(
+        torch.randn(count, width).requires_grad_(),
+        torch.randn(vocabulary, width).requires_grad_(trainable),
+        torch.randn(vocabulary).requires_grad_(trainable),
+        **transform,
+    )
+
+
+def near(policy: Projection, distance: float) -> Projection:
+    """A reference under the policy's own head, its hidden states `distance` away."""
+    return replace(policy, hidden=(policy.hidden + distance * torch.randn_like(policy.hidden)).detach())
+
+
+def leaves(projection: Projection) -> list[Tensor]:
+    return [x for x in (projection.hidden, projection.weight, projection.bias) if x is not None and x.requires_grad]
+
+
+def float64_kl(policy: Projection, reference: Projection) -> tuple[Tensor, list[Tensor]]:
+    """KL (N,) in float64 from whole logits, and its leaves."""
+
+    def log_probabilities(projection: Projection, tensors: list[Tensor | None]) -> Tensor:
+        hidden, weight, bias = tensors
+        assert hidden is not None
+        assert weight is not None
+        z = hidden @ weight.T
+        z = (z if bias is None else z + bias) * projection.scale
+        z = z if projection.softcap is None else projection.softcap * torch.tanh(z / projection.softcap)
+        return (z / projection.temperature).log_softmax(-1)
+
+    def exact(projection: Projection) -> list[Tensor | None]:
+        tensors = (projection.hidden, projection.weight, projection.bias)
+        return [None if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in tensors]
+
+    tensors = exact(policy)
+    ours, theirs = log_probabilities(policy, tensors), log_probabilities(reference, exact(reference)).detach()
+    return (ours.exp() * (ours - theirs)).sum(-1), [x for x in tensors if x is not None and x.requires_grad]
+
+
+def check_against_float64(
+    policy: Projection, reference: Projection, rtol: float, atol: float, grad_rtol: float
+) -> None:
+    values = divergence(policy, reference, slice_logits=2 * len(policy.weight))
+    expected, exact_leaves = float64_kl(policy, reference)
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values.double(), expected, rtol=rtol, atol=atol)
+    weights = torch.randn(len(values))
+    computed = torch.autograd.grad((weights * values).sum(), leaves(policy))
+    for a, b, leaf in zip(
+        computed,
+        torch.autograd.grad((weights.double() * expected).sum(), exact_leaves),
+        leaves(policy),
+        strict=True,
+    ):
+        assert a.dtype == leaf.dtype
+        assert (a.double() - b).abs().max() <= grad_rtol * b.abs().max()
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("transform", [{}, {"temperature": 1.3, "softcap": 5.0, "scale": 0.5}])
+def test_kl_and_gradients_equal_float64_on_whole_logits(transform: dict[str, Any], trainable: bool) -> None:
+    torch.manual_seed(0)
+    policy = side(7, 1031, 33, trainable=trainable, **transform)
+    for reference in (side(7, 1031, 12, **transform), near(policy, 0.1)):
+        check_against_float64(policy, reference, rtol=1e-5, atol=1e-6, grad_rtol=1e-4)
+
+
+@pytest.mark.parametrize("distance", [1e-3, 1e-2, 1e-1])
+def test_small_divergences_are_not_lost_in_float32(distance: float) -> None:
+    torch.manual_seed(0)
+    # The identity as the weight: the logits are the same numbers in both precisions
+    policy = Projection((10 * torch.randn(64, 400)).requires_grad_(), torch.eye(400), None)
+    check_against_float64(policy, near(policy, distance), rtol=1e-4, atol=1e-6, grad_rtol=1e-5 / distance)
+
+
+def test_certain_but_contradicting_distributions_give_large_finite_values_and_gradients() -> None:
+    size, weight = 1e4, torch.linspace(-1, 1, 11).unsqueeze(1)
+    policy = Projection(torch.tensor([[size], [-size], [size], [0.0]]).requires_grad_(), weight, None)
+    values = divergence(policy, Projection(torch.tensor([[-size], [size], [size], [size]]), weight, None))
+    # certain against certain elsewhere: 2 size; the same: 0; uniform against certain: size - log 11
+    torch.testing.assert_close(values, torch.tensor([2 * size, 2 * size, 0.0, size - math.log(11)]))
+    (gradient,) = torch.autograd.grad(values.sum(), policy.hidden)
+    # dKL/dh = Cov_p(d, w) = -size * Var(w) for the uniform row, nothing for the certain ones
+    torch.testing.assert_close(gradient, torch.tensor([[0.0], [0.0], [0.0], [-size * 0.4]]))
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_bfloat16_autocast_is_close_and_keeps_float32_statistics(trainable: bool) -> None:
+    torch.manual_seed(0)
+    policy, reference = side(16, 501, 32, trainable=trainable, scale=0.3), side(16, 501, 32, scale=0.3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_against_float64(policy, reference, rtol=0.02, atol=0.02, grad_rtol=0.05)
+
+
+@pytest.mark.parametrize("only", ["hidden", "weight", "bias"])
+def test_each_input_may_be_the_only_one_that_needs_a_gradient(only: str) -> None:
+    torch.manual_seed(0)
+    tensors = {name: value.detach().requires_grad_(name == only) for name, value in vars(side(7, 23, 4)).items()
+               if isinstance(value, Tensor)}  # fmt: skip
+    check_against_float64(Projection(**tensors), side(7, 23, 4), rtol=1e-5, atol=1e-6, grad_rtol=1e-5)
+
+
+def kept_shapes(policy: Projection, reference: Projection) -> list[tuple[int, ...]]:
+    """Shapes of the tensors that the graph keeps for its backward pass."""
+    shapes: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: shapes.append(tuple(x.shape)) or x, lambda x: x):
+        divergence(policy, reference)
+    return shapes
+
+
+def test_a_frozen_head_keeps_one_row_gradient_and_nothing_where_no_gradient_is_needed() -> None:
+    policy, reference = side(7, 50, 4), side(7, 50, 5)
+    assert kept_shapes(policy, reference) == [(7, 4)]
+    assert kept_shapes(replace(policy, hidden=policy.hidden.detach()), reference) == []
+    with torch.no_grad():
+        assert kept_shapes(policy, reference) == []
+        assert not divergence(policy, reference).requires_grad
+
+
+class Largest(TorchDispatchMode):
+    """Element count of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(x.numel() for x in tree_leaves(result) if isinstance(x, Tensor))])
+        return result
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_no_tensor_of_the_size_of_the_logits_is_made(trainable: bool) -> None:
+    policy = side(64, 30_001, 4, trainable=trainable)
+    with Largest() as largest:
+        divergence(policy, near(policy, 0.1), slice_logits=4 * 30_001).sum().backward()  # type: ignore[no-untyped-call]
+    assert 0 < largest.elements <= 4 * 30_001

@@ -33,23 +33,23 @@ def compare(dtype: torch.dtype, softcap: float | None, bias: bool) -> None:
     z[0, 0, 5] = z[0, 0, 9] = 40.0  # equal maxima
     offset = torch.randn(2, WIDTH) if bias else [None, None]
     close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-3 if half else 2e-5}
-    for flags in ((True,) * 4, (False,) * 4, (True, False, False, False)):
+    for entropy in (True, False):
         made: list[list[torch.Tensor]] = [[], []]
         for fold, results in zip((head.fold_in_torch, head_kernels.fold), made, strict=True):
-            stats = torch.zeros(9, n)
-            stats[head.BEST], stats[head.ARGMAX], stats[head.SLOPE_TARGET] = -1e30, -1.0, 1.0
+            stats = torch.zeros(6, n)
+            stats[head.BEST], stats[head.SLOPE_TARGET] = -1e30, 1.0
             for part in (0, 1):
                 logits, e = z[part].clone(), torch.empty(n, WIDTH, dtype=dtype)
-                weighted = torch.empty_like(e) if half and flags[0] else None
-                fold(logits, stats, e, weighted, offset[part], targets, WIDTH * part, 0.7, softcap, 1.3, *flags)
-                results += [e, (logits if weighted is None else weighted) if flags[0] else e, stats.clone()]
+                weighted = torch.empty_like(e) if half and entropy else None
+                fold(logits, stats, e, weighted, offset[part], targets, WIDTH * part, 0.7, softcap, 1.3, entropy)
+                results += [e, (logits if weighted is None else weighted) if entropy else e, stats.clone()]
         for ours, theirs in zip(*made, strict=True):
             torch.testing.assert_close(ours, theirs, **close)
         rows = 1.0 + torch.rand(6, n)
         rows[0] = made[0][-1][head.BEST]
         grads = [torch.empty(n, WIDTH, dtype=dtype) for _ in made]
         for grad, out in zip((head.grad_in_torch, head_kernels.grad), grads, strict=True):
-            grad(z[0].clone(), out, rows, offset[0], targets, 0, 0.7, softcap, 1.3, flags[0])
+            grad(z[0].clone(), out, rows, offset[0], targets, 0, 0.7, softcap, 1.3, entropy)
         torch.testing.assert_close(*grads, **close)
 
 

@@ -155,7 +155,7 @@ def test_nothing_is_scored_without_need(new_trainer: NewTrainer, objective: Any,
 def test_a_backend_that_scores_in_a_way_of_its_own_is_refused_where_hidden_states_are_needed(
     new_trainer: NewTrainer, objective: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LogProbDispatcher, "apply", lambda _, *given: ChunkedLogProb.apply(*given))
+    monkeypatch.setattr(LogProbDispatcher, "apply", lambda _, *given: (*ChunkedLogProb.apply(*given), None, None, None))
     with pytest.raises(ObjectiveError, match=r"hidden states of .* were not seen"):
         train(new_trainer(objective=objective, unchecked=True))
 
