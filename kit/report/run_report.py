@@ -338,7 +338,8 @@ def provenance(record: Record) -> Markup:
 def _yaml(tree: Tree) -> str:
     import yaml
 
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
+    text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
+    return text
 
 
 def _changed(config: Tree) -> Iterator[list[str]]:
