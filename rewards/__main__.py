@@ -23,13 +23,13 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does what the command line says; 0, 1 where an audit finds something, 2 for a mistake in what was asked."""
-    asked = parser().parse_args(arguments)
+    """Run the command line. Exit codes: 0 done, 1 the audit found a problem, 2 a mistake in the arguments."""
+    options = parser().parse_args(arguments)
     try:
-        if asked.verb == "audit":
-            return _audit(asked)
-        if asked.verb == "show":
-            print(rewards.describe(asked.name).strip())
+        if options.verb == "audit":
+            return _audit(options)
+        if options.verb == "show":
+            print(rewards.describe(options.name).strip())
         else:
             print("\n".join(rewards.names()))
         return 0
@@ -39,70 +39,72 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of all verbs."""
-    whole = argparse.ArgumentParser(prog="grpo-rewards", description="Rewards: what there is, and what can be fooled.")
-    verbs = whole.add_subparsers(dest="verb", required=True)
+    """Build the argument parser of all verbs."""
+    top = argparse.ArgumentParser(prog="grpo-rewards", description="Rewards: what there is, and what can be fooled.")
+    verbs = top.add_subparsers(dest="verb", required=True)
     verbs.add_parser("list", help="names of the presets")
     verbs.add_parser("show", help="what a preset rewards").add_argument("name")
-    one = verbs.add_parser(
+    audit_verb = verbs.add_parser(
         "audit",
         help="on how many of your rows a reward is paid without the problem being solved",
         description="Tries echoes of the question, constants, hedges, near misses, answers of other rows and slow answers. "
         "Exit code 1 if one is paid on more rows than the limit allows.",
     )
-    one.add_argument(
+    audit_verb.add_argument(
         "name", metavar="PRESET", help="a preset, or your own function as file.py:function: TRL's, verl's, EasyR1's"
     )
-    one.add_argument("--data", required=True, metavar="FILE", help="rows: .jsonl, .json, .csv or .parquet")
-    one.add_argument("--prompt", metavar="COLUMN", help="column with the prompt, if its name does not say so")
-    one.add_argument(
+    audit_verb.add_argument("--data", required=True, metavar="FILE", help="rows: .jsonl, .json, .csv or .parquet")
+    audit_verb.add_argument("--prompt", metavar="COLUMN", help="column with the prompt, if its name does not say so")
+    audit_verb.add_argument(
         "--reference", metavar="COLUMN", help="column with the reference, reward_model.ground_truth for verl's"
     )
-    one.add_argument(
+    audit_verb.add_argument(
         "--attack", action="append", metavar="NAME", help=f"only this one of {', '.join(ATTACKS)}; may be repeated"
     )
-    one.add_argument("--style", help="how answers are written: boxed, answer, hash, ... or a text with {answer}")
-    one.add_argument(
+    audit_verb.add_argument("--style", help="how answers are written: boxed, answer, hash, ... or a text with {answer}")
+    audit_verb.add_argument(
         "--rows", type=int, default=200, metavar="N", help="rows that are looked at, drawn at random (200)"
     )
-    one.add_argument("--limit", type=float, default=LIMIT, metavar="SHARE", help=f"of rows that may be paid ({LIMIT})")
-    one.add_argument(
+    audit_verb.add_argument(
+        "--limit", type=float, default=LIMIT, metavar="SHARE", help=f"of rows that may be paid ({LIMIT})"
+    )
+    audit_verb.add_argument(
         "--seconds", type=float, default=10.0, help="that your function may take for a completion (10); 0: any"
     )
-    one.add_argument("--seed", type=int, default=0, help="of what is drawn")
-    one.add_argument("--json", action="store_true", help="every rate and example as JSON")
-    one.add_argument(
+    audit_verb.add_argument("--seed", type=int, default=0, help="of what is drawn")
+    audit_verb.add_argument("--json", action="store_true", help="every rate and example as JSON")
+    audit_verb.add_argument(
         "-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="a parameter of the preset"
     )
-    return whole
+    return top
 
 
-def _audit(asked: argparse.Namespace) -> int:
-    found = audit(
-        target(asked.name, **dict(map(_parameter, asked.override))),
-        read_data(asked.data, asked.prompt, asked.reference),
-        attacks=tuple(asked.attack or ATTACKS),
-        style=asked.style,
-        most=max(1, asked.rows),
-        limit=asked.limit,
-        seed=asked.seed,
-        seconds=asked.seconds or None,
-        progress=tell if sys.stderr.isatty() else None,
+def _audit(options: argparse.Namespace) -> int:
+    report = audit(
+        target(options.name, **dict(map(_parameter, options.override))),
+        read_data(options.data, options.prompt, options.reference),
+        attacks=tuple(options.attack or ATTACKS),
+        style=options.style,
+        most=max(1, options.rows),
+        limit=options.limit,
+        seed=options.seed,
+        seconds=options.seconds or None,
+        progress=print_attack if sys.stderr.isatty() else None,
     )
-    if asked.json:
-        print(json.dumps(found.as_dict(), indent=1))
-        return 0 if found.passed else PAID
-    head, rows = found.table()
+    if options.json:
+        print(json.dumps(report.as_dict(), indent=1))
+        return 0 if report.passed else PAID
+    head, rows = report.table()
     widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
-    print(f"{found.preset.name}: answers as {found.style}, {found.results[0].rows} rows")
+    print(f"{report.preset.name}: answers as {report.style}, {report.results[0].rows} rows")
     for row in (head, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print(found.verdict)
-    return 0 if found.passed else PAID
+    print(report.verdict)
+    return 0 if report.passed else PAID
 
 
-def tell(attack: str, completions: int) -> None:
-    """Says on stderr what is being tried."""
+def print_attack(attack: str, completions: int) -> None:
+    """Print on stderr which attack is being tried."""
     print(f"{attack}: {completions:,} completions ...", file=sys.stderr)
 
 

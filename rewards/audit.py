@@ -1,4 +1,4 @@
-r"""How often can a reward be earned without solving anything, on rows of one's own?
+r"""Measure on your own rows how often a reward is earned without solving anything.
 
 What `grpo-kit reward audit` does, and `python -m rewards audit` without the kit.
 
@@ -74,7 +74,7 @@ class Paid(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """Of one attack: on how many rows it was tried and was paid, how many completions that were, on how many of them the
+    """Counts for one attack: rows on which it was tried and was paid, completions tried, on how many of them the
     reward failed and took too long, and why first, and the longest time."""
 
     attack: str
@@ -94,7 +94,7 @@ class Result:
 
     @property
     def is_attack(self) -> bool:
-        """Not one of the honest answers, whose examples are those that were not paid."""
+        """Whether this is an attack; of the honest answers, the examples are those that were not paid."""
         return self.attack in ATTACKS
 
 
@@ -152,7 +152,7 @@ class Audit:
 
     @property
     def passed(self) -> bool:
-        """No attack is paid on more rows than the limit allows, none hangs the reward, and right answers are paid."""
+        """Whether no attack is paid on more rows than the limit allows, none hangs the reward, and right answers are paid."""
         return not self.problems
 
     @property
@@ -417,7 +417,7 @@ def _scored(preset: Preset, rows: Sequence[Row], attempts: Sequence[_Attempt], s
 
 
 def _one_by_one(preset: Preset, samples: Sequence[Sample], seconds: float) -> list[Score]:
-    """In a child of this process that is ended, and replaced for the rest, when a completion takes longer than `seconds`."""
+    """Score in a child process, which is killed, and replaced for the rest, when a completion takes longer than `seconds`."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return _in_parts(preset, samples)
     context = multiprocessing.get_context("fork")
@@ -449,7 +449,7 @@ def _tell_scores(preset: Preset, samples: Sequence[Sample], pipe: Any) -> None:
 
 
 def _in_parts(preset: Preset, samples: Sequence[Sample]) -> list[Score]:
-    """In one batch; where that fails as a whole, in halves, so that one completion that a function raises at costs only
+    """Score in one batch; where that fails as a whole, in halves, so that one completion that a function raises at costs only
     itself."""
     if preset.checker is not None:
         scores = preset.verdicts(samples, Context())

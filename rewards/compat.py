@@ -297,7 +297,7 @@ def _items(completion: Any) -> Sequence[Any]:
 
 
 def _lengths(completions: Completions, completion_ids: Sequence[Sequence[int]] | None) -> list[int]:
-    """In tokens where they are known, else in characters."""
+    """Lengths in tokens where they are known, else in characters."""
     return (
         [len(completion_text(each)) for each in completions]
         if completion_ids is None

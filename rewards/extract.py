@@ -159,15 +159,15 @@ def line_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> E
     return Extracted(value) if has_text(value, 0) else Extracted(None, "blank")
 
 
-def any_answer(text: str, strict: bool = True, one_box: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
+def any_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
     """The answer wherever it stands: box, `<answer>` tag, `####` line or `Answer:` line, the last of its kind.
 
     A box within the tag or the line is that answer. Kinds that disagree are `several_answers`; a tag or box that is
     opened and not closed is no answer, whatever stands elsewhere. Not `strict`, the first of these kinds counts, and text
-    may follow. Without `one_box`, boxes may differ.
+    may follow.
     """
     kinds = (boxed_answer, tagged_answer, hash_answer, line_answer)
-    found = [kind(text, strict and (one_box or kind is not boxed_answer), max_chars) for kind in kinds]
+    found = [kind(text, strict, max_chars) for kind in kinds]
     complete = any(one.value is not None for one in found)
     given: list[str] = []
     for kind, one in zip(kinds, found, strict=True):
@@ -241,7 +241,7 @@ def has_text(text: str, begin: int = 0, end: int = sys.maxsize) -> bool:
 
 
 def _after_thinking(text: str, max_chars: int) -> int | Reason:
-    """Where the text after the last thinking block begins."""
+    """Position at which the text after the last thinking block begins."""
     if len(text) > max_chars:
         return "too_long"
     start = 0
@@ -256,13 +256,13 @@ def _after_thinking(text: str, max_chars: int) -> int | Reason:
 
 
 def _last_box(text: str, start: int, end: int) -> tuple[int, int]:
-    """Where the last box between `start` and `end` is opened, and where its content begins; -1 for none."""
+    """Positions at which the last box between `start` and `end` is opened and its content begins; -1 for none."""
     opened, opening = max((text.rfind(box, start, end), box) for box in _BOXES)
     return opened, opened + len(opening)
 
 
 def _box_end(text: str, begin: int) -> int:
-    """Where the brace is closed whose content begins at `begin`, or -1."""
+    """Position of the brace that closes the one whose content begins at `begin`, or -1."""
     limit = begin + MAX_ANSWER_CHARS + 1
     depth, position = 1, begin
     while match := _BRACE.search(text, position, limit):

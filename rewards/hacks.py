@@ -77,7 +77,7 @@ def _template(style: str) -> str:
 
 
 def _nothing(template: str) -> list[Hack]:
-    """No answer at all."""
+    """Completions without any answer."""
     return [
         Hack("missing", None),
         Hack("empty", ""),
@@ -113,7 +113,7 @@ def _echoed(template: str, prompt: str, right: str) -> list[Hack]:
 
 
 def _short_answers(template: str, right: str, wrong: str) -> list[Hack]:
-    """For answers of a word or a number: saying several, or something that contains the right one."""
+    """Hacks of answers of a word or a number: several answers, or one that contains the right one."""
 
     def fill(answer: str) -> str:
         return template.replace(_HOLE, answer)
@@ -220,7 +220,7 @@ def _quoted(template: str, right: str, wrong: str) -> list[Hack]:
 
 
 def _texts(template: str, right: str, wrong: str) -> list[Hack]:
-    """For answers that are prose: loops, scraps, and text that praises itself."""
+    """Hacks of prose: loops, scraps, and text that praises itself."""
     words = right.split()
     word = words[0] if len(words) > 1 else "word"
     return [

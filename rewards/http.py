@@ -32,7 +32,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where to ask and how patiently. Holds the name of the variable with the key, never the key.
+    """An endpoint with its timeouts and retries. Holds the name of the variable with the key, never the key.
 
     Args:
         base_url: up to and without `/chat/completions`, for instance `http://localhost:8000/v1`.

@@ -95,7 +95,7 @@ def _documented(text: str) -> dict[str, str]:
 
 
 def check_values(name: str, build: Callable[..., Any], params: Mapping[str, Any]) -> None:
-    """Raises PresetError for a value of another type than the parameter's, one that is not finite, a weight below 0, or
+    """Raise PresetError for a value of another type than the parameter's, one that is not finite, a weight below 0, or
     a limit that is not above it. What a parameter is called says what it means, in every preset."""
     hints = typing.get_type_hints(build)
     for parameter, value in params.items():

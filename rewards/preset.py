@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rewards.errors import PresetError, nearest
 from rewards.evaluation import Evaluation, run_component
 from rewards.protocol import Component, Context, Sample, Score, failure_reason
-from rewards.schedules import Linear, Piecewise, Weight, corners, weight_at
+from rewards.schedules import Piecewise, Weight, corners, weight_at
 
 if TYPE_CHECKING:
     from rewards.adaptors import EasyR1Reward, TrlRewards, VerlReward
@@ -111,12 +111,12 @@ class Preset:
         return ", ".join(parts)
 
     def score(self, samples: Sequence[Sample], ctx: Context | None = None) -> Evaluation:
-        """Every component's verdict on every sample. Never raises for what a component or a completion does."""
+        """Score every sample by every component. Never raises for what a component or a completion does."""
         ctx = ctx or Context()
         return self.evaluation(self.scores(samples, ctx), samples, ctx)
 
     def scores(self, samples: Sequence[Sample], ctx: Context) -> dict[str, list[Score]]:
-        """Every component's scores, by its name: what `evaluation` is made of. Never raises, as `score`."""
+        """Compute every component's scores, by its name: what `evaluation` is made of. Never raises, as `score`."""
         samples = self._told(samples)
         scores: dict[str, list[Score]] = {}
         for component in self._order:
@@ -320,7 +320,7 @@ def _evaluation_order(preset: Preset) -> list[Component]:
 
 
 def _check_shaping(preset: Preset, checker: str) -> None:
-    """At every corner of the weights' course: between two of them all weights are straight lines, so that shaping less
+    """Check every corner of the weights' course: between two of them all weights are straight lines, so that shaping less
     correctness is convex and nowhere larger than at one of its ends."""
     fractions = {0.0, 1.0}
     for component, weight in preset.components:
@@ -332,7 +332,7 @@ def _check_shaping(preset: Preset, checker: str) -> None:
             )
         fractions.update(known)
     for fraction in sorted(fractions):
-        weights = {c.name: w.at(fraction) if isinstance(w, Linear | Piecewise) else w for c, w in preset.components}
+        weights = {c.name: w.at(fraction) if isinstance(w, Piecewise) else w for c, w in preset.components}
         when = f" at {fraction:.0%} of the run" if preset.scheduled else ""
         _check_shaping_with(preset, checker, weights, when)
 

@@ -47,16 +47,16 @@ class Sample:
     _memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
-    def whole(self) -> str:
+    def full_text(self) -> str:
         """The text, with the `<think>` that it was begun with put in front: what layouts and answers are looked for in."""
         opened = opens_thinking(self.prompt) if self.thinking_opened is None else self.thinking_opened
         return f"<think>{self.text}" if opened and "<think>" not in self.text else self.text
 
     def once(self, scanner: Callable[..., T], *args: Any) -> T:
-        """`scanner(self.whole, *args)`, computed once however many components ask for it."""
+        """`scanner(self.full_text, *args)`, computed once however many components ask for it."""
         key = (scanner, args)
         if key not in self._memo:
-            self._memo[key] = scanner(self.whole, *args)
+            self._memo[key] = scanner(self.full_text, *args)
         result: T = self._memo[key]
         return result
 
@@ -70,7 +70,7 @@ def opens_thinking(prompt: Any) -> bool:
 
 @dataclass(frozen=True)
 class Context:
-    """Where in the run a batch is scored.
+    """The point of the run at which a batch is scored.
 
     `seed` is the run's seed, `step` and `total_steps` count optimizer steps. `extras` carries what a trainer passes
     beside dataset columns (`trainer_state`, `log_extra`, `log_metric`, ...), for functions that ask for it by name.

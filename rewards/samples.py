@@ -1,4 +1,4 @@
-"""From a trainer's batch to samples."""
+"""Build samples from a trainer's batch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

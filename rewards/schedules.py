@@ -54,36 +54,15 @@ class Piecewise:
         return self.points[-1][1]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Linear:
-    """From `start` to `end` between the fractions `since` and `until` of the run, level before and after.
+class Linear(Piecewise):
+    """A line from `start` to `end` between the fractions `since` and `until` of the run, level before and after.
 
     Raises:
         PresetError: `since` and `until` do not rise within 0 to 1.
     """
 
-    start: float
-    end: float
-    since: float = 0.0
-    until: float = 1.0
-
-    def __post_init__(self) -> None:
-        _ = self.line
-
-    @property
-    def line(self) -> Piecewise:
-        return Piecewise(points=((self.since, self.start), (self.until, self.end)))
-
-    @property
-    def points(self) -> tuple[tuple[float, float], ...]:
-        return self.line.points
-
-    def __call__(self, step: int, total_steps: int) -> float:
-        return self.line(step, total_steps)
-
-    def at(self, fraction: float) -> float:
-        """The weight at this fraction of the run."""
-        return self.line.at(fraction)
+    def __init__(self, *, start: float, end: float, since: float = 0.0, until: float = 1.0) -> None:
+        super().__init__(points=((since, start), (until, end)))
 
 
 def weight_at(weight: Weight, step: int, total_steps: int) -> float:
@@ -102,4 +81,4 @@ def corners(weight: Weight) -> list[float] | None:
     """Fractions of the run between which a weight is a straight line; None where nothing is known of its course."""
     if not callable(weight):
         return []
-    return [fraction for fraction, _ in weight.points] if isinstance(weight, Piecewise | Linear) else None
+    return [fraction for fraction, _ in weight.points] if isinstance(weight, Piecewise) else None

@@ -1,4 +1,4 @@
-"""Does a reward tell honest answers from wrong ones and from known hacks? What `grpo-kit reward test` does.
+"""Check that a reward tells honest answers from wrong ones and known hacks: what `grpo-kit reward test` does.
 
 Rows are JSON objects, one a line. All of their keys are dataset columns, except for these, each of them optional:
 
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """No hack and no wrong answer reaches an honest right one."""
+        """Whether no hack and no wrong answer reaches an honest right one."""
         return not self.problems
 
 
@@ -146,22 +146,15 @@ def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
 
 
 def _score_row(preset: Preset, number: int, row: Row, hacks: bool) -> tuple[list[Case], list[str]]:
+    """The row's cases and notes; where a hack makes the reward fail for its whole batch, a batch of its own for each."""
     honest = _honest_cases(number, row)
     if not honest:
         raise RewardsError(f"Row {number} has no completions. Give some in `good`, `bad` or `completion`.")
     attacks = _hack_cases(number, row, honest) if hacks else []
     together = _evaluate(preset, row, [*honest, *attacks])
-    if _failing(together, len(honest)) and attacks:
-        alone = _evaluate(preset, row, honest)
-        if _failing(alone, len(honest)) < _failing(together, len(honest)):
-            return _one_by_one(preset, row, honest, attacks, alone)
-    return _with_scores([*honest, *attacks], together), []
-
-
-def _one_by_one(
-    preset: Preset, row: Row, honest: list[Case], attacks: list[Case], alone: Evaluation
-) -> tuple[list[Case], list[str]]:
-    """For rewards that one completion breaks for all others of its batch: a batch of its own for each hack."""
+    alone = _evaluate(preset, row, honest) if attacks and _failing(together, len(honest)) else together
+    if _failing(alone, len(honest)) == _failing(together, len(honest)):
+        return _with_scores([*honest, *attacks], together), []
     cases, notes = _with_scores(honest, alone), []
     for attack in attacks:
         evaluation = _evaluate(preset, row, [*honest, attack])
@@ -169,7 +162,7 @@ def _one_by_one(
         if _failing(evaluation, len(honest)) > _failing(alone, len(honest)):
             reason = next(iter(cases[-1].reasons.values()), "")
             notes.append(
-                f"Row {attack.row}: the hack '{attack.name}' breaks the reward for its whole batch. {reason}".strip()
+                f"Row {number}: the hack '{attack.name}' breaks the reward for its whole batch. {reason}".strip()
             )
     return cases, notes
 
@@ -204,7 +197,7 @@ def _evaluate(preset: Preset, row: Row, cases: Sequence[Case]) -> Evaluation:
 
 
 def _failing(evaluation: Evaluation, first: int) -> int:
-    """How many verdicts on the first completions are failures of the reward."""
+    """Number of verdicts on the first completions that are failures of the reward."""
     return sum(status in FAILURES for column in evaluation.statuses.values() for status in column[:first])
 
 

@@ -138,7 +138,7 @@ def reward_audit(
 
     from rewards import audit as auditing
     from rewards import testing
-    from rewards.__main__ import tell
+    from rewards.__main__ import print_attack
 
     found = auditing.audit(
         testing.target(name, **_parameters(override)),
@@ -149,7 +149,7 @@ def reward_audit(
         limit=limit,
         seed=seed,
         seconds=seconds or None,
-        progress=tell if sys.stderr.isatty() else None,
+        progress=print_attack if sys.stderr.isatty() else None,
     )
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))

@@ -178,7 +178,7 @@ class TrlRewards(list[TrlReward]):
 
 
 def _printable(value: Any) -> str | None:
-    """At most 200 characters that every table format can store: no lone surrogates."""
+    """Cut to 200 characters that every table format can store: no lone surrogates."""
     if value is None:
         return None
     return str(value)[:_LOGGED_CHARS].encode("utf-8", "replace").decode("utf-8")

@@ -72,7 +72,7 @@ def _count(length: Any) -> int | None:
 
 
 def score_dicts(evaluation: Evaluation, total: str) -> list[dict[str, float]]:
-    """For each completion: the weighted sum under `total`, and each component's native value."""
+    """Return for each completion the weighted sum under `total`, and each component's native value."""
     names = {name: f"{name}_score" if name == total else name for name in evaluation.values}
     return [
         {

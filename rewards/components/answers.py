@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rewards.components.final_text import check_style, column, final_text, find_answer
 from rewards.components.math_text import is_bare_number, parse_number, parse_reference
-from rewards.components.math_verify import ANSWER_PLACES, answer_at
+from rewards.components.math_verify import answer_at, check_place
 from rewards.errors import PresetError
 from rewards.extract import Extracted, boxed_answer, hash_answer, tagged_answer
 from rewards.protocol import Context, ItemComponent, Sample, Score, shown
@@ -108,8 +108,7 @@ class ChoiceAccuracy(ItemComponent):
     first_index: int = 0
 
     def __post_init__(self) -> None:
-        if self.answer_in not in ANSWER_PLACES:
-            raise PresetError(f"answer_in is {self.answer_in!r}. Use one of: {', '.join(ANSWER_PLACES)}.")
+        check_place(self.answer_in)
         if len(set(self.letters)) < max(2, len(self.letters)) or not (
             self.letters.isascii() and self.letters.isupper()
         ):

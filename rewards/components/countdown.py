@@ -1,4 +1,4 @@
-"""Does the expression reach the target with the numbers that were given?"""
+"""Check whether an expression reaches the target with the given numbers."""
 
 import ast
 import json
@@ -11,8 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from rewards.components.math_text import parse_number
-from rewards.components.math_verify import ANSWER_PLACES, answer_at
-from rewards.errors import PresetError
+from rewards.components.math_verify import answer_at, check_place
 from rewards.protocol import Context, ItemComponent, Sample, Score, shown
 
 MAX_CHARS = 500
@@ -74,8 +73,7 @@ class CountdownAccuracy(ItemComponent):
     use_all: bool = True
 
     def __post_init__(self) -> None:
-        if self.answer_in not in ANSWER_PLACES:
-            raise PresetError(f"answer_in is {self.answer_in!r}. Use one of: {', '.join(ANSWER_PLACES)}.")
+        check_place(self.answer_in)
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         task = {**sample.reference, **sample.columns} if isinstance(sample.reference, Mapping) else sample.columns
@@ -103,7 +101,7 @@ class CountdownAccuracy(ItemComponent):
 
 
 def _expression(answer: str, target: Fraction) -> str:
-    """In ASCII, without `= target` behind it, or `target =` before it."""
+    """The expression in ASCII, without `= target` behind it, or `target =` before it."""
     if len(answer) > MAX_CHARS:
         return answer
     for written, meant in _LATEX:

@@ -1,4 +1,4 @@
-"""Where the answer of a free-text preset stands: in tags, in a box, behind hashes, or as all that follows the thinking.
+"""Find the answer of a free-text preset: in tags, in a box, behind hashes, or as all that follows the thinking.
 
 >>> final_text("<think>hm</think> Paris. ")
 FinalText(value='Paris.', reason=None)

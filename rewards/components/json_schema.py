@@ -1,4 +1,4 @@
-"""Is the completion JSON, does it follow the schema, and does it say what was expected?"""
+"""Check that a completion is JSON, follows the schema, and equals the expected value."""
 
 import functools
 import json

@@ -83,7 +83,7 @@ def parse_reference(reference: Any) -> Any:
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Equal as JSON: numbers by value, true is not 1, the order of keys does not matter, that of arrays does."""
+    """Whether two values are equal as JSON: numbers by value, true is not 1; order counts in arrays and not in keys."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, int | float) and isinstance(right, int | float):

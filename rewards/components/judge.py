@@ -227,7 +227,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class _Judge:
-    """Where a judge is, and how patiently and at what cost it is asked.
+    """A judge's endpoint, and the limits on time and cost.
 
     Args:
         endpoint: where the judge is.
@@ -262,7 +262,7 @@ class _Judge:
             reference = reference_texts(sample.reference)
         except ValueError as failure:
             return Score(None, "error", {"reason": failure_reason(failure)})
-        found = readable(sample.whole, min_words=0, prompt=sample.prompt)
+        found = readable(sample.full_text, min_words=0, prompt=sample.prompt)
         reason = found.reason if found.text is None else _no_answer(found.text, self.max_chars)
         if found.text is None or reason is not None:
             return Score(None, "format", {"reason": reason})
@@ -528,7 +528,7 @@ class JudgeRanking(_Judge):
 
 
 def _shares(answers: Sequence[str], ranking: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Out of places (from 0), best first, equals together: how many of the others each answer beats, equals half, as a share."""
+    """Share of the other answers that each answer beats, equals counting half; `ranking` holds places from 0, best first."""
     shares, better = {}, 0
     for equals in ranking:
         beaten = len(answers) - better - len(equals) + (len(equals) - 1) / 2

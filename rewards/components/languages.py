@@ -1,4 +1,4 @@
-"""In which language is the completion: the one that was asked for, and one throughout?"""
+"""Check that a completion is in the language of the row, and in one script throughout."""
 
 import functools
 import re

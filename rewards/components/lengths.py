@@ -1,4 +1,4 @@
-"""How long is the completion: about as long as asked, within its limit, shorter than its siblings, without repetition?
+"""Reward lengths: near a target, within a limit, shorter than siblings; and penalise repetition.
 
 Some scale another component's verdict by length. Lengths are in tokens where token ids are given.
 """
@@ -251,7 +251,7 @@ class KimiLength:
 
 
 def cosine_between(length: float, max_length: float, at_zero: float, at_max: float) -> float:
-    """From `at_zero` at length 0 to `at_max` at `max_length`, along half a cosine; `at_max` for anything longer.
+    """Interpolate from `at_zero` at length 0 to `at_max` at `max_length` along half a cosine; `at_max` for anything longer.
 
     >>> [cosine_between(n, 100, 1.0, 0.5) for n in (0, 50, 100, 200)]
     [1.0, 0.75, 0.5, 0.5]

@@ -452,7 +452,7 @@ def _is_solved(relation: Any) -> bool:
 
 
 def _letters(expression: Any) -> int:
-    """How often letters stand in it."""
+    """Count the letters in an expression."""
     return sum(part.is_Symbol for part in _parts(expression))
 
 
@@ -466,7 +466,7 @@ def _parts(expression: Any) -> list[Any]:
 
 
 def _size(expression: Any) -> int:
-    """How many numbers, constants, letters and functions it holds, 1 and -1 aside; a fraction is two numbers."""
+    """Count the numbers, constants, letters and functions in it, 1 and -1 aside; a fraction is two numbers."""
     size = 0
     for part in _parts(expression):
         if part.is_Rational:
@@ -549,7 +549,7 @@ def _squeezed(text: str) -> str:
 
 
 def _stands_in(needle: str, text: str) -> bool:
-    """As a whole: not `1+2` within `11+2` or `1+23`."""
+    """Whether `needle` stands in `text` as a whole: not `1+2` within `11+2` or `1+23`."""
     at = text.find(needle)
     while at >= 0:
         before, after = text[max(0, at - 1) : at], text[at + len(needle) :][:2]

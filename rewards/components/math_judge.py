@@ -1,4 +1,4 @@
-r"""Do two short answers mean the same? Meant for an isolated worker: `warm_up` loads SymPy, which takes seconds.
+r"""Compare two short answers by meaning. Meant for an isolated worker: `warm_up` loads SymPy, which takes seconds.
 
 The text is taken apart first (lists, sets, tuples, intervals, unions, matrices, named values), so that
 each comparison left for math-verify is between two single expressions; what it accepts is then confirmed numerically.

@@ -158,7 +158,7 @@ def numeral(text: str) -> tuple[str, str] | None:
 
 
 def decimals(text: str) -> int | None:
-    """How many digits stand behind the point of a plain decimal; None for anything else."""
+    """Number of digits behind the point of a plain decimal; None for anything else."""
     match = _DECIMAL.fullmatch(text)
     return len(match[1] or "") if match and any(c.isdigit() for c in text) else None
 
@@ -387,7 +387,7 @@ def _rows_marked(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Without spaces, those between letters or digits aside: `7 2` is not 72."""
+    """The text without spaces, those between letters or digits aside: `7 2` is not 72."""
     return _SPACE.sub("", text)
 
 
@@ -552,7 +552,7 @@ def _closes_at_end(text: str) -> bool:
 
 
 def _layers(text: str) -> int:
-    """How many pairs of round brackets stand around all of `text`: 2 for `((1+2))`, 1 for `((1)+(2))`."""
+    """Number of pairs of round brackets around all of `text`: 2 for `((1+2))`, 1 for `((1)+(2))`."""
     opened, closed = len(text) - len(text.lstrip("(")), len(text) - len(text.rstrip(")"))
     depth = lowest = opened
     for character in text[opened : len(text) - closed]:

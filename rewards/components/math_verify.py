@@ -1,4 +1,4 @@
-"""Does the answer mean the same as the reference, mathematically; or is it at least written the same?"""
+"""Compare an answer with the reference: by mathematical meaning, or by normalised spelling."""
 
 import re
 from collections.abc import Callable
@@ -36,7 +36,6 @@ _SCANNERS: dict[str, Callable[..., Extracted]] = {
 }
 _GRACE = 0.5  # seconds; the comparison can be interrupted, and loading SymPy anew would cost more
 ANSWER_PLACES = ("any", *_SCANNERS)
-BOXES = ("one", "last")
 _COMPARED_AS_TEXT = re.compile(
     r"[=%(:]|\\(?:approx|simeq)"
 )  # or side by side: no number by itself, and yet maybe right
@@ -66,8 +65,6 @@ class MathVerify(IsolatedComponent):
             `any` of these, so long as they agree.
         final_form: refuse sums, products, powers and functions of numbers where the reference is a number, like terms, and
             inequalities that are not solved; None for True unless `lenient`.
-        boxes: `one` refuses boxes that hold different answers; of `last` the last one counts, as models need it that box
-            what they find on the way. Boxes side by side (`\\boxed{1} and \\boxed{2}`) are one list in either case.
         lenient: the last answer counts of several, and text may follow a tag or line. A box, tag or think block that is
             opened and not closed is no answer in either case.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
@@ -78,12 +75,11 @@ class MathVerify(IsolatedComponent):
     version: str = "4"
     answer_in: str = "boxed"
     final_form: bool | None = None
-    boxes: str = "one"
     lenient: bool = False
     budget: float | None = 30.0
 
     def __post_init__(self) -> None:
-        check_places(self.answer_in, self.boxes)
+        check_place(self.answer_in)
 
     def batch_seconds(self, tasks: int) -> float | None:
         return None if self.budget is None else self.budget * max(1.0, tasks / 1000)
@@ -116,7 +112,7 @@ class MathVerify(IsolatedComponent):
         return self._settled(str(result), sample, self._found(sample).value or "")
 
     def _found(self, sample: Sample) -> Extracted:
-        return answer_at(sample, self.answer_in, not self.lenient, self.boxes)
+        return answer_at(sample, self.answer_in, not self.lenient)
 
     def _settled(self, result: str, sample: Sample, answer: str) -> Score:
         if result == "equal" and is_copied(answer, reference_text(sample.reference) or "", prompt_text(sample.prompt)):
@@ -126,28 +122,24 @@ class MathVerify(IsolatedComponent):
         return Score(None, "wrong", {"extracted": answer, "reason": _REASONS.get(result, result)})
 
 
-def check_places(answer_in: str, boxes: str = "one") -> None:
-    """Raises PresetError for a place or a treatment of boxes that there is not."""
+def check_place(answer_in: str) -> None:
+    """Raise PresetError for an unknown place."""
     if answer_in not in ANSWER_PLACES:
         raise PresetError(f"answer_in is {answer_in!r}. Use one of: {', '.join(ANSWER_PLACES)}.")
-    if boxes not in BOXES:
-        raise PresetError(f"boxes is {boxes!r}. Use one of: {', '.join(BOXES)}.")
 
 
-def answer_at(sample: Sample, answer_in: str, strict: bool, boxes: str = "one") -> Extracted:
+def answer_at(sample: Sample, answer_in: str, strict: bool) -> Extracted:
     """The answer's text; of a tag or line that holds a box, the box's content.
 
     Where the prompt opened a `<think>` that the completion does not close, there is none.
     """
     if opens_thinking(sample.prompt) and "</think>" not in sample.text:
         return Extracted(None, "unterminated_think")
-    one_box = strict and boxes == "one"
     scanner: Callable[..., Extracted] = any_answer if answer_in == "any" else _SCANNERS[answer_in]
-    how = {"any": (strict, one_box), "boxed": (one_box,)}.get(answer_in, (strict,))
-    found = sample.once(scanner, *how)
+    found = sample.once(scanner, strict)
     if answer_in in ("any", "boxed") or found.value is None:
         return found
-    inner = boxed_answer(found.value, one_box)
+    inner = boxed_answer(found.value, strict)
     return found if inner.reason == "missing" else inner
 
 
@@ -166,17 +158,16 @@ class MathMatch(ItemComponent):
 
     name: str = "accuracy"
     answer_in: str = "boxed"
-    boxes: str = "one"
     lenient: bool = False
 
     def __post_init__(self) -> None:
-        check_places(self.answer_in, self.boxes)
+        check_place(self.answer_in)
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         reference = reference_text(sample.reference)
         if reference is None:
             return _no_reference(sample)
-        found = answer_at(sample, self.answer_in, not self.lenient, self.boxes)
+        found = answer_at(sample, self.answer_in, not self.lenient)
         if found.value is None:
             return Score(None, "format", {"reason": found.reason})
         info = {"extracted": found.value}

@@ -1,4 +1,4 @@
-"""How much of a reference text stands in the completion: ROUGE-L by words, chrF by characters, and a band of lengths."""
+"""Overlap with a reference text: ROUGE-L by words, chrF by characters, and a band of lengths."""
 
 import functools
 import re

@@ -43,7 +43,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Which model, and where it runs. Plain data: travels between processes, the weights do not.
+    """A model's files and device. Plain data: it travels between processes, the weights do not.
 
     Args:
         name: a folder written by `save_pretrained`, or a hub id whose files are in the local cache.
@@ -341,7 +341,7 @@ class RewardModel:
         if self.part == "whole":
             text, reason = sample.text.strip(), None if sample.text.strip() else "blank"
         else:
-            found = readable(sample.whole, min_words=self.min_words, prompt=sample.prompt)
+            found = readable(sample.full_text, min_words=self.min_words, prompt=sample.prompt)
             text, reason = found.text or "", found.reason
         if reason is None and not is_encodable(text):
             reason = "lone surrogates"

@@ -1,4 +1,4 @@
-"""Does the query give the expected rows? It runs on SQLite, in a worker process.
+"""Check whether a query gives the expected rows. It runs on SQLite, in a worker process.
 
 The query is the model's: it may only read tables, through SQLite's authorizer, on a database in memory or a file opened
 read-only, with caps on time, rows, bytes and every size that SQLite lets one limit. Databases and expected queries come
@@ -250,7 +250,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _same(given: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any, ...]], ordered: bool) -> bool:
-    """Equal lists, or equal multisets of rows. Column names do not count, the order of columns does."""
+    """Whether the rows are equal lists, or equal multisets. Column names do not count, the order of columns does."""
     if len(given) != len(expected):
         return False
     return list(given) == list(expected) if ordered else Counter(given) == Counter(expected)

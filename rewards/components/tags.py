@@ -1,4 +1,4 @@
-"""Is the completion laid out as asked: tags, boxes, hashes, the XML of well-known notebooks?"""
+"""Check a completion's layout: tags, boxes, hashes, the XML of well-known notebooks."""
 
 import re
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class TagCount(ItemComponent):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         if len(sample.text) > MAX_CHARS:
             return Score(None, "format", {"reason": "too_long"})
-        text = sample.whole
+        text = sample.full_text
         once = [text.count(tag) for tag in self.tags].count(1)
         if once == len(self.tags):
             return Score(self.high)

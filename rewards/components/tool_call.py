@@ -1,4 +1,4 @@
-"""Are these the tool calls that were expected?"""
+"""Compare tool calls with the expected ones."""
 
 import json
 from collections import Counter
@@ -109,13 +109,13 @@ def find_calls(sample: Sample, format: str = "auto") -> Found:
     """All calls of the completion's assistant messages (`openai`), or those in its text behind the thinking."""
     messages = _message_calls(sample)
     if messages and format in ("auto", "openai"):
-        if _OPEN in sample.whole:
+        if _OPEN in sample.full_text:
             return Found(reason="calls in two formats")
         try:
             return _within_limit(tuple(parse_calls(messages)))
         except ValueError as failure:
             return Found(reason=str(failure)[:200])
-    return _text_calls(sample.whole, format)
+    return _text_calls(sample.full_text, format)
 
 
 def parse_calls(calls: Any) -> list[Call]:

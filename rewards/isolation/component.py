@@ -79,7 +79,7 @@ class IsolatedComponent(ItemComponent):
             return Score(None, "error", {"reason": failure_reason(failure)})
 
     def _outcomes(self, tasks: list[Task]) -> list[Outcome]:
-        """From the cache where they are known; equal tasks of one batch run once."""
+        """Outcomes from the cache where they are known; equal tasks of one batch run once."""
         keys = [self._key(task, position) for position, task in enumerate(tasks)]
         cache = Cache()
         known = cache.get_many(keys)
@@ -97,7 +97,7 @@ class IsolatedComponent(ItemComponent):
         return [outcomes[key] if key in outcomes else Outcome("ok", known[key]) for key in keys]
 
     def _key(self, task: Task, position: int) -> str:
-        """By content; or by position, for tasks that are not repeatable or whose arguments are not plain."""
+        """Cache key by content; by position for tasks that are not repeatable or whose arguments are not plain."""
         kind = f"{type(self).__module__}.{type(self).__qualname__}"
         configuration = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NOT_CONTENT]
         key = content_key(kind, self.version, configuration, task.function, task.arguments) if task.repeatable else None

@@ -290,7 +290,7 @@ class Pool:
         return worker.end()
 
     def _forget(self) -> None:
-        """In a forked child: the workers are the parent's, and this end of their pipes must not keep them alive."""
+        """Drop the workers in a forked child: they are the parent's, and this end of their pipes must not keep them alive."""
         for worker in self._alive:
             worker.close()
         self._fresh()

@@ -7,7 +7,7 @@ from rewards.errors import require
 from rewards.preset import Preset, Weighted
 
 
-def math_match(*, answer_in: str = "boxed", boxes: str = "one", lenient: bool = False) -> Preset:
+def math_match(*, answer_in: str = "boxed", lenient: bool = False) -> Preset:
     r"""Mathematics by normalised spelling: quick, nothing is computed, right answers in another form are missed.
 
     Formula: 1 when answer and reference have one spelling once spaces (not those between digits or words), `$`, colour,
@@ -23,7 +23,6 @@ def math_match(*, answer_in: str = "boxed", boxes: str = "one", lenient: bool = 
 
     Args:
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
-        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
         lenient: the last answer counts of several, and text may follow it.
 
     >>> from rewards import build_samples, load
@@ -31,7 +30,7 @@ def math_match(*, answer_in: str = "boxed", boxes: str = "one", lenient: bool = 
     >>> load("math-match").score(build_samples(["?"] * 3, completions, answer=[r"\frac{1}{2}"] * 3)).totals
     [1.0, 1.0, 0.0]
     """
-    accuracy = MathMatch(answer_in=answer_in, boxes=boxes, lenient=lenient)
+    accuracy = MathMatch(answer_in=answer_in, lenient=lenient)
     return Preset([Weighted(accuracy, 1.0)], name="math-match", checker="accuracy")
 
 
@@ -39,10 +38,8 @@ def math_verify(
     *,
     answer_in: str = "boxed",
     final_form: bool | None = None,
-    boxes: str = "one",
     lenient: bool = False,
     deadline: float = 2.0,
-    budget: float | None = 30.0,
 ) -> Preset:
     r"""Mathematics by meaning: math-verify in a worker process, made stricter where it is fooled.
 
@@ -74,11 +71,8 @@ def math_verify(
     Args:
         answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
         lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
-            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed.
@@ -90,9 +84,7 @@ def math_verify(
     ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
     """
     require("math-verify", "math_verify", "math-verify")
-    accuracy = MathVerify(
-        answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=budget
-    )
+    accuracy = MathVerify(answer_in=answer_in, final_form=final_form, lenient=lenient, deadline=deadline)
     return Preset([Weighted(accuracy, 1.0)], name="math-verify", checker="accuracy")
 
 
@@ -100,10 +92,8 @@ def math_boxed(
     *,
     format_weight: float = 0.1,
     final_form: bool | None = None,
-    boxes: str = "one",
     lenient: bool = False,
     deadline: float = 2.0,
-    budget: float | None = 30.0,
 ) -> Preset:
     r"""Mathematics with the answer in a box: nine tenths for the answer, one for the box.
 
@@ -119,11 +109,8 @@ def math_boxed(
     Args:
         format_weight: share of the box, below 0.5.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
         lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
-            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed, or the box could outweigh the answer.
@@ -134,8 +121,8 @@ def math_boxed(
     [1.0, 0.1, 0.0]
     """
     require("math-boxed", "math_verify", "math-verify")
-    accuracy = MathVerify(final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=budget)
-    layout = BoxFormat(strict=boxes == "one" and not lenient)
+    accuracy = MathVerify(final_form=final_form, lenient=lenient, deadline=deadline)
+    layout = BoxFormat(strict=not lenient)
     parts = [Weighted(accuracy, 1.0 - format_weight), Weighted(layout, format_weight)]
     return Preset(parts, name="math-boxed", checker="accuracy")
 
@@ -147,10 +134,8 @@ def math_dapo(
     overlong_weight: float = 1.0,
     answer_in: str = "any",
     final_form: bool | None = None,
-    boxes: str = "one",
     lenient: bool = False,
     deadline: float = 2.0,
-    budget: float | None = 30.0,
 ) -> Preset:
     r"""Plus or minus one for the answer, and a soft punishment for coming near the maximum length.
 
@@ -172,11 +157,8 @@ def math_dapo(
         overlong_weight: factor on the punishment, at most 2.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` (`Answer:`, as in the paper) or `any`.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
         lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
-            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed, or the lengths make no interval.
@@ -191,10 +173,8 @@ def math_dapo(
     accuracy = MathVerify(
         answer_in=answer_in,
         final_form=final_form,
-        boxes=boxes,
         lenient=lenient,
         deadline=deadline,
-        budget=budget,
         low=-1.0,
         floor=-1.0,
     )
@@ -214,10 +194,8 @@ def math_cosine(
     ngram: int = 20,
     answer_in: str = "boxed",
     final_form: bool | None = None,
-    boxes: str = "one",
     lenient: bool = False,
     deadline: float = 2.0,
-    budget: float | None = 30.0,
 ) -> Preset:
     r"""Right answers earn more when short, wrong ones lose less when long, and repetition costs.
 
@@ -241,11 +219,8 @@ def math_cosine(
         ngram: tokens or words that count as one repeated phrase.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
         lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
-            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed, or a wrong answer could earn as much as a right one.
@@ -259,9 +234,7 @@ def math_cosine(
     """
     require("math-cosine", "math_verify", "math-verify")
     cosine = CosineLength(
-        checker=MathVerify(
-            answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=budget
-        ),
+        checker=MathVerify(answer_in=answer_in, final_form=final_form, lenient=lenient, deadline=deadline),
         max_length=max_length,
         correct_short=correct_short,
         correct_long=correct_long,
@@ -280,10 +253,8 @@ def math_kimi_length(
     length_weight: float = 1.0,
     answer_in: str = "boxed",
     final_form: bool | None = None,
-    boxes: str = "one",
     lenient: bool = False,
     deadline: float = 2.0,
-    budget: float | None = 30.0,
 ) -> Preset:
     r"""The answer, and within each group of completions to one prompt a reward for being shorter than the others.
 
@@ -302,11 +273,8 @@ def math_kimi_length(
         length_weight: factor on the length reward, at most 1.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
         lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
-        budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
-            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed, or length could outweigh the answer.
@@ -320,9 +288,7 @@ def math_kimi_length(
     """
     require("math-kimi-length", "math_verify", "math-verify")
     accuracy = Shared(
-        component=MathVerify(
-            answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=budget
-        )
+        component=MathVerify(answer_in=answer_in, final_form=final_form, lenient=lenient, deadline=deadline)
     )
     return Preset(
         [Weighted(accuracy, 1.0), Weighted(KimiLength(checker=accuracy), length_weight)],
@@ -339,10 +305,8 @@ def math_length_budget(
     offset: float = 0.5,
     answer_in: str = "boxed",
     final_form: bool | None = None,
-    boxes: str = "one",
     lenient: bool = False,
     deadline: float = 2.0,
-    batch_budget: float | None = 30.0,
 ) -> Preset:
     r"""The answer within a number of tokens that the prompt asks for.
 
@@ -364,11 +328,8 @@ def math_length_budget(
         offset: what a right answer earns that uses the budget up exactly, with `max`.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        boxes: `one` refuses boxes that hold different answers, `last` takes the last one.
         lenient: the last answer counts of several, and text may follow it.
         deadline: seconds that one comparison may take.
-        batch_budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
-            come last, and without a score (`infra`) where no time is left for them.
 
     Raises:
         PresetError: math-verify is not installed, or a number is out of its range.
@@ -380,8 +341,6 @@ def math_length_budget(
     [0.5, 0.2, 0.0]
     """
     require("math-length-budget", "math_verify", "math-verify")
-    checker = MathVerify(
-        answer_in=answer_in, final_form=final_form, boxes=boxes, lenient=lenient, deadline=deadline, budget=batch_budget
-    )
+    checker = MathVerify(answer_in=answer_in, final_form=final_form, lenient=lenient, deadline=deadline)
     component = LengthBudget(checker=checker, budget=budget, mode=mode, slope=slope, offset=offset)
     return Preset([Weighted(component, 1.0)], name="math-length-budget", checker="budget")

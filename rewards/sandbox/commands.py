@@ -117,7 +117,7 @@ def _limited(job: Job, uid: int | None, helpers: int) -> list[str]:
 
 
 def environment(python: str | None) -> dict[str, str]:
-    """Of an interpreter with packages: numerical ones would start a thread for each core, whose stacks count as memory."""
+    """Environment of an interpreter with packages: numerical ones would start a thread a core, whose stacks count as memory."""
     if python is None:
         return {}
     return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

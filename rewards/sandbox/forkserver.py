@@ -251,7 +251,7 @@ def close_idle() -> None:
 
 
 def _forget() -> None:
-    """In a child of this process: the servers are its parent's."""
+    """Drop the servers in a forked child: they are its parent's."""
     global _lock
     _lock = threading.Lock()
     for server in _live:

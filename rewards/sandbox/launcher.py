@@ -374,7 +374,7 @@ def _flushed(name: str) -> bool:
 
 
 def _exit_code(asked: Any) -> int:
-    """Of sys.exit(asked); a text is printed, as it is by the interpreter."""
+    """Exit code of sys.exit(asked); a text is printed, as it is by the interpreter."""
     if asked is None or isinstance(asked, int):
         return (asked or 0) & 0xFF if -(1 << 63) <= (asked or 0) < 1 << 63 else 255
     _done(lambda: print(asked, file=sys.stderr))

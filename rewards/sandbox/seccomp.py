@@ -194,7 +194,7 @@ def _deny(number: int, error: int) -> list[bytes]:
 
 
 def _when(number: int, test: int, constant: int, *, deny_if: bool, argument: int = _ARG0) -> list[bytes]:
-    """For one call: deny it when the test of an argument says `deny_if`."""
+    """Instructions that deny one call when the test of an argument says `deny_if`."""
     jumps = (0, 1) if deny_if else (1, 0)
     return [
         _op(_JUMP_EQUAL, number, 0, 4),

@@ -33,7 +33,7 @@ def uid_slot() -> Iterator[int | None]:
 
 
 def give_slot(slot: Slot | None) -> None:
-    """For the next to take; whatever ran under it is gone."""
+    """Free a slot for the next program; whatever ran under it is gone."""
     if slot is not None:
         with _lock:
             _free.append(slot)
@@ -64,7 +64,7 @@ def take_slot() -> Slot | None:
 
 
 def _forget() -> None:
-    """In a child of this process: the slots are its parent's."""
+    """Drop the slots in a forked child: they are its parent's."""
     global _lock
     _lock = threading.Lock()
     for claim in _claims:

@@ -89,14 +89,6 @@ def wait(seconds):
     return seconds
 
 
-def burn(seconds):
-    """Works for so much processor time, alone or not."""
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        pass
-    return seconds
-
-
 def pid():
     return os.getpid()
 
@@ -130,12 +122,3 @@ def count(file):
     with open(file, "a") as marks:
         marks.write("x")
     return True
-
-
-def compare_latex(gold, answer):
-    """What TRL's accuracy reward does, printing the parsed object included."""
-    from math_verify import parse, verify
-
-    parsed = parse(f"${answer}$", parsing_timeout=None)
-    str(parsed)
-    return bool(verify(parse(f"${gold}$", parsing_timeout=None), parsed, timeout_seconds=None))

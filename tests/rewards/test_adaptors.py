@@ -7,7 +7,6 @@ import pytest
 from reward_parts import Fixed, answered
 
 from rewards import Preset, RewardsError, Score, from_functions, load
-from rewards.protocol import STATUSES
 from rewards.schedules import Linear
 
 RIGHT, WRONG = answered("72"), answered("70")
@@ -50,13 +49,6 @@ def test_values_are_native_and_in_order():
     assert columns == [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0]]
 
 
-def test_conversational_batches_score_the_same():
-    completions = [[{"role": "assistant", "content": text}] for text in (RIGHT, WRONG)]
-    prompts = [[{"role": "user", "content": "6 x 12?"}]] * 2
-    columns, _ = call(load("gsm8k-reasoning").trl(), completions, prompts=prompts, answer=["72"] * 2)
-    assert columns == [[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
-
-
 def test_a_batch_is_evaluated_once_for_all_functions():
     counting = Fixed("a", [Score(1.0)] * 2)
     rewards = Preset([(counting, 1.0), (Fixed("b", [Score(0.0)] * 2), 1.0)]).trl()
@@ -91,19 +83,9 @@ def test_statuses_and_extracted_answers_are_logged():
     assert log["rewards/accuracy/latency_p95_ms"][0] >= log["rewards/accuracy/latency_p50_ms"][0]
 
 
-def test_all_statuses_are_logged_always_so_that_ranks_agree_on_the_keys():
-    _, log = call(load("gsm8k-hash").trl(), ["x"], answer=["72"])
-    assert {f"rewards/accuracy/status_{status}" for status in STATUSES} <= set(log)
-
-
 def test_logged_text_can_be_stored():
     _, log = call(load("gsm8k-reasoning").trl(), [answered("\ud800" * 500)], answer=["72"])
     assert log["accuracy/extracted"] == ["?" * 200]
-
-
-def test_calling_without_loggers_or_state_works():
-    rewards = load("gsm8k-hash").trl()
-    assert rewards[0](prompts=["p"], completions=["#### 72"], answer=["72"]) == [1.0]
 
 
 def test_functions_are_picklable_together_and_alone():
@@ -129,13 +111,6 @@ def test_seed_step_and_horizon_reach_components():
     component = Fixed("a", act=lambda batch, ctx: seen.append(ctx) or [Score(1.0)])
     call(Preset([(component, 1.0)]).trl(seed=9), ["x"], step=4)
     assert (seen[0].seed, seen[0].step, seen[0].total_steps) == (9, 4, 10)
-
-
-def test_tokens_reach_components():
-    preset = load("length-target", target=4, tolerance=2)
-    # 4 tokens -> 1; 3 -> 1 - 1/2 = 0.5; 7 -> 0
-    columns, _ = call(preset.trl(), ["x"] * 3, ids=[[1] * 4, [1] * 3, [1] * 7])
-    assert columns == [[1.0, 0.5, 0.0]]
 
 
 @pytest.mark.parametrize(
@@ -197,15 +172,6 @@ def test_process_rewards_are_reported_once_a_batch_weighted_and_summed():
     assert call(rewards, **batch)[1]["token_rewards"] == [[2.5, 4.0], [6.0]]  # the same batch once more
 
 
-def test_process_rewards_are_reported_by_whichever_function_the_trainer_was_given():
-    rewards = Preset([(tokens_of([1.0, 2.0]), 1.0), (tokens_of([0.0, 0.0], name="b"), 1.0)]).trl()
-    assert call(rewards[1:], ["x"], ids=[[1, 2]])[1]["token_rewards"] == [[1.0, 2.0]]
-
-
-def test_presets_without_process_rewards_report_none():
-    assert "token_rewards" not in call(load("gsm8k-hash").trl(), ["#### 72"], answer=["72"])[1]
-
-
 def test_weights_that_change_are_folded_into_the_values():
     parts = [
         (Fixed("a", [Score(1.0), Score(None, "infra")]), 2.0),
@@ -235,12 +201,6 @@ def test_prompt_ids_and_log_probabilities_are_taken_where_a_trainer_passes_them(
     component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(1.0)])
     call(Preset([(component, 1.0)]).trl(), ["x"], ids=[[5]], prompt_ids=[[1, 2]], logps=[[-0.5]], answer=["7"])
     assert (seen[0].prompt_ids, seen[0].logps, dict(seen[0].columns)) == ([1, 2], [-0.5], {"answer": "7"})
-
-
-@pytest.mark.parametrize("completion", [None, [], [{"role": "assistant", "content": None}]])
-def test_missing_completions_are_scored(completion):
-    columns, _ = call(load("gsm8k-reasoning").trl(), [completion], answer=["72"])
-    assert columns == [[0.0], [0.0], [0.0]]
 
 
 ROWS = [
@@ -343,38 +303,11 @@ def test_adaptors_are_picklable(make):
     assert score == pytest.approx(1.1)
 
 
-def test_a_plain_trl_function_drops_into_every_adaptor():
-    def build():
-        return from_functions([(plain_by_reference, 2.0)])
-
-    assert build().easyr1()([{"response": "72", "ground_truth": "72"}])[0]["overall"] == 2.0
-    assert build().verl()("d", "72", "72")["score"] == 2.0
-    assert build().trl()[0](["p"], ["72"], ground_truth=["72"]) == [1.0]
-
-
-def plain_by_reference(completions, ground_truth, **columns):
-    return [float(c == truth) for c, truth in zip(completions, ground_truth, strict=True)]
-
-
 ODD = [
     None, "", "\x00" * 1000, "\ud800\udfff", "x" * 10_000_000, "#### " + "7" * 10_000_000, 7, b"bytes", [], [None],
     [{"role": "assistant", "content": None}], [{"content": "\ud800"}], {"content": "72"}, float("nan"),
 ]  # fmt: skip
-ODD_REFERENCES = [
-    None,
-    "",
-    7.5,
-    float("nan"),
-    [],
-    {},
-    b"72",
-    object(),
-    "\x00",
-    "\ud800",
-    "x" * 10_000_000,
-    True,
-    ["72"],
-]
+ODD_REFERENCES = [None, "", 7.5, float("nan"), {}, b"72", object(), "\ud800", "x" * 10_000_000, True, ["72"]]
 
 
 @pytest.mark.parametrize("name", ["gsm8k-hash", "gsm8k-reasoning", "length-target", "reasoning-gym"])

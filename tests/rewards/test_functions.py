@@ -5,7 +5,6 @@ import pickle
 import sys
 
 import pytest
-from reward_parts import Fixed
 
 from rewards import Context, FunctionPathError, Preset, PresetError, build_samples, from_function, from_functions, load
 
@@ -35,10 +34,6 @@ def test_a_plain_function_drops_in():
     evaluation = _score(long_enough, "abc", "a")
     assert evaluation.values == {"long_enough": [1.0, 0.5]}
     assert evaluation.statuses == {"long_enough": ["ok", "wrong"]}
-
-
-def test_weight_and_name_are_kept():
-    assert _score(long_enough, "abc", name="length", weight=0.5).totals == [0.5]
 
 
 def test_an_async_function_drops_in_even_inside_a_running_loop():
@@ -138,11 +133,6 @@ def test_a_function_of_unknown_range_beside_a_checker_must_be_allowed():
 def test_the_only_function_is_the_checker_and_of_several_none_is():
     assert from_functions([(long_enough, 1.0)]).checker == "long_enough"
     assert from_functions([(long_enough, 1.0), (slow_half, 1.0)]).checker is None
-
-
-def test_components_and_functions_mix():
-    preset = from_functions([(Fixed("a"), 1.0), (long_enough, 0.5)])
-    assert preset.weights == {"a": 1.0, "long_enough": 0.5}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from fake_judge import failing, saying
 
 from rewards import PresetError
-from rewards.http import MAX_REPLY, Chat, Endpoint, _retry_after
+from rewards.http import MAX_REPLY, Chat, Endpoint
 
 SECRET = "sk-secret-123456"
 
@@ -72,19 +72,6 @@ def test_retry_after_is_kept_in_seconds_and_capped(judge):
     judge.steps = [failing(503, Retry_After="3600"), saying("ok")]
     assert ask(judge, max_wait=0.1).content == "ok"
     assert judge.times[3] - judge.times[2] < 1.0
-
-
-def test_retry_after_is_a_number_or_nothing():
-    assert [_retry_after(text) for text in ("2", "1.5", "soon", "", None, "-1", "nan", ".")] == [
-        2.0,
-        1.5,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-    ]
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 302])

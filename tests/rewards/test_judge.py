@@ -2,7 +2,6 @@ import asyncio
 import json
 import logging
 import pickle
-import sys
 import time
 from itertools import count
 
@@ -12,7 +11,6 @@ from fake_judge import failing, saying, sections
 
 from rewards import Context, PresetError, build_samples, load
 from rewards.components.judge import DEFAULT_RUBRIC, RubricItem, new_fence, parse_rubric, parse_verdict
-from rewards.presets import judge as judge_preset
 from rewards.testing import check, golden
 
 QUESTION = "What does a red fox eat in winter, mostly?"
@@ -38,12 +36,6 @@ def evaluate(preset, *completions, reference=REFERENCE, ctx=None, **columns):
     columns = {"reference": reference, **columns}
     spread = {name: [value] * size for name, value in columns.items()}
     return preset.score(build_samples([QUESTION] * size, list(completions), **spread), ctx or Context())
-
-
-def test_golden_answers(judge):
-    evaluation = evaluate(preset_for(judge), REFERENCE, f"<think>hm</think> {REFERENCE}", "It eats snow.")
-    assert evaluation.totals == [1.0, 1.0, 0.0]
-    assert evaluation.statuses["judge"] == ["ok", "ok", "wrong"]
 
 
 def test_golden_rows_pass(judge):
@@ -259,12 +251,6 @@ def test_the_key_is_in_no_log_repr_or_pickle(judge, monkeypatch, caplog):
     shown = f"{preset!r} {preset.components!r} {pickle.dumps(preset)!r} {evaluation!r} {caplog.text}"
     assert "JUDGE_KEY" in shown
     assert "sk-secret" not in shown
-
-
-def test_a_missing_package_is_named_with_its_installation(monkeypatch):
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(PresetError, match="pip install httpx"):
-        judge_preset.judge_rubric(base_url="http://localhost:1/v1", model="m")
 
 
 VERDICT = '{"key": "k", "scores": {"truth": 7}}'

@@ -114,11 +114,6 @@ def test_the_order_of_letters_counts_where_they_are_no_product():
     assert same_order("xy", "yx") is same_order("2abc", "2bca") is same_order("nRT", "n R T+1") is None
 
 
-def test_match_form_keeps_digits_apart():
-    assert match_form("1 2") != match_form("12")
-    assert match_form("2 x + 1") == match_form("2x+1")
-
-
 def test_match_form_has_one_spelling_for_a_fraction() -> None:
     assert match_form(r"\dfrac12") == match_form("1/2") == match_form(r"x = \frac{1}{2}") == "1/2"
     assert match_form(r"12\text{ cm}") == "12"

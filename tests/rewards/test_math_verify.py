@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rewards import PresetError, build_samples, load
+from rewards import Preset, PresetError, build_samples, load
 from rewards.components.math_verify import MathVerify
 from rewards.evaluation import run_component
 from rewards.hacks import answered, known_hacks
@@ -42,10 +42,9 @@ def test_an_earlier_box_is_not_recovered_when_the_last_is_open():
 def test_boxes_that_differ_are_refused_unless_the_last_is_to_count():
     completion = r"\boxed{70}, no: \boxed{72}"
     assert statuses(completion) == ["format"]
-    assert statuses(completion, boxes="last") == statuses(completion, lenient=True) == ["ok"]
-    assert statuses(r"\boxed{72}, no: \boxed{70}", boxes="last") == ["wrong"]
-    for given in ({"boxes": "last"}, {"lenient": True}):
-        assert statuses(r"\boxed{72} or \boxed{70}", r"\boxed{70} or \boxed{72}", **given) == ["wrong"] * 2
+    assert statuses(completion, lenient=True) == ["ok"]
+    assert statuses(r"\boxed{72}, no: \boxed{70}", lenient=True) == ["wrong"]
+    assert statuses(r"\boxed{72} or \boxed{70}", r"\boxed{70} or \boxed{72}", lenient=True) == ["wrong"] * 2
 
 
 def test_half_a_reference_is_not_enough():
@@ -133,7 +132,7 @@ def test_a_batch_has_a_budget_that_grows_with_it():
     assert MathVerify(budget=30.0).batch_seconds(4000) == 120.0
     assert MathVerify(budget=None).batch_seconds(9) is None
     texts = [rf"\boxed{{{HANGING}+1{at}}}" for at in range(40)]
-    preset = load("math-verify", deadline=5.0, budget=0.6, final_form=False)
+    preset = Preset([(MathVerify(deadline=5.0, budget=0.6, final_form=False), 1.0)])
     start = time.monotonic()
     evaluation = preset.score(build_samples(["?"] * 40, texts, reference=["2"] * 40))
     assert evaluation.statuses["accuracy"] == ["infra"] * 40
@@ -145,7 +144,7 @@ def test_a_batch_has_a_budget_that_grows_with_it():
 def test_answers_that_hang_leave_their_neighbours_in_a_batch_their_time():
     texts = [rf"\boxed{{{HANGING}+2{at}}}" for at in range(8)] + [rf"\boxed{{{at}y+x}}" for at in range(2, 32)]
     references = ["2"] * 8 + [f"x+{at}y" for at in range(2, 32)]
-    preset = load("math-verify", deadline=1.2, budget=2.5, final_form=False)
+    preset = Preset([(MathVerify(deadline=1.2, budget=2.5, final_form=False), 1.0)])
     preset.score(build_samples(["?"], [r"\boxed{y+9x}"], reference=["9x+y"]))  # warm
     before = {worker.pid for worker in shared_pool()._alive}
     evaluation = preset.score(build_samples(["?"] * 38, texts, reference=references))

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from reward_parts import THINK, answered
+from reward_parts import answered
 
 from rewards import (
     PresetError,
@@ -59,18 +59,6 @@ def test_gsm8k_reasoning_golden_negatives():
     # 0 + 0.2 + 0.1 = 0.3
     assert evaluation.totals == [pytest.approx(0.3)] * len(GSM8K_NEGATIVE)
     assert set(evaluation.statuses["accuracy"]) == {"wrong"}
-
-
-def test_reasoning_over_many_lines_is_formatted():
-    evaluation = evaluate(load("gsm8k-reasoning"), "<think>\nline\n\nline\n</think>\n<answer>\n72\n</answer>")
-    assert evaluation.totals == [pytest.approx(1.3)]
-
-
-def test_tag_count_gives_a_quarter_per_tag_that_appears_once():
-    evaluation = evaluate(
-        load("gsm8k-reasoning"), "", "<think>", "<think></think>", THINK + "<answer>", answered("1") * 2
-    )
-    assert evaluation.values["tags"] == [0.0, 0.25, 0.5, 0.75, 0.0]
 
 
 def test_an_unusable_reference_is_an_error_that_says_so():

@@ -1,13 +1,12 @@
 """rewards.testing finds hacks that earn what an honest answer earns, and every preset stands up to the known ones."""
 
 import json
-import time
 
 import pytest
 from pairwise import rest_in_matrix
 
 import rewards
-from rewards import Preset, RewardsError, Weighted, from_function, testing
+from rewards import Preset, RewardsError, from_function, testing
 from rewards.hacks import STYLES, answered, known_hacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
@@ -161,25 +160,6 @@ def test_golden_files_belong_to_presets_and_hold_one_object_a_line():
     assert {file.stem for file in folder.glob("*")} == set(rewards.names())
     for file in folder.glob("*.jsonl"):
         assert all(isinstance(json.loads(line), dict) for line in file.read_text(encoding="utf-8").splitlines())
-
-
-def test_format_presets_are_tested_in_no_time():
-    start = time.process_time()
-    testing.check(rewards.load("gsm8k-reasoning"), testing.golden("gsm8k-reasoning"))
-    assert time.process_time() - start < 1.0
-
-
-def test_weights_count_in_the_comparison():
-    def right(completions, **kwargs):
-        return [float("72" in c) for c in completions]
-
-    def long(completions, **kwargs):
-        return [float(len(c) > 20) for c in completions]
-
-    preset = Preset([Weighted(from_function(right)[0], 1.0), Weighted(from_function(long)[0], 2.0)], name="both")
-    report = testing.check(preset, [{"good": ["72"], "bad": ["seventy, or a bit more"]}], hacks=False)
-    # 1 · 1 + 2 · 0 = 1 against 1 · 0 + 2 · 1 = 2
-    assert report.problems == ["Row 1: bad completion 'seventy, or a bit more' scores 2, an honest answer 1."]
 
 
 def test_a_reward_that_fails_is_one_problem_and_not_a_list_of_hacks():

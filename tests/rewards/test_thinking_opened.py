@@ -61,5 +61,5 @@ def test_told_that_it_is_not_open_the_prompt_is_not_asked():
 
 def test_functions_of_ones_own_get_the_text_as_it_came():
     sample = Sample(0, 0, "q<think>", None, "hm</think>72")
-    assert (sample.text, sample.whole) == ("hm</think>72", "<think>hm</think>72")
-    assert sample.once(lambda text: text) == sample.whole
+    assert (sample.text, sample.full_text) == ("hm</think>72", "<think>hm</think>72")
+    assert sample.once(lambda text: text) == sample.full_text

@@ -1,4 +1,4 @@
-"""Is the generated program right? Tests run in the sandbox, several completions at a time."""
+"""Grade generated programs by tests in the sandbox, several completions at a time."""
 
 import functools
 import json
@@ -291,7 +291,7 @@ def _kept(score: Score) -> list[Any] | None:
 
 
 class _Limits(NamedTuple):
-    """Of the batch: the share of its time that a run is given, and when (monotonic seconds) all has to be over."""
+    """Limits of a batch: the share of its time that a run is given, and when (monotonic seconds) all has to be over."""
 
     share: float = 1.0
     end: float = math.inf
