@@ -291,6 +291,33 @@ def test_evaluation_in_between_changes_nothing_but_is_filed(attempt: Any) -> Non
     assert filed == [("evaluation", 2), ("checkpoint", 2), ("checkpoint", 4)]  # the best so far is saved at once
 
 
+def test_the_status_says_when_held_out_problems_are_scored(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kit.evaluation.heldout import HeldOut
+    from kit.runner.recording import Recorder
+
+    seen: list[tuple[str, object]] = []
+    score, step = HeldOut.score, Recorder.on_step_end
+
+    def look() -> None:
+        status = kit.Run("it").status
+        seen.append((status["state"], status.get("phase")))
+
+    def scored(self: HeldOut, model: Any, progress: Any = None, **keywords: Any) -> Any:
+        look()
+        return score(self, model, progress, **keywords)
+
+    def stepped(self: Recorder, *rest: Any, **keywords: Any) -> None:
+        step(self, *rest, **keywords)
+        look()
+
+    monkeypatch.setattr(HeldOut, "score", scored)
+    monkeypatch.setattr(Recorder, "on_step_end", stepped)
+    result = attempt("evaluation.before=true", "evaluation.after=true", "optimisation.steps=1", "evaluation.prompts=3")
+    assert result.code == 0
+    assert seen == [("starting", "held-out score"), ("running", None), ("running", "held-out score")]
+    assert result.folder.status()["phase"] is None
+
+
 # --- hooks and functions of the user's own ----------------------------------------------------------------------------
 
 
