@@ -23,6 +23,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
+from stock_trl import trl_on_a_cpu  # noqa: E402
+
 WAYS: dict[str, dict[str, Any] | None] = {
     "stock TRL": None,
     "kit, TRL's generation": {"fast_decoding": False},
@@ -98,7 +100,6 @@ def share_of_json(completions: list[Any], **_: Any) -> list[float]:
 def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
     """Trains, and returns seconds a step, the largest memory, losses and gradient norms."""
     import torch
-    from stock_trl import trl_on_a_cpu
 
     torch.set_num_threads(1)
     trainer = make_trainer(

@@ -92,13 +92,11 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 def test_three_steps_equal_stock_trl(real_model: ModuleType) -> None:
     """Losses and gradient norms on real prompts and ragged completions, from generation to optimiser."""
-    from stock_trl import trl_on_a_cpu
-
     logs = []
     for way in ("stock TRL", "kit, TRL's generation"):
         trainer = real_model.make_trainer(way, steps=3, prompts=1, group=4, tokens=16)
         if way == "stock TRL":
-            with trl_on_a_cpu():
+            with real_model.trl_on_a_cpu():
                 trainer.train()
         else:
             trainer.train()
@@ -112,26 +110,26 @@ def test_three_steps_equal_stock_trl(real_model: ModuleType) -> None:
         assert kit["grad_norm"] == pytest.approx(stock["grad_norm"], rel=1e-4)
 
 
-def test_a_run_learns_and_packs_real_completions(folder: Path, metrics: list[dict[str, Any]]) -> None:
+def check_learned(folder: Path, name: str, metrics: list[dict[str, Any]]) -> None:
+    """The run `name` had gradients, moved its adapter, and packed real ragged completions."""
     assert any(row["grad_norm"] > 0 for row in metrics), metrics
-    assert any(tensor.abs().max() > 0 for name, tensor in adapter_weights(folder, "plain").items() if "lora_B" in name)
-    events = [json.loads(line) for line in (folder / "runs/plain/events.jsonl").read_text().splitlines()]
-    (packing,) = [event for event in events if event["event"] == "packing"]
-    assert packing["packing"] == "packed"
+    assert any(tensor.abs().max() > 0 for key, tensor in adapter_weights(folder, name).items() if "lora_B" in key)
+    events = [json.loads(line) for line in (folder / "runs" / name / "events.jsonl").read_text().splitlines()]
+    (packing,) = [event for event in events if event["kind"] == "packing"]
+    assert packing["packing"] == "packed", packing
+
+
+def test_a_run_learns_and_packs(folder: Path, metrics: list[dict[str, Any]]) -> None:
+    check_learned(folder, "plain", metrics)
 
 
 @pytest.mark.usefixtures("cold_processes")
-def test_unsloth_on_the_cpu_is_the_same_run(folder: Path, metrics: list[dict[str, Any]]) -> None:
-    unsloth = train(folder, "unsloth", "model.backend=unsloth-cpu")
-    for ours, theirs in zip(metrics, unsloth, strict=True):
-        assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-4)
-        assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)
+def test_unsloth_on_the_cpu_learns_and_packs(folder: Path) -> None:
+    check_learned(folder, "unsloth", train(folder, "unsloth", "model.backend=unsloth-cpu"))
 
 
-def test_four_bits_train_the_adapter(folder: Path) -> None:
-    metrics = train(folder, "nf4", "model.load_in_4bit=true")
-    assert any(row["grad_norm"] > 0 for row in metrics), metrics
-    assert any(tensor.abs().max() > 0 for name, tensor in adapter_weights(folder, "nf4").items() if "lora_B" in name)
+def test_four_bits_learn_and_pack(folder: Path) -> None:
+    check_learned(folder, "nf4", train(folder, "nf4", "model.load_in_4bit=true"))
 
 
 def test_a_merged_export_answers_as_the_run_and_the_run_can_be_asked(
@@ -140,7 +138,9 @@ def test_a_merged_export_answers_as_the_run_and_the_run_can_be_asked(
     result = json.loads(
         command(folder, "export", "plain", "--to", "merged-16bit", "--dtype", "float32", "--prompts", "4", "--json")
     )
-    assert result["verification"]["ok"] is True, result
+    assert result["verification"]["faults"] == []
+    assert result["verification"]["comparison"]["token_agreement"] == 1
     prompt = "Write this as JSON with the keys name, age and city: Zoe, who is 44, lives in Basel."
     answers = json.loads(command(folder, "chat", "plain", "--prompt", prompt, "--temperature", "0", "--json"))
-    assert {"base", "tuned"} <= set(answers["answers"]), answers
+    assert "Zoe" in answers["base"]["text"]
+    assert "Zoe" in answers["tuned"]["text"]
