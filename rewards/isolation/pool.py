@@ -256,7 +256,10 @@ class Pool:
             why = f"the result cannot be read: {failure}" if isinstance(failure, ValueError) else how
             return Outcome("error", None, f"the worker process ended ({why})"[:300], time.monotonic() - start)
         else:
-            self._replace(worker, task.function) if ends else self._idle.append(worker)
+            if ends:
+                self._replace(worker, task.function)
+            else:
+                self._idle.append(worker)
         if kind == "late" and seconds < deadline and allowed < deadline:
             return None
         if kind == "late":
