@@ -10,13 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
-from kit import __version__
 from kit.cli import app as cli
 from kit.config import load_config
-from kit.runs.store import RunStore
 from kit.runs.worker import Outcome
 
 
@@ -63,11 +60,6 @@ def test_a_user_error_is_one_message_and_exit_code_2(arguments: list[str], words
     assert not Path("runs").exists()
 
 
-def test_debug_lets_the_traceback_through() -> None:
-    result = CliRunner().invoke(cli.app, ["--debug", "train", "nowhere.yaml"])
-    assert type(result.exception).__name__ == "ConfigError"
-
-
 def test_messages_are_not_read_as_markup() -> None:
     assert "[red]" in run("train", "[red]nowhere[/red].yaml", code=2)
 
@@ -83,35 +75,12 @@ def test_init_writes_a_file_that_can_be_loaded_and_never_overwrites() -> None:
     assert "is a folder" in run("init", ".", code=2)
 
 
-def test_config_show_writes_out_every_default() -> None:
-    tree = yaml.safe_load(run("config", "show", write("a.yaml", "run: {seed: 3}"), "-o", "run.id=x"))
-    assert tree["run"]["seed"] == 3
-    assert tree["run"]["id"] == "x"
-    assert tree["model"]["lora"]["rank"] == 16
-
-
-def test_config_schema_is_json() -> None:
-    assert json.loads(run("config", "schema"))["properties"].keys() >= {"model", "data", "run"}
-
-
 def test_lists_name_what_there_is() -> None:
     assert "quickstart" in run("config", "show")
     listed = run("reward", "list")
     assert "gsm8k-reasoning" in listed
     assert "other packages by `python`." in " ".join(listed.split()), "the whole sentence of a docstring of two lines"
     assert "accuracy" in run("reward", "show", "gsm8k-reasoning")
-
-
-def test_ps_lists_runs_truthfully() -> None:
-    assert "No runs in runs yet" in run("ps")
-    store = RunStore("runs")
-    done = store.create("done")
-    done.append_metrics({"step": 80, "reward": 0.75})
-    done.write_status("finished", step=80, total_steps=80)
-    store.create("dead").write_status("running", pid=2**22 + 1, step=3, eta_seconds=90)
-    lines = {line.split()[0]: line for line in run("ps").splitlines() if line.strip()}
-    assert lines["done"].split() == ["done", "finished", "80/80", "0.750", "-"]
-    assert lines["dead"].split()[1] == "interrupted"
 
 
 def test_data_preview_shows_counts_and_rows() -> None:
@@ -121,13 +90,6 @@ def test_data_preview_shows_counts_and_rows() -> None:
     assert "50 read" in output
     assert "5 heldout" in output
     assert "+1?" in output
-
-
-def test_skip_bad_rows_is_a_flag() -> None:
-    write("rows.jsonl", '{"question": "1+1?", "answer": "2"}\nnot json\n')
-    common = ["my-data", "-o", "data.source=rows.jsonl", "-o", "data.heldout=0"]
-    assert "row 2" in run("data", "preview", *common, code=2)
-    assert "1 skipped" in run("data", "preview", *common, "--skip-bad-rows")
 
 
 @pytest.mark.parametrize(
@@ -148,18 +110,6 @@ def test_a_run_ends_with_the_jobs_exit_code_and_no_message_twice(
     assert ("seen by the user" in output) is shown
     (config,) = seen
     assert (config.run.seed, config.optimisation.steps, config.objective.recipe, config.run.id) == (3, 5, "grpo", "x")
-
-
-def test_ctrl_c_in_a_verb_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("kit.config.load_config", interrupted)
-    run("config", "show", "quickstart", code=130)
-
-
-def test_the_version_is_told() -> None:
-    assert run("--version") == f"grpo-kit {__version__}\n"
 
 
 def test_help_comes_at_once_and_names_every_verb() -> None:

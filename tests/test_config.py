@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
 import yaml
 
 from kit.config import RunConfig, find_config, load_config, preset_names
-from kit.config.schema import commented_yaml, document, json_schema, valid_values
+from kit.config.schema import commented_yaml, json_schema
 from kit.errors import ConfigError
 from kit.runs.store import RUN_ID
 
@@ -28,11 +27,6 @@ def test_every_preset_is_valid_commented_and_survives_saving(name: str, tmp_path
         file = tmp_path / f"{number}.yaml"
         file.write_text(text)
         assert load_config(file) == config
-
-
-def test_no_preset_says_how_many_threads() -> None:
-    """A larger model of the user's, put into a copy of it, would keep to them: `use_threads` decides by the model."""
-    assert {load_config(name).run.threads for name in preset_names()} == {None}
 
 
 def test_the_presets_that_the_documentation_names_exist() -> None:
@@ -69,12 +63,6 @@ def test_an_unknown_key_is_met_with_the_nearest_one(tree: dict, words: list[str]
 def test_a_wrong_value_is_refused_with_what_was_seen_and_expected(tree: dict, words: list[str]) -> None:
     message = refusal(tree)
     assert all(word in message for word in words), message
-
-
-def test_several_faults_are_told_at_once() -> None:
-    message = refusal({"optimisation": {"steps": 0}, "evaluation": {"k": 0}})
-    assert "optimisation.steps" in message
-    assert "evaluation.k" in message
 
 
 @pytest.mark.parametrize("name", ["a", "run-1", "0", "a" * 64])
@@ -124,23 +112,6 @@ def test_an_override_reaches_an_item_of_a_list_by_its_number() -> None:
     assert "no item of that list" in refusal(tree, "objective.regularizers.kl.coef=1")
 
 
-def test_the_last_override_of_a_key_counts() -> None:
-    assert load_config({}, ["optimisation.steps=5", "optimisation.steps=7"]).optimisation.steps == 7
-
-
-def test_overrides_leave_the_callers_mapping_alone() -> None:
-    tree = {"optimisation": {"steps": 5}, "objective": {"clip": {"eps_high": 0.2}}}
-    before = copy.deepcopy(tree)
-    load_config(tree, ["optimisation.steps=9", "objective.clip.eps_high=0.3"])
-    assert tree == before
-
-
-def test_a_configuration_can_be_loaded_again_with_overrides() -> None:
-    config = RunConfig()
-    assert load_config(config, ["run.seed=3"]).run.seed == 3
-    assert config.run.seed == 0
-
-
 @pytest.mark.parametrize("override", ["steps", "=3", ""])
 def test_what_is_not_an_override_is_refused(override: str) -> None:
     assert "section.key=value" in refusal({}, override)
@@ -166,24 +137,6 @@ def test_a_file_that_is_no_configuration_is_refused(content: str, words: str, tm
     message = refusal(file)
     assert words in message
     assert "bad.yaml" in message
-
-
-def test_data_in_the_place_of_a_configuration_is_told_where_it_belongs(tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    file.write_text("question,answer\n1+1,2\n")
-    assert f"data, not a configuration. Give a preset its rows: my-data -o data.source={file}" in refusal(file)
-
-
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "bad.yaml"
-    file.write_bytes(b"\xff\xfe\x00")
-    assert "not valid YAML" in refusal(file)
-
-
-def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
-    file = tmp_path / "empty.yaml"
-    file.write_text("# nothing\n")
-    assert load_config(file) == RunConfig()
 
 
 def test_a_missing_file_is_met_with_the_nearest_preset() -> None:
@@ -217,13 +170,6 @@ def test_commented_yaml_round_trips_what_is_not_a_default(tmp_path: Path) -> Non
     file.write_text(commented_yaml(config))
     assert load_config(file) == config
     assert yaml.safe_load(file.read_text())["model"]["lora"] is None
-
-
-def test_valid_values_are_found_through_optional_fields() -> None:
-    fields = type(RunConfig().run).model_fields
-    assert valid_values(fields["threads"]) == "≥ 1 or null"
-    assert valid_values(fields["root"]) == ""
-    assert document(fields["keep_checkpoints"]) == "Checkpoints kept; older ones are removed. [≥ 1]"
 
 
 def test_json_schema_describes_every_field_and_forbids_others() -> None:

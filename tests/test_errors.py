@@ -15,7 +15,7 @@ import pytest
 
 import kit.train
 from kit.config import load_config
-from kit.errors import ConfigError, RunError
+from kit.errors import RunError
 from kit.runs.store import RunDir, RunStore
 
 
@@ -115,11 +115,6 @@ def test_a_model_folder_that_lacks_a_part_is_refused(
     assert result.folder is None
 
 
-def test_a_model_folder_without_a_tokenizer_is_refused_for_plain_text_too(broken_model: Path, attempt: Any) -> None:
-    (broken_model / "tokenizer.json").unlink()
-    is_one_message(attempt("data.chat=false").message, "has no tokenizer")
-
-
 def test_no_chat_template_is_needed_for_plain_text(broken_model: Path, attempt: Any) -> None:
     (broken_model / "chat_template.jinja").unlink()
     assert attempt("data.chat=false", "optimisation.steps=1").code == 0
@@ -182,16 +177,6 @@ def edit(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_num_generations_must_divide_the_batch(tree: Any) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be made of groups of 3 \(generation.num_generations\); use 6 or 9"):
-        load_config(tree, ["generation.num_generations=3"])
-
-
-def test_a_misspelt_preset_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'quickstart'"):
-        load_config("quikstart")
-
-
 def test_a_model_that_does_not_fit_into_memory_is_refused(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 20_000.0)
     result = attempt()
@@ -211,16 +196,6 @@ def test_two_runs_with_one_id_leave_the_first_untouched(attempt: Any) -> None:
     is_one_message(second.message, "There is already a run 'it'", "-o run.id=NAME")
     assert {path: path.stat().st_mtime_ns for path in first.folder.path.rglob("*")} == before
     assert first.folder.status()["state"] == "finished"
-
-
-def test_a_read_only_root_is_named(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, *_: Any, **__: Any) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    result = attempt()
-    assert (result.code, result.error["kind"], result.folder) == (2, "RunError", None)
-    is_one_message(result.message, "read-only", "Set run.root")
 
 
 def test_a_disk_that_is_nearly_full_at_the_start_leaves_no_directory(
@@ -408,18 +383,6 @@ def test_a_defect_of_ours_is_a_crash_with_its_traceback_and_a_failed_run(
     status = RunDir(tmp_path / "runs" / "it").status()
     assert (status["state"], status["exit"]) == ("failed", 1)
     assert "ZeroDivisionError" in status["reason"]
-
-
-def test_4_bit_trains_on_this_cpu_or_is_refused_in_words(attempt: Any) -> None:
-    result = attempt(
-        write_reward(" return [len(set(str(text))) / 40 for text in completions]"), "model.load_in_4bit=true"
-    )
-    if result.code == 0:
-        assert result.folder.status()["state"] == "finished"
-        assert result.folder.metrics()[0]["grad_norm"] > 0
-    else:
-        assert result.error["kind"] == "EnvironmentUnsupported"
-        is_one_message(result.message, "bitsandbytes")
 
 
 # --- bad rows ---------------------------------------------------------------------------------------------------------

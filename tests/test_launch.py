@@ -15,7 +15,7 @@ import yaml
 
 from kit.config import load_config
 from kit.errors import ConfigError
-from kit.runner.distributed import FollowersRunDir, check_division
+from kit.runner.distributed import check_division
 from kit.runs.store import RunDir
 
 pytestmark = pytest.mark.survival
@@ -198,13 +198,6 @@ def test_the_directory_is_that_of_one_process(launched: dict[str, Any]) -> None:
     assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (4, 2)
 
 
-@pytest.mark.slow
-def test_a_batch_that_cannot_be_shared_is_refused_by_all_before_anything_is_written(launched: dict[str, Any]) -> None:
-    assert launched["codes"][2][0] == 2
-    assert not launched["odd"].path.exists()
-    assert launched["shown"].count("24 completions a step cannot be shared by 2 processes") == 1
-
-
 @pytest.mark.parametrize(
     ("batch", "micro", "processes", "advice"),
     [
@@ -223,11 +216,3 @@ def test_a_batch_is_shared_evenly_or_refused(batch: int, micro: int | None, proc
         return
     with pytest.raises(ConfigError, match=re.escape(advice)):
         check_division(config, processes)
-
-
-def test_the_other_processes_write_nothing(tmp_path: Path) -> None:
-    run = FollowersRunDir(tmp_path)
-    run.write_status("running", step=1)
-    run.append_event("out_of_memory", step=1)
-    run.write_json("data.json", {})
-    assert list(tmp_path.iterdir()) == []

@@ -12,13 +12,10 @@ import pytest
 from kit.config import load_config
 from kit.errors import (
     ConfigError,
-    DataError,
     EnvironmentUnsupported,
-    KitError,
     ModelError,
     ObjectiveError,
     RewardError,
-    RunError,
 )
 from kit.runner.prepare import check_environment, check_one_gpu, prepare, validate
 
@@ -62,47 +59,11 @@ def test_notes_tell_model_data_reward_objective_and_steps(tree: Any, tmp_path: P
     assert not list(tmp_path.iterdir())  # nothing was written
 
 
-def test_a_reference_is_named_when_it_is_needed(tree: Any) -> None:
-    assert "ref_logps" in notes_of(tree, "objective.regularizers=[{name: kl, coef: 0.1}]")
-
-
 def test_the_embedded_model_is_checked_like_any_other(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "model: embedded, 0.66M weights" in notes_of(tree, "model.name=embedded")
     monkeypatch.setattr("kit.models.embedded.MODELS", Path("nowhere"))
     with pytest.raises(ModelError, match=r"nowhere/embedded/SHA256SUMS.*cannot be read.*Install grpo-kit again"):
         notes_of(tree, "model.name=embedded")
-
-
-def test_bad_rows_left_out_are_counted(tree: Any) -> None:
-    rows = [json.dumps({"question": f"{i}?", "answer": "1"}) for i in range(8)]
-    Path("rows.jsonl").write_text("\n".join([*rows, "not json"]) + "\n")
-    tree["data"] = {"source": "rows.jsonl", "heldout": 2}
-    tree["reward"] = {"preset": "gsm8k-hash"}
-    with pytest.raises(DataError, match="row 9"):
-        notes_of(tree)
-    assert "6 training and 2 held-out rows, 1 bad rows left out" in notes_of(tree, "data.skip_bad_rows=true")
-
-
-@pytest.mark.parametrize(
-    ("override", "kind"),
-    [
-        ("data.source=nowhere.jsonl", DataError),
-        ("model.name=./nowhere", ModelError),
-        ("data.max_prompt_tokens=2", DataError),
-        ("generation.max_completion_tokens=9999", ConfigError),
-        ("objective.clip=ppo_clop", ConfigError),
-        ('reward.functions=[{"path": "mine.py:score"}]', Exception),
-    ],
-)
-def test_what_would_keep_the_run_from_starting_is_refused(tree: Any, override: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind) as failure:
-        notes_of(tree, override)
-    assert isinstance(failure.value, KitError) or type(failure.value).__module__.startswith("rewards")
-
-
-def test_a_regularizer_without_its_reference_is_refused(tree: Any) -> None:
-    with pytest.raises(ObjectiveError, match=r"Set model\.reference: base"):
-        notes_of(tree, "objective.regularizers=[{name: kl, coef: 0.1}]", "model.reference=none")
 
 
 def test_no_held_out_rows_are_fine_when_nothing_is_evaluated(tree: Any) -> None:
@@ -127,14 +88,6 @@ def test_a_preset_that_cannot_score_the_rows_is_refused_with_the_reason(tree: An
     with pytest.raises(RewardError, match="cannot score"):  # before a run, too
         prepare(load_config(tree))
     assert "6 training" in notes_of(tree, "reward.preset=gsm8k-hash")
-
-
-def test_a_row_without_a_reference_does_not_refuse_the_others(tree: Any) -> None:
-    rows_of(tree, answer="1")
-    lines = Path("rows.jsonl").read_text().splitlines()
-    bare = [json.dumps({"question": f"bare {i}?", "answer": None}) for i in range(6)]
-    Path("rows.jsonl").write_text("\n".join([*bare, *lines]) + "\n")
-    assert "12 training" in notes_of(tree, "reward.preset=gsm8k-hash")
 
 
 def test_a_function_that_fails_is_refused_with_what_it_said_and_the_columns(tree: Any) -> None:
@@ -197,17 +150,6 @@ def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_s
 
 
 # --- the same steps as a run ------------------------------------------------------------------------------------------
-
-
-def test_a_taken_run_id_is_refused(tree: Any, tmp_path: Path) -> None:
-    (tmp_path / "runs" / "it").mkdir(parents=True)
-    with pytest.raises(RunError, match="already a run 'it'"):
-        notes_of(tree)
-
-
-def test_four_bits_without_adapters_are_refused_for_the_embedded_model_too(tree: Any) -> None:
-    with pytest.raises(ModelError, match="leaves nothing to train"):
-        notes_of(tree, "model.name=embedded", "model.load_in_4bit=true", "model.lora=null")
 
 
 def test_half_precision_for_all_weights_is_refused_for_the_embedded_model_too(tree: Any) -> None:

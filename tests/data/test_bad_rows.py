@@ -69,12 +69,6 @@ def test_a_bad_conversation_is_a_bad_row(jsonl, config, messages, reason):
     assert reason in split.info["bad_rows"][0]["reason"]
 
 
-def test_a_line_that_is_not_utf8_is_a_bad_row(tmp_path, config):
-    (tmp_path / "rows.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    with pytest.raises(DataError, match="row 2: the line is not UTF-8"):
-        load_data(config(tmp_path / "rows.jsonl"))
-
-
 def test_a_csv_row_with_a_value_too_many_is_a_bad_row(tmp_path, config):
     (tmp_path / "rows.csv").write_text("prompt,answer\na,1\nb,2,3\nc,\n")
     split = load_data(config(tmp_path / "rows.csv", skip_bad_rows=True))
@@ -87,9 +81,3 @@ def test_nothing_but_bad_rows_is_an_error_in_any_case(jsonl, config, lines):
     with pytest.raises(DataError, match="2 of 2 rows cannot be used") as error:
         load_data(config(jsonl(*lines), skip_bad_rows=True))
     assert "No row is left to train on" in str(error.value)
-
-
-def test_rows_beyond_the_limit_are_not_looked_at(jsonl, config):
-    split = load_data(config(jsonl(GOOD, {"prompt": ""}, GOOD, "{"), limit=2, skip_bad_rows=True))
-    assert split.info["rows"]["used"] == 2
-    assert split.info["rows"]["skipped"] == 1

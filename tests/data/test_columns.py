@@ -8,13 +8,6 @@ from kit.data import load_data
 from kit.errors import DataError
 
 
-@pytest.mark.parametrize("prompt", ["prompt", "question", "problem", "input", "instruction"])
-@pytest.mark.parametrize("reference", ["reference", "answer", "solution", "target", "label", "gold"])
-def test_known_names_are_found(jsonl, config, prompt, reference):
-    split = load_data(config(jsonl({"id": 1, prompt: "a", reference: "b"})))
-    assert split.train[0] == {"prompt": [{"role": "user", "content": "a"}], "reference": "b", "id": 1}
-
-
 def test_the_first_known_name_wins_and_the_others_stay(jsonl, config):
     train = load_data(config(jsonl({"problem": "p", "question": "q", "solution": "s", "answer": "a"}))).train
     assert train[0] == {
@@ -36,13 +29,6 @@ def test_named_columns_win_over_known_ones(jsonl, config):
 )
 def test_references_become_text(jsonl, config, value, text):
     assert load_data(config(jsonl({"prompt": "a", "answer": value}))).train[0]["reference"] == text
-
-
-def test_a_dataset_may_have_no_reference(jsonl, config):
-    split = load_data(config(jsonl({"prompt": "a"}, {"prompt": "b"})))
-    assert split.train["reference"][:] == [None, None]
-    assert split.train.features["reference"].dtype == "string"
-    assert split.info["rows"]["without_reference"] == 2
 
 
 def test_renamed_columns_reach_the_reward_under_our_name(jsonl, config):

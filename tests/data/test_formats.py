@@ -61,12 +61,6 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read_over(tmp_path, config)
     assert [row[0]["content"] for row in load_data(config(path)).train["prompt"]] == ["a", "b"]
 
 
-def test_json_lines_may_miss_keys(jsonl, config):
-    split = load_data(config(jsonl({"prompt": "a", "level": 1}, {"prompt": "b", "hint": "h"})))
-    assert [row["level"] for row in split.train] == [1, None]
-    assert [row["hint"] for row in split.train] == [None, "h"]
-
-
 def test_a_column_without_a_common_type_becomes_json_text(jsonl, config):
     path = jsonl(
         {"prompt": "a", "x": 1}, {"prompt": "b", "x": "one"}, {"prompt": "c", "x": {"k": [1]}}, {"prompt": "d"}
@@ -102,14 +96,6 @@ def test_semicolons_and_tabs_separate_where_there_is_no_comma(tmp_path, config, 
     assert load_data(config(path)).train.to_list()[0] == {
         "prompt": [{"role": "user", "content": "1+1, quickly?"}], "reference": "2",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["e.jsonl", "e.json", "e.csv"])
-@pytest.mark.parametrize("content", ["", "\n"])
-def test_an_empty_file_is_refused(tmp_path, config, name, content):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match="has no rows"):
-        load_data(config(tmp_path / name, skip_bad_rows=True))
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,3 @@ def test_a_column_of_that_name_can_be_left_out_and_another_be_chosen(folder, con
     assert "images" in load_data(config(path, heldout=0, image_column="photo")).train.column_names
     with pytest.raises(DataError, match=r"data\.image_column: there is no column 'foto'"):
         load_data(config(path, heldout=0, image_column="foto"))
-
-
-def test_pictures_need_a_conversation(folder, config):
-    with pytest.raises(DataError, match=r"data\.chat: true"):
-        load_data(config(lines(folder, "red.png"), heldout=0, chat=False))

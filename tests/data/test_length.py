@@ -28,11 +28,6 @@ def test_long_prompts_leave_both_sides(split):
     assert split.info["rows"]["too_long"] == 0  # the split that came in is as it was
 
 
-def test_the_limit_itself_is_allowed_and_null_filters_nothing(split):
-    assert filter_by_length(split, words, 20).info["rows"]["too_long"] == 0
-    assert filter_by_length(split, words, None) is split
-
-
 def test_nothing_left_is_an_error_with_the_median(jsonl, config):
     split = load_data(config(jsonl(*({"prompt": "w " * number} for number in (3, 5, 9)))))
     with pytest.raises(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kit.data import load_data
-from kit.errors import DataError
 
 USER, SYSTEM = {"role": "user", "content": "hi"}, {"role": "system", "content": "theirs"}
 ASSISTANT = {"role": "assistant", "content": "hello"}
@@ -41,8 +40,3 @@ def test_a_last_assistant_message_is_dropped_if_a_column_is_the_reference(jsonl,
     assert load_data(config(jsonl({"messages": [USER, ASSISTANT], "answer": "42"}))).train[0] == {
         "prompt": [USER], "reference": "42",
     }  # fmt: skip
-
-
-def test_a_conversation_cannot_be_sent_as_text(jsonl, config):
-    with pytest.raises(DataError, match=r"set data\.chat: true"):
-        load_data(config(jsonl({"messages": [USER]}), chat=False))

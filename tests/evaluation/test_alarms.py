@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -65,20 +64,6 @@ def test_a_defect_that_comes_back_is_told_again_after_ten_quiet_lines() -> None:
     assert told(flicker) == [("kl_spike", 30)]  # one episode
 
 
-def test_the_words_say_what_was_seen_and_what_to_do() -> None:
-    (alert,) = alerts(lines(30, completions_clipped_ratio=lambda s: 0.5))
-    assert alert.message.startswith("50% of the completions of the last 10 steps were cut at the length limit")
-    assert "generation.max_completion_tokens" in alert.message
-    assert alert.severity == "warning"
-
-
-def test_lines_from_the_file_and_lines_as_they_come_say_the_same() -> None:
-    """NaN is null in the file."""
-    live = lines(40, grad_norm=lambda s: float("nan") if s > 30 else 0.2, entropy=lambda s: float("nan"))
-    filed = [{k: None if v != v else v for k, v in line.items()} for line in live]
-    assert alerts(live) == alerts(filed) != []
-
-
 def test_a_watch_that_was_fed_the_past_goes_on_as_if_it_had_never_stopped() -> None:
     course = lines(90, groups_zero_spread=lambda s: 1.0 if s % 40 < 25 else 0.0, kl=lambda s: 3.0 if s == 50 else 0.02)
     for cut in (5, 30, 49, 50, 62):
@@ -123,23 +108,6 @@ def test_sound_runs_are_left_in_peace() -> None:
 
 
 # Every fourth step of the quickstart on two cores (seed 0): a small model that learns fast, sharpens and is nearly done.
-QUICKSTART = {
-    "completions/mean_length": [12.8, 19.9, 24.7, 28.2, 26.4, 26.2, 25.6, 22.5, 27.5, 28.0, 29.2, 28.2, 30.0, 27.8, 26.9],
-    "entropy": [0.306, 0.153, 0.097, 0.054, 0.046, 0.051, 0.039, 0.026, 0.041, 0.038, 0.038, 0.040, 0.038, 0.038, 0.034],
-    "groups/zero_spread": [0.25, 0.0, 0.06, 0.25, 0.19, 0.44, 0.44, 0.69, 0.44, 0.5, 0.5, 0.75, 0.44, 0.38, 0.56],
-}  # fmt: skip
-
-
-def test_the_quickstart_is_left_in_peace() -> None:
-    columns = {
-        name: list(itertools.chain.from_iterable([v] * 4 for v in column)) for name, column in QUICKSTART.items()
-    }
-    course = [
-        {"step": step, "completions/clipped_ratio": 0.0, "grad_norm": 0.1}
-        | {name: c[step - 1] for name, c in columns.items()}
-        for step in range(1, 61)
-    ]
-    assert told(course) == []
 
 
 # --- reward hacking ---------------------------------------------------------------------------------------------------
@@ -184,13 +152,6 @@ def test_reward_up_and_held_out_down_is_the_alarm() -> None:
 def test_anything_less_is_no_alarm(shares: tuple[float, ...], slope: float) -> None:
     course = [evaluation(20 * place, first(share)) for place, share in enumerate(shares)]
     assert reward_hacking(course, rewards(60, slope), KEY) is None
-
-
-def test_only_problems_in_both_evaluations_are_compared() -> None:
-    """After `data` or `evaluation.prompts` were changed by force there may be none."""
-    course = [evaluation(20 * place, first(share)) for place, share in enumerate((0.3, 0.6, 0.4, 0.4))]
-    course[1]["per_problem"]["id"] = [f"other {place}" for place in range(200)]
-    assert reward_hacking(course, rewards(60, 2.0), KEY) is None
 
 
 def alarms(seed: int, *, evaluations: int = 20, falls: float = 0.0, carried: float = 0.0) -> bool:

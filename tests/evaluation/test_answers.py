@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rewards
-from kit.evaluation.heldout import final_text, normalised, votes
+from kit.evaluation.heldout import normalised, votes
 from kit.evaluation.statistics import majority_share
 
 
@@ -48,11 +48,6 @@ def test_it_is_the_mean_over_all_ways_to_break_ties_and_the_order_does_not_matte
         assert majority_share(answers[::-1], correct[::-1]) == majority_share(answers, correct)
 
 
-def test_with_one_sample_it_is_whether_that_one_is_right() -> None:
-    assert majority_share(["7"], [True]) == 1.0
-    assert majority_share(["8"], [False]) == 0.0
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -66,11 +61,6 @@ def test_with_one_sample_it_is_whether_that_one_is_right() -> None:
 )
 def test_answers_that_mean_the_same_are_one_answer(one: str, other: str) -> None:
     assert normalised(one) == normalised(other)
-
-
-@pytest.mark.parametrize(("one", "other"), [("7", "8"), ("x+1", "x-1"), ("7 or 8", "7"), ("-3", "3")])
-def test_answers_that_differ_are_two(one: str, other: str) -> None:
-    assert normalised(one) != normalised(other)
 
 
 def test_what_the_checker_extracted_votes_whatever_stands_around_it() -> None:
@@ -93,9 +83,3 @@ def test_a_checker_that_extracts_nothing_leaves_the_final_answer_of_the_text() -
     assert votes(samples, scores) == ["yes", "yes", "yes", "never", None]
     failed: list[Any] = [rewards.Score(0.0, status) for status in ("error", "timeout", "infra", "format", "ok")]
     assert votes(samples, failed) == [None, None, None, None, None]
-
-
-def test_the_final_text_is_the_answer_or_the_last_line() -> None:
-    assert final_text("think\n#### 12\n") == "12"
-    assert final_text("one\n\ntwo \n \n") == "two "
-    assert final_text(" \n") == ""

@@ -58,36 +58,11 @@ def test_what_cannot_be_done_is_refused_with_what_to_set(overrides: list[str], p
         check_evaluation(config(*overrides), checker)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "checker"),
-    [
-        (["evaluation.every=0"], UNCHECKED),
-        (["evaluation.patience=2", "evaluation.alarm=rollback"], UNCHECKED),  # by the reward
-        (["evaluation.alarm=off", "evaluation.every=0"], UNCHECKED),
-        (["evaluation.metric=greedy_reward"], UNCHECKED),
-        (["evaluation.metric=pass@k"], rewards.load("gsm8k-hash")),
-    ],
-)
-def test_what_can_be_done_is_let_through(overrides: list[str], checker: Any) -> None:
-    check_evaluation(config(*overrides), checker)
-
-
-def test_a_name_that_does_not_exist_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"no preset 'gsm8k-hsh'. Did you mean 'gsm8k-hash'"):
-        build_checker(config("evaluation.checker=gsm8k-hsh"), UNCHECKED)
-
-
 def test_a_judge_that_can_read_no_row_is_refused_before_the_run() -> None:
     samples = rewards.build_samples(["2 + 2 ="], ["#### 4"], question=["2 + 2"])
     with pytest.raises(ConfigError, match=r"'countdown' cannot judge the rows.*Columns: question"):
         check_checker(config("evaluation.checker=countdown"), rewards.load("countdown"), samples, ["question"])
     check_checker(config(), rewards.load("countdown"), samples, ["question"])  # not asked for
-
-
-def test_a_run_with_an_unknown_checker_writes_nothing(attempt: Any) -> None:
-    result = attempt("evaluation.checker=reasoning-gmy")
-    assert (result.code, result.folder) == (2, None)
-    assert "Did you mean 'reasoning-gym'" in result.message
 
 
 class Tokens:
@@ -127,14 +102,6 @@ def test_the_judge_says_what_is_right_and_the_reward_is_the_training_presets(mon
         "sampled_tokens_mean": [1.0, 1.0],
     }
     assert HeldOut(rows, UNCHECKED, Tokens(), EvaluationConfig(k=2), GenerationConfig()).checker_name is None
-
-
-def test_a_problems_id_is_a_hash_of_prompt_and_reference() -> None:
-    row = {"prompt": [{"role": "user", "content": "é?"}], "reference": "4", "task": "sum"}
-    assert problem_id(row) == problem_id({**row, "task": "other"})
-    assert len({problem_id(row), problem_id({**row, "reference": "5"}), problem_id({**row, "prompt": "é?"})}) == 3
-    assert len(problem_id(row)) == 16
-    assert int(problem_id(row), 16) >= 0
 
 
 def test_off_is_a_word_in_yaml_too() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +52,6 @@ def test_the_result_is_scored_with_what_was_changed(run: RunDir, asked: list[dic
         "module": "kit.runner.evaluate", "quiet": False, "run_dir": str(run.path.resolve()), "checkpoint": None,
         "overrides": ["evaluation.k=8", "generation.max_completion_tokens=32"], "name": "again",
     }  # fmt: skip
-
-
-def test_json_is_all_that_is_printed_when_asked_for(run: RunDir, asked: list[dict[str, Any]]) -> None:
-    output = evaluate(run, "--json", "--checkpoint", "30", "--name", "at-30")
-    assert json.loads(output) == {"pass@8": {"value": 0.5}}
-    assert (asked[0]["quiet"], asked[0]["checkpoint"], asked[0]["name"]) == (True, "30", "at-30")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import rewards
 from kit.config import EvaluationConfig, GenerationConfig
 from kit.evaluation.heldout import HeldOut
-from kit.runner.console import rows_of
 
 ROW = {"prompt": [{"role": "user", "content": "1 + 1 ="}], "reference": "2"}
 
@@ -37,10 +36,3 @@ def test_a_checker_that_logs_is_a_checker_all_the_same() -> None:
 
     result = heldout(logging_checker)._accuracy([([5], False)], [([5], False)])[0]
     assert result["greedy_accuracy"]["value"] == result["pass@1"]["value"] == 1.0
-
-
-def test_the_table_has_a_row_for_failures_only_where_there_are_some() -> None:
-    score = {"completion_tokens_mean": 1.0, "truncated_share": 0.0}
-    assert len(rows_of({"before": score, "after": score | {"reward_failure_share": 0.0}})) == 2
-    rows = rows_of({"before": score, "after": score | {"reward_failure_share": 0.25}})
-    assert rows[-1] == ["rewards that failed", "0.0%", "25.0%"]

@@ -87,17 +87,6 @@ def test_the_score_repeats_and_does_not_depend_on_the_batch(loaded: Any) -> None
     assert other["samples"] == first["samples"]  # greedy completions: padding changes nothing
 
 
-def test_progress_counts_every_completion(loaded: Any) -> None:
-    seen: list[tuple[int, int]] = []
-    heldout(loaded).score(loaded.model, lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (12, 12)  # 4 greedy + 4 x 2 sampled
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-
-
-def test_only_so_many_problems_are_used(loaded: Any) -> None:
-    assert heldout(loaded, prompts=2).score(loaded.model)["problems"] == 2
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_random_state_and_mode_are_as_before(loaded: Any, training: bool) -> None:
     import torch
@@ -155,20 +144,6 @@ def test_functions_see_messages_and_what_trainers_hand_over(loaded: Any, monkeyp
     score = scripted(loaded, ["yes", "no", "yes", "yes"], ["no"] * 8, monkeypatch, preset=preset)
     assert score["greedy_reward"]["value"] == 3 / 4
     assert score["reward_failure_share"] == 0.0
-
-
-def test_rewards_that_fail_are_counted_and_told(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(prompts: Any, completions: Any, **_: Any) -> list[float]:
-        raise ZeroDivisionError("oh")
-
-    preset = rewards.from_functions([(broken, 1.0)])
-    score = scripted(loaded, ["a"] * 4, ["b"] * 8, monkeypatch, preset=preset)
-    assert score["reward_failure_share"] == 1.0
-    assert "100% of held-out rewards failed. 'broken' on completion 1 of the batch: error: ZeroDivisionError: oh." in (
-        caplog.text
-    )
 
 
 def test_a_models_own_sampling_settings_are_not_scored(model_folder: Path, tmp_path: Path) -> None:

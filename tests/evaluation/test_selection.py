@@ -101,13 +101,6 @@ def test_the_course_is_the_runs_own_evaluations_by_step(run: RunDir) -> None:
     assert [result["step"] for result in course(run, until=10)] == [0, 10]
 
 
-def test_a_score_filed_twice_counts_once(run: RunDir) -> None:
-    """After an early end `after` is the last evaluation, after a rollback an earlier one."""
-    for name, step in (("step-00010", 10), ("step-00020", 20), ("after", 10)):
-        run.write_json(f"eval/{name}.json", {"step": step, "name": name})
-    assert [result["name"] for result in course(run)] == ["step-00010", "step-00020"]
-
-
 def test_an_evaluation_that_cannot_be_read_is_named(run: RunDir) -> None:
     run.write_text("eval/before.json", "{")
     with pytest.raises(RunError, match=r"before\.json cannot be read"):

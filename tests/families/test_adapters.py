@@ -16,11 +16,10 @@ from kit.models.family import (
     adapter_of,
     auto_class,
     end_ids,
-    meta_model,
     override,
     read_template,
 )
-from kit.models.inputs import extended, joined, pieces, take
+from kit.models.inputs import pieces
 from kit.trainer.micro_batch import MicroBatch
 
 
@@ -117,16 +116,6 @@ def test_the_auto_class_follows_the_configuration():
         auto_class(AutoConfig.for_model("vit"))
 
 
-def test_an_architecture_is_built_once_and_again_when_its_configuration_has_changed():
-    config = tiny_config(config_of("qwen3"), 512)
-    first = meta_model(config)
-    assert meta_model(config) is first
-    config.vocab_size += 1
-    second = meta_model(config)
-    assert second.get_input_embeddings().num_embeddings == first.get_input_embeddings().num_embeddings + 1
-    assert {weight.device.type for weight in second.parameters()} == {"meta"}
-
-
 def test_pieces_are_found_by_counting():
     grid = torch.tensor([[1, 2, 2], [1, 2, 4], [1, 2, 2]])  # 4, 8 and 4 patches
     counts = {"num_images": [1, 0, 2], "image_grid_thw": grid}
@@ -146,12 +135,6 @@ def test_pieces_are_found_by_counting():
     ]
     with pytest.raises(ModelError, match="'odd' with 5 rows for 3 prompts and 3 pictures"):
         pieces("odd", torch.zeros(5), 3, counts)
-
-
-def test_token_fields_get_zeros_over_padding_and_completion():
-    rows = extended([[1, 1], [1, 0, 1]], width=3, completion=2)
-    assert joined(rows).tolist() == [[0, 1, 1, 0, 0], [1, 0, 1, 0, 0]]
-    assert joined([torch.zeros(0)]) is None
 
 
 def test_a_micro_batch_is_divided_with_its_pictures():
@@ -176,12 +159,6 @@ def test_a_micro_batch_is_divided_with_its_pictures():
     assert second["mm_token_type_ids"].tolist() == [[4, 5]]
     assert [int(one) for one in second["extra_inputs.more"]] == [2]
     assert first["num_items_in_batch"] == second["num_items_in_batch"] == 3
-
-
-def test_samples_without_pictures_bring_none():
-    fields = {"pixel_values": torch.zeros(4, 5), "num_images": [1, 0], "token_type_ids": torch.zeros(2, 3)}
-    fields["image_grid_thw"] = torch.tensor([[1, 2, 2]])
-    assert set(take(fields, [1], 2)) == {"token_type_ids"}
 
 
 def test_what_a_family_refuses_is_refused_before_the_run(tree, attempt, tmp_path):

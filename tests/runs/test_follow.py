@@ -9,21 +9,13 @@ import pytest
 
 from kit.cli.runs import added_text
 from kit.errors import RunError
-from kit.runs.files import BLOCK, Log
+from kit.runs.files import Log
 from kit.runs.store import RunDir, RunStore
 
 
 @pytest.fixture
 def run(store: RunStore) -> RunDir:
     return store.create("one")
-
-
-@pytest.mark.parametrize("text", ["", "a\n", "a\nb\nc\n", "a\nb", "\n\n\n", "ä" * BLOCK + "\nx\n" + "y\n" * BLOCK])
-@pytest.mark.parametrize("lines", [0, 1, 2, 1000])
-def test_a_tail_is_the_last_lines(tmp_path: Path, text: str, lines: int) -> None:
-    path = tmp_path / "log"
-    path.write_text(text)
-    assert Log(path).tail(lines) == "".join(text.splitlines(keepends=True)[-lines:] if lines else "")
 
 
 def test_what_is_added_comes_once_and_in_order(tmp_path: Path) -> None:
@@ -83,12 +75,6 @@ def test_the_words_between_the_last_look_and_the_end_are_told(run: RunDir, monke
 
     monkeypatch.setattr(RunDir, "status", ends_after_the_look)
     assert "last words\n" in "".join(added_text(run, 0, lambda seconds: None))
-
-
-def test_following_a_dead_run_ends_at_once(run: RunDir) -> None:
-    run.log.write_text("words\n")
-    run.write_status("running", pid=2**22 + 1)
-    assert "".join(added_text(run, 10, lambda seconds: pytest.fail("it waited"))) == "words\n"
 
 
 def test_a_log_that_cannot_be_read_is_an_error_in_words(tmp_path: Path) -> None:

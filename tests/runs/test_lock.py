@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from patience import dead, kill, wait_for
 from kit.api import launch as api
 from kit.errors import RunError
 from kit.runs import lock, supervisor
-from kit.runs.lock import GpuLock, exclusive, gpu_holder, gpus, held_gpu, lock_folder
+from kit.runs.lock import GpuLock, gpu_holder, gpus, held_gpu
 from kit.runs.store import RunDir, RunStore
 
 pytestmark = pytest.mark.survival
@@ -107,13 +106,6 @@ def test_of_several_gpus_all_are_taken_or_none(tmp_path: Path) -> None:
     both.release()
 
 
-def test_where_nothing_can_be_locked_a_run_is_not_kept_from_starting(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    held = GpuLock(["0"], tmp_path / "file" / "below")
-    assert held.take(ME) is None
-    assert held.handles == []
-
-
 def test_the_lock_goes_with_its_holder_however_it_dies(tmp_path: Path) -> None:
     code = "import sys, time, pathlib; from kit.runs.lock import GpuLock\n"
     code += "GpuLock(['0'], pathlib.Path(sys.argv[1])).take({'run': 'a', 'pid': 1}) or print('has', flush=True)\n"
@@ -136,47 +128,6 @@ def test_a_lock_that_a_forked_process_has_inherited_is_given_back_all_the_same(t
         assert other.take(ME) is None
         other.release()
         child.kill()
-
-
-def test_the_folder_of_locks_follows_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRPO_KIT_CACHE", "/somewhere")
-    assert lock_folder() == Path("/somewhere/locks")
-    monkeypatch.delenv("GRPO_KIT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert lock_folder() == Path("/cache/grpo-kit/locks")
-
-
-def test_a_user_without_a_home_is_given_a_folder_and_none_where_nothing_is_locked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    for name in ("GRPO_KIT_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", homeless)
-    assert lock_folder() == Path(tempfile.gettempdir(), f"grpo-kit-{os.getuid()}", "locks")
-    monkeypatch.setattr(lock, "lock_folder", homeless)
-    assert GpuLock([]).take(ME) is None
-
-
-def test_a_folder_is_one_processs_at_a_time_and_never_for_ever(tmp_path: Path) -> None:
-    code = """
-import pathlib, sys, time
-from kit.runs.lock import exclusive
-folder = pathlib.Path(sys.argv[1])
-with exclusive(folder):
-    print("in", flush=True)
-    time.sleep(0.2)
-    (folder / "out").touch()
-"""
-    with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"in\n"
-        with exclusive(tmp_path):
-            assert (tmp_path / "out").exists()
-    with exclusive(tmp_path / "nowhere"):
-        pass
 
 
 # --- the queue -------------------------------------------------------------------------------------------------------

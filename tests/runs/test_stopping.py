@@ -80,15 +80,6 @@ def test_a_healthy_run_saves_and_ends_by_its_sentinel(running: RunDir) -> None:
     assert running.status() == status | {"supervisor": watcher}
 
 
-def test_while_it_ends_it_is_stopping(start: Start, write_job: WriteJob) -> None:
-    run = begun(start, write_job, COUNTING + "    time.sleep(0.5)\n    os._exit(1)")
-    stopper = threading.Thread(target=stop, args=(run,))
-    stopper.start()
-    wait_for(lambda: run.status()["state"] == "stopping")
-    stopper.join()
-    assert run.status()["state"] == "failed"  # it was asked to stop, and crashed for a reason of its own
-
-
 def test_a_run_that_does_not_look_at_its_sentinel_is_interrupted(start: Start, write_job: WriteJob) -> None:
     run = begun(start, write_job, SECOND_TERM_ENDS)
     said: list[str] = []
@@ -114,13 +105,6 @@ def test_a_killed_run_without_a_supervisor_is_stopped_too(start: Start, write_jo
     kill(run.status()["supervisor"])
     status = stop(run, timeout=0.1)
     assert (status["state"], status["exit"], status["reason"]) == ("stopped", 137, "SIGKILL: it did not end by itself")
-
-
-def test_now_does_not_wait_for_the_step(start: Start, write_job: WriteJob) -> None:
-    run = begun(start, write_job, DEAF)
-    before = time.monotonic()
-    assert stop(run, now=True)["state"] == "stopped"
-    assert time.monotonic() - before < 5
 
 
 def test_two_stops_at_once_send_one_sigterm(start: Start, write_job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,23 +161,6 @@ def test_an_ended_run_is_left_as_it_is(running: RunDir) -> None:
     assert stop(running)["state"] == "stopped"
     assert running.status_file.read_bytes() == before
     assert not (running.control / "stop").exists()
-
-
-def test_an_interrupted_run_is_not_called_stopped(running: RunDir) -> None:
-    os.kill(running.status()["supervisor"]["pid"], signal.SIGKILL)
-    kill(running.status())
-    assert stop(running)["state"] == "interrupted"
-
-
-def test_a_read_only_folder_does_not_keep_a_run_from_being_stopped(disk: Callable[[str], Path]) -> None:
-    folder = disk("size=1m")
-    run = RunStore(folder).create("one")
-    with subprocess.Popen(["sleep", "60"]) as trainer:
-        run.write_status("running", pid=trainer.pid)
-        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-        status = stop(run, timeout=0.1)
-        assert trainer.wait() == -signal.SIGTERM
-    assert status["state"] == "interrupted"  # nothing could be written; it is not live, and that is what is told
 
 
 def test_a_full_disk_does_not_keep_a_run_from_saving_first(
@@ -326,10 +293,6 @@ def test_patience_follows_the_longest_recent_step(store: RunStore) -> None:
     assert grace(run, run.status()) == 3 * 100
     run.append_metrics({"step": 3, "time": 900.0, "step_time": 2.0})  # the clock was set back
     assert grace(run, run.status()) == 3 * 100
-
-
-def test_a_handle_stops_its_run(running: RunDir) -> None:
-    assert api.Run("one").stop()["state"] == "stopped"
 
 
 def _dedented(body: str) -> str:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from kit.cli import app as cli
 from kit.cli.runs import ending
 from kit.errors import RunError
-from kit.runs import files, process
+from kit.runs import process
 from kit.runs.store import SILENCE_LIMIT, RunDir, RunStore
 
 
@@ -41,13 +41,6 @@ def full(*_: Any, **__: Any) -> int:
 
 
 # --- ids and folders -------------------------------------------------------------------------------------------------
-
-
-def test_a_new_run_is_starting_and_can_be_opened(store: RunStore) -> None:
-    run = store.create("one")
-    assert run.status()["state"] == "starting"
-    assert store.open("one").path == run.path
-    assert [found.id for found in store.list()] == ["one"]
 
 
 def test_a_taken_id_is_refused_with_what_to_do(store: RunStore, run: RunDir) -> None:
@@ -112,17 +105,6 @@ def test_killed_while_it_is_made_a_run_is_not_there_and_can_be_made(store: RunSt
     assert store.create("one").status()["state"] == "starting"
 
 
-def test_a_resumed_run_has_no_time_left_of_its_earlier_attempt(run: RunDir) -> None:
-    run.write_status("running", pid=2**22 + 1, step=3, eta_seconds=99)
-    run.claim()
-    assert (run.status()["state"], run.status()["eta_seconds"]) == ("starting", None)
-
-
-def test_an_unknown_run_is_met_with_the_latest_ones(store: RunStore, run: RunDir) -> None:
-    with pytest.raises(RunError, match=r"no run 'two'.*The latest there: one"):
-        store.open("two")
-
-
 def test_the_latest_run_is_listed_first_and_other_folders_are_not(store: RunStore) -> None:
     for name, started in (("b", 1.0), ("a", 3.0), ("c", 2.0)):
         store.create(name).write_status("finished", started=started)
@@ -143,14 +125,6 @@ def test_new_ids_are_plain_unique_and_short_enough(store: RunStore) -> None:
     store.create(store.new_id("日本"))
 
 
-def test_a_root_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="a file stands where a folder is needed"):
-        RunStore(tmp_path / "file" / "runs").create("one")
-    with pytest.raises(RunError, match="a file stands where a folder is needed"):
-        RunStore(tmp_path / "file").create("one")
-
-
 @pytest.mark.parametrize(
     ("code", "words"),
     [(errno.EACCES, "may not be written"), (errno.EROFS, "read-only"), (errno.ENOSPC, "No space left")],
@@ -166,15 +140,6 @@ def test_a_folder_that_refuses_is_the_users_error(
         store.create("one")
 
 
-def test_a_run_whose_status_cannot_be_written_leaves_no_folder(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match="No space left"):
-        store.create("one")
-    assert list(store.root.iterdir()) == []
-
-
 # --- status ----------------------------------------------------------------------------------------------------------
 
 
@@ -185,35 +150,6 @@ def test_status_keeps_what_is_not_told_again(run: RunDir) -> None:
     assert (status["state"], status["step"], status["total_steps"], status["pid"]) == ("running", 2, 80, os.getpid())
     assert status["eta_seconds"] is None
     assert status["heartbeat"] >= status["started"]
-
-
-def test_an_ended_run_says_how_and_when(run: RunDir) -> None:
-    run.write_status("running", eta_seconds=5)
-    run.write_status("failed", exit=1, reason="no memory")
-    status = run.status()
-    assert (status["state"], status["exit"], status["reason"], status["eta_seconds"]) == (
-        "failed",
-        1,
-        "no memory",
-        None,
-    )
-    assert status["ended"] >= status["started"]
-    run.write_status("running")  # continued
-    assert (run.status()["exit"], run.status()["ended"]) == (None, None)
-
-
-def test_an_unknown_state_is_a_programming_error(run: RunDir) -> None:
-    with pytest.raises(ValueError, match="unknown state 'done'"):
-        run.write_status("done")
-
-
-def test_a_live_state_of_a_dead_process_reads_interrupted(run: RunDir) -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    run.write_status("running", pid=child.pid, step=3)
-    status = run.status()
-    assert (status["state"], status["step"]) == ("interrupted", 3)
-    assert "while the run was running" in status["reason"]
 
 
 def test_a_killed_writer_reads_interrupted_also_while_it_is_a_zombie(store: RunStore) -> None:
@@ -240,20 +176,6 @@ def test_a_pid_that_is_used_again_is_not_taken_for_the_run(run: RunDir) -> None:
         pytest.skip("this system does not tell when a process began")
     run.status_file.write_text(json.dumps(record | {"create_time": record["create_time"] - 60}))
     assert run.status()["state"] == "interrupted"
-
-
-def test_create_time_is_when_the_process_began() -> None:
-    created = process.create_time()
-    if created is None:
-        pytest.skip("this system does not tell when a process began")
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        of_child = process.create_time(child.pid)
-        assert of_child is not None
-        assert abs(of_child - time.time()) < 10
-        assert of_child >= created
-    finally:
-        child.communicate(b"\n")
 
 
 @pytest.mark.parametrize(("silence", "state"), [(0.0, "running"), (SILENCE_LIMIT + 1, "interrupted")])
@@ -302,22 +224,6 @@ def test_one_damaged_status_is_nothing_to_the_others(store: RunStore, run: RunDi
     assert f"Run 'one' is {run.status()['state']}" in ending(run)
 
 
-def test_fields_of_a_wrong_type_are_left_out_and_the_rest_is_read(run: RunDir) -> None:
-    run.write_status("finished", step=3, eta_seconds=None)
-    record = json.loads(run.status_file.read_text())
-    wrong = {
-        "total_steps": True,
-        "heartbeat": "x",
-        "boot": {"id": "a", "time": "x"},
-        "supervisor": {"pid": "x", "host": "h"},
-    }
-    run.status_file.write_text(json.dumps(record | wrong | {"more": [1]}))
-    status = run.status()
-    assert not {"total_steps", "heartbeat"} & status.keys()
-    assert (status["step"], status["boot"], status["more"]) == (3, {"id": "a"}, [1])
-    assert status["supervisor"] == {"host": "h"}
-
-
 def test_a_copy_of_a_live_run_is_not_live(store: RunStore, run: RunDir) -> None:
     run.write_status("running")
     shutil.copytree(run.path, store.root / "copy")
@@ -344,18 +250,6 @@ def test_a_silent_run_of_another_machine_can_be_taken_over_by_force(run: RunDir)
     run.claim(force=True)
     assert run.status()["before"]["state"] == "interrupted"
     assert "by force" in run.status()["before"]["reason"]
-
-
-def test_a_refused_claim_names_the_folder_of_the_run(run: RunDir) -> None:
-    with pytest.raises(RunError, match=f"logs -f one --root {run.path.parent}"):
-        run.claim()
-
-
-def test_a_root_that_is_a_file_is_said_to_be_one(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    said = CliRunner().invoke(cli.app, ["ps", "--root", str(tmp_path / "file")])
-    assert said.exit_code == 2
-    assert "is a file" in said.output
 
 
 def test_a_killed_run_is_stopping_until_its_supervisor_says_how_it_ended(run: RunDir) -> None:
@@ -432,18 +326,6 @@ def test_a_broken_line_before_the_last_is_told_with_its_number(run: RunDir) -> N
         run.metrics()
 
 
-def test_no_file_means_no_lines(run: RunDir) -> None:
-    assert run.metrics() == []
-    assert run.events() == []
-
-
-def test_an_event_has_a_time_and_a_kind(run: RunDir) -> None:
-    run.append_event("phase", name="warm-up")
-    (event,) = run.events()
-    assert (event["kind"], event["name"]) == ("phase", "warm-up")
-    assert abs(event["time"] - time.time()) < 60
-
-
 # --- a disk that refuses ---------------------------------------------------------------------------------------------
 
 
@@ -484,28 +366,10 @@ def test_too_little_space_is_told_before_it_is_needed(run: RunDir) -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_json_and_text_land_inside_the_run(run: RunDir) -> None:
-    assert json.loads(run.write_json("eval/before.json", {"a": math.nan}).read_text()) == {"a": None}
-    assert run.write_text("config.yaml", "a: 1\n") == run.config
-
-
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x", ""])
 def test_nothing_is_written_outside_the_run(run: RunDir, name: str) -> None:
     with pytest.raises(RunError, match="not a path inside"):
         run.write_json(name, {})
-
-
-def test_checkpoints_are_ordered_by_step(run: RunDir) -> None:
-    for name in ("checkpoint-100", "checkpoint-20", "checkpoint-tmp"):
-        (run.path / name).mkdir()
-    assert [path.name for path in run.checkpoints] == ["checkpoint-20", "checkpoint-100"]
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB"), (3e15, "3000.0 TB")]
-)
-def test_sizes_are_readable(size: float, text: str) -> None:
-    assert files.human_size(size) == text
 
 
 def test_a_device_in_the_place_of_a_file_is_not_read_to_its_end(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -17,12 +16,12 @@ from patience import dead, kill, wait_for
 
 from kit.api import launch as api
 from kit.cli.runs import ending
-from kit.errors import ConfigError, DataError, RunError
+from kit.errors import DataError, RunError
 from kit.runs import supervisor
 from kit.runs.process import identity, runs
 from kit.runs.store import RunDir, RunStore
 from kit.runs.supervisor import detach, settle
-from kit.runs.worker import CRASHED, DONE, STOPPED, USER_ERROR, Outcome
+from kit.runs.worker import CRASHED, Outcome
 
 pytestmark = pytest.mark.survival
 
@@ -100,12 +99,6 @@ def test_a_run_goes_on_without_its_supervisor_says_so_and_ends_by_itself(
     assert run.status()["reason"] is None
 
 
-def test_a_trainer_that_dies_without_its_supervisor_is_interrupted(running: RunDir) -> None:
-    kill(running.status()["supervisor"])
-    kill(running.status())
-    assert running.status()["state"] == "interrupted"
-
-
 def test_both_killed_at_once_is_interrupted_and_never_finished(running: RunDir) -> None:
     status = running.status()
     os.kill(status["supervisor"]["pid"], signal.SIGSTOP)  # so that it cannot say a word between the two
@@ -164,21 +157,6 @@ def test_a_run_outlives_the_shell_that_started_it(shell: Callable[..., subproces
     api.Run("one").stop()
 
 
-def test_a_run_outlives_its_terminal(write_job: Callable[..., None]) -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        code = (
-            "from kit.api import launch as api; api.TRAINER = 'a_job'; api.start('quickstart', run_id='one'); input()"
-        )
-        os.execv(sys.executable, [sys.executable, "-c", code])
-    run = wait_for(lambda: Path("runs/one/metrics.jsonl").exists() and RunStore("runs").open("one"))
-    os.close(terminal)  # the kernel hangs up
-    os.waitpid(pid, 0)
-    step = run.status()["step"]
-    wait_for(lambda: run.status()["step"] > step + 2)
-    api.Run("one").stop()
-
-
 def test_a_face_that_is_killed_leaves_a_run_that_goes_on(shell: Callable[..., subprocess.Popen[bytes]]) -> None:
     face = shell("api.train('quickstart', run_id='one')", start_new_session=True, stdout=subprocess.DEVNULL)
     run = wait_for(lambda: Path("runs/one/metrics.jsonl").exists() and RunStore("runs").open("one"))
@@ -188,14 +166,6 @@ def test_a_face_that_is_killed_leaves_a_run_that_goes_on(shell: Callable[..., su
     assert run.status()["state"] == "running"
     api.Run("one").stop()
     assert run.status()["state"] == "stopped"
-
-
-def test_a_foreground_run_that_is_killed_is_written_by_its_face(write_job: Callable[..., None]) -> None:
-    write_job("run.write_status('running'); os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(RunError, match="memory ran out"):
-        api.train("quickstart", run_id="one")
-    status = api.Run("one").status
-    assert (status["state"], status["exit"]) == ("failed", 137)
 
 
 def test_a_native_crash_is_found_in_the_log(start: Start, write_job: Callable[..., None]) -> None:
@@ -247,23 +217,6 @@ def test_the_end_of_another_process_is_not_ours_to_write(store: RunStore) -> Non
 Race = Callable[..., list[str]]
 
 
-def test_of_several_that_start_one_id_exactly_one_gets_it(race: Race) -> None:
-    said = race(
-        """
-        from kit.errors import RunError
-        try:
-            api.start('quickstart', run_id='one')
-            print('won', flush=True)
-        except RunError as error:
-            print(error, flush=True)
-        """,
-        3,
-    )
-    assert sum(text == "won\n" for text in said) == 1, said
-    assert sum("already a run 'one'" in text for text in said) == 2, said
-    api.Run("one").stop()
-
-
 def test_of_several_that_resume_one_run_exactly_one_gets_it(running: RunDir, race: Race) -> None:
     api.Run("one").stop()
     said = race(
@@ -281,34 +234,6 @@ def test_of_several_that_resume_one_run_exactly_one_gets_it(running: RunDir, rac
     assert sum("one run is trained by one process" in text for text in said) == 2, said
     wait_for(lambda: running.status()["state"] == "running")
     api.Run("one").stop()
-
-
-def test_of_several_claims_exactly_one_succeeds(store: RunStore, race: Race) -> None:
-    store.create("one").write_status("stopped")
-    said = race(
-        f"""
-        import time
-        from kit.errors import RunError
-        from kit.runs import RunStore
-        try:
-            RunStore({str(store.root)!r}).open("one").claim()
-            print("won", flush=True)
-            time.sleep(60)
-        except RunError:
-            print("lost", flush=True)
-        """,
-        5,
-    )
-    assert sorted(said) == ["lost\n"] * 4 + ["won\n"]
-
-
-def test_of_two_that_adopt_one_run_exactly_one_succeeds(store: RunStore) -> None:
-    run = store.create("one")
-    run.change_status(lambda record: {"supervisor": identity()})
-    other = RunDir(run.path)
-    run.adopt(step=0)
-    with pytest.raises(RunError, match="does not wait for this process"):
-        other.adopt()
 
 
 def test_a_run_that_was_claimed_for_another_is_not_adopted(store: RunStore) -> None:
@@ -412,22 +337,6 @@ def test_ctrl_c_while_a_run_is_handed_over_ends_it(write_job: WriteJob, monkeypa
     assert api.Run("one").status["state"] == "stopped"
 
 
-def test_ctrl_c_after_the_supervisor_took_over_leaves_the_run_to_it(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = subprocess.run
-
-    def taken_over(*given: object, **options: object) -> None:
-        real(*given, **options)  # type: ignore[call-overload]
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(supervisor.subprocess, "run", taken_over)
-    with pytest.raises(KeyboardInterrupt):
-        start()
-    wait_for(lambda: api.Run("one").status["state"] == "running")
-    api.Run("one").stop()
-
-
 def test_a_supervisor_takes_over_no_run_that_has_ended(write_job: WriteJob, store: RunStore) -> None:
     run = store.create("one")
     run.write_status("stopped", pid=os.getpid())
@@ -437,15 +346,6 @@ def test_a_supervisor_takes_over_no_run_that_has_ended(write_job: WriteJob, stor
     assert run.record() == before
 
 
-def test_what_a_job_is_told_lies_in_its_run_and_goes_with_the_job(running: RunDir) -> None:
-    told = list(running.control.glob("call-*/request.json"))
-    assert len(told) == 1
-    supervised = running.status()["supervisor"]
-    api.Run("one").stop()
-    wait_for(lambda: dead(supervised))
-    assert list(running.control.glob("call-*")) == []
-
-
 def test_what_a_killed_supervisor_has_left_goes_with_the_next_claim(running: RunDir) -> None:
     status = running.status()
     kill(status["supervisor"])
@@ -453,28 +353,6 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_claim(running: Run
     assert list(running.control.glob("call-*"))
     running.claim()
     assert list(running.control.glob("call-*")) == []
-
-
-def test_a_run_without_a_configuration_cannot_go_on(store: RunStore) -> None:
-    store.create("one").write_status("failed")
-    with pytest.raises(RunError, match=r"no config\.yaml"):
-        api.resume("one", store.root)
-
-
-def test_a_taken_id_is_refused_and_the_run_there_untouched(start: Start, write_job: Callable[..., None]) -> None:
-    run = start()
-    wait_for(lambda: run.status().get("step"))
-    with pytest.raises(RunError, match="already a run 'one'"):
-        api.start("quickstart", run_id="one")
-    with pytest.raises(RunError, match="already a run 'one'"):
-        api.train("quickstart", run_id="one", progress=False)
-    assert run.status()["state"] == "running"
-
-
-def test_a_faulty_configuration_starts_nothing(write_job: Callable[..., None]) -> None:
-    with pytest.raises(ConfigError):
-        api.start("quickstart", overrides=["optimisation.batch_size=100"])
-    assert not Path("runs").exists()
 
 
 def test_waiting_has_an_end(running: RunDir) -> None:
@@ -503,43 +381,6 @@ def test_on_a_full_disk_the_end_is_told_from_what_was_set_aside(
     run = start(overrides=[f"run.root={disk('size=1m')}"])
     wait_for(lambda: run.status()["state"] == "failed")
     assert "No space left" in run.status()["reason"]
-
-
-def test_on_a_full_disk_without_a_reserve_the_run_reads_interrupted(
-    disk: Callable[[str], Path], start: Start, write_job: Callable[..., None]
-) -> None:
-    write_job("""
-        import shutil
-        for folder in run.control.glob("call-*"):  # room that the supervisor would get back
-            shutil.rmtree(folder)
-        run.write_status("running")
-        try:
-            with open(run.path / "junk", "wb", buffering=0) as junk:
-                while True:
-                    junk.write(bytes(4096))
-        except OSError:
-            os._exit(1)
-    """)
-    run = start(overrides=[f"run.root={disk('size=1m')}"])
-    before = run.record()["supervisor"]
-    wait_for(lambda: run.status()["state"] == "interrupted" and dead(before))
-    assert run.status()["state"] == "interrupted"
-
-
-def test_a_disk_that_is_full_from_the_first_leaves_nothing(disk: Callable[[str], Path], start: Start) -> None:
-    folder = disk("size=16k")
-    with open(folder / "junk", "wb", buffering=0) as junk:
-        while junk.write(bytes(4096)) == 4096:
-            if os.statvfs(folder).f_bavail <= 0:
-                break
-    with pytest.raises(RunError, match="No space left"):
-        start(overrides=[f"run.root={folder}"])
-    assert os.listdir(folder) == ["junk"]
-
-
-def test_a_read_only_folder_is_refused_in_words(disk: Callable[[str], Path], start: Start) -> None:
-    with pytest.raises(RunError, match="read-only file system"):
-        start(overrides=[f"run.root={disk('ro')}/runs"])
 
 
 # --- what is written -------------------------------------------------------------------------------------------------
@@ -573,16 +414,6 @@ def test_signs_of_life_come_while_the_job_is_silent(store: RunStore, monkeypatch
     assert run.status()["heartbeat"] == 1.0
 
 
-def test_a_supervisor_that_cannot_be_started_leaves_a_failed_run(
-    write_job: Callable[..., None], store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = store.create("one")
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    with pytest.raises(RunError):
-        detach(run, {}, module="a_job")
-    assert run.status()["state"] == "failed"
-
-
 def test_a_job_that_cannot_be_spawned_is_not_live_for_ever(
     write_job: Callable[..., None], store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,10 +422,3 @@ def test_a_job_that_cannot_be_spawned_is_not_live_for_ever(
     with pytest.raises(FileNotFoundError):
         supervisor.supervise(run, {"adopt": True, "config": {}}, module="a_job")
     assert run.status()["state"] == "failed"
-
-
-@pytest.mark.parametrize(("code", "state"), [(DONE, "failed"), (USER_ERROR, "failed"), (STOPPED, "stopped")])
-def test_last_words_are_never_finished(store: RunStore, code: int, state: str) -> None:
-    run = store.create("one")
-    error = RunError("why") if code == USER_ERROR else None
-    assert supervisor.last_words(run, run.record(), Outcome(code, error, exit=code))["state"] == state

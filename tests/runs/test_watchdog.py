@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from pathlib import Path
 
 import pytest
@@ -34,11 +32,6 @@ def test_all_calls_are_made_in_one_thread_that_was_prepared() -> None:
     assert len(prepared) == 1
 
 
-def test_a_thread_that_cannot_be_prepared_says_so() -> None:
-    with pytest.raises(ZeroDivisionError):
-        Watchdog(30, lambda: [][1 // 0]).call(lambda: 1)
-
-
 def test_a_call_that_hangs_is_given_up_and_the_next_one_is_made() -> None:
     watchdog, never = Watchdog(0.2), threading.Event()
     start = time.monotonic()
@@ -55,26 +48,6 @@ def test_a_call_inside_a_call_is_part_of_it() -> None:
     start = time.monotonic()
     assert watchdog.call(lambda: watchdog.call(threading.get_ident)) == watchdog.call(threading.get_ident)
     assert time.monotonic() - start < 4
-
-
-def test_a_call_that_is_over_keeps_nothing_alive() -> None:
-    class Thing:
-        def fail(self) -> None:
-            raise RuntimeError
-
-    thing, watchdog = Thing(), Watchdog(30)
-    with pytest.raises(RuntimeError):
-        watchdog.call(thing.fail)
-    seen = weakref.ref(thing)
-    del thing
-    deadline = time.monotonic() + 10
-    while seen() is not None and time.monotonic() < deadline:
-        gc.collect()
-    assert seen() is None
-
-
-def test_a_slow_call_within_the_time_is_waited_for() -> None:
-    assert Watchdog(30).call(lambda: time.sleep(0.3) or "done") == "done"
 
 
 LEAVES = """

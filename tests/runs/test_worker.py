@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pty
 import signal
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -21,7 +19,6 @@ from kit.api import run as run_module
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs import worker
 
-SVG = "{http://www.w3.org/2000/svg}"
 JOB = """
 import sys, time, os, signal
 from kit.runs.worker import serve
@@ -58,62 +55,6 @@ def test_a_file_beside_ones_data_named_like_a_package_is_not_imported(
     monkeypatch.chdir(beside)
     outcome = worker.call("a_job", {}, capture=True)
     assert (outcome.code, outcome.error) == (worker.DONE, None)
-
-
-WHOLE_RUN = """
-    section = request["config"]["run"]
-    run = RunStore(section["root"]).create(section["id"])
-    for step in range(1, 11):
-        run.append_metrics({"step": step, "reward": step / 10, "reward_std": 0.1, "kl": 0.01 * step,
-                            "entropy": 1.0, "completions/mean_length": 30.0})
-    for name, value in (("before", 0.4), ("again", 0.9), ("step-00005", 0.5), ("after", 0.9)):
-        score = {"value": value, "low": value - 0.05, "high": value + 0.05}
-        run.write_json(f"eval/{name}.json", {"greedy_accuracy": score, "pass@1": score})
-    run.write_status("finished", step=10, total_steps=request["config"]["optimisation"]["steps"])
-"""
-
-
-def test_a_finished_run_comes_back_as_a_handle_on_its_directory(write_job, tmp_path: Path) -> None:
-    write_job(WHOLE_RUN)
-    run = kit.train("quickstart", steps=10, seed=3, objective="grpo", run_id="mine", overrides=["run.root=here"])
-    assert run.path == Path("here/mine")
-    assert run.status["state"] == "finished"
-    assert run.metrics()[-1]["reward"] == 1.0
-    assert list(run.evaluations()) == ["before", "step-00005", "after", "again"]
-    assert repr(run) == "<Run mine, finished, step 10/10, reward 1.000, in here/mine>"
-    assert repr(kit.Run("mine", "here")) == repr(run)
-
-
-def test_the_figure_shows_every_quantity_with_labelled_axes(write_job, tmp_path: Path) -> None:
-    write_job(WHOLE_RUN)
-    run = kit.train("quickstart", run_id="mine")
-    figure = run.plot(tmp_path / "figure.svg")
-    assert (tmp_path / "figure.svg").read_text() == figure
-    (whole, *charts) = ElementTree.fromstring(figure).iter(f"{SVG}svg")
-    words = {chart.findtext(f"{SVG}title"): chart.findtext(f"{SVG}desc") for chart in charts}
-    assert len(words) == 5
-    assert "from 40 at 0 to 90 at 10" in words["Held-out problems solved"]
-    boxes = [[float(chart.attrib[key]) for key in ("x", "y", "width", "height")] for chart in charts]
-    for place, (x, y, width, height) in enumerate(boxes):
-        assert x + width <= float(whole.attrib["width"])
-        assert y + height <= float(whole.attrib["height"])
-        for left, top, wide, tall in boxes[:place]:
-            assert x >= left + wide or left >= x + width or y >= top + tall or top >= y + height, "charts overlap"
-    for name in ("no/folder.svg", "figure.png"):
-        with pytest.raises(RunError, match="cannot be saved"):
-            run.plot(tmp_path / name)
-
-
-def test_a_run_without_metrics_has_nothing_to_draw(write_job) -> None:
-    write_job("RunStore('runs').create(request['config']['run']['id'])")
-    with pytest.raises(RunError, match="nothing to draw"):
-        kit.train("quickstart").plot()
-
-
-def test_a_run_without_a_name_gets_one_with_the_time(write_job) -> None:
-    write_job("RunStore('runs').create(request['config']['run']['id'])")
-    assert kit.train("quickstart").id.startswith("quickstart-20")
-    assert kit.train({"model": {"name": "embedded"}}).id.startswith("run-20")
 
 
 def test_completions_are_read_by_step(write_job) -> None:
@@ -168,12 +109,6 @@ def test_an_evaluation_returns_what_it_filed(write_job) -> None:
     run = kit.train("quickstart", run_id="mine")
     write_job("RunStore('runs').open('mine').write_json('eval/again.json', {'seen': request['overrides']})")
     assert run.evaluate(prompts=50) == {"seen": ["evaluation.prompts=50"]}
-
-
-def test_quiet_reaches_the_job(write_job) -> None:
-    write_job("RunStore('runs').create('quiet' if quiet else 'loud')")
-    assert kit.train("quickstart", run_id="quiet", progress=False).id == "quiet"
-    assert kit.train("quickstart", run_id="loud").id == "loud"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -240,12 +175,6 @@ def caller_with_job(code: str) -> str:
     return f"from kit.api import launch as api; api.TRAINER = 'a_job'; {code}"
 
 
-def test_a_job_stopped_before_it_began_is_an_error(write_job) -> None:
-    write_job("raise KeyboardInterrupt")
-    with pytest.raises(RunError, match="stopped before it had begun"):
-        kit.train("quickstart")
-
-
 def test_an_unknown_argument_is_met_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no argument 'step'\. Did you mean 'steps'"):
         kit.train("quickstart", step=3)
@@ -259,10 +188,6 @@ def test_an_objective_is_a_name_or_a_mapping() -> None:
         api.resolve_config("quickstart", objective=object())
 
 
-def test_a_run_id_of_digits_stays_text() -> None:
-    assert api.resolve_config("quickstart", run_id="20260101").run.id == "20260101"
-
-
 def test_the_public_names_exist_and_the_light_ones_resolve() -> None:
     assert sorted(kit.__all__) == kit.__all__
     assert set(kit.__all__) <= set(dir(kit))
@@ -272,14 +197,6 @@ def test_the_public_names_exist_and_the_light_ones_resolve() -> None:
         _ = kit.nothing  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("first", ["import kit.train", "from kit import train", "import kit; kit.train"])
-def test_train_is_callable_whatever_was_imported_first(first: str) -> None:
-    call = "try: kit.train('no-such-preset')\nexcept kit.errors.ConfigError as error: print(error)"
-    code = f"{first}\nimport kit, kit.train\n{call}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert "no preset of that name" in done.stdout, done.stderr
-
-
 def test_the_child_finds_the_kit_where_only_sys_path_was_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,13 +204,6 @@ def test_the_child_finds_the_kit_where_only_sys_path_was_changed(
     home = str(Path(kit.__file__).parents[1])
     path = worker.environment().get("PYTHONPATH", "").split(os.pathsep)
     assert home in path or Path(home).name in ("site-packages", "dist-packages")
-
-
-def test_the_request_is_whole_json(write_job) -> None:
-    write_job("RunStore('runs').create('mine').write_json('seen.json', request)")
-    run = kit.train("quickstart", run_id="mine")
-    seen = json.loads((run.path / "seen.json").read_text())
-    assert kit.RunConfig.model_validate(seen["config"]).run.id == "mine"
 
 
 def test_a_job_is_shown_the_first_gpu_unless_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,23 +254,3 @@ class Torch:
 sys.meta_path.insert(0, Torch())
 sys.modules["kit.train"].run(load_config("quickstart", sys.argv[1:]), quiet=True)
 """
-
-
-@pytest.mark.parametrize(
-    ("given", "override", "found"),
-    [
-        ({}, "run.seed=0", "expandable_segments:True"),
-        ({}, "generation.vllm.standby=true", "None"),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "run.seed=0", "max_split_size_mb:64"),
-    ],
-)
-def test_the_allocators_segments_grow_from_the_start(
-    given: dict[str, str], override: str, found: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Said before torch is imported: the allocator reads it once."""
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    environment = worker.environment() | given
-    done = subprocess.run(
-        [sys.executable, "-c", ALLOCATOR, override], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.strip() == found, done.stderr
