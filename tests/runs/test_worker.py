@@ -238,19 +238,3 @@ def test_colabs_secret_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "one's own")
     assert worker.environment()["HF_TOKEN"] == "one's own"
     worker._colab_token.cache_clear()
-
-
-ALLOCATOR = """
-import os, sys
-import kit.train
-from kit.config import load_config
-
-class Torch:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            print(os.environ.get("PYTORCH_ALLOC_CONF"), flush=True)
-            os._exit(0)
-
-sys.meta_path.insert(0, Torch())
-sys.modules["kit.train"].run(load_config("quickstart", sys.argv[1:]), quiet=True)
-"""
