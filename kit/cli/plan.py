@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kit.cli.tables import print_table
-from kit.runs.files import one_line
+from kit.runs.files import duration, one_line
 
 if TYPE_CHECKING:
     from kit.model_check.check import Findings
@@ -112,7 +112,7 @@ def _show_plan(name: str, found: dict[str, Any]) -> None:
     seconds = found["seconds_per_step"]
     step = seconds.get("measured", seconds["step"])
     typer.echo(
-        f"{found['time_is'].capitalize()}: {step:.1f} s a step, {_duration(found['hours'])} in all, held-out scores "
+        f"{found['time_is'].capitalize()}: {step:.1f} s a step, {duration(3600 * found['hours'])} in all, held-out scores "
         "included."
     )
     if "probe" in found:
@@ -128,7 +128,7 @@ def _show_signal(found: dict[str, Any]) -> None:
     rows += [
         ["step (update estimated)", "{step:.1f} s: rollout {rollout:.1f}, reward {reward:.1f}, update {update:.1f}".format(
             **found["seconds"])],
-        ["whole run (estimate)", _duration(found["hours"])],
+        ["whole run (estimate)", duration(3600 * found["hours"])],
     ]  # fmt: skip
     print_table([f"{found['prompts']} prompts x {found['k']}", "value [95 % interval]"], rows)
     for sample in found["samples"]:
@@ -143,13 +143,6 @@ def _show_signal(found: dict[str, Any]) -> None:
     for name in ("note", "thinking"):
         if found.get(name):
             typer.echo(f"note: {found[name]}")
-
-
-def _duration(hours: float) -> str:
-    """Hours from one on, else minutes, else seconds: never 0.0 of a unit that is too large."""
-    if hours >= 1:
-        return f"{hours:.1f} h"
-    return f"{60 * hours:.1f} min" if 60 * hours >= 1 else f"{3600 * hours:.0f} s"
 
 
 def _estimate(value: dict[str, float]) -> str:

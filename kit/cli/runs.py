@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kit.cli.tables import print_plain
+from kit.runs.files import duration
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -56,7 +57,7 @@ def _row(run: RunDir, status: dict[str, Any]) -> list[str]:
     step, total, eta = (status.get(key) for key in ("step", "total_steps", "eta_seconds"))
     reward = _reward(run)
     progress = "-" if step is None else f"{step}/{total}" if total else str(step)
-    return [run.id, status["state"], progress, "-" if reward is None else f"{reward:.3f}", _left(eta)]
+    return [run.id, status["state"], progress, "-" if reward is None else f"{reward:.3f}", duration(eta)]
 
 
 def _reward(run: RunDir) -> float | None:
@@ -68,14 +69,6 @@ def _reward(run: RunDir) -> float | None:
             if isinstance(reward := line.get("reward"), (int, float)):
                 return reward
     return None
-
-
-def _left(seconds: Any) -> str:
-    if not isinstance(seconds, (int, float)):
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def logs(

@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from kit.config.loading import apply_override, explain, read_yaml
+from kit.config.loading import apply_override, explain, leaves, read_yaml
 from kit.config.sections import (
     EMBEDDED,
     EMBEDDED_MODELS,
@@ -71,6 +71,7 @@ __all__ = [
     "TeacherConfig",
     "find_config",
     "load_config",
+    "non_defaults",
     "preset_names",
 ]
 
@@ -141,6 +142,16 @@ def load_config(source: str | Path | Mapping[str, Any] | RunConfig, overrides: S
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(explain(error, origin, RunConfig)) from None
+
+
+def non_defaults(tree: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(dotted key, value, default) of what a configuration sets otherwise, the run's id and folder aside.
+
+    The default of a key that the schema does not have is the text `not set`.
+    """
+    defaults = dict(leaves(RunConfig().model_dump(mode="json")))
+    rows = ((key, value, defaults.get(key, "not set")) for key, value in leaves(tree))
+    return [row for row in rows if row[0] not in ("run.id", "run.root") and row[1] != row[2]]
 
 
 def _check_recipe_change(before: dict[str, Any], after: dict[str, Any], overrides: Sequence[str]) -> None:

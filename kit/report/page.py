@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from kit.report.charts import number
+from kit.runs.files import shorten
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
-LONGEST = 2500
 """Characters of a text that are shown, at most."""
 
 
@@ -33,11 +33,6 @@ def page(title: str, sections: Iterable[tuple[str, str]], *, subtitle: str = "")
 def piece(template: str, macro: str, *arguments: Any, **more: Any) -> Markup:
     """A part of a page: a macro of a file in `templates`, called with plain data."""
     return Markup(getattr(_environment().get_template(template).module, macro)(*arguments, **more))
-
-
-def shorten(text: str, limit: int = LONGEST) -> str:
-    """The beginning of a long text, and how much is missing."""
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
 
 
 @cache

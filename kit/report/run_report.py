@@ -17,13 +17,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kit.config import RunConfig
+from kit.config import non_defaults
 from kit.report.charts import intervals, number, svg
-from kit.report.page import page, piece, shorten
+from kit.report.page import page, piece
 from kit.report.panels import LEARNING, MACHINE, columns_of, panels
 from kit.report.record import Record, Tree, read, words
 from kit.report.scores import Difference, Scores, difference, ends, estimates, interval, signed
-from kit.runs.files import clock, human_size, write_atomic
+from kit.runs.files import clock, human_size, shorten, write_atomic
 from kit.runs.metrics import is_number, last_step, placed, points, result_of
 from kit.runs.secrets import redact, redacted
 from kit.runs.store import ALIVE, RunDir
@@ -344,22 +344,9 @@ def _yaml(tree: Tree) -> str:
 
 def _changed(config: Tree) -> Iterator[list[str]]:
     """Key, value and default of what was set otherwise; the objective's hooks, which every run spells out, aside."""
-    defaults = dict(_flat(RunConfig().model_dump(mode="json")))
-    for key, value in _flat(redacted(config)):
-        if key in ("run.id", "run.root"):  # names, which change nothing
-            continue
-        if key.removeprefix("objective.").partition(".")[0] in HOOKS and key.startswith("objective."):
-            continue
-        if key not in defaults or value != defaults[key]:
-            yield [key, shorten(_written(value), 400), _written(defaults[key]) if key in defaults else "–"]
-
-
-def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value and not prefix.startswith(("data.task_params", "reward.params")):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    for key, value, default in non_defaults(redacted(config)):
+        if not (key.startswith("objective.") and key.split(".")[1] in HOOKS):
+            yield [key, shorten(_written(value), 400), _written(default)]
 
 
 def _written(value: Any) -> str:

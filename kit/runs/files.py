@@ -47,6 +47,20 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def duration(seconds: Any) -> str:
+    """`45 s`, `12 min` or `3.4 h`; a dash for what is no number of seconds."""
+    if not isinstance(seconds, (int, float)) or not seconds >= 0:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def shorten(text: str, limit: int = 2500) -> str:
+    """The text, or its first `limit` characters and how many more there are."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
+
+
 def one_line(text: str, limit: int) -> str:
     """The text with single spaces, cut to at most `limit` characters."""
     line = " ".join(text.split())

@@ -9,14 +9,14 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kit.config.loading import read_yaml
+from kit.config.loading import leaves, read_yaml
 from kit.errors import ConfigError, RunError
 from kit.evaluation.heldout import GENERATION
 from kit.evaluation.results import course, problem_scores, value_of
@@ -27,8 +27,10 @@ from kit.studies.statistics import Floats, difference, scalar_difference
 
 SETTINGS = ("checker", "temperature", "seed")
 """What must be the same for scores to mean the same; `k`, too, where completions were sampled."""
-NOT_THE_METHOD = {("run", key) for key in ("id", "root", "seed", "threads", "report_to", "save_completions")}
-NOT_THE_METHOD |= {("run", key) for key in ("save_every", "keep_checkpoints")}
+NOT_THE_METHOD = (
+    "run.id", "run.root", "run.seed", "run.threads", "run.report_to", "run.save_completions", "run.save_every",
+    "run.keep_checkpoints",
+)  # fmt: skip
 MOST_POINTS = 200
 SAMPLING = ("top_p", "top_k", "min_p")
 """Keys of `generation` that greedy completions do not ask."""
@@ -346,7 +348,7 @@ def _means(lines: Sequence[Mapping[float, float]]) -> list[Point]:
 
 def method(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration as flat keys, without what does not change what is learned: id, seed, folders, trackers."""
-    return {".".join(path): value for path, value in _leaves(config) if path[:2] not in NOT_THE_METHOD}
+    return {key: value for key, value in leaves(config) if key not in NOT_THE_METHOD}
 
 
 def config_differences(arms: Arms) -> dict[str, dict[str, Any]]:
@@ -358,15 +360,3 @@ def config_differences(arms: Arms) -> dict[str, dict[str, Any]]:
         for key in keys
         if any(tree.get(key) != next(iter(flat.values())).get(key) for tree in flat.values())
     }
-
-
-def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    children: Any = ()
-    if isinstance(node, Mapping):
-        children = node.items()
-    elif isinstance(node, list) and any(isinstance(item, (dict, list)) for item in node):
-        children = enumerate(node)
-    if not children:
-        yield path, node
-    for key, child in children:
-        yield from _leaves(child, (*path, str(key)))

@@ -10,6 +10,7 @@ import gradio as gr
 from markupsafe import Markup, escape
 
 from kit.errors import KitError
+from kit.runs.files import shorten
 from kit.runs.store import RunDir
 from kit.ui import completions, tokens
 from kit.ui import markup as m
@@ -51,7 +52,7 @@ def alike(rows: Sequence[Row]) -> list[list[Row]]:
 
 def show_prompt(row: Row, search: str = "") -> Markup:
     """The prompt and its reference."""
-    text = marked(short(str(row.get("prompt") or ""), LONGEST_PROMPT), search)
+    text = marked(shorten(str(row.get("prompt") or ""), LONGEST_PROMPT), search)
     return m.tag("div", text, class_="prompt", tabindex="0") + m.reference(row.get("reference"))
 
 
@@ -79,8 +80,8 @@ def _text(row: Row, search: str) -> Markup:
     if row.get("kept") is not None:
         return tokens.show(row["kept"], str(row["colour"]))
     if turns := tokens.turns(row):
-        return tokens.conversation(turns, lambda text: marked(short(text, LONGEST), search))
-    text = marked(short(str(row.get("completion") or ""), LONGEST), search)
+        return tokens.conversation(turns, lambda text: marked(shorten(text, LONGEST), search))
+    text = marked(shorten(str(row.get("completion") or ""), LONGEST), search)
     missing = m.tag("small", "No token values were kept of this completion.") if row.get("colour") else Markup("")
     return m.tag("div", text or "(empty)", class_="said", tabindex="0") + missing
 
@@ -107,7 +108,7 @@ def details(row: Row) -> list[Markup]:
         if not key.startswith("reward/") or not name or what == "status" or value in (None, ""):
             continue
         words = f"{name} read: " if what == "extracted" else f"{name}: " if what == "reason" else f"{name}, {what}: "
-        piece = m.tag("code" if what == "extracted" else "small", short(str(value), 400))
+        piece = m.tag("code" if what == "extracted" else "small", shorten(str(value), 400))
         lines.append(m.tag("div", m.tag("small", words) + piece))
     return lines
 
@@ -119,10 +120,6 @@ def marked(text: str, search: str) -> Markup:
     pieces = re.split(f"({re.escape(search)})", text, flags=re.I)
     return m.join(m.tag("mark", piece) if number % 2 else piece for number, piece in enumerate(pieces))
 
-
-def short(text: str, limit: int) -> str:
-    """The text, or its beginning with what is left out."""
-    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more letters)"
 
 
 def _whole(value: Any) -> int:

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from kit.report.charts import svg
 from kit.report.panels import Panel
+from kit.runs.files import duration
 from kit.runs.secrets import redact
 
 LEVELS = {
@@ -134,15 +135,6 @@ def number(value: Any, digits: int = 3) -> str:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
-
-
-def duration(seconds: Any) -> str:
-    """`45 s`, `12 min`, `3.4 h`."""
-    if not isinstance(seconds, (int, float)) or seconds != seconds or seconds < 0:
-        return "–"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def when(moment: Any) -> str:

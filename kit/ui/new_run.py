@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from kit.config import RunConfig, preset_names
 from kit.errors import KitError
+from kit.runs.files import duration
 from kit.ui import lab, steps
 from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft, from_yaml
@@ -204,8 +205,8 @@ def memory_card(config: RunConfig, found: dict[str, Any]) -> Markup:
     )
     fits = m.note(f"{word}: {m.gib(peak)} of {m.gib(room)} free on {found['place']}.", level)
     whole = found["run_seconds"]
-    parts = ", ".join(f"{name} {m.duration(seconds)}" for name, seconds in whole.items() if seconds)
-    time = m.note(f"Takes about {m.duration(sum(whole.values()))}: {parts}. A rough estimate.")
+    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in whole.items() if seconds)
+    time = m.note(f"Takes about {duration(sum(whole.values()))}: {parts}. A rough estimate.")
     rows: list[list[Any]] = [["always", term, m.gib(size)] for term, size in memory["always"].items()]
     for phase, terms in memory["phases"].items():
         name = m.tag("b", f"{phase} (highest)") if phase == memory["phase"] else phase

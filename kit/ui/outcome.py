@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from kit.report.scores import Difference, difference
+from kit.runs.files import duration
 from kit.runs.metrics import result_of
 from kit.runs.store import RunDir
 from kit.ui import markup as m
@@ -148,8 +149,8 @@ def progress(status: Mapping[str, Any]) -> Markup:
     before_steps = known and not done
     clock = "time left: not known yet"
     if known:
-        clock = f"{m.duration(left)} left" + (", and the steps" if before_steps else " in all")
-    words = m.tag("p", m.join([m.tag("b", clock), f" · running for {m.duration(passed)}"]), class_="num")
+        clock = f"{duration(left)} left" + (", and the steps" if before_steps else " in all")
+    words = m.tag("p", m.join([m.tag("b", clock), f" · running for {duration(passed)}"]), class_="num")
     if before_steps:
         share = 0.0
     return m.tag("div", stages, class_="row") + m.bar(share, label=f"{share:.0%} done") + words

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kit.runs.files import one_line
+from kit.runs.files import duration, one_line
 from kit.ui import markup as m
 
 LEVELS = {"will learn": "ok"} | dict.fromkeys(("too easy", "sample more", "borderline", "slow reward"), "warn")
@@ -206,7 +206,7 @@ def show_signal(found: dict[str, Any]) -> str:
             f"{m.seconds(seconds['step'])} (completions {m.seconds(seconds['rollout'])} and rewards "
             f"{m.seconds(seconds.get('reward', 0.0))}, measured; update {m.seconds(seconds['update'])}, estimated)",
         ),
-        ("whole run", f"{m.duration(3600 * found['hours'])}, by these"),
+        ("whole run", f"{duration(3600 * found['hours'])}, by these"),
     ]
     chips = m.join(m.tag("span", m.join([name, " ", m.tag("b", value)]), class_="chip") for name, value in facts)
     note = m.note(found["note"]) if found.get("note") else Markup("")

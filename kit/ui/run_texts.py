@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from kit.config import RunConfig
+from kit.config import non_defaults
 from kit.config.loading import leaves
 from kit.evaluation import alarms
 from kit.evaluation.alarms import AlertMonitor
 from kit.report.panels import Numbers
 from kit.report.record import read_tree
-from kit.runs.files import human_size
+from kit.runs.files import duration, human_size
 from kit.runs.secrets import redact
 from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
@@ -105,7 +105,7 @@ def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Number
     taken = end - begun if isinstance(begun, (int, float)) and isinstance(end, (int, float)) else None
     found = [("steps", steps(status)), ("started", m.when(begun))]
     if not live:
-        found += [("ended", m.when(status.get("ended"))), ("took", m.duration(taken))]
+        found += [("ended", m.when(status.get("ended"))), ("took", duration(taken))]
     known = _finite(columns.get("reward"))
     if len(known):
         found.append(("training reward, mean of last 10", m.number(float(known[-10:].mean()))))
@@ -206,12 +206,7 @@ def configuration(run: RunDir) -> Markup:
 
 
 def _changed(tree: Mapping[str, Any]) -> Markup:
-    defaults = dict(leaves(RunConfig().model_dump(mode="json")))
-    rows = [
-        [m.tag("code", key), shown(value), shown(defaults.get(key)) if key in defaults else "not set"]
-        for key, value in leaves(tree)
-        if key not in ("run.id", "run.root") and (key not in defaults or defaults[key] != value)
-    ]
+    rows = [[m.tag("code", key), shown(value), shown(default)] for key, value, default in non_defaults(tree)]
     return m.table(["key", "this run", "default"], rows) if rows else m.note("Nothing: every key has its default.")
 
 

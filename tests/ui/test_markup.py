@@ -10,6 +10,7 @@ import gradio as gr
 import pytest
 
 from kit.errors import DataError
+from kit.runs.files import duration
 from kit.ui import markup as m
 from kit.ui import results
 from kit.ui.site import said, stamp, unless_unchanged
@@ -72,7 +73,7 @@ def test_keys_in_an_error_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_numbers_and_times_are_for_people() -> None:
     assert [m.number(value) for value in (None, True, float("nan"), 1234, 0.12345)] == ["–", "–", "–", "1,234", "0.123"]
-    assert [m.duration(value) for value in (None, -1, 45, 720, 12_240)] == ["–", "–", "45 s", "12 min", "3.4 h"]
+    assert [duration(value) for value in (None, -1, 45, 720, 12_240)] == ["–", "–", "45 s", "12 min", "3.4 h"]
     moment = time.time()
     assert m.when(moment) == time.strftime("%H:%M", time.localtime(moment))
     assert m.when(86400 * 365) == time.strftime("%Y-%m-%d %H:%M", time.localtime(86400 * 365))
