@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""Characters of a text that are shown, at most."""
 
 
 def page(title: str, sections: Iterable[tuple[str, str]], *, subtitle: str = "") -> str:
