@@ -11,7 +11,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,28 +197,8 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path} is not UTF-8 at byte {error.start}, in line {line}{_seen_as(content, error.start)}. "
-            "Save the whole file as UTF-8."
+            f"{path} is not UTF-8 at byte {error.start}, in line {line}. Save the whole file as UTF-8."
         ) from None
-
-
-def _seen_as(content: bytes, at: int) -> str:
-    """What the bytes that are no UTF-8 probably are."""
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return ": it is UTF-16, as Excel writes 'Unicode text'"
-    letter = content[at : at + 1].decode("cp1252", "replace")
-    mixed = "; other lines are UTF-8, so that two encodings are mixed" if _has_utf8(content) else ""
-    return f": that byte is '{letter}' in Windows-1252{mixed}"
-
-
-def _has_utf8(content: bytes) -> bool:
-    """Whether some line has letters beyond ASCII that are valid UTF-8."""
-    for line in content.split(b"\n"):
-        if not line.isascii():
-            with suppress(UnicodeDecodeError):
-                line.decode()
-                return True
-    return False
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

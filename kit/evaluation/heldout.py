@@ -16,13 +16,16 @@ from kit.config import EvaluationConfig, GenerationConfig
 from kit.data.images import IMAGES, digest
 from kit.evaluation.statistics import bootstrap_mean, majority_share, pass_at_k, wilson
 from kit.generation.multi_turn import Conversation, MultiTurnSampler, environment_rewards, own_tokens, readable
-from kit.generation.prompts import ImagePrompt, LazyPrompt, has_pictures, is_plain, model_inputs
-from kit.generation.prompts import count_tokens as count_tokens
-from kit.generation.prompts import encode as encode
-from kit.generation.prompts import lengths_of as lengths_of
-from kit.generation.prompts import note_opened_thinking as note_opened_thinking
-from kit.generation.prompts import question as question
-from kit.generation.prompts import render as render
+from kit.generation.prompts import (
+    ImagePrompt,
+    LazyPrompt,
+    has_pictures,
+    is_plain,
+    model_inputs,
+    note_opened_thinking,
+    question,
+    render,
+)
 
 if TYPE_CHECKING:
     import torch

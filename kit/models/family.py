@@ -1,12 +1,7 @@
 """What a model family needs of a trainer, found by looking at the model and not in a list of names.
 
 `adapter_of` reads a model's class and configuration and its tokenizer or processor; what it finds says how the trainer
-treats each input of the model, where completions end, and what the chat template can do. A family for which looking is
-not enough has a subclass of `FamilyAdapter`, registered by `model_type`:
-
-    @override("my_model")
-    class MyModel(FamilyAdapter):
-        def rule(self, name): ...
+treats each input of the model, where completions end, and what the chat template can do.
 """
 
 from __future__ import annotations
@@ -14,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +42,6 @@ class ChatTemplate:
     """A system message reaches the model (some templates refuse one, or leave it out)."""
     tools: bool
     """Tools that are declared reach the model."""
-    generation_prompt: bool
-    """It can open the assistant's turn."""
     opens_thinking: bool
     """The opened turn begins inside `<think>`."""
     thinking_switch: bool
@@ -70,7 +62,6 @@ def read_template(processing_class: Any) -> ChatTemplate | None:
     return ChatTemplate(
         system=TOLD in (_render(processing_class, [SYSTEM, USER]) or ""),
         tools="kittool" in (_render(processing_class, [USER], tools=[TOOL], add_generation_prompt=True) or ""),
-        generation_prompt=len(opened) > len(plain),
         opens_thinking=opened.rstrip().endswith("<think>"),
         thinking_switch="enable_thinking" in text,
         turn_end=_turn_end(processing_class),
@@ -131,10 +122,6 @@ TOKEN_FIELD = re.compile(r"(.*_)?token_type_ids")
 POSITION_TABLE = re.compile(
     r"(.*\.)?(wpe|embed_positions|position_embeddings?|pos_embed|position_embed|pos_emb)(\.weight)?"
 )
-LOGIT_FIELDS = (
-    "final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling",
-    "logits_soft_cap", "output_logit_soft_cap",
-)  # fmt: skip
 UNSEEN = 10**9
 """Tokenizers without a limit say a number beyond this."""
 
@@ -158,14 +145,6 @@ class FamilyAdapter:
     """Every token id that ends a completion: of the generation config, the tokenizer and the chat template."""
     context: int | None
     """Tokens that fit, prompt and completion together; None where nothing says."""
-    window: int | None
-    """Width of sliding-window attention, in tokens."""
-    layer_kinds: tuple[str, ...]
-    """Kinds of layers where they differ (`full_attention`, `sliding_attention`, `mamba`, ...)."""
-    logits: Mapping[str, float]
-    """Transforms between the head and the logits, as the configuration names them."""
-    experts: int
-    """Experts of a mixture; 0 is a dense model."""
     decoder: str | None
     """Path of the language model inside a multimodal one; adapters go there."""
     refused: tuple[str, ...]
@@ -212,20 +191,6 @@ def _call(family: FamilyAdapter, model: Any, **given: Any) -> Any:
     return model(**given)
 
 
-OVERRIDES: dict[str, type[FamilyAdapter]] = {}
-
-
-def override(model_type: str) -> Callable[[type[FamilyAdapter]], type[FamilyAdapter]]:
-    """Registers a subclass for models of that `model_type`. Raises `ValueError` where one is registered already."""
-
-    def register(cls: type[FamilyAdapter]) -> type[FamilyAdapter]:
-        if OVERRIDES.setdefault(model_type, cls) is not cls:
-            raise ValueError(f"{model_type} has an adapter already: {OVERRIDES[model_type].__name__}.")
-        return cls
-
-    return register
-
-
 def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool = True) -> FamilyAdapter:
     """What the trainer should know of this model.
 
@@ -244,8 +209,7 @@ def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool
         else frozenset()
     )
     template = read_template(processing_class) if processing_class is not None else None
-    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
-    return OVERRIDES.get(config.model_type, FamilyAdapter)(
+    return FamilyAdapter(
         model_type=config.model_type,
         architecture=type(model).__name__,
         multimodal=is_multimodal(config),
@@ -255,10 +219,6 @@ def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool
         template=template,
         ends=end_ids(model.generation_config, tokenizer, template if chat else None) if tokenizer is not None else (),
         context=_context(text, tokenizer),
-        window=_window(text),
-        layer_kinds=tuple(dict.fromkeys(kinds)),
-        logits={name: value for name in LOGIT_FIELDS if (value := _number(text, name)) not in (None, 1.0)},
-        experts=_first(text, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") or 0,
         decoder=decoder_path(model) if is_multimodal(config) else None,
         refused=refused_layers(model),
         placeholders=placeholders(config),
@@ -388,19 +348,9 @@ def _context(text: Any, tokenizer: Any) -> int | None:
     return min(known) if known else None
 
 
-def _window(text: Any) -> int | None:
-    window = _first(text, "sliding_window", "attention_window_size")
-    return window if window and getattr(text, "use_sliding_window", True) else None
-
-
 def _first(config: Any, *names: str) -> int | None:
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
-
-
-def _number(config: Any, name: str) -> float | None:
-    value = getattr(config, name, None)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 # config field -> a model that has it; TRL's fused head does not apply these, so its log-probabilities would be wrong

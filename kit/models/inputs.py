@@ -40,7 +40,7 @@ def pieces(name: str, value: Any, samples: int, counts: Mapping[str, Any]) -> li
             return [value[start:end] for start, end in _ends(sizes)]
     raise ModelError(
         f"The processor gives '{name}' with {total} rows for {samples} prompts and {sum(images)} pictures, and nothing says "
-        "which belong to which. Register an adapter for this model (kit.models.family.override) that drops or divides it."
+        "which belong to which. Train this model on text alone (data.image_column: none)."
     )
 
 

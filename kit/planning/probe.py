@@ -52,7 +52,7 @@ def probe(config: RunConfig, *, progress: bool = True) -> dict[str, Any]:
 
 def worst_rows(parts: Parts) -> Any:
     """The training rows with the longest prompts, as many as two steps need."""
-    from kit.evaluation.heldout import lengths_of
+    from kit.generation.prompts import lengths_of
 
     config = parts.config
     train = parts.data.train
@@ -79,7 +79,7 @@ def full_length(args: Any, tokens: int) -> dict[str, int]:
 def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     from transformers import TrainerCallback
 
-    from kit.evaluation.heldout import lengths_of
+    from kit.generation.prompts import lengths_of
     from kit.models.failures import backoff_message
     from kit.runner.build import load, make_trainer
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, RunConfig, load_config
 from kit.errors import DataError, KitError, RunError
-from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, first_failure, lengths_of, scoring_context
+from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, first_failure, scoring_context
 from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
-from kit.generation.prompts import thinking_note
+from kit.generation.prompts import lengths_of, thinking_note
 from kit.planning.gpus import estimate_update, run_seconds
 from kit.planning.workbench import advantage_kind, group, plain
 from kit.runs.files import to_json

@@ -94,8 +94,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.data import load_data
     from kit.data.images import IMAGES
     from kit.evaluation.checker import build_checker, check_checker, check_evaluation
-    from kit.evaluation.heldout import note_opened_thinking
-    from kit.generation.prompts import check_pictures, fit_pictures
+    from kit.generation.prompts import check_pictures, fit_pictures, note_opened_thinking
     from kit.generation.tools import check_rows, check_turns, load_tools
     from kit.models.learning_rate import with_learning_rate
     from kit.models.memory import check_memory

@@ -16,8 +16,9 @@ from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from kit.errors import RewardError
-from kit.evaluation.heldout import first_failure, question
+from kit.evaluation.heldout import first_failure
 from kit.generation.multi_turn import readable, unanswered
+from kit.generation.prompts import question
 from kit.runner.console import Advance
 from kit.runner.distributed import is_first, world_size
 from kit.runner.lifecycle import LAUNCHER_SECONDS, StopSignal

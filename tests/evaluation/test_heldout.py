@@ -10,7 +10,8 @@ import pytest
 
 import rewards
 from kit.config import EvaluationConfig, GenerationConfig, ModelConfig
-from kit.evaluation.heldout import HeldOut, end_tokens, question, render
+from kit.evaluation.heldout import HeldOut, end_tokens
+from kit.generation.prompts import question, render
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,7 @@ def test_a_models_own_sampling_settings_are_not_scored(model_folder: Path, tmp_p
 
 
 def test_plain_text_gets_the_special_tokens_and_a_chat_template_brings_its_own() -> None:
-    from kit.evaluation.heldout import count_tokens, is_plain
+    from kit.generation.prompts import count_tokens, is_plain
 
     class Counting:
         def apply_chat_template(self, messages: Any, **_: Any) -> str:

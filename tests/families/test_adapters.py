@@ -11,12 +11,9 @@ from tiny_qwen import tiny_tokenizer
 from kit.errors import ModelError
 from kit.model_check.tiny import tiny_config
 from kit.models.family import (
-    OVERRIDES,
-    FamilyAdapter,
     adapter_of,
     auto_class,
     end_ids,
-    override,
     read_template,
 )
 from kit.models.inputs import pieces
@@ -37,7 +34,7 @@ def config_of(name: str) -> Any:
 def test_a_template_is_read_by_rendering_it(tokenizer):
     chatml = tokenizer.chat_template
     found = read_template(tokenizer)
-    assert (found.system, found.tools, found.generation_prompt) == (True, False, True)
+    assert (found.system, found.tools) == (True, False)
     assert found.turn_end == "<|im_end|>"
     tokenizer.chat_template = chatml.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
     assert read_template(tokenizer).opens_thinking
@@ -89,21 +86,6 @@ def test_inputs_are_extended_sliced_or_dropped(tokenizer):
     assert llama.rule("token_type_ids") == "drop"
     assert llama.fills == ()
     assert llama.decoder is None
-
-
-def test_a_subclass_overrides_what_looking_gets_wrong(tokenizer, monkeypatch):
-    monkeypatch.setattr("kit.models.family.OVERRIDES", {})
-
-    @override("llama")
-    class Stubborn(FamilyAdapter):
-        def rule(self, name: str) -> str:
-            return "drop"
-
-    assert isinstance(adapter_of(config_of("llama"), tokenizer), Stubborn)
-    assert type(adapter_of(config_of("qwen2"), tokenizer)) is FamilyAdapter
-    with pytest.raises(ValueError, match="already: Stubborn"):
-        override("llama")(FamilyAdapter)
-    assert OVERRIDES == {}
 
 
 def test_the_auto_class_follows_the_configuration():

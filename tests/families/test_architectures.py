@@ -198,7 +198,6 @@ def test_learned_positions_are_counted_from_the_mask(name: str, tokenizer: Any) 
 def test_a_logit_transform_that_the_head_leaves_out_shows(tokenizer: Any) -> None:
     model = tiny_model(tiny("gemma2"))
     family = adapter_of(model, tokenizer)
-    assert family.logits["final_logit_softcapping"] == 2.0
     fuse(model)
     model.config.final_logit_softcapping = None  # plain logits are then without the cap, which the head took at first
     assert score_three_ways(model, family, 512).head > 0.01

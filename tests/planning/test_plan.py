@@ -190,7 +190,7 @@ def test_the_probe_runs_two_steps_of_full_length(tree: Any, tmp_path: Any) -> No
     from kit.runner.prepare import prepare
 
     parts = prepare(load_config(tree), fresh=False)
-    from kit.evaluation.heldout import count_tokens
+    from kit.generation.prompts import count_tokens
 
     lengths = count_tokens(parts.files.tokenizer, parts.data.train["prompt"])
     chosen = count_tokens(parts.files.tokenizer, worst_rows(parts)["prompt"])

@@ -13,7 +13,7 @@ from kit.config import load_config
 @pytest.mark.survival
 @pytest.mark.slow
 def test_the_largest_update_is_measured_within_the_budget(tree: Any, tmp_path: Path) -> None:
-    from kit.evaluation.heldout import count_tokens
+    from kit.generation.prompts import count_tokens
     from kit.planning.probe import two_steps
     from kit.runner.prepare import prepare
 
