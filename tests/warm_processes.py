@@ -274,9 +274,9 @@ def main(place: str, owner: int) -> None:
 
     gc.disable()
     import kit  # noqa: F401  (before torch: its threads sleep while they wait)
-    from kit.models.libraries import UNUSED, hidden, without_no_news
+    from kit.models.libraries import UNUSED, hidden, silence_import_noise
 
-    without_no_news()
+    silence_import_noise()
     with hidden(UNUSED):
         for name in PRELOADED:
             importlib.import_module(name)

@@ -149,7 +149,7 @@ def relaunch(
         )
     config.run.id, config.run.root = run_id, str(root)
     request = {"config": config.model_dump(mode="json"), "resume": True, "force": force, "adopt": True}
-    folder.claim("starting", force=force, face=True)
+    folder.claim("starting", face=True)
     try:
         if detached:
             detach(folder, request, module=TRAINER)

@@ -1,5 +1,5 @@
 """Models: which backend loads them, how, in what precision, and what a family of them needs."""
 
-from kit.models.libraries import without_no_news
+from kit.models.libraries import silence_import_noise
 
-without_no_news()  # before any module here brings transformers or peft
+silence_import_noise()  # before any module here brings transformers or peft

@@ -100,7 +100,7 @@ def check_trl() -> None:
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
-NO_NEWS = {
+IMPORT_NOISE = {
     # of every Enum that torchao registers, which comes with transformers and peft
     "torch.utils._pytree": "register_constant() on Enum subclasses is deprecated",
     # of a faster 4-bit product on the CPU, wherever bitsandbytes is installed
@@ -109,16 +109,16 @@ NO_NEWS = {
 """What libraries say as soon as they are imported, by logger: nobody here can act on it."""
 
 
-def without_no_news() -> None:
-    """Leaves out `NO_NEWS`, which even a verb would print that uses none of it. All else of these loggers is said."""
-    for name in NO_NEWS:
+def silence_import_noise() -> None:
+    """Filters `IMPORT_NOISE` out of its loggers; their other messages pass."""
+    for name in IMPORT_NOISE:
         logger = logging.getLogger(name)
-        if _is_news not in logger.filters:
-            logger.addFilter(_is_news)
+        if _is_not_noise not in logger.filters:
+            logger.addFilter(_is_not_noise)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return NO_NEWS[record.name] not in record.getMessage()
+def _is_not_noise(record: logging.LogRecord) -> bool:
+    return IMPORT_NOISE[record.name] not in record.getMessage()
 
 
 # --- freed memory -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 from kit.errors import RunError
 from kit.runs.lock import try_lock
 from kit.runs.process import kill_all, runs, send_signal
-from kit.runs.store import ALIVE, RunDir, is_copy, is_elsewhere, silent_words
+from kit.runs.store import ALIVE, RunDir, is_copy, is_elsewhere
 
 POLL_SECONDS = 0.1
 GRACE_UNKNOWN = 120.0
@@ -57,11 +57,9 @@ def stop(
     status = run.status()
     if status["state"] not in ALIVE:
         return status
-    ladder, patience = Ladder(run, on_message), grace(run, status) if timeout is None else timeout
+    escalation, patience = StopEscalation(run, on_message), grace(run, status) if timeout is None else timeout
     asked = ask(run)
-    if silent := silent_words(status):
-        raise RunError(f"Run '{run.id}' was asked to stop, but {silent}.")
-    if asked and not now and ladder.wait(patience, patient=timeout is None):
+    if asked and not now and escalation.wait(patience, patient=timeout is None):
         return run.status()
     if is_elsewhere(status):
         raise RunError(
@@ -69,12 +67,12 @@ def stop(
             f"grpo-kit stop {run.id} there."
         )
     while True:
-        with ladder.alone(now) as first:
+        with escalation.alone(now) as first:
             if first:
-                return ladder.escalate(
+                return escalation.escalate(
                     (NOW_SECONDS, NOW_SECONDS) if now else (TERM_SECONDS if asked else patience, TERM_SECONDS)
                 )
-        if ladder.wait(1.0):  # another stop is at it: a second SIGTERM from here would cost the checkpoint
+        if escalation.wait(1.0):  # another stop is at it: a second SIGTERM from here would cost the checkpoint
             return run.status()
 
 
@@ -118,8 +116,8 @@ def _stopping(record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @dataclass
-class Ladder:
-    """The rungs, for one run."""
+class StopEscalation:
+    """Stop one run: request, SIGTERM, SIGTERM again, SIGKILL."""
 
     run: RunDir
     on_message: Callable[[str], object]

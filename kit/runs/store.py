@@ -165,26 +165,23 @@ class RunDir:
         """status.json as it was last written, true or not; {} when there is none to read."""
         return self._raw_status() or {}
 
-    def claim(self, state: str = "starting", *, force: bool = False, **fields: Any) -> None:
+    def claim(self, state: str = "starting", **fields: Any) -> None:
         """Takes a run that has ended, to go on with it: the status is this process's from here on.
 
         Of several that try exactly one succeeds. Old sentinels are removed; how the run had ended is kept as `before`.
-        `force` takes also a run of another machine that has been silent. `face=True` says that this process only starts
-        the one that trains, and is never to be signalled. Raises `RunError` when the run is live.
+        `face=True` says that this process only starts the one that trains, and is never to be signalled. Raises `RunError`
+        when the run is live.
         """
 
         def take(record: dict[str, Any]) -> Mapping[str, Any]:
             now = self.status()
-            silent = silent_words(now)
-            if now["state"] in ALIVE and not (silent and force):
+            if now["state"] in ALIVE:
                 raise RunError(
-                    f"The run '{self.id}' is {now['state']} (process {record.get('pid')} on {record.get('host')})"
-                    + (f", but {silent}." if silent else self._one_process())
+                    f"The run '{self.id}' is {now['state']} (process {record.get('pid')} on {record.get('host')}); one run is "
+                    f"trained by one process. Follow it with: grpo-kit logs -f {self.id}{self.root_option}"
                 )
-            self._forget_wishes()
+            self._remove_stale_requests()
             before = {key: now.get(key) for key in ENDING}
-            if silent:
-                before |= {"state": "interrupted", "reason": f"taken over by force: {silent}"}
             fresh = {
                 "supervisor": None,
                 "adopted": False,
@@ -198,16 +195,13 @@ class RunDir:
 
         self.change_status(take)
 
-    def _one_process(self) -> str:
-        return f"; one run is trained by one process. Follow it with: grpo-kit logs -f {self.id}{self.root_option}"
-
     @property
     def root_option(self) -> str:
         """` --root FOLDER`, for commands that name the run; nothing where the folder is the default one."""
         return "" if self.path.parent == Path("runs") else f" --root {shlex.quote(str(self.path.parent))}"
 
-    def _forget_wishes(self) -> None:
-        """Old sentinels, and requests that a killed supervisor has left."""
+    def _remove_stale_requests(self) -> None:
+        """Removes old sentinels, and requests that a killed supervisor has left."""
         for sentinel in ("stop", "save"):
             (self.control / sentinel).unlink(missing_ok=True)
         for request in self.control.glob("call-*"):
@@ -465,10 +459,8 @@ def whole_checkpoints(checkpoints: Iterable[Path]) -> list[Path]:
 
 ALIVE = ("queued", "starting", "running", "stopping")
 ENDED = ("finished", "failed", "stopped", "interrupted")
-SILENCE_LIMIT = 900.0
+SILENCE_LIMIT = 300.0
 """Seconds without a heartbeat after which a run on another machine (its pid cannot be asked) reads as interrupted."""
-SILENT = 60.0
-"""Seconds without a heartbeat after which a run on another machine may be taken over by force."""
 
 
 def _whole(value: Any) -> bool:
@@ -580,14 +572,3 @@ def effective_status(record: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _interrupted(record: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
     reason = reason or f"the process ended without a word while the run was {record['state']}"
     return {"state": "interrupted", "reason": reason, "eta_seconds": None}
-
-
-def silent_words(record: Mapping[str, Any]) -> str | None:
-    """Of a live run on another machine that has been silent: since when, and what that means. None for any other."""
-    if record.get("state") not in ALIVE or not is_elsewhere(record) or (quiet := silence(record)) <= SILENT:
-        return None
-    left = max(0.0, SILENCE_LIMIT - quiet) / 60
-    return (
-        f"its last sign of life came {quiet:.0f} s ago, on {record['host']}; it is taken for dead in {left:.0f} min, or now "
-        "with resume --force"
-    )

@@ -143,15 +143,15 @@ def call(
     started: called with the job's pid.
     folder: where the request and the error file lie until the job has ended; None: the folder for temporary files.
     """
-    with _letters(request, folder) as place:
+    with _request_folder(request, folder) as place:
         request_file, error_file = Path(place, REQUEST), Path(place, ERROR)
         command = [sys.executable, "-P", "-m", module, str(request_file), "--error-file", str(error_file)]
         code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started, on_line)
         return _outcome(code, output, error_file)
 
 
-def _letters(request: dict[str, Any], folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """A folder with the request and a preallocated error file, so that a full disk can be reported."""
+def _request_folder(request: dict[str, Any], folder: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """Makes a temporary folder with the request and a preallocated error file, so that a full disk can be reported."""
     for parent in (folder, None):
         try:
             if parent is not None:

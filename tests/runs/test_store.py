@@ -240,18 +240,6 @@ def test_a_copy_of_a_live_run_is_not_live(store: RunStore, run: RunDir) -> None:
     assert store.open("copy").status()["state"] == "starting"
 
 
-def test_a_silent_run_of_another_machine_can_be_taken_over_by_force(run: RunDir) -> None:
-    run.write_status("running", host="elsewhere", pid=1, heartbeat=time.time() - 30)
-    with pytest.raises(RunError, match="one run is trained by one process"):
-        run.claim(force=True)
-    run.write_status("running", host="elsewhere", pid=1, heartbeat=time.time() - 300)
-    with pytest.raises(RunError, match=r"sign of life came 30\d s ago, on elsewhere; it is taken for dead in 10 min"):
-        run.claim()
-    run.claim(force=True)
-    assert run.status()["before"]["state"] == "interrupted"
-    assert "by force" in run.status()["before"]["reason"]
-
-
 def test_a_killed_run_is_stopping_until_its_supervisor_says_how_it_ended(run: RunDir) -> None:
     supervisor = process.identity()
     run.write_status("stopping", pid=2**22 + 1, supervisor=supervisor)
