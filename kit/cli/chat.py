@@ -93,21 +93,16 @@ def chat(
     given = {key: value for key, value in sampling.items() if value is not None}
     sides = [only] if only else ["base", "tuned"]
     if prompt is None and heldout is None and not as_json:
-        converse(run, checkpoint, given, sides)
+        converse(run, checkpoint, reference, given, sides)
     else:
         ask_once(run, checkpoint, prompt, heldout, reference, given, sides, as_json=as_json)
 
 
-HELP = """A line is a question. Commands:
-  /heldout N          ask the N-th held-out prompt, its reward is shown
-  /list [TEXT]        held-out prompts, those with TEXT in them
-  /reference TEXT     the right answer to the questions that follow; alone: none
-  /set NAME VALUE     seed, temperature (0: greedy), top_p, top_k, min_p, max_tokens
-  /again              the last question once more, with the next seed
-  /help   /quit       Ctrl-C ends an answer, Ctrl-D the chat"""
+HELP = (
+    "A line is a question; /heldout N asks the N-th held-out prompt. Ctrl-C ends an answer, Ctrl-D or /quit the chat."
+)
 
 ENDED = {"length": "cut at max_tokens", "tool_calls": "its last call was not answered", "cancelled": "cancelled"}
-SETTINGS = ("seed", "temperature", "top_p", "top_k", "min_p", "max_tokens")
 
 
 def ask_once(
@@ -125,13 +120,13 @@ def ask_once(
         show(session, prompt, heldout, reference, sampling, sides)
 
 
-def converse(run: Run, checkpoint: str | None, sampling: Mapping[str, Any], sides: Sequence[str]) -> None:
-    """Reads questions until the input ends."""
-    settings, reference = dict(sampling), None
-    last: tuple[str | None, int | None] | None = None
+def converse(
+    run: Run, checkpoint: str | None, reference: str | None, sampling: Mapping[str, Any], sides: Sequence[str]
+) -> None:
+    """Reads questions until the input ends. `reference`: the right answer to all of them."""
     with _session(run, checkpoint) as session:
         _note(session)
-        print(f"{session.ready['model']} and run {run.id}, step {session.ready['step']}. /help says what there is.")
+        print(f"{session.ready['model']} and run {run.id}, step {session.ready['step']}. {HELP}")
         while True:
             try:
                 line = input("\n> ").strip()
@@ -139,32 +134,15 @@ def converse(run: Run, checkpoint: str | None, sampling: Mapping[str, Any], side
                 print()
                 return
             word, _, rest = line.partition(" ")
-            rest = rest.strip()
             try:
-                if not line:
-                    continue
                 if word == "/quit":
                     return
-                if word == "/help":
-                    print(HELP)
-                elif word == "/list":
-                    _list(session, rest or None)
-                elif word == "/reference":
-                    reference = rest or None
-                elif word == "/set":
-                    name, _, value = rest.partition(" ")
-                    settings[name] = _number(name, value)
-                elif word == "/heldout":
-                    last = (None, int(rest) if rest.isdigit() else 0)
-                    show(session, *last, None, settings, sides)
-                elif word == "/again" and last is not None:
-                    settings["seed"] = settings.get("seed", 0) + 1
-                    show(session, *last, None if last[1] else reference, settings, sides)
+                if word == "/heldout":
+                    show(session, None, int(rest) if rest.strip().isdigit() else 0, None, sampling, sides)
                 elif word.startswith("/"):
-                    print(f"There is no command '{word}'.\n{HELP}")
-                else:
-                    last = (line, None)
-                    show(session, line, None, reference, settings, sides)
+                    print(f"There is no command '{word}'. {HELP}")
+                elif line:
+                    show(session, line, None, reference, sampling, sides)
             except KitError as error:
                 print(f"error: {error}")
                 if isinstance(error, RunError) and not session.alive:
@@ -219,19 +197,3 @@ def _session(run: Run, checkpoint: str | None) -> ChatSession:
 def _note(session: ChatSession) -> None:
     if note := session.ready.get("note"):
         print(f"note: {note}")
-
-
-def _list(session: ChatSession, search: str | None) -> None:
-    found = session.heldout(search=search)
-    for row in found["rows"]:
-        print(f"  {row['number']:>4}  {' '.join(str(row['prompt']).split())[:90]}   ({row['reference']})")
-    print(f"  {found['total']} in all")
-
-
-def _number(name: str, value: str) -> int | float:
-    if name not in SETTINGS:
-        raise ConfigError(f"/set {name or 'NAME'}: there is no such setting. Known: {', '.join(SETTINGS)}.")
-    try:
-        return int(value) if name in ("seed", "top_k", "max_tokens") else float(value)
-    except ValueError:
-        raise ConfigError(f"/set {name} {value or 'VALUE'}: expected a number.") from None
