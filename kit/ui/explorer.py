@@ -121,7 +121,6 @@ def marked(text: str, search: str) -> Markup:
     return m.join(m.tag("mark", piece) if number % 2 else piece for number, piece in enumerate(pieces))
 
 
-
 def _whole(value: Any) -> int:
     try:
         return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0

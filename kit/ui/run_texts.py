@@ -13,7 +13,6 @@ import numpy as np
 from markupsafe import Markup
 
 from kit.config import non_defaults
-from kit.config.loading import leaves
 from kit.evaluation import alarms
 from kit.evaluation.alarms import AlertMonitor
 from kit.report.panels import Numbers
