@@ -60,10 +60,6 @@ def test_a_user_error_is_one_message_and_exit_code_2(arguments: list[str], words
     assert not Path("runs").exists()
 
 
-def test_messages_are_not_read_as_markup() -> None:
-    assert "[red]" in run("train", "[red]nowhere[/red].yaml", code=2)
-
-
 def test_init_writes_a_file_that_can_be_loaded_and_never_overwrites() -> None:
     run("init", "mine.yaml", "--preset", "gsm8k")
     assert load_config("mine.yaml") == load_config("gsm8k")
@@ -73,14 +69,6 @@ def test_init_writes_a_file_that_can_be_loaded_and_never_overwrites() -> None:
     run("init", "mine.yaml", "--force")
     assert load_config("mine.yaml") == load_config("quickstart")
     assert "is a folder" in run("init", ".", code=2)
-
-
-def test_lists_name_what_there_is() -> None:
-    assert "quickstart" in run("config", "show")
-    listed = run("reward", "list")
-    assert "gsm8k-reasoning" in listed
-    assert "other packages by `python`." in " ".join(listed.split()), "the whole sentence of a docstring of two lines"
-    assert "accuracy" in run("reward", "show", "gsm8k-reasoning")
 
 
 def test_data_preview_shows_counts_and_rows() -> None:
@@ -125,18 +113,3 @@ def test_help_comes_at_once_and_names_every_verb() -> None:
     assert min(took) < 0.5
     for verb in ("quickstart", "train", "validate", "init", "ps", "config", "reward", "objective", "data"):
         assert f"  {verb} " in output
-
-
-@pytest.mark.parametrize("group", [[], ["config"], ["reward"], ["objective"], ["data"], ["model"]])
-def test_no_summary_of_a_verb_is_cut(group: list[str]) -> None:
-    said = (
-        CliRunner().invoke(cli.app, [*group, "--help"], env={"COLUMNS": "80"}).output
-    )  # a terminal of the usual width
-    assert "Commands:" in said
-    cut = [line for line in said.partition("Commands:")[2].splitlines() if line.endswith(("...", "e.g."))]
-    assert not cut
-
-
-@pytest.mark.parametrize("verb", ["quickstart", "train", "validate", "init", "ps", "data preview", "reward show"])
-def test_every_verb_has_help(verb: str) -> None:
-    assert "Usage" in run(*verb.split(), "--help")

@@ -29,10 +29,6 @@ def test_every_preset_is_valid_commented_and_survives_saving(name: str, tmp_path
         assert load_config(file) == config
 
 
-def test_the_presets_that_the_documentation_names_exist() -> None:
-    assert {"quickstart", "gsm8k", "my-data", "custom-reward"} <= set(preset_names())
-
-
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
@@ -77,16 +73,6 @@ def test_other_run_ids_are_refused_alike_by_schema_and_store(name: str) -> None:
     assert not RUN_ID.fullmatch(name)
 
 
-@pytest.mark.parametrize("text", ["1e-3", "0.001", "1.0e-3", "+1E-3", "1.e-3"])
-def test_numbers_may_be_written_as_people_write_them(text: str, tmp_path: Path) -> None:
-    assert load_config({}, [f"optimisation.learning_rate={text}"]).optimisation.learning_rate == 0.001
-    hook = load_config({}, [f"objective.clip={{name: two_sided, delta: {text}}}"]).objective.clip
-    assert hook == {"name": "two_sided", "delta": 0.001}
-    file = tmp_path / "run.yaml"
-    file.write_text(f"objective: {{clip: {{eps_high: {text}}}}}")
-    assert load_config(file).objective.clip == {"eps_high": 0.001}
-
-
 def test_overrides_reach_into_hooks_lists_and_missing_sections() -> None:
     config = load_config(
         {"objective": {"clip": "ppo_clip"}},
@@ -112,11 +98,6 @@ def test_an_override_reaches_an_item_of_a_list_by_its_number() -> None:
     assert "no item of that list" in refusal(tree, "objective.regularizers.kl.coef=1")
 
 
-@pytest.mark.parametrize("override", ["steps", "=3", ""])
-def test_what_is_not_an_override_is_refused(override: str) -> None:
-    assert "section.key=value" in refusal({}, override)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -137,12 +118,6 @@ def test_a_file_that_is_no_configuration_is_refused(content: str, words: str, tm
     message = refusal(file)
     assert words in message
     assert "bad.yaml" in message
-
-
-def test_a_missing_file_is_met_with_the_nearest_preset() -> None:
-    message = refusal("quickstrat")
-    assert "Did you mean 'quickstart'?" in message
-    assert "grpo-kit init" in message
 
 
 def test_commented_yaml_documents_every_key_and_its_range() -> None:
@@ -211,13 +186,6 @@ def test_a_recipe_may_replace_the_section_stay_the_same_or_change_a_recipe_with_
     assert load_config({"objective": {"clip": "ppo_clip"}}, ["objective.recipe=grpo"]).objective.recipe == "grpo"
     every = [f"objective.{name}=null" for name in SAVED["objective"] if name != "recipe"]
     assert load_config(SAVED, ["objective.recipe=grpo", *every]).objective.clip is None
-
-
-def test_the_objective_argument_takes_the_place_of_saved_hooks() -> None:
-    from kit.runner.prepare import resolve_config
-
-    objective = resolve_config(load_config(SAVED), objective="grpo").objective
-    assert (objective.recipe, objective.clip) == ("grpo", None)
 
 
 def test_functions_alone_bring_no_preset_with_them() -> None:

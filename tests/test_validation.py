@@ -66,12 +66,6 @@ def test_the_embedded_model_is_checked_like_any_other(tree: Any, monkeypatch: py
         notes_of(tree, "model.name=embedded")
 
 
-def test_no_held_out_rows_are_fine_when_nothing_is_evaluated(tree: Any) -> None:
-    assert "40 training and 0 held-out" in notes_of(tree, "data.heldout=0")
-    with pytest.raises(ConfigError, match=r"Set data\.heldout above 0"):
-        notes_of(tree, "data.heldout=0", "evaluation.every=1")
-
-
 # --- a reward that cannot fit the data --------------------------------------------------------------------------------
 
 
@@ -88,14 +82,6 @@ def test_a_preset_that_cannot_score_the_rows_is_refused_with_the_reason(tree: An
     with pytest.raises(RewardError, match="cannot score"):  # before a run, too
         prepare(load_config(tree))
     assert "6 training" in notes_of(tree, "reward.preset=gsm8k-hash")
-
-
-def test_a_function_that_fails_is_refused_with_what_it_said_and_the_columns(tree: Any) -> None:
-    Path("broken.py").write_text(
-        "def score(prompts, completions, level, **columns):\n    return [0.0] * len(prompts)\n"
-    )
-    with pytest.raises(RewardError, match=r"'score' failed on a trial completion .*level.* are: reference"):
-        notes_of(tree, 'reward.functions=[{"path": "broken.py:score"}]')
 
 
 def test_a_function_is_tried_on_whole_groups_with_what_the_trainer_gives(tree: Any) -> None:
@@ -150,11 +136,6 @@ def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_s
 
 
 # --- the same steps as a run ------------------------------------------------------------------------------------------
-
-
-def test_half_precision_for_all_weights_is_refused_for_the_embedded_model_too(tree: Any) -> None:
-    with pytest.raises(ModelError, match="would lose most updates to rounding"):
-        notes_of(tree, "model.name=embedded", "model.dtype=bfloat16", "model.lora=null")
 
 
 # --- on-policy --------------------------------------------------------------------------------------------------------

@@ -69,13 +69,6 @@ def test_a_bad_conversation_is_a_bad_row(jsonl, config, messages, reason):
     assert reason in split.info["bad_rows"][0]["reason"]
 
 
-def test_a_csv_row_with_a_value_too_many_is_a_bad_row(tmp_path, config):
-    (tmp_path / "rows.csv").write_text("prompt,answer\na,1\nb,2,3\nc,\n")
-    split = load_data(config(tmp_path / "rows.csv", skip_bad_rows=True))
-    assert split.train["reference"][:] == ["1", None]
-    assert split.info["bad_rows"] == [{"row": 2, "reason": "3 values, but the header has 2 columns"}]
-
-
 @pytest.mark.parametrize("lines", [[{"prompt": ""}, {"prompt": " "}], ["{", "{"], [{}, {}]])
 def test_nothing_but_bad_rows_is_an_error_in_any_case(jsonl, config, lines):
     with pytest.raises(DataError, match="2 of 2 rows cannot be used") as error:

@@ -15,14 +15,6 @@ def test_the_first_known_name_wins_and_the_others_stay(jsonl, config):
     }  # fmt: skip
 
 
-def test_named_columns_win_over_known_ones(jsonl, config):
-    path = jsonl({"question": "q", "text": "t", "answer": "a", "final": 7})
-    train = load_data(config(path, prompt_column="text", reference_column="final")).train
-    assert train[0] == {
-        "prompt": [{"role": "user", "content": "t"}], "reference": "7", "question": "q", "answer": "a",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(7, "7"), (0.5, "0.5"), (True, "true"), (None, None), ("", ""), ([1, "a"], '[1, "a"]'), ({"k": 1}, '{"k": 1}')],

@@ -49,11 +49,6 @@ def test_a_folder_of_several_kinds_or_of_nothing_is_refused(tmp_path, config):
         load_data(config(tmp_path))
 
 
-def test_a_saved_dataset_is_read(tmp_path, config):
-    Dataset.from_dict({"question": ["a", "b"], "answer": [1, 2]}).save_to_disk(tmp_path / "saved")
-    assert load_data(config(tmp_path / "saved")).train["reference"][:] == ["1", "2"]
-
-
 def test_a_saved_dictionary_of_datasets_needs_a_split_that_is_there(tmp_path, config):
     rows = Dataset.from_dict({"question": ["a", "b"]})
     DatasetDict(train=rows, test=rows.select([0])).save_to_disk(tmp_path / "saved")
@@ -76,18 +71,6 @@ def test_a_folder_in_hub_layout_is_read_as_the_hub_would_give_it(tmp_path, confi
         load_data(config(tmp_path, subset="main", split="dev"))
     with pytest.raises(DataError, match=r"subset 'mian'.*main"):
         load_data(config(tmp_path, subset="mian"))
-
-
-def test_messages_of_mixed_shape_survive_hub_layout(tmp_path, config):
-    (tmp_path / "data").mkdir()
-    rows = [
-        {"messages": [{"role": "user", "content": "a"}], "x": 1},
-        {"messages": [{"role": "user", "content": "b", "extra": {"k": 1}}], "x": "s"},
-    ]
-    (tmp_path / "data/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    split = load_data(config(tmp_path))
-    assert prompts_of(split) == ["a", "b"]
-    assert split.train["x"][:] == ["1", '"s"']
 
 
 def test_an_unknown_hub_id_is_told_from_an_unreachable_one(config, monkeypatch):

@@ -47,14 +47,6 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, config, suffix):
     }  # fmt: skip
 
 
-def test_the_digest_is_of_the_content_not_of_the_file(tmp_path, config):
-    paths = [write(tmp_path / f"rows{suffix}") for suffix in (".jsonl", ".json", ".csv", ".parquet")]
-    digests = {load_data(config(path)).info["sha256"] for path in paths}
-    assert len(digests) == 1
-    paths[0].write_text("\n".join(reversed(paths[0].read_text().splitlines())))
-    assert load_data(config(paths[0])).info["sha256"] not in digests
-
-
 def test_a_byte_order_mark_and_windows_line_ends_are_read_over(tmp_path, config):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n')

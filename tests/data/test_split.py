@@ -74,12 +74,6 @@ def test_space_around_and_unicode_form_do_not_make_another_prompt():
     assert prompt_key("a", ignore_system=False) == prompt_key([{"role": "user", "content": "a"}], ignore_system=True)
 
 
-def test_at_most_half_of_the_prompts_are_held_out(jsonl, config):
-    split = load_data(config(jsonl(*({"prompt": str(number)} for number in range(9))), heldout=200))
-    assert (len(split.train), len(split.heldout)) == (5, 4)
-    assert "data.heldout asks for 200 rows; there are 9 different prompts" in split.info["notes"][0]
-
-
 def test_the_limit_takes_the_first_rows(jsonl, config):
     split = load_data(
         config(jsonl(*({"prompt": str(number), "n": number} for number in range(50))), limit=10, heldout=4)

@@ -52,11 +52,6 @@ def test_a_small_task_gives_what_it_has_and_says_so(config):
     assert split.info["task"]["params"] == params
 
 
-def test_an_unknown_task_is_met_with_the_nearest(config):
-    with pytest.raises(DataError, match=r"no task 'chain_sums'\. Did you mean 'chain_sum'"):
-        load_data(config("reasoning-gym:chain_sums"))
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 
@@ -66,20 +65,3 @@ def test_answers_that_mean_the_same_are_one_answer(one: str, other: str) -> None
 def test_what_the_checker_extracted_votes_whatever_stands_around_it() -> None:
     texts = ["2 + 5 is 7\n#### 7", "so\n#### 7.0", "#### 8", "I do not know"]
     assert judged("gsm8k-hash", "7", texts) == ["7", "7", "8", None]
-
-
-def test_right_answers_are_not_put_together_by_the_reference() -> None:
-    """Two right answers in words that normalisation does not unify are two answers, as two wrong ones would be."""
-    texts = ["\\boxed{x^2+1}", "\\boxed{1+x^2}"]
-    samples = rewards.build_samples(["?"] * 2, texts, reference=["x^2+1"] * 2)
-    scores = [rewards.Score(1.0, "ok", {"extracted": text}) for text in ("x^2+1", "1+x^2")]
-    assert len(set(votes(samples, scores))) == 2
-
-
-def test_a_checker_that_extracts_nothing_leaves_the_final_answer_of_the_text() -> None:
-    texts = ["a <answer>Yes</answer>", "\\boxed{yes}", "long\nyes.", "never", ""]
-    samples = rewards.build_samples(["?"] * len(texts), texts)
-    scores = [rewards.Score(1.0, "ok")] * 3 + [rewards.Score(0.0, "wrong")] * 2
-    assert votes(samples, scores) == ["yes", "yes", "yes", "never", None]
-    failed: list[Any] = [rewards.Score(0.0, status) for status in ("error", "timeout", "infra", "format", "ok")]
-    assert votes(samples, failed) == [None, None, None, None, None]

@@ -24,16 +24,6 @@ def config(*overrides: str) -> RunConfig:
     return load_config("quickstart", overrides)
 
 
-def test_without_a_name_the_presets_own_checker_is_asked() -> None:
-    preset = rewards.load("gsm8k-reasoning")
-    assert build_checker(config(), preset) is preset
-
-
-def test_another_preset_may_be_the_judge() -> None:
-    checker = build_checker(config("evaluation.checker=gsm8k-hash"), UNCHECKED)
-    assert (checker.name, checker.checker) == ("gsm8k-hash", "accuracy")
-
-
 def test_the_training_presets_parameters_go_with_its_name_only() -> None:
     judge = "reward.params={base_url: 'http://localhost:1', model: some}"
     same = config("reward.preset=judge-rubric", judge, "evaluation.checker=judge-rubric")

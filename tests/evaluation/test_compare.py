@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,11 @@ def test_runs_are_grouped_into_arms_and_each_is_judged(root: Path) -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_the_other_way_round_it_is_worse(root: Path) -> None:
+    found = compare_runs(ids("clip", "base"), root)["comparisons"][0]
+    assert (found["verdict"], found["difference"]["value"] < 0) == ("worse", True)
+
+
 def test_the_value_is_the_mean_over_runs_and_problems(root: Path) -> None:
     found = compare_runs(ids("base", "clip"), root)
     columns = [json.loads((root / run / "eval/after.json").read_text())["per_problem"] for run in ids("base")]
@@ -72,6 +79,11 @@ def test_what_else_differs_has_intervals(root: Path) -> None:
     assert found["training time"]["arms"]["base"] == pytest.approx(9 + 19)
     assert found["peak memory"]["arms"]["base"] == pytest.approx(501)
     assert found.keys() >= {"pass@4", "held-out length", "completion length", "training reward", "greedy_reward"}
+
+
+def test_only_what_differs_in_configuration_is_shown(root: Path) -> None:
+    differences = compare_runs(ids("base", "slow"), root)["config_differences"]
+    assert differences == {"optimisation.learning_rate": {"base": 5e-4, "slow": 1e-4}}
 
 
 def test_one_seed_is_about_weights(root: Path) -> None:
@@ -134,6 +146,14 @@ def test_runs_that_cannot_be_compared_are_refused(
         compare_runs(["a", "b"], tmp_path, **options)
 
 
+def test_a_run_without_scores_by_problem_is_named(root: Path) -> None:
+    (root / "clip-s1/eval/after.json").write_text('{"step": 20}')
+    with pytest.raises(RunError, match="grpo-kit eval clip-s1"):
+        compare_runs(ids("base", "clip"), root)
+    with pytest.raises(RunError, match="There is no run 'nothing'"):
+        compare_runs(["base-s0", "nothing"], root)
+
+
 def test_the_verb_prints_and_leaves_a_page_and_json(root: Path) -> None:
     output = command(root, "base-s0,base-s1,base-s2", "clip-s0,clip-s1,clip-s2")
     assert "clip against base: better." in output
@@ -147,6 +167,10 @@ def test_the_verb_prints_and_leaves_a_page_and_json(root: Path) -> None:
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//|@import|url\(""", page), (
         "nothing is loaded from elsewhere"
     )
+
+
+def test_the_verb_as_json_prints_nothing_else(root: Path) -> None:
+    assert json.loads(command(root, "base-s0", "clip-s0", "--json"))["kind"] == "comparison"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, ObjectiveError, RunError
 from kit.runs.store import RunStore
 from kit.runs.worker import DONE, STOPPED, USER_ERROR, Outcome
-from kit.studies.arms import carry_out, make_plan, parse_change
+from kit.studies.arms import carry_out, make_plan, parse_change, parse_seeds, run_once
 
 CLIP = "objective.clip.eps_high=0.4"
 FAST = "fast:optimisation.learning_rate=1e-3"
@@ -109,6 +109,15 @@ def test_a_run_that_may_not_go_on_is_put_aside_and_started_again(
     assert (tmp_path / "comparisons/it/abandoned/it-baseline-s0-1/status.json").is_file()
 
 
+def test_a_live_run_is_left_alone(tmp_path: Path, launched: list[str]) -> None:
+    RunStore(tmp_path).create("it-baseline-s0").write_status("running")
+    config = next(config for arm, _, config in plan(tmp_path).in_order() if arm == "baseline")
+    error = run_once(config, quiet=True, abandoned=tmp_path / "abandoned")
+    assert isinstance(error, RunError)
+    assert "running in another process" in str(error)
+    assert launched == []
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], Outcome | None]) -> None:
     fine = api.launch
 
@@ -129,6 +138,14 @@ def test_a_failed_run_is_told_and_its_seed_left_out(
     assert any("seed 1: the loss is not a number" in warning for warning in found["warnings"])
 
 
+def test_an_arm_that_always_fails_is_an_error_of_its_own(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, lambda run: Outcome(USER_ERROR, ObjectiveError("no")) if "eps" in run else None)
+    with pytest.raises(RunError, match="baseline 2, eps-high-0-4 0"):
+        carry_out(plan(tmp_path), silent)
+
+
 def test_ctrl_c_ends_the_comparison_and_not_only_the_run(
     tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,10 +155,41 @@ def test_ctrl_c_ends_the_comparison_and_not_only_the_run(
     assert len(launched) == 2
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, lambda run: Outcome(STOPPED))
+    arguments = ["compare", "quickstart", "--change", CLIP, "--seeds", "1", "--root", str(tmp_path)]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == STOPPED
+    assert "Give the same command again" in result.output
+
+
+def test_a_run_stopped_by_hand_is_left_out_and_ends_nothing(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(run: str) -> Outcome | None:
+        if run != "it-baseline-s1":
+            return None
+        RunStore(tmp_path).create(run).write_status("stopped", reason="control/stop")
+        return Outcome(STOPPED)
+
+    failing(monkeypatch, stop)
+    found = carry_out(plan(tmp_path, seeds=3), silent)
+    assert found["arms"][0]["seeds"] == [0, 2]
+    assert any("stopped by hand" in warning for warning in found["warnings"])
+
+
 def test_a_name_is_not_used_for_another_comparison(tmp_path: Path, launched: list[str]) -> None:
     carry_out(plan(tmp_path, seeds=1), silent)
     with pytest.raises(ConfigError, match="arm 'baseline' has another configuration"):
         carry_out(plan(tmp_path, seeds=1, steps=7), silent)
+
+
+def test_the_name_follows_from_what_is_compared() -> None:
+    def name(*changes: str, **options: Any) -> str:
+        return make_plan("quickstart", changes, **options).name
+
+    assert name(CLIP) == name(CLIP, seeds=7)
+    assert len({name(CLIP), name(FAST), name(CLIP, steps=7), name(CLIP, FAST)}) == 4
 
 
 @pytest.mark.parametrize(
@@ -156,6 +204,11 @@ def test_a_name_is_not_used_for_another_comparison(tmp_path: Path, launched: lis
 )
 def test_changes_are_read(change: str, expected: tuple[str, list[str]]) -> None:
     assert parse_change(change, {"baseline"}) == expected
+
+
+def test_seeds_are_a_number_or_a_list() -> None:
+    assert parse_seeds("3", 5) == (5, 6, 7)
+    assert parse_seeds("3,9", 5) == (3, 9)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,13 @@ def test_different_data_has_no_verdict(tmp_path: Path) -> None:
     assert "better" not in other["text"]
 
 
+def test_arms_that_generate_differently_are_warned_of(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", problems(0.5))
+    make_run(tmp_path, "b", problems(0.5), overrides=["generation.max_completion_tokens=33"])
+    warnings = compare_runs(["a", "b"], tmp_path)["warnings"]
+    assert any("generation.max_completion_tokens differs" in warning for warning in warnings)
+
+
 def test_an_evaluation_made_with_other_generation_settings_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path, "a", problems(0.5))
     other = make_run(tmp_path, "b", problems(0.5), overrides=BETTER)
@@ -66,6 +73,17 @@ def test_an_evaluation_made_with_other_generation_settings_is_refused(tmp_path: 
     change(other, lambda result: result.update(generation=own | {"max_completion_tokens": 7}))
     with pytest.raises(ConfigError, match=r"-o generation\.max_completion_tokens="):
         compare_runs(["a", "b"], tmp_path)
+
+
+def test_tails_of_other_steps_have_no_interval(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", problems(0.5))
+    longer = make_run(tmp_path, "b", problems(0.5), overrides=BETTER)
+    for step in range(21, 41):
+        longer.append_metrics({"step": step, "reward": 0.9})
+    row = next(row for row in compare_runs(["a", "b"], tmp_path)["quantities"] if row["name"] == "training reward")
+    gap = row["differences"]["b"]
+    assert gap["value"] == pytest.approx(row["arms"]["b"] - row["arms"]["a"])
+    assert gap["low"] is gap["high"] is None
 
 
 def test_equal_answers_promise_no_budget(tmp_path: Path) -> None:

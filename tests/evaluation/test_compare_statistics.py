@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pairwise import every_pair
 
-from kit.evaluation.statistics import t_cdf, t_quantile
+from kit.evaluation.statistics import t_cdf, t_quantile, two_sided_p
 from kit.studies.statistics import (
     Parts,
     detectable,
@@ -52,6 +52,18 @@ def arms(
 def test_student_t_is_that_of_the_tables(df: float, t: float) -> None:
     assert t_quantile(0.975, df) == pytest.approx(t, abs=2e-5)
     assert t_cdf(-t, df) == pytest.approx(0.025, abs=1e-6)
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 2.0, 40.0])
+def test_student_t_has_closed_forms_for_one_and_two_degrees_of_freedom(t: float) -> None:
+    assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-9)  # Cauchy
+    assert t_cdf(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-9)
+
+
+def test_two_sided_p_without_difference_or_error() -> None:
+    assert two_sided_p(0.0, 0.0, 3) == 1.0
+    assert two_sided_p(0.1, 0.0, 3) == 0.0
+    assert two_sided_p(-4.30265, 1.0, 2) == pytest.approx(0.05, abs=1e-6)
 
 
 def test_the_parts_are_those_of_the_analysis_of_variance() -> None:
@@ -130,6 +142,12 @@ def test_equal_scores_and_equal_shifts_have_no_error_to_judge_by() -> None:
     assert (same.value, same.p, same.low, same.high) == (0.0, 1.0, 0.0, 0.0)
     shifted = difference(np.zeros((1, 4)), np.ones((1, 4)), paired_seeds=True)
     assert shifted.p == 2 * 0.5**4  # a sign test: 4 of 4 problems, two-sided
+
+
+@pytest.mark.parametrize("shapes", [((2, 5), (2, 6)), ((2, 5), (3, 5)), ((2, 1), (2, 1))])
+def test_scores_that_do_not_fit_are_refused(shapes: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match=r"scores|paired"):
+        difference(np.zeros(shapes[0]), np.zeros(shapes[1]), paired_seeds=True)
 
 
 def test_holm() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import rewards
 from kit.config import EvaluationConfig, GenerationConfig, ModelConfig
-from kit.evaluation.heldout import HeldOut, end_tokens
+from kit.evaluation.heldout import HeldOut
 from kit.generation.prompts import question, render
 
 
@@ -65,19 +65,6 @@ def test_scores_are_those_of_the_answers(loaded: Any, monkeypatch: pytest.Monkey
     assert score["samples"][0]["reference"] == "1"
 
 
-def test_without_a_checker_only_the_reward_is_reported(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def size(prompts: Any, completions: Any, **_: Any) -> list[float]:
-        return [float(len(str(text))) for text in completions]
-
-    def twice(prompts: Any, completions: Any, **_: Any) -> list[float]:
-        return [2.0 for _ in completions]
-
-    preset = rewards.from_functions([(size, 0.0), (twice, 1.0)], allow_shaping_above_correctness=True)
-    score = scripted(loaded, ["a"] * 4, ["b"] * 8, monkeypatch, preset=preset)
-    assert score["greedy_reward"]["value"] == 2.0
-    assert not [key for key in score if key.startswith(("pass@", "greedy_accuracy"))]
-
-
 def test_the_score_repeats_and_does_not_depend_on_the_batch(loaded: Any) -> None:
     def stable(score: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in score.items() if key != "seconds"}
@@ -116,12 +103,6 @@ def test_gradient_checkpointing_is_off_inside_and_on_again_even_after_a_failure(
         loaded.model.gradient_checkpointing_disable()
 
 
-def test_completions_end_at_any_token_that_the_model_or_tokenizer_declares(loaded: Any) -> None:
-    ends = end_tokens(loaded.model, loaded.tokenizer)
-    assert loaded.tokenizer.eos_token_id in ends
-    assert len(ends) == len(set(ends))
-
-
 def test_prompts_are_rendered_with_the_template_and_texts_as_they_are(loaded: Any) -> None:
     assert render(loaded.tokenizer, "as it is") == "as it is"
     expected = "<|im_start|>user\nWhat is 0 + 1?<|im_end|>\n<|im_start|>assistant\n"
@@ -145,38 +126,6 @@ def test_functions_see_messages_and_what_trainers_hand_over(loaded: Any, monkeyp
     score = scripted(loaded, ["yes", "no", "yes", "yes"], ["no"] * 8, monkeypatch, preset=preset)
     assert score["greedy_reward"]["value"] == 3 / 4
     assert score["reward_failure_share"] == 0.0
-
-
-def test_a_models_own_sampling_settings_are_not_scored(model_folder: Path, tmp_path: Path) -> None:
-    """A repetition penalty of 1.5 that came with the model would be another policy than the one that is trained."""
-    import json
-    import shutil
-
-    from kit.models.loading import find_model, load_model
-
-    folder = shutil.copytree(model_folder, tmp_path / "opinionated")
-    own = {"eos_token_id": 2, "repetition_penalty": 1.5, "top_k": 2, "temperature": 0.3, "do_sample": True}
-    (folder / "generation_config.json").write_text(json.dumps(own))
-    config = ModelConfig(name=str(folder), dtype="float32")
-    opinionated = load_model(find_model(config, chat=True), config)
-    assert opinionated.model.generation_config.to_diff_dict().keys() <= {
-        "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config",
-    }  # fmt: skip
-    used: list[dict[str, Any]] = []
-    generate, prepare = opinionated.model.generate, opinionated.model._prepare_generation_config
-
-    def watch(*args: Any, **keywords: Any) -> Any:
-        result = prepare(*args, **keywords)
-        used.append(result[0].to_dict())
-        return result
-
-    opinionated.model._prepare_generation_config = watch
-    heldout(opinionated).score(opinionated.model)
-    assert generate is not None
-    assert {each["repetition_penalty"] for each in used} <= {None, 1.0}
-    assert {each["top_k"] for each in used if each["do_sample"]} <= {None, 0}
-    assert {each["temperature"] for each in used if each["do_sample"]} == {1.0}
-    assert {each["do_sample"] for each in used} == {True, False}
 
 
 def test_plain_text_gets_the_special_tokens_and_a_chat_template_brings_its_own() -> None:

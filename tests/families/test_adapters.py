@@ -12,7 +12,6 @@ from kit.errors import ModelError
 from kit.model_check.tiny import tiny_config
 from kit.models.family import (
     adapter_of,
-    auto_class,
     end_ids,
     read_template,
 )
@@ -86,16 +85,6 @@ def test_inputs_are_extended_sliced_or_dropped(tokenizer):
     assert llama.rule("token_type_ids") == "drop"
     assert llama.fills == ()
     assert llama.decoder is None
-
-
-def test_the_auto_class_follows_the_configuration():
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    assert auto_class(config_of("llama")) is AutoModelForCausalLM
-    assert auto_class(config_of("gemma3_text")) is AutoModelForCausalLM
-    assert auto_class(config_of("gemma3")) is AutoModelForImageTextToText
-    with pytest.raises(ModelError, match="neither a causal language model"):
-        auto_class(AutoConfig.for_model("vit"))
 
 
 def test_pieces_are_found_by_counting():

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from kit.cli.runs import added_text
-from kit.errors import RunError
 from kit.runs.files import Log
 from kit.runs.store import RunDir, RunStore
 
@@ -75,9 +74,3 @@ def test_the_words_between_the_last_look_and_the_end_are_told(run: RunDir, monke
 
     monkeypatch.setattr(RunDir, "status", ends_after_the_look)
     assert "last words\n" in "".join(added_text(run, 0, lambda seconds: None))
-
-
-def test_a_log_that_cannot_be_read_is_an_error_in_words(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
-    with pytest.raises(RunError, match="cannot be read"):
-        Log(tmp_path / "log").tail(1)

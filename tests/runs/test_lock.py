@@ -93,19 +93,6 @@ def test_whoever_measures_evaluates_or_exports_says_who_has_the_gpu(gpu: None, t
     assert gpu_holder() is None
 
 
-def test_of_several_gpus_all_are_taken_or_none(tmp_path: Path) -> None:
-    one, both = GpuLock(["1"], tmp_path), GpuLock(["0", "1"], tmp_path)
-    assert one.take(ME) is None
-    assert both.take(ME) is not None
-    third = GpuLock(["0"], tmp_path)
-    assert third.take(ME) is None
-    one.release()
-    third.release()
-    assert both.take(ME) is None
-    assert len(both.handles) == 2
-    both.release()
-
-
 def test_the_lock_goes_with_its_holder_however_it_dies(tmp_path: Path) -> None:
     code = "import sys, time, pathlib; from kit.runs.lock import GpuLock\n"
     code += "GpuLock(['0'], pathlib.Path(sys.argv[1])).take({'run': 'a', 'pid': 1}) or print('has', flush=True)\n"

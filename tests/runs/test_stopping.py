@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from patience import dead, kill, wait_for
+from patience import dead, wait_for
 
-from kit.api import launch as api
 from kit.errors import RunError
 from kit.runs import stopping, supervisor
 from kit.runs.process import descendants, identity, runs
@@ -99,13 +96,6 @@ def test_a_run_that_ends_by_nothing_is_killed_with_all_it_started(start: Start, 
     wait_for(lambda: not any(runs(each) for each in family))
 
 
-def test_a_killed_run_without_a_supervisor_is_stopped_too(start: Start, write_job: WriteJob) -> None:
-    run = begun(start, write_job, DEAF)
-    kill(run.status()["supervisor"])
-    status = stop(run, timeout=0.1)
-    assert (status["state"], status["exit"], status["reason"]) == ("stopped", 137, "SIGKILL: it did not end by itself")
-
-
 def test_two_stops_at_once_send_one_sigterm(start: Start, write_job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "TERM_SECONDS", 20.0)
     body = (
@@ -151,15 +141,6 @@ def test_a_run_is_waited_for_as_long_as_its_checkpoint_grows(
     run = begun(start, write_job, body)
     assert stop(run)["reason"] == "control/stop"
     assert run.status()["terms"] == 0
-
-
-def test_an_ended_run_is_left_as_it_is(running: RunDir) -> None:
-    stop(running)
-    (running.control / "stop").unlink()
-    before = running.status_file.read_bytes()
-    assert stop(running)["state"] == "stopped"
-    assert running.status_file.read_bytes() == before
-    assert not (running.control / "stop").exists()
 
 
 def test_a_full_disk_does_not_keep_a_run_from_saving_first(
@@ -229,27 +210,6 @@ def test_the_process_that_only_starts_a_run_is_never_signalled(
         assert trainer.wait() == -signal.SIGTERM
         assert kernel.poll() is None
         kernel.kill()
-
-
-def test_a_run_is_marked_while_it_is_with_the_process_that_starts_it(
-    start: Start, write_job: WriteJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marks: list[object] = []
-    real = supervisor.detach
-
-    def detach(run: RunDir, *given: Any, **options: Any) -> None:
-        marks.append((run.record()["face"], run.record()["pid"] == os.getpid()))
-        real(run, *given, **options)
-        marks.append(run.record()["face"])
-
-    monkeypatch.setattr(api, "detach", detach)
-    run = start()
-    wait_for(lambda: run.status()["state"] == "running")
-    assert run.record()["face"] is False
-    stop(run)
-    api.resume("one", detach=True)
-    assert marks == [(True, True), False] * 2
-    stop(run)
 
 
 def test_a_run_stopped_before_its_job_is_spawned_is_not_spawned(write_job: WriteJob, store: RunStore) -> None:

@@ -114,17 +114,6 @@ def test_the_latest_run_is_listed_first_and_other_folders_are_not(store: RunStor
     assert RunStore(store.root / "nowhere").list() == []
 
 
-def test_new_ids_are_plain_unique_and_short_enough(store: RunStore) -> None:
-    first = store.new_id("My Data_v2!")
-    assert first.startswith("my-data-v2-")
-    store.create(first)
-    second = store.new_id("My Data_v2!")
-    assert second != first
-    store.create(second)
-    store.create(store.new_id("x" * 200))
-    store.create(store.new_id("日本"))
-
-
 @pytest.mark.parametrize(
     ("code", "words"),
     [(errno.EACCES, "may not be written"), (errno.EROFS, "read-only"), (errno.ENOSPC, "No space left")],
@@ -141,15 +130,6 @@ def test_a_folder_that_refuses_is_the_users_error(
 
 
 # --- status ----------------------------------------------------------------------------------------------------------
-
-
-def test_status_keeps_what_is_not_told_again(run: RunDir) -> None:
-    run.write_status("running", step=1, total_steps=80)
-    run.write_status("running", step=2, eta_seconds=math.nan)
-    status = run.status()
-    assert (status["state"], status["step"], status["total_steps"], status["pid"]) == ("running", 2, 80, os.getpid())
-    assert status["eta_seconds"] is None
-    assert status["heartbeat"] >= status["started"]
 
 
 def test_a_killed_writer_reads_interrupted_also_while_it_is_a_zombie(store: RunStore) -> None:
@@ -291,15 +271,6 @@ def test_numbers_of_other_libraries_become_plain_ones(run: RunDir) -> None:
     assert run.metrics() == [{"a": 0.5, "b": [0, 1], "c": None, "d": True}]
 
 
-def test_a_half_written_last_line_is_left_out_and_then_replaced(run: RunDir) -> None:
-    run.append_metrics({"step": 1})
-    with open(run.metrics_file, "a") as file:
-        file.write('{"step": 2, "rew')
-    assert run.metrics() == [{"step": 1}]
-    run.append_metrics({"step": 2})
-    assert run.metrics() == [{"step": 1}, {"step": 2}]
-
-
 @pytest.mark.parametrize("size", [10, 4096, 5000, 10000])
 def test_a_half_line_of_any_length_is_taken_back(run: RunDir, size: int) -> None:
     for lines in (0, 1):
@@ -343,12 +314,6 @@ def test_a_full_disk_leaves_the_old_status(run: RunDir, monkeypatch: pytest.Monk
             run.write_status("running", step=2)
     assert run.status()["step"] == 1
     assert not list(run.path.glob(".*tmp"))
-
-
-def test_too_little_space_is_told_before_it_is_needed(run: RunDir) -> None:
-    run.check_free_space(1)
-    with pytest.raises(RunError, match=r"free, but 1000000\.0 TB are needed"):
-        run.check_free_space(10**18)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

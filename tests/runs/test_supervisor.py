@@ -18,10 +18,8 @@ from kit.api import launch as api
 from kit.cli.runs import ending
 from kit.errors import DataError, RunError
 from kit.runs import supervisor
-from kit.runs.process import identity, runs
+from kit.runs.process import identity
 from kit.runs.store import RunDir, RunStore
-from kit.runs.supervisor import detach, settle
-from kit.runs.worker import CRASHED, Outcome
 
 pytestmark = pytest.mark.survival
 
@@ -61,21 +59,6 @@ def test_a_killed_trainer_is_failed_with_its_signal(running: RunDir) -> None:
     assert "from outside, or by the kernel because memory ran out" in status["reason"]
     assert "signal 9" in running.log.read_text()
     assert status["ended"] is not None
-
-
-def test_with_its_trainer_all_that_it_had_started_is_killed(start: Start, write_job: Callable[..., None]) -> None:
-    write_job("""
-        import subprocess
-        worker = subprocess.Popen(["sleep", "100"])
-        run.write_status("running", worker=worker.pid)
-        time.sleep(100)
-    """)
-    run = start()
-    wait_for(lambda: run.status().get("worker"))
-    worker = identity(run.status()["worker"])
-    assert runs(worker)
-    kill(run.status())
-    wait_for(lambda: dead(worker))
 
 
 def test_a_run_goes_on_without_its_supervisor_says_so_and_ends_by_itself(
@@ -168,14 +151,6 @@ def test_a_face_that_is_killed_leaves_a_run_that_goes_on(shell: Callable[..., su
     assert run.status()["state"] == "stopped"
 
 
-def test_a_native_crash_is_found_in_the_log(start: Start, write_job: Callable[..., None]) -> None:
-    write_job("import ctypes; os.write(2, b'native words\\n'); ctypes.string_at(0)")
-    run = start()
-    wait_for(lambda: run.status()["state"] == "failed")
-    assert "SIGSEGV" in run.status()["reason"]
-    assert "native words" in run.log.read_text()
-
-
 @pytest.mark.parametrize(
     ("body", "state", "reason"),
     [
@@ -194,21 +169,6 @@ def test_a_job_that_ends_without_a_word_is_never_finished(
     wait_for(lambda: run.status()["state"] not in ("starting", "interrupted"))
     assert run.status()["state"] == state
     assert reason in run.status()["reason"]
-
-
-def test_the_end_that_the_job_itself_wrote_stands(tmp_path: Path, store: RunStore) -> None:
-    run = store.create("one")
-    run.write_status("stopped", reason="control/stop", exit=130)
-    settle(run, os.getpid(), Outcome(CRASHED, RunError("x"), exit=1))
-    assert run.status()["reason"] == "control/stop"
-
-
-def test_the_end_of_another_process_is_not_ours_to_write(store: RunStore) -> None:
-    run = store.create("one")
-    settle(run, os.getppid(), Outcome(CRASHED, RunError("x"), exit=1))
-    run.write_status("running", pid=os.getppid())
-    settle(run, 12345678, Outcome(CRASHED, RunError("x"), exit=1))
-    assert run.status()["state"] == "running"
 
 
 # --- who has the run -------------------------------------------------------------------------------------------------
@@ -337,15 +297,6 @@ def test_ctrl_c_while_a_run_is_handed_over_ends_it(write_job: WriteJob, monkeypa
     assert api.Run("one").status["state"] == "stopped"
 
 
-def test_a_supervisor_takes_over_no_run_that_has_ended(write_job: WriteJob, store: RunStore) -> None:
-    run = store.create("one")
-    run.write_status("stopped", pid=os.getpid())
-    before = run.record()
-    with pytest.raises(RunError, match="could not be started"):
-        detach(run, {}, module="a_job")
-    assert run.record() == before
-
-
 def test_what_a_killed_supervisor_has_left_goes_with_the_next_claim(running: RunDir) -> None:
     status = running.status()
     kill(status["supervisor"])
@@ -353,11 +304,6 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_claim(running: Run
     assert list(running.control.glob("call-*"))
     running.claim()
     assert list(running.control.glob("call-*")) == []
-
-
-def test_waiting_has_an_end(running: RunDir) -> None:
-    with pytest.raises(RunError, match=r"still running after 0\.05 s"):
-        api.Run("one").wait(0.05)
 
 
 # --- what the disk does ----------------------------------------------------------------------------------------------

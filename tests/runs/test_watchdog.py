@@ -43,13 +43,6 @@ def test_a_call_that_hangs_is_given_up_and_the_next_one_is_made() -> None:
     never.set()
 
 
-def test_a_call_inside_a_call_is_part_of_it() -> None:
-    watchdog = Watchdog(5)
-    start = time.monotonic()
-    assert watchdog.call(lambda: watchdog.call(threading.get_ident)) == watchdog.call(threading.get_ident)
-    assert time.monotonic() - start < 4
-
-
 LEAVES = """
 import atexit, sys, threading, time
 import kit.runs.worker as worker

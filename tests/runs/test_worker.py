@@ -16,7 +16,7 @@ import pytest
 import kit
 from kit.api import launch as api
 from kit.api import run as run_module
-from kit.errors import ConfigError, KitError, RunError
+from kit.errors import KitError, RunError
 from kit.runs import worker
 
 JOB = """
@@ -83,12 +83,6 @@ def test_a_user_error_in_the_job_arrives_with_its_kind_and_words(write_job, capf
 
 def kit_error(name: str) -> type[KitError]:
     return getattr(sys.modules["kit.errors"], name)
-
-
-def test_an_error_of_the_rewards_package_is_a_user_error(write_job) -> None:
-    write_job("import rewards; rewards.load('gsm8k-resoning')")
-    with pytest.raises(KitError, match="gsm8k-reasoning"):
-        kit.train("quickstart")
 
 
 def test_a_crash_is_a_run_error_and_keeps_its_traceback(write_job, capfd: pytest.CaptureFixture[str]) -> None:
@@ -173,19 +167,6 @@ def test_ctrl_c_in_a_terminal_reaches_the_job_once(write_job, tmp_path: Path) ->
 
 def caller_with_job(code: str) -> str:
     return f"from kit.api import launch as api; api.TRAINER = 'a_job'; {code}"
-
-
-def test_an_unknown_argument_is_met_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"no argument 'step'\. Did you mean 'steps'"):
-        kit.train("quickstart", step=3)
-
-
-def test_an_objective_is_a_name_or_a_mapping() -> None:
-    assert api.resolve_config("quickstart", objective="grpo").objective.recipe == "grpo"
-    mapping = {"recipe": "dapo", "clip": {"eps_high": 0.3}}
-    assert api.resolve_config("quickstart", objective=mapping).objective.clip == {"eps_high": 0.3}
-    with pytest.raises(ConfigError, match="takes a recipe's name or a mapping"):
-        api.resolve_config("quickstart", objective=object())
 
 
 def test_the_public_names_exist_and_the_light_ones_resolve() -> None:
