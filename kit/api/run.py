@@ -225,8 +225,10 @@ class Run:
         """The overrides of a new evaluation, checked. Raises `ConfigError`."""
         from kit.config import load_config
 
-        given = [*changes, *(f"evaluation.{key}={json.dumps(value)}" for key, value in overrides.items())]
-        other = [change for change in given if change.partition(".")[0].strip() not in ("evaluation", "generation")]
+        all_changes = [*changes, *(f"evaluation.{key}={json.dumps(value)}" for key, value in overrides.items())]
+        other = [
+            change for change in all_changes if change.partition(".")[0].strip() not in ("evaluation", "generation")
+        ]
         if other:
             raise ConfigError(
                 f"{other[0]}: an evaluation of weights that are there can change keys of the sections evaluation and "
@@ -234,8 +236,8 @@ class Run:
             )
         if not self._dir.config.is_file():
             raise RunError(f"Run '{self.id}' has no config.yaml yet, so there is nothing to evaluate.")
-        load_config(self._dir.config, given)
-        return given
+        load_config(self._dir.config, all_changes)
+        return all_changes
 
 
 def _evaluation_name(name: str) -> str:

@@ -289,7 +289,7 @@ def data_preview(
     typer.echo(f"{split.info['source']}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     mapping = split.info["mapping"]
     pairs = [f"{role} <- {name}" for role, name in mapping.items() if isinstance(name, str)]
-    pairs += [f"{ours} <- {theirs}" for theirs, ours in mapping["rename"].items()]
+    pairs += [f"{column_name} <- {source_name}" for source_name, column_name in mapping["rename"].items()]
     typer.echo(f"columns: {', '.join(pairs)}")
     for note in split.info["notes"]:
         typer.echo(f"note: {note}")
@@ -300,10 +300,10 @@ def data_preview(
     if as_seen:
         from kit.planning.workbench import lengths
 
-        found = lengths(loaded, {})
-        words = ", ".join(f"{name} {value}" for name, value in found["tokens"].items())
-        typer.echo(f"\nprompts in tokens: {words}; over the limit of {found['limit']}: {found['over']}")
-        for row in found["seen"]:
+        counted = lengths(loaded, {})
+        words = ", ".join(f"{name} {value}" for name, value in counted["tokens"].items())
+        typer.echo(f"\nprompts in tokens: {words}; over the limit of {counted['limit']}: {counted['over']}")
+        for row in counted["seen"]:
             typer.echo(f"\n[training row {row['place']}, {row['tokens']} tokens, as the model sees it]\n{row['text']}")
 
 

@@ -47,12 +47,12 @@ def objective_list(
     if kind in CHANGING:
         _list_changing(kind)
         return
-    wanted = _registries(kind, (*KINDS, *CHANGING))
+    registries = _registries(kind, (*KINDS, *CHANGING))
     if kind is None:
         parts = ("advantage", "clip", "reduction")
         print_table(["recipe", *parts], [[n, *(_call(recipe(n)[part]) for part in parts)] for n in recipe_names()])
     rows = []
-    for registry in wanted.values():
+    for registry in registries.values():
         for name in registry:
             hook = registry.build(name)
             needs = ", ".join(sorted(hook.needs)) or "-"
@@ -119,10 +119,10 @@ def _kind_of(changing: type[Schedule]) -> str:
 
 def _list_changing(kind: str | None = None) -> None:
     """Schedules before controllers, or those of one kind."""
-    found = sorted(_changing().items(), key=lambda item: (CHANGING.index(_kind_of(item[1])), item[0]))
+    classes = sorted(_changing().items(), key=lambda item: (CHANGING.index(_kind_of(item[1])), item[0]))
     rows = [
         [name, _kind_of(each), _call_of(each).partition("(")[2].rstrip(")"), _summary(each)]
-        for name, each in found
+        for name, each in classes
         if kind in (None, _kind_of(each))
     ]
     print_table(["schedule", "kind", "parameters", "what it is"], rows)
@@ -174,14 +174,14 @@ def _hooks(name: str, kind: str | None, overrides: list[str]) -> list[Hook]:
     wanted = _registries(kind)
     if is_import_path(name):
         own = kind or _declared_kind(name)
-        found = list(_registries(own).values())
+        registries = list(_registries(own).values())
     else:
-        found = [registry for registry in wanted.values() if name in registry]
-    if not found:
+        registries = [registry for registry in wanted.values() if name in registry]
+    if not registries:
         if name.endswith(".py"):
             raise ConfigError(f"'{name}' names a file; name the function in it, too: {name}:FUNCTION.")
         if kind is not None:
-            found = list(wanted.values())  # which says what there is of this kind
+            registries = list(wanted.values())  # which says what there is of this kind
         else:
             if name in _changing():
                 raise ConfigError(
@@ -194,7 +194,7 @@ def _hooks(name: str, kind: str | None, overrides: list[str]) -> list[Hook]:
     entry: dict[str, Any] = {"name": name}
     for override in overrides:
         apply_override(entry, override)
-    return [registry.build(entry) for registry in found]
+    return [registry.build(entry) for registry in registries]
 
 
 def _declared_kind(path: str) -> str:
@@ -239,8 +239,8 @@ def _show_recipe(name: str, overrides: list[str]) -> None:
     typer.echo("\nloss = reduction( Π weights · clip  +  Σ coef · regularizer )\n")
     typer.echo(objective.describe())
     typer.echo("\nWhat it computes and costs, beyond the scoring of the policy:")
-    found = costs(objective.needs, entropy_in_loss=objective.needs_entropy_gradient)
-    _list_costs(found)
+    cost_by_need = costs(objective.needs, entropy_in_loss=objective.needs_entropy_gradient)
+    _list_costs(cost_by_need)
     for kind in _kinds_called(name):
         typer.echo(f"\nThere is a hook of that name, too: grpo-kit objective show {name} --kind {kind}")
 
@@ -257,10 +257,10 @@ def _show_hook(hook: Hook) -> None:
     parameters = hook.factory.hyperparameters.values()
     if parameters:
         rows = [[p.name, _type(p.annotation), "required" if p.required else _value(p.default)] for p in parameters]
-        given = [_value(hook.values[p.name]) for p in parameters]
-        changed = any(value != row[2] for value, row in zip(given, rows, strict=True))
+        values_here = [_value(hook.values[p.name]) for p in parameters]
+        changed = any(value != row[2] for value, row in zip(values_here, rows, strict=True))
         head = ["hyper-parameter", "type", "default", *(["here"] if changed else [])]
-        print_table(head, [[*row, *([value] if changed else [])] for row, value in zip(rows, given, strict=True)])
+        print_table(head, [[*row, *([value] if changed else [])] for row, value in zip(rows, values_here, strict=True)])
     if hook.needs:
         typer.echo("It needs, at the cost of:")
         _list_costs(costs(hook.needs, entropy_in_loss=hook.kind in ("clip", "regularizer")))

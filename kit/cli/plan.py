@@ -72,14 +72,14 @@ def plan(
     from kit.planning.plan import plan as make_plan
 
     loaded = load_config(config, override or [])
-    name = " ".join([config, *(f"-o {one}" for one in override or [])]) if override else config
-    found = make_plan(loaded, gpu=find_gpu(gpu) if gpu else None, name=config, given=override or [])
+    name = " ".join([config, *(f"-o {change}" for change in override or [])]) if override else config
+    memory_plan = make_plan(loaded, gpu=find_gpu(gpu) if gpu else None, name=config, given=override or [])
     if probe:
-        found |= {"probe": _probe(loaded, found, quiet=as_json)}
+        memory_plan |= {"probe": _probe(loaded, memory_plan, quiet=as_json)}
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(memory_plan, indent=2))
     else:
-        _show_plan(name, found)
+        _show_plan(name, memory_plan)
 
 
 def _probe(config: Any, found: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
@@ -176,12 +176,12 @@ def model_check(
     """
     from kit.model_check.check import check_model
 
-    found = check_model(source, weights=weights, trust_remote_code=trust_remote_code)
+    findings = check_model(source, weights=weights, trust_remote_code=trust_remote_code)
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=2))
+        typer.echo(json.dumps(findings.as_dict(), indent=2))
     else:
-        _show(found)
-    if not found.trains:
+        _show(findings)
+    if not findings.trains:
         raise typer.Exit(1)
 
 

@@ -140,7 +140,7 @@ def reward_audit(
     from rewards import testing
     from rewards.__main__ import print_attack
 
-    found = auditing.audit(
+    report = auditing.audit(
         testing.target(name, **_parameters(override)),
         auditing.read_data(data, prompt, reference),
         attacks=tuple(attack or auditing.ATTACKS),
@@ -152,12 +152,12 @@ def reward_audit(
         progress=print_attack if sys.stderr.isatty() else None,
     )
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=1))
+        typer.echo(json.dumps(report.as_dict(), indent=1))
     else:
-        typer.echo(f"{found.preset.name}: answers as {found.style}, {found.results[0].rows} rows")
-        print_table(*found.table())
-        typer.echo(found.verdict)
-    if not found.passed:
+        typer.echo(f"{report.preset.name}: answers as {report.style}, {report.results[0].rows} rows")
+        print_table(*report.table())
+        typer.echo(report.verdict)
+    if not report.passed:
         raise typer.Exit(HACKED)
 
 

@@ -36,21 +36,19 @@ def ps(
     """List runs, the latest first: state, step, reward, time left."""
     from kit.runs.store import ALIVE, RunStore
 
-    found = RunStore(root).statuses()
-    limit = len(found) if everything else number or SHOWN
-    shown = [
-        pair for place, pair in enumerate(found) if place < limit or (number is None and pair[1]["state"] in ALIVE)
-    ]
+    runs = RunStore(root).statuses()
+    limit = len(runs) if everything else number or SHOWN
+    shown = [pair for index, pair in enumerate(runs) if index < limit or (number is None and pair[1]["state"] in ALIVE)]
     if as_json:
         records = [{"id": run.id, "reward": _reward(run)} | status for run, status in shown]
         typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
         return
-    if not found:
+    if not runs:
         typer.echo(f"No runs in {root} yet. Start one with: grpo-kit quickstart")
         return
     print_plain(["run", "state", "step", "reward", "time left"], [_row(run, status) for run, status in shown])
-    if len(shown) < len(found):
-        typer.echo(f"{len(found) - len(shown)} earlier runs: grpo-kit ps --all")
+    if len(shown) < len(runs):
+        typer.echo(f"{len(runs) - len(shown)} earlier runs: grpo-kit ps --all")
 
 
 def _row(run: RunDir, status: dict[str, Any]) -> list[str]:
@@ -270,13 +268,13 @@ def share(
 
     run = RunStore(root).open(run_id)
     kind, name = destination(to, space, dataset)
-    found = publication(run, completions=completions, kind=kind)
-    seen = "" if kind is None else ", for everybody to see" if public else ", private if it is new"
-    typer.echo(f"To {kind or 'folder'} {name}{seen}:")
-    for line in found.told:
+    content = publication(run, completions=completions, kind=kind)
+    visibility = "" if kind is None else ", for everybody to see" if public else ", private if it is new"
+    typer.echo(f"To {kind or 'folder'} {name}{visibility}:")
+    for line in content.told:
         typer.echo(f"  {line}")
     if kind is None:
-        found.write(Path(name))
+        content.write(Path(name))
         typer.echo(f"written: {Path(name) / 'index.html'}")
         return
     if not yes and not sys.stdin.isatty():
@@ -286,7 +284,7 @@ def share(
     if not yes and not typer.confirm("Publish that?"):
         typer.echo("Nothing was published.")
         return
-    typer.echo(f"published: {to_hub(found, name, kind, public=public, say=typer.echo)}")
+    typer.echo(f"published: {to_hub(content, name, kind, public=public, say=typer.echo)}")
 
 
 def compare(

@@ -21,7 +21,7 @@ def print_table(head: list[str], rows: list[list[str]]) -> None:
 
 def print_plain(head: list[str], rows: list[list[str]]) -> None:
     """Columns three blanks apart; without rich, whose import takes longer than listing a thousand runs."""
-    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, ["-" * width for width in widths], *rows):
         line = "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print(line.rstrip())

@@ -138,7 +138,7 @@ def explain(error: ValidationError, origin: str, schema: type[BaseModel]) -> str
 def _without_kinds(schema: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str | int], list[type[BaseModel]]]:
     """A fault's place without the `type` of what stands there (`space.KEY.uniform.low` to `space.KEY.low`), which pydantic
     puts in for a union told apart by it, and the model of that type, if the fault lies in one."""
-    kept: list[str | int] = []
+    path: list[str | int] = []
     kinds: list[type[BaseModel]] = [schema]
     chosen: list[type[BaseModel]] = []
     for part in loc:
@@ -146,10 +146,10 @@ def _without_kinds(schema: type[BaseModel], loc: Sequence[str | int]) -> tuple[l
         if of_type:
             kinds = chosen = of_type
             continue
-        kept.append(part)
+        path.append(part)
         fields = [kind.model_fields[part] for kind in kinds if isinstance(part, str) and part in kind.model_fields]
         kinds = [model for field in fields for model in _models(field.annotation)] if fields else kinds
-    return kept, chosen
+    return path, chosen
 
 
 def _type_of(kind: type[BaseModel]) -> tuple[Any, ...]:

@@ -95,7 +95,7 @@ def _table(sheet: Any) -> tuple[str, Row | None, list[Row]]:
     head = next(_rows(sheet, 1, MOST_COLUMNS), None)
     if head is None:
         return sheet.title, None, []
-    width = max(place for place, value in enumerate(head[1], start=1) if value is not None)
+    width = max(column for column, value in enumerate(head[1], start=1) if value is not None)
     return sheet.title, head, list(_rows(sheet, head[0] + 1, width + 1))  # a column more: values there are a fault
 
 

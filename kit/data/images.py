@@ -32,22 +32,22 @@ def digest(pictures: list[Picture]) -> str:
     """Hex digest of the content of pictures, in order; of none, an empty text."""
     if not pictures:
         return ""
-    whole = hashlib.sha256()
+    total = hashlib.sha256()
     for picture in pictures:
-        whole.update(hashlib.sha256(_content(picture)).digest())
-    return whole.hexdigest()
+        total.update(hashlib.sha256(_content(picture)).digest())
+    return total.hexdigest()
 
 
 def opened(pictures: list[Any]) -> list[Any]:
     """PIL pictures in RGB, of stored ones or of those that are open already."""
     from PIL import Image
 
-    found = []
+    images = []
     for picture in pictures:
         if isinstance(picture, dict):
             picture = Image.open(io.BytesIO(_content(picture)))
-        found.append(picture.convert("RGB"))
-    return found
+        images.append(picture.convert("RGB"))
+    return images
 
 
 def folder_of(config: DataConfig) -> Path | None:
@@ -75,12 +75,12 @@ def _picture(value: Any, place: int, column: str, folder: Path | None) -> Pictur
 
 
 def _found(path: str, where: str, folder: Path | None) -> Path:
-    given = Path(path).expanduser()
-    for candidate in (given if given.is_absolute() or folder is None else folder / given, given):
+    as_given = Path(path).expanduser()
+    for candidate in (as_given if as_given.is_absolute() or folder is None else folder / as_given, as_given):
         if candidate.is_file():
             return candidate.resolve()
     raise ValueError(
-        f"{where}: there is no file {path}" + (f" in {folder}" if folder and not given.is_absolute() else "")
+        f"{where}: there is no file {path}" + (f" in {folder}" if folder and not as_given.is_absolute() else "")
     )
 
 
@@ -88,8 +88,8 @@ def _check(picture: Picture, where: str) -> None:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(picture["bytes"]) if picture["bytes"] else picture["path"]) as seen:
-            width, height = seen.size
+        with Image.open(io.BytesIO(picture["bytes"]) if picture["bytes"] else picture["path"]) as image:
+            width, height = image.size
     except Exception as error:  # decoders raise what they like
         name = picture["path"] or f"{len(picture['bytes'] or b'')} bytes"
         raise ValueError(f"{where} cannot be read as a picture ({name}): {error}") from None

@@ -67,7 +67,11 @@ def load_data(config: DataConfig) -> DataSplit:
     else:
         first = len(result.rows) - source.heldout
         sides = Sides(list(range(first)), list(range(first, len(result.rows))), [])
-    known = {ours: source.features[theirs] for theirs, ours in mapping.extras.items() if theirs in source.features}
+    known = {
+        name: source.features[source_name]
+        for source_name, name in mapping.extras.items()
+        if source_name in source.features
+    }
     dataset, notes = build_dataset(result.rows, known, chat=config.chat)
     info = _info(config, source, mapping, result, sides)
     info["columns"] = dataset.column_names
@@ -154,9 +158,9 @@ def split_rows(keys: Sequence[str], contents: Sequence[str], heldout: int, seed:
         )
     count = min(heldout, len(by_key) // 2)
     chosen = sorted(by_key, key=lambda key: _salted(key, seed))[:count]
-    kept = [min(by_key[key], key=lambda index: (_salted(contents[index], seed), index)) for key in chosen]
-    doubles = sorted({index for key in chosen for index in by_key[key]} - set(kept))
-    away = {*kept, *doubles}
+    heldout_rows = [min(by_key[key], key=lambda index: (_salted(contents[index], seed), index)) for key in chosen]
+    doubles = sorted({index for key in chosen for index in by_key[key]} - set(heldout_rows))
+    away = {*heldout_rows, *doubles}
     notes = []
     if count < heldout:
         notes.append(
@@ -165,7 +169,7 @@ def split_rows(keys: Sequence[str], contents: Sequence[str], heldout: int, seed:
         )
     if doubles:
         notes.append(f"{len(doubles)} rows repeat the prompt of a held-out row and are left out.")
-    return Sides([index for index in range(len(keys)) if index not in away], kept, doubles, notes)
+    return Sides([index for index in range(len(keys)) if index not in away], heldout_rows, doubles, notes)
 
 
 def _salted(text: str, seed: int) -> str:

@@ -69,7 +69,7 @@ class Mapping:
         return {
             "prompt": self.prompt,
             "reference": self.reference,
-            "rename": {theirs: ours for theirs, ours in self.extras.items() if theirs != ours},
+            "rename": {source_name: name for source_name, name in self.extras.items() if source_name != name},
             **({"images": self.images} if self.images is not None else {}),
         }
 
@@ -124,25 +124,25 @@ def _prompt_column(columns: Sequence[str], config: DataConfig) -> str:
 def _extra_columns(
     columns: Sequence[str], used: set[str | None], rename: dict[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    for theirs in rename:
-        _require(theirs, columns, "data.rename")
+    for source_name in rename:
+        _require(source_name, columns, "data.rename")
     extras: dict[str, str] = {}
     notes: list[str] = []
-    for theirs in columns:
-        if theirs not in rename and theirs in used:
+    for source_name in columns:
+        if source_name not in rename and source_name in used:
             continue
-        ours = rename.get(theirs, theirs)
-        if ours in ("prompt", "reference") or ours in TAKEN_BY_TRAINER:
-            if theirs in rename:
+        name = rename.get(source_name, source_name)
+        if name in ("prompt", "reference") or name in TAKEN_BY_TRAINER:
+            if source_name in rename:
                 raise DataError(
-                    f"data.rename: '{theirs}' cannot be called '{ours}', that name is taken. "
+                    f"data.rename: '{source_name}' cannot be called '{name}', that name is taken. "
                     "data.prompt_column and data.reference_column choose prompt and reference."
                 )
-            notes.append(f"Column '{theirs}' is left out: its name is taken. data.rename can give it another.")
+            notes.append(f"Column '{source_name}' is left out: its name is taken. data.rename can give it another.")
             continue
-        if ours in extras.values():
-            raise DataError(f"data.rename: two columns would be called '{ours}'. Columns seen: {_listed(columns)}.")
-        extras[theirs] = ours
+        if name in extras.values():
+            raise DataError(f"data.rename: two columns would be called '{name}'. Columns seen: {_listed(columns)}.")
+        extras[source_name] = name
     return extras, notes
 
 
@@ -286,14 +286,14 @@ def _make_row(record: Record, mapping: Mapping, config: DataConfig) -> tuple[dic
         "prompt": dress(prompt, chat=config.chat, system_prompt=config.system_prompt),
         "reference": reference,
     }
-    row |= {ours: values.get(theirs) for theirs, ours in mapping.extras.items()}
-    content, seen = canonical_json(row), ""
+    row |= {name: values.get(source_name) for source_name, name in mapping.extras.items()}
+    content, image_key = canonical_json(row), ""
     if mapping.images is not None:
         row[IMAGES] = _pictures(values.get(mapping.images), mapping.images, config)
-        seen = digest(row[IMAGES])
-        content += seen
+        image_key = digest(row[IMAGES])
+        content += image_key
     _refuse_surrogates(content, row)
-    return row, prompt_key(prompt, ignore_system=bool(config.system_prompt)) + seen, content
+    return row, prompt_key(prompt, ignore_system=bool(config.system_prompt)) + image_key, content
 
 
 def _pictures(value: Any, column: str, config: DataConfig) -> list[dict[str, Any]]:

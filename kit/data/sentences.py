@@ -59,8 +59,8 @@ def read_sentences(config: DataConfig) -> Source:
     total = config.limit or TRAIN_ROWS + config.heldout
     heldout = min(config.heldout, total // 2)
     train = _rows(chance, names[apart_names:], cities[apart_cities:], [FORMS], total - heldout)
-    kept = _rows(chance, names[:apart_names], cities[:apart_cities], [FORMS, HELDOUT_FORMS], heldout)
-    records = [Record(number, row) for number, row in enumerate([*train, *kept], start=1)]
+    heldout_rows = _rows(chance, names[:apart_names], cities[:apart_cities], [FORMS, HELDOUT_FORMS], heldout)
+    records = [Record(number, row) for number, row in enumerate([*train, *heldout_rows], start=1)]
     notes = [
         f"Held-out rows have names and cities that training never shows; two of their {len(FORMS) + 2} forms are new."
     ]

@@ -241,7 +241,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 def _of_split(files: list[Path], folder: Path, split: str) -> tuple[list[Path], list[str]]:
     """Where file names tell splits (train-0.jsonl, test.jsonl), the files of the wanted one; else all of them."""
-    words = {file: found.group(1) for file in files if (found := SPLIT_WORD.search(file.stem.lower()))}
+    words = {file: match.group(1) for file in files if (match := SPLIT_WORD.search(file.stem.lower()))}
     if not words:
         return files, []
     chosen = [file for file in files if words.get(file) == split]
@@ -326,13 +326,13 @@ def _data_names(folder: Path) -> list[str]:
 
 def _explain(error: Exception, source: str, config: DataConfig) -> str:
     """What was tried, what went wrong, what to do."""
-    wanted = f"split '{config.split}'" + (f" of subset '{config.subset}'" if config.subset else "")
+    split = f"split '{config.split}'" + (f" of subset '{config.subset}'" if config.subset else "")
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     if error.__cause__ is not None and type(error).__name__.startswith("DatasetGeneration"):
         reason += f" ({str(error.__cause__).strip().partition(chr(10))[0]})"
     if Path(source).is_absolute():
         return (
-            f"The folder {config.source}, read as a dataset in hub layout, did not give {wanted}: {reason}\n"
+            f"The folder {config.source}, read as a dataset in hub layout, did not give {split}: {reason}\n"
             "Check data.split and data.subset, or name one of its files."
         )
     near = did_you_mean(Path(source).name, _data_names(Path(source).parent))
@@ -348,7 +348,7 @@ def _explain(error: Exception, source: str, config: DataConfig) -> str:
             f"private one, log in with `hf auth login`.{_near_task(source)}"
         )
     return (
-        f"{local}The hub dataset did not give {wanted}: {reason}\n"
+        f"{local}The hub dataset did not give {split}: {reason}\n"
         "Check data.subset, data.split and data.revision on the dataset's page."
     )
 

@@ -39,8 +39,8 @@ def read_task(name: str, config: DataConfig) -> Source:
                 f"data.task_params: {name} takes no '{key}'.{own or did_you_mean(key, parameters)} "
                 f"It takes {_listed(parameters)}."
             )
-    wanted = config.limit or TRAIN_ROWS + config.heldout
-    tries = 10 * wanted + 1000
+    count = config.limit or TRAIN_ROWS + config.heldout
+    tries = 10 * count + 1000
     seed = _spread(config.seed)
     try:
         dataset = gym.create_dataset(name, seed=seed, size=tries, **config.task_params)
@@ -49,11 +49,11 @@ def read_task(name: str, config: DataConfig) -> Source:
             f"data.task_params: {name} refuses {config.task_params}: {error or type(error).__name__}. "
             f"It takes {_listed(parameters)}."
         ) from error
-    records = _generate(dataset, name, wanted)
+    records = _generate(dataset, name, count)
     notes = []
-    if len(records) < wanted:
+    if len(records) < count:
         notes.append(
-            f"{name} has {len(records)} different questions with these parameters; {wanted} were asked for. "
+            f"{name} has {len(records)} different questions with these parameters; {count} were asked for. "
             "Wider data.task_params give more."
         )
     details = {"task": {"name": name, "params": dict(config.task_params), "seed": seed}}
@@ -68,7 +68,7 @@ def task_names() -> list[str]:
 def _generate(dataset: Any, name: str, wanted: int) -> list[Record | Fault]:
     """Up to `wanted` records with different questions; gives up after a long row of questions already seen."""
     records: list[Record | Fault] = []
-    seen: set[str] = set()
+    questions: set[str] = set()
     repeats = 0
     for index in range(len(dataset)):
         try:
@@ -78,13 +78,13 @@ def _generate(dataset: Any, name: str, wanted: int) -> list[Record | Fault]:
                 f"reasoning-gym:{name} failed on its problem {index}: {type(error).__name__}: {error}. "
                 "Other data.task_params or another data.seed may avoid it."
             ) from error
-        if entry["question"] in seen:
+        if entry["question"] in questions:
             repeats += 1
-            if repeats >= max(500, 2 * len(seen)):
+            if repeats >= max(500, 2 * len(questions)):
                 break
             continue
         repeats = 0
-        seen.add(entry["question"])
+        questions.add(entry["question"])
         values = {
             "task": name,
             "prompt": entry["question"],

@@ -247,9 +247,9 @@ def _drop(results: Sequence[Result], key: str) -> tuple[Mark, Mark, float] | Non
     if best is None or now is None or now.value >= best.value:
         return None
     then = next(result for result in earlier if result["step"] == best.step)
-    one, other = scores_by_problem(then, key), scores_by_problem(results[-1], key)
-    shared = [problem for problem in one if problem in other]
-    p = drop_p([one[problem] for problem in shared], [other[problem] for problem in shared])
+    scores_then, scores_now = scores_by_problem(then, key), scores_by_problem(results[-1], key)
+    shared = [problem for problem in scores_then if problem in scores_now]
+    p = drop_p([scores_then[problem] for problem in shared], [scores_now[problem] for problem in shared])
     return (best, now, p) if p <= LEVEL / len(earlier) else None
 
 

@@ -48,10 +48,10 @@ def check_evaluation(config: RunConfig, checker: Preset) -> None:
         "evaluation.alarm: stop": evaluation.alarm == "stop",
         "evaluation.alarm: rollback": evaluation.alarm == "rollback",
     }
-    asked = [name for name, wanted in needs_every.items() if wanted]
-    if asked and not evaluation.every:
+    active = [name for name, is_set in needs_every.items() if is_set]
+    if active and not evaluation.every:
         raise ConfigError(
-            f"{asked[0]} acts on held-out scores during training, and evaluation.every is 0: there are none. Set "
+            f"{active[0]} acts on held-out scores during training, and evaluation.every is 0: there are none. Set "
             f"evaluation.every, for example to {max(1, config.optimisation.steps // 10)}."
         )
     if evaluation.metric not in ("auto", "greedy_reward") and checker.checker is None:

@@ -345,9 +345,9 @@ class HeldOut:
 
 def problem_id(row: dict[str, Any]) -> str:
     """16 hexadecimal digits that stand for a problem: a hash of its prompt and its reference."""
-    told = [row["prompt"], row.get("reference")]
-    told += [digest(row[IMAGES])] if has_pictures(row) else []
-    content = json.dumps(told, sort_keys=True, ensure_ascii=False, default=str)
+    parts = [row["prompt"], row.get("reference")]
+    parts += [digest(row[IMAGES])] if has_pictures(row) else []
+    content = json.dumps(parts, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -431,9 +431,9 @@ def final_text(completion: str) -> str:
     """The final answer of a completion, or its last line that is not blank, or nothing."""
     from rewards.extract import any_answer
 
-    found = any_answer(completion).value
+    extracted = any_answer(completion).value
     lines = [line for line in completion.splitlines() if line.strip()]
-    return found if found is not None else lines[-1] if lines else ""
+    return extracted if extracted is not None else lines[-1] if lines else ""
 
 
 def normalised(answer: str) -> str:

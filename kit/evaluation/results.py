@@ -55,7 +55,7 @@ def value_of(result: Result, key: str) -> float | None:
 def scores_by_problem(result: Result, key: str) -> dict[str, float]:
     """The score of each problem by its id; problems whose reward failed are left out."""
     # Two rows may be the same problem, so the place belongs to the id.
-    ids = [f"{problem}/{place}" for place, problem in enumerate((result.get("per_problem") or {}).get("id", []))]
+    ids = [f"{problem}/{index}" for index, problem in enumerate((result.get("per_problem") or {}).get("id", []))]
     values = problem_scores(result, key) or []
     return {each: value for each, value in zip(ids, values, strict=False) if value is not None}
 
@@ -66,15 +66,15 @@ def course(run: RunDir, until: int | None = None) -> list[Result]:
     `until` leaves out what lies beyond that step. Evaluations made by hand later are left out. Raises `RunError` when a
     file cannot be read.
     """
-    found: dict[int, Result] = {}
+    by_step: dict[int, Result] = {}
     for path in sorted(run.eval.glob("*.json"), key=lambda path: path.stem == "after"):
         if path.stem not in ("before", "after") and not path.stem.removeprefix("step-").isdigit():
             continue
         result = read_result(path)
         step = int(result["step"])
         if until is None or step <= until:
-            found.setdefault(step, result)
-    return [found[step] for step in sorted(found)]
+            by_step.setdefault(step, result)
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -134,8 +134,8 @@ def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
     """Step and folder of a run's weights: its result (None), `best`, `last`, or a checkpoint's step. Raises `RunError`."""
     from kit.runs.store import is_whole
 
-    whole = {int(path.name.partition("-")[2]): path for path in run.checkpoints if is_whole(path)}
-    there = f"Its checkpoints: {', '.join(map(str, whole)) or 'none yet'}."
+    by_step = {int(path.name.partition("-")[2]): path for path in run.checkpoints if is_whole(path)}
+    there = f"Its checkpoints: {', '.join(map(str, by_step)) or 'none yet'}."
     if which is None:
         if not any((run.adapter / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise RunError(
@@ -144,18 +144,18 @@ def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
             )
         return _result_step(run), run.adapter
     if which == "last":
-        if not whole:
+        if not by_step:
             raise RunError(f"Run '{run.id}' has no whole checkpoint yet; the first comes after run.save_every steps.")
-        return max(whole), whole[max(whole)]
+        return max(by_step), by_step[max(by_step)]
     step = read_best(run).get("step") if which == "best" else int(which) if str(which).isdigit() else None
     if which == "best" and step is None:
         raise RunError(
             f"Run '{run.id}' has no best checkpoint: it was not evaluated in between. Set evaluation.every "
             f"before training. {there}"
         )
-    if step not in whole:
+    if step not in by_step:
         raise RunError(f"Run '{run.id}' has no checkpoint '{which}'. {there} Choose best, last or one of these.")
-    return step, whole[step]
+    return step, by_step[step]
 
 
 def read_best(run: RunDir) -> dict[str, Any]:

@@ -139,8 +139,8 @@ def t_cdf(t: float, df: float) -> float:
     nodes, weights = _gauss_legendre()
     angle = math.atan(abs(t) / math.sqrt(df))
     inner = angle / 2 * float(np.sum(weights * np.cos(angle / 2 * (nodes + 1)) ** (df - 1)))
-    whole = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))
-    half = min(0.5, inner / whole)
+    normalisation = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))
+    half = min(0.5, inner / normalisation)
     return 0.5 + half if t >= 0 else 0.5 - half
 
 

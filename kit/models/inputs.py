@@ -69,16 +69,16 @@ def joined(parts: Sequence[Any], device: Any = None) -> Any:
 
 def take(fields: Mapping[str, Any], rows: Sequence[int], samples: int) -> dict[str, Any]:
     """Model inputs of the chosen samples alone, in that order. `fields` as a micro-batch holds them; None is left out."""
-    given = {name: value for name, value in fields.items() if value is not None}
+    present = {name: value for name, value in fields.items() if value is not None}
     taken: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in present.items():
         if name in COUNTS or isinstance(value, list):  # a list is in pieces already
             taken[name] = [value[row] for row in rows]
         else:
-            parts = pieces(name, value, samples, given)
-            whole = joined([parts[row] for row in rows])
-            if whole is not None:
-                taken[name] = whole
-    if "pixel_values" in given and "pixel_values" not in taken:  # no picture among them
+            parts = pieces(name, value, samples, present)
+            tensor = joined([parts[row] for row in rows])
+            if tensor is not None:
+                taken[name] = tensor
+    if "pixel_values" in present and "pixel_values" not in taken:  # no picture among them
         return {name: value for name, value in taken.items() if name.endswith("token_type_ids")}
     return taken

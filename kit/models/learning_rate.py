@@ -30,21 +30,21 @@ def exponent(model_config: Any) -> float:
 def learning_rate(model_config: Any, *, lora: bool) -> float:
     """The rule for a transformers configuration, to two digits."""
     text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
-    found = BASE * (FOR_ADAPTERS if lora else 1.0) * (WIDTH / text.hidden_size) ** exponent(model_config)
-    return float(f"{found:.2g}")
+    rate = BASE * (FOR_ADAPTERS if lora else 1.0) * (WIDTH / text.hidden_size) ** exponent(model_config)
+    return float(f"{rate:.2g}")
 
 
 def with_learning_rate(config: RunConfig, model_config: Any) -> RunConfig:
     """The configuration with the number in place of `auto`."""
     if config.optimisation.learning_rate != "auto":
         return config
-    found = learning_rate(model_config, lora=config.model.lora is not None)
-    return config.model_copy(update={"optimisation": config.optimisation.model_copy(update={"learning_rate": found})})
+    rate = learning_rate(model_config, lora=config.model.lora is not None)
+    return config.model_copy(update={"optimisation": config.optimisation.model_copy(update={"learning_rate": rate})})
 
 
 def notes(asked: RunConfig, config: RunConfig, model_config: Any) -> list[str]:
     """What `validate` says of learning rate, rank and batch. asked: before `auto` was written out."""
-    found, lora = [], config.model.lora
+    lines, lora = [], config.model.lora
     if asked.optimisation.learning_rate == "auto":
         why = "ten times that of all weights" if lora is not None else "all weights"
         width = (
@@ -52,20 +52,20 @@ def notes(asked: RunConfig, config: RunConfig, model_config: Any) -> list[str]:
             if exponent(model_config)
             else (f"without the width, as no exponent is published for {model_config.model_type}")
         )
-        found.append(f"learning rate: {config.optimisation.learning_rate:g} (auto: {why}, {width})")
+        lines.append(f"learning rate: {config.optimisation.learning_rate:g} (auto: {why}, {width})")
         if lora is not None and (lora.alpha != ALPHA or lora.rslora):
-            found.append(
+            lines.append(
                 f"learning rate: the rule was fitted with model.lora.alpha: 32 without rslora, and this run has alpha "
                 f"{lora.alpha:g}{' and rslora' * lora.rslora}: the update scales with it, so try half and twice the number, too"
             )
     if lora is not None and lora.rank > ENOUGH_RANK:
-        found.append(
+        lines.append(
             f"LoRA: rank {lora.rank}; rewards tell a run few bits a completion, and ranks of 1 to 32 have learned as much as all "
             "weights (LoRA Without Regret)"
         )
     if lora is not None and config.optimisation.batch_size > LARGE_BATCH:
-        found.append(
+        lines.append(
             f"LoRA: {config.optimisation.batch_size} completions a step; adapters lose more by very large batches than all "
             "weights do, at any rank (LoRA Without Regret): more steps of fewer completions may learn more"
         )
-    return found
+    return lines

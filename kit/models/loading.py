@@ -103,8 +103,10 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     check_folder(source)
     start = find_start(config)
     dressed = start is not None and (start.folder / "tokenizer.json").is_file()  # what the adapter was made with
-    place = (str(start.folder), {**keywords, "revision": None}) if start is not None and dressed else (source, keywords)
-    tokenizer = load_tokenizer(place[0], chat=chat, chat_template=config.chat_template, **place[1])
+    origin = (
+        (str(start.folder), {**keywords, "revision": None}) if start is not None and dressed else (source, keywords)
+    )
+    tokenizer = load_tokenizer(origin[0], chat=chat, chat_template=config.chat_template, **origin[1])
     if template:
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, template, source)
     model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
@@ -159,8 +161,8 @@ def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch
         keywords["attn_implementation"] = attention
     if config.load_in_4bit:
         keywords["quantization_config"] = quantization_config(dtype, files.backend.device)
-    if (place := place_of(files.backend.device, quantized=config.load_in_4bit)) is not None:
-        keywords["device_map"] = place
+    if (device_map := place_of(files.backend.device, quantized=config.load_in_4bit)) is not None:
+        keywords["device_map"] = device_map
     keywords["output_loading_info"] = True
     model, info = _load(files.source, "its weights", auto_class(files.config).from_pretrained, keywords)
     if missing := sorted(info["missing_keys"]):

@@ -118,8 +118,8 @@ class Workload:
         In packs a prompt counts once for its completions, and once more in each further pack that they take.
         """
         together = min(self.group, max(1, (self.pack - self.prompt) // self.completion)) if self.packed else 1
-        whole = self.micro_batch * self.completion + math.ceil(self.micro_batch / together) * self.prompt
-        return whole if self.token_budget is None else min(whole, max(self.token_budget, self.tokens))
+        all_tokens = self.micro_batch * self.completion + math.ceil(self.micro_batch / together) * self.prompt
+        return all_tokens if self.token_budget is None else min(all_tokens, max(self.token_budget, self.tokens))
 
     @property
     def tokens_of_a_pass(self) -> int:
@@ -279,13 +279,13 @@ def scorer_terms(shape: ModelShape, work: Workload, gradient: bool) -> float:
     width = min(shape.vocab, TILE_WIDTH, TILE_ELEMENTS // max(1, min(rows, TILE_ROWS)))
     tiles = min(float(TILE_BYTES), 8.0 * min(rows, TILE_ROWS) * width) + width * shape.hidden * (work.compute_bytes + 4)
     hidden = rows * shape.hidden * (work.compute_bytes + 4.0)
-    kept = (2 if work.entropy_gradient else 1) if gradient else 0
+    copies = (2 if work.entropy_gradient else 1) if gradient else 0
     if work.device == "cuda":  # the tiles are gone before the backward pass of a layer needs more, but for small models
         tile = min(float(GPU_TILE_ELEMENTS), float(rows) * shape.vocab) * (4 + work.compute_bytes)
         once = work.tokens_of_a_pass * (layer_bytes(shape, work, padded=not work.packed) + transient_bytes(shape, work))
-        stored = work.compute_bytes * rows * shape.hidden * kept
+        stored = work.compute_bytes * rows * shape.hidden * copies
         return stored + max(0.0, tile + hidden - once) if gradient else tile + hidden
-    return tiles + hidden + 4.0 * rows * shape.hidden * kept
+    return tiles + hidden + 4.0 * rows * shape.hidden * copies
 
 
 def transient_bytes(shape: ModelShape, work: Workload) -> float:
@@ -448,18 +448,18 @@ def choose_budget(shape: ModelShape, work: Workload, room: float) -> int | None:
         terms = update_terms(shape, replace(work, token_budget=budget))
         return always + (1 + SLACK[work.device]) * sum(terms.values()) <= room
 
-    whole = replace(work, token_budget=None).tokens_at_once
+    all_tokens = replace(work, token_budget=None).tokens_at_once
     most = max(PACK_TOKENS, work.tokens)
     if work.device == "cuda" and work.single_pass:
-        if whole <= most and fits(None):
+        if all_tokens <= most and fits(None):
             return None
     elif fits(None):
         return None
     else:
-        most = whole
+        most = all_tokens
     powers = [1 << bits for bits in range(most.bit_length(), -1, -1)]
     sizes = [size for size in (most, *powers) if work.tokens < size <= most]
-    return next((size for size in sizes if size < whole and fits(size)), work.tokens)
+    return next((size for size in sizes if size < all_tokens and fits(size)), work.tokens)
 
 
 def generation_batch_of(config: RunConfig, shape: ModelShape | None, work: Workload, room: float) -> int | None:
@@ -497,15 +497,15 @@ def sized(config: RunConfig, shape: ModelShape, work: Workload, room: float) -> 
 def reward_model_bytes(config: RunConfig, device: str) -> float:
     """Bytes of the weights of `reward-model` presets that are loaded on `device`."""
     reward = config.reward
-    asked = [(reward.preset, reward.params), *((one.preset, one.params) for one in reward.functions)]
-    models = {str(params["model"]): params for name, params in asked if name == "reward-model" and "model" in params}
+    presets = [(reward.preset, reward.params), *((one.preset, one.params) for one in reward.functions)]
+    models = {str(params["model"]): params for name, params in presets if name == "reward-model" and "model" in params}
     if not models:
         return 0.0
     from rewards.components.reward_model import ModelFiles
 
     keys = ("device", "dtype", "revision")
-    found = [ModelFiles(name, **{key: params[key] for key in keys if key in params}) for name, params in models.items()]
-    return sum(each.bytes_on(device) for each in found)
+    files = [ModelFiles(name, **{key: params[key] for key in keys if key in params}) for name, params in models.items()]
+    return sum(each.bytes_on(device) for each in files)
 
 
 def engine_bytes(config: RunConfig, device: str, card: float | None) -> float:
@@ -588,7 +588,7 @@ def check_memory(config: RunConfig, shape: ModelShape | None, device: str, objec
     needed, free = certain_bytes(shape, work), free_memory(device)
     if needed <= free:
         return
-    place = "GPU memory" if device == "cuda" else "memory"
+    kind = "GPU memory" if device == "cuda" else "memory"
     hints = []
     if config.model.lora is None:
         hints.append("train adapters instead of all weights (keep model.lora)")
@@ -599,7 +599,7 @@ def check_memory(config: RunConfig, shape: ModelShape | None, device: str, objec
     copy = ", a reference copy included," if work.reference and work.rank is None else ""
     raise ModelError(
         f"{config.model.name} has {shape.parameters / 1e9:.2f} billion weights and needs at least {needed / GIB:.1f} GiB of "
-        f"{place}{copy} before the first completion; {free / GIB:.1f} GiB are free. Either {', or '.join(hints)}."
+        f"{kind}{copy} before the first completion; {free / GIB:.1f} GiB are free. Either {', or '.join(hints)}."
     )
 
 
@@ -630,6 +630,6 @@ def planned_workload(
 
 def note(plan: MemoryPlan, room: float) -> str:
     """One line for `validate`."""
-    place = "GPU memory" if plan.device == "cuda" else "memory"
-    line = f"memory: {plan.peak / GIB:.1f} GiB of {place} planned ({plan.phase}), {room / GIB:.1f} GiB free"
+    kind = "GPU memory" if plan.device == "cuda" else "memory"
+    line = f"memory: {plan.peak / GIB:.1f} GiB of {kind} planned ({plan.phase}), {room / GIB:.1f} GiB free"
     return line if plan.peak <= room else f"{line}. It will not fit: see grpo-kit plan for what to change"

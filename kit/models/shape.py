@@ -99,7 +99,7 @@ def _field(config: Any, *names: str, default: int) -> int:
         try:
             value = getattr(config, name, None)
         except RuntimeError:  # it differs from layer to layer, as Gemma 4's head size does: the largest
-            value = max(getattr(one, name) for one in config.per_layer_config)
+            value = max(getattr(layer, name) for layer in config.per_layer_config)
         if isinstance(value, int):
             return value
     return default

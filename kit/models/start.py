@@ -41,8 +41,8 @@ class Start:
 
     def settings(self) -> dict[str, Any]:
         """What the adapter says of itself."""
-        found: dict[str, Any] = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
-        return found
+        content: dict[str, Any] = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
+        return content
 
     def sha256(self) -> str:
         """Of its weights and settings."""
@@ -88,10 +88,10 @@ def _download(name: str) -> Path:
 def unusual(settings: dict[str, Any]) -> str:
     """What an adapter has beyond plain LoRA on linear layers; empty where nothing."""
     odd = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "target_parameters")
-    found = [key for key in odd if settings.get(key)]
-    found += ["biases"] if settings.get("bias", "none") != "none" else []
-    found += [str(settings.get("peft_type"))] if settings.get("peft_type") != "LORA" else []
-    return ", ".join(found)
+    kinds = [key for key in odd if settings.get(key)]
+    kinds += ["biases"] if settings.get("bias", "none") != "none" else []
+    kinds += [str(settings.get("peft_type"))] if settings.get("peft_type") != "LORA" else []
+    return ", ".join(kinds)
 
 
 def described(config: ModelConfig) -> ModelConfig:
@@ -99,13 +99,13 @@ def described(config: ModelConfig) -> ModelConfig:
     start = find_start(config)
     if start is None or start.mode != "continue" or config.lora is None:
         return config
-    found, targets = start.settings(), start.settings()["target_modules"]
+    settings, targets = start.settings(), start.settings()["target_modules"]
     lora = LoraConfig(
-        rank=found["r"],
-        alpha=found["lora_alpha"],
+        rank=settings["r"],
+        alpha=settings["lora_alpha"],
         dropout=config.lora.dropout,
         targets=targets if isinstance(targets, str) else sorted(targets),
-        rslora=bool(found.get("use_rslora")),
+        rslora=bool(settings.get("use_rslora")),
     )
     return config.model_copy(update={"lora": lora})
 
@@ -114,9 +114,9 @@ def peft_config(start: Start, dropout: float) -> Any:
     """PEFT's description of the adapter that is trained on. Dropout is the run's own: sampling knows none."""
     from peft import PeftConfig
 
-    found = PeftConfig.from_pretrained(str(start.folder))
-    found.inference_mode, found.lora_dropout = False, dropout
-    return found
+    settings = PeftConfig.from_pretrained(str(start.folder))
+    settings.inference_mode, settings.lora_dropout = False, dropout
+    return settings
 
 
 def begin(model: Any, start: Start | None, *, reference: bool) -> None:
@@ -144,13 +144,13 @@ def _fill(model: Any, start: Start, name: str) -> None:
     from peft import load_peft_weights, set_peft_model_state_dict
 
     try:
-        found = set_peft_model_state_dict(
+        result = set_peft_model_state_dict(
             model, load_peft_weights(str(start.folder), device="cpu"), adapter_name=name, ignore_mismatched_sizes=False
         )
     except RuntimeError as error:
         raise _does_not_fit(start, str(error)) from error
-    if found.unexpected_keys:
-        raise _does_not_fit(start, f"'{found.unexpected_keys[0]}' has no place in it")
+    if result.unexpected_keys:
+        raise _does_not_fit(start, f"'{result.unexpected_keys[0]}' has no place in it")
 
 
 def _does_not_fit(start: Start, why: str) -> ModelError:

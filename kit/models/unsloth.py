@@ -70,7 +70,7 @@ def model_arguments(
 ) -> dict[str, Any]:
     """Keywords of `FastLanguageModel.from_pretrained`. The name is taken literally, never mapped to another upload."""
     full = config.lora is None
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model_name": source,
         "dtype": dtype,
         "load_in_4bit": config.load_in_4bit,
@@ -86,12 +86,12 @@ def model_arguments(
         "fast_inference": bool(with_.fast_inference),
     }
     if with_.max_seq_length is not None:
-        given["max_seq_length"] = with_.max_seq_length
+        arguments["max_seq_length"] = with_.max_seq_length
     if full:
-        given["float32_mixed_precision"] = True  # weights in float32, computed in half precision
+        arguments["float32_mixed_precision"] = True  # weights in float32, computed in half precision
     if with_.fast_inference and config.lora is not None:
-        given["max_lora_rank"] = config.lora.rank
-    return given | dict(with_.fast_inference)
+        arguments["max_lora_rank"] = config.lora.rank
+    return arguments | dict(with_.fast_inference)
 
 
 def adapter_arguments(adapter: LoraConfig, with_: Loading, model: Any) -> dict[str, Any]:
@@ -132,18 +132,18 @@ def load(
     revision: str | None, config: ModelConfig, dtype: torch.dtype, backend: Backend, with_: Loading, source: str
 ) -> Any:
     """The model, without adapters. Raises `ModelError`, or whatever loading raises."""
-    given = model_arguments(source, revision, config, dtype, with_)
+    arguments = model_arguments(source, revision, config, dtype, with_)
     if backend.name != UNSLOTH:
-        given |= {"use_gradient_checkpointing": False}  # the trainer turns it on, as it does without Unsloth
-        given |= {"attn_implementation": config.attention} if config.attention is not None else {}
-        given |= {"use_safetensors": True}
-        given.pop("float32_mixed_precision", None)
+        arguments |= {"use_gradient_checkpointing": False}  # the trainer turns it on, as it does without Unsloth
+        arguments |= {"attn_implementation": config.attention} if config.attention is not None else {}
+        arguments |= {"use_safetensors": True}
+        arguments.pop("float32_mixed_precision", None)
     # Inside a run its switches are set already; elsewhere they are set for as long as the model is read.
     with stdout_to_log(), switched({} if active_backend() else switches(backend)):
         fast = fast_language_model(backend)
         with starting_engine(with_):
             standby = os.environ.get("UNSLOTH_VLLM_STANDBY") == "1"
-            model, _ = fast.from_pretrained(**given)
+            model, _ = fast.from_pretrained(**arguments)
             check_engine(model, with_, standby=standby)
         check_quantized(model, config, source)
     return model
@@ -171,10 +171,10 @@ def check_engine(model: Any, with_: Loading, *, standby: bool) -> None:
     engine = getattr(model, "vllm_engine", None)
     if engine is None:
         raise EngineError("Unsloth went on without vLLM's engine, which it cannot import. Set generation.engine: hf.")
-    made, asked = engine.llm_engine.vllm_config.model_config, with_.max_seq_length
-    if asked is not None and made.max_model_len < asked:
+    made, length = engine.llm_engine.vllm_config.model_config, with_.max_seq_length
+    if length is not None and made.max_model_len < length:
         raise EngineError(
-            f"vLLM's engine has room for sequences of {made.max_model_len} tokens only, of the {asked} that the run asks for: "
+            f"vLLM's engine has room for sequences of {made.max_model_len} tokens only, of the {length} that the run asks for: "
             "Unsloth lowered them to what its cache holds, and longer completions would be cut. Raise "
             "generation.vllm.gpu_memory_utilization, or lower generation.max_completion_tokens or data.max_prompt_tokens."
         )

@@ -79,9 +79,9 @@ def disk_errors(path: Path) -> Iterator[None]:
 def _explain(error: OSError, path: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = free_bytes(path)
-        seen = "unknown" if free is None else human_size(free)
+        free_words = "unknown" if free is None else human_size(free)
         return (
-            f"No space left while writing {path} (free there: {seen}). Free some space, "
+            f"No space left while writing {path} (free there: {free_words}). Free some space, "
             f"lower run.keep_checkpoints, or set run.root to a folder on another disk."
         )
     if error.errno == errno.EROFS:
@@ -231,9 +231,9 @@ class Log:
     def _read(self, part: Callable[[BinaryIO], bytes]) -> str:
         try:
             with open(self.path, "rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._position:
-                    self._inode, self._position = found.st_ino, 0
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self._inode or stat.st_size < self._position:
+                    self._inode, self._position = stat.st_ino, 0
                     self._decoder.reset()
                 return self._decoder.decode(part(file))
         except FileNotFoundError:

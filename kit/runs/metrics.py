@@ -17,8 +17,8 @@ def points(metrics: Metrics, *names: str, factor: float = 1.0) -> list[Point]:
     """(step, value) of the first of `names` that has any, by step; lines without it or with no finite value left out."""
     for name in names:
         values = {
-            float(line.get("step", place)): factor * line[name]
-            for place, line in enumerate(metrics, 1)
+            float(line.get("step", index)): factor * line[name]
+            for index, line in enumerate(metrics, 1)
             if is_number(line.get(name))
         }
         if values:
@@ -61,7 +61,7 @@ def result_of(evaluations: Evaluations, last: int = 0) -> str | None:
         return "after"
     steps = {name: step_of(name, last) for name, scores in evaluations.items() if name != "before" and scores}
     known = [
-        (said if is_number(said := evaluations[name].get("step")) else step, name)
+        (own_step if is_number(own_step := evaluations[name].get("step")) else step, name)
         for name, step in steps.items()
         if step is not None
     ]

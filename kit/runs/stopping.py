@@ -58,8 +58,8 @@ def stop(
     if status["state"] not in ALIVE:
         return status
     escalation, patience = StopEscalation(run, on_message), grace(run, status) if timeout is None else timeout
-    asked = ask(run)
-    if asked and not now and escalation.wait(patience, patient=timeout is None):
+    requested = ask(run)
+    if requested and not now and escalation.wait(patience, patient=timeout is None):
         return run.status()
     if is_elsewhere(status):
         raise RunError(
@@ -70,7 +70,7 @@ def stop(
         with escalation.alone(now) as first:
             if first:
                 return escalation.escalate(
-                    (NOW_SECONDS, NOW_SECONDS) if now else (TERM_SECONDS if asked else patience, TERM_SECONDS)
+                    (NOW_SECONDS, NOW_SECONDS) if now else (TERM_SECONDS if requested else patience, TERM_SECONDS)
                 )
         if escalation.wait(1.0):  # another stop is at it: a second SIGTERM from here would cost the checkpoint
             return run.status()
@@ -125,11 +125,11 @@ class StopEscalation:
     def wait(self, seconds: float | None, *, patient: bool = False) -> bool:
         """True once the run has ended. `patient` goes on beyond `seconds` as long as a checkpoint grows."""
         begun = changed = time.monotonic()
-        seen = _saved(self.run)
+        saved = _saved(self.run)
         while (state := self.run.status()["state"]) in ALIVE:
             now = time.monotonic()
-            if patient and (found := _saved(self.run)) != seen:
-                seen, changed = found, now
+            if patient and (saved_now := _saved(self.run)) != saved:
+                saved, changed = saved_now, now
             saving = patient and changed > begun and now - changed < SAVING_SECONDS
             if seconds is not None and now - begun >= seconds and not saving:
                 return False

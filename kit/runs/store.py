@@ -282,7 +282,7 @@ class RunDir:
         """Held-out scores by name: `before`, `step-00050` and so on, `after`, then any others."""
         from kit.runs.metrics import step_of
 
-        found: dict[str, dict[str, Any]] = {}
+        scores: dict[str, dict[str, Any]] = {}
         last = 2**62  # `after` comes behind every step, and names without a step behind it
 
         def place(path: Path) -> tuple[int, str]:
@@ -291,10 +291,10 @@ class RunDir:
 
         for path in sorted(self.eval.glob("*.json"), key=place):
             try:
-                found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+                scores[path.stem] = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
-        return found
+        return scores
 
     def events(self) -> list[dict[str, Any]]:
         """All whole events so far, oldest first."""
@@ -430,8 +430,8 @@ PREFIX = "checkpoint-"
 
 def numbered(root: Path) -> list[Path]:
     """Folders `checkpoint-STEP` in `root`, whole or not, the earliest first."""
-    found = [path for path in root.glob(f"{PREFIX}*") if path.is_dir() and path.name.removeprefix(PREFIX).isdigit()]
-    return sorted(found, key=step_of)
+    folders = [path for path in root.glob(f"{PREFIX}*") if path.is_dir() and path.name.removeprefix(PREFIX).isdigit()]
+    return sorted(folders, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -528,10 +528,10 @@ def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any], fol
 def place(folder: Path) -> list[int] | None:
     """Device and inode of a run's directory: a copy has others."""
     try:
-        found = os.stat(folder)
+        stat = os.stat(folder)
     except OSError:
         return None
-    return [found.st_dev, found.st_ino]
+    return [stat.st_dev, stat.st_ino]
 
 
 def is_elsewhere(record: Mapping[str, Any]) -> bool:

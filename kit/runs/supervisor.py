@@ -93,13 +93,13 @@ def _queue(
     if make is not None and not request.get("adopt"):
         make()
         request["adopt"] = True
-    told, looks = None, 0
+    announced, looks = None, 0
     try:
         while holder is not None:
-            if holder != told or looks % QUEUE_HEARTBEATS == 0:
+            if holder != announced or looks % QUEUE_HEARTBEATS == 0:
                 run.write_status("queued", reason=f"waits for {holder}", supervisor=identity(), face=face)
-            if holder != told:
-                told = holder
+            if holder != announced:
+                announced = holder
                 on_message(f"Waiting for {holder}. Ctrl-C, or grpo-kit stop {run.id}, gives up.")
             if (run.control / "stop").exists():
                 return _given_up(run, "control/stop, while it waited for a GPU")
@@ -197,9 +197,9 @@ def settle(run: RunDir, pid: int | None, outcome: Outcome) -> None:
 def last_words(run: RunDir, record: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
     """State, reason and exit code of a run whose process recorded none."""
     ended = {"ended": time.time(), "eta_seconds": None, "exit": outcome.exit, "before": None}
-    asked = record.get("stop") or {}
-    if outcome.code == STOPPED or asked:
-        how = asked.get("how") or "interrupted before it trained"
+    stop = record.get("stop") or {}
+    if outcome.code == STOPPED or stop:
+        how = stop.get("how") or "interrupted before it trained"
         return ended | {"state": "stopped", "reason": how, "exit": outcome.exit or STOPPED}
     if outcome.error is not None:
         kind = "" if outcome.code == CRASHED else f"{type(outcome.error).__name__}: "

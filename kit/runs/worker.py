@@ -111,8 +111,8 @@ def serve(
 
 def as_error(kind: Any, message: str, otherwise: type[KitError] = KitError) -> KitError:
     """The kit's error class of that name, with the message; `otherwise` for a name that is not one of the kit's."""
-    found = getattr(kit.errors, str(kind), None)
-    return (found if isinstance(found, type) and issubclass(found, KitError) else otherwise)(message)
+    error_class = getattr(kit.errors, str(kind), None)
+    return (error_class if isinstance(error_class, type) and issubclass(error_class, KitError) else otherwise)(message)
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def call(
     started: called with the job's pid.
     folder: where the request and the error file lie until the job has ended; None: the folder for temporary files.
     """
-    with _request_folder(request, folder) as place:
-        request_file, error_file = Path(place, REQUEST), Path(place, ERROR)
+    with _request_folder(request, folder) as request_folder:
+        request_file, error_file = Path(request_folder, REQUEST), Path(request_folder, ERROR)
         command = [sys.executable, "-P", "-m", module, str(request_file), "--error-file", str(error_file)]
         code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started, on_line)
         return _outcome(code, output, error_file)
@@ -295,8 +295,8 @@ def _outcome(code: int, output: str, error_file: Path) -> Outcome:
         return Outcome(code, output=output, exit=code)
     if -code in PASSED_ON:  # before the job could take them for a wish to end
         return Outcome(STOPPED, output=output, exit=128 - code)
-    if code == USER_ERROR and error_file.is_file() and (said := error_file.read_text(encoding="utf-8").strip()):
-        report = json.loads(said)
+    if code == USER_ERROR and error_file.is_file() and (report_text := error_file.read_text(encoding="utf-8").strip()):
+        report = json.loads(report_text)
         return Outcome(USER_ERROR, as_error(report["kind"], report["message"]), True, output, code)
     if code == -signal.SIGKILL:
         text = (
@@ -476,14 +476,14 @@ class Watchdog:
     def _work(self, calls: queue.SimpleQueue[_Call]) -> None:
         self._own.working = True
         while True:
-            asked = calls.get()
+            call = calls.get()
             try:
-                asked.before()
-                asked.result = asked.do()
+                call.before()
+                call.result = call.do()
             except BaseException as error:
-                asked.error = error
-            asked.ended.set()
-            del asked  # else a waiting thread keeps the last call alive, and what it was about
+                call.error = error
+            call.ended.set()
+            del call  # else a waiting thread keeps the last call alive, and what it was about
 
 
 def leave(code: int) -> NoReturn:
