@@ -129,7 +129,7 @@ def relaunch(
     overrides: Sequence[str] = (),
     quiet: bool = False,
 ) -> tuple[Run, Outcome]:
-    """What `resume` does, and how it ended. Raises `RunError` where there is nothing to go on with."""
+    """Resumes a run and returns it with its outcome. Raises `RunError` where there is nothing to go on with."""
     from kit.config import load_config
 
     run = Run(run_id, root)
@@ -164,7 +164,7 @@ def relaunch(
 
 
 def _shown(run: RunDir, quiet: bool) -> AbstractContextManager[Callable[[str], None] | None]:
-    """In a notebook, a card of the run below the cell, which is given what the run prints; elsewhere nothing."""
+    """Shows a card of the run below a notebook's cell, and yields a function for what the run prints; else nothing."""
     from kit.api.notebook import in_notebook, shown
 
     return shown(run) if in_notebook() and not quiet else nullcontext()

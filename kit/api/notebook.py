@@ -31,7 +31,7 @@ def in_notebook() -> bool:
 
 
 class Card:
-    """What a cell shows of a run. `hear` takes a line that the run prints; drawing never raises."""
+    """The live card of a run in a notebook's cell. `hear` takes a line that the run prints; drawing never raises."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -68,7 +68,7 @@ class Card:
 
 @contextmanager
 def shown(run: RunDir) -> Iterator[Callable[[str], None]]:
-    """Inside, a card follows the run. Yields a function to call with each line that the run prints."""
+    """Shows a card that follows the run. Yields a function to call with each line that the run prints."""
     card, done = Card(run), threading.Event()
     card.show()
 

@@ -43,7 +43,7 @@ class Run:
         return f"<Run {', '.join(parts)}, in {self.path}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of a run: its state, main figures, curves and held-out scores."""
+        """The run as a notebook shows it: state, main figures, curves and held-out scores."""
         from kit.report.run_report import card
 
         return card(self._dir)

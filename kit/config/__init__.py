@@ -79,7 +79,7 @@ PRESET_FOLDER = Path(__file__).parent / "presets"
 
 
 class RunConfig(Section):
-    """Everything that decides a run."""
+    """The configuration of a run."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = Field(default_factory=DataConfig)

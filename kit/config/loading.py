@@ -17,7 +17,7 @@ _UNION_TAG = re.compile(r"function-|constrained-|(str|int|float|bool)$|(list|dic
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `1e-3` as text; people mean the number.
+    """A YAML loader that reads `1e-3` as a number; YAML 1.1 reads it as text.
 
     Python's own parser, not libyaml: ten times as slow, but text nested without end is a `RecursionError` here and ends
     the process there, and the page reads what people paste.

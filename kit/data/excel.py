@@ -22,7 +22,7 @@ MOST_COLUMNS, LAST_ROW = 1000, 1_048_576
 
 
 def read_excel(path: Path, file: str | None) -> Source:
-    """Row 1 holds the names; rows are numbered as Excel numbers them. Raises `DataError` for what is no honest workbook,
+    """Reads the first sheet with cells; rows are numbered as in Excel. Raises `DataError` for what is no workbook,
     `EnvironmentUnsupported` without openpyxl."""
     check_size(path)
     try:

@@ -29,7 +29,7 @@ def read_pictures(value: Any, column: str, folder: Path | None) -> list[Picture]
 
 
 def digest(pictures: list[Picture]) -> str:
-    """Hex digest of the content of pictures, in order; of none, an empty text."""
+    """Returns the hex digest of the content of pictures, in order; an empty text for none."""
     if not pictures:
         return ""
     total = hashlib.sha256()
@@ -51,7 +51,7 @@ def opened(pictures: list[Any]) -> list[Any]:
 
 
 def folder_of(config: DataConfig) -> Path | None:
-    """Where relative paths of pictures begin: at the source's file or folder."""
+    """The folder that relative paths of pictures are counted from: the source's own."""
     source = Path(config.source).expanduser()
     return source if source.is_dir() else source.parent if source.is_file() else None
 

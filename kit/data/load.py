@@ -132,7 +132,7 @@ def _info(config: DataConfig, source: Source, mapping: Mapping, result: Rows, si
 
 @dataclass(frozen=True)
 class Sides:
-    """Row indices. `train` in source order; `heldout` by hash, one a prompt; `doubles`: other rows of those prompts."""
+    """The split as row indices: `train` in source order, `heldout` by hash, one a prompt, `doubles` the other rows of those."""
 
     train: list[int]
     heldout: list[int]

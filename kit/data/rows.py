@@ -191,7 +191,7 @@ class Fault:
 
 @dataclass
 class Source:
-    """What a reader hands over. `records` may be a one-way stream; `features` are column types known to `datasets`."""
+    """The records of a data source. `records` may be a one-way stream; `features` are column types known to `datasets`."""
 
     records: Iterable[Record | Fault]
     columns: list[str]

@@ -67,7 +67,7 @@ def read_files(paths: Sequence[Path]) -> Source:
 
 
 def read_jsonl(path: Path, file: str | None) -> Source:
-    """One JSON object a line; blank lines are passed over. Broken lines are faults, numbered as editors do."""
+    """Reads one JSON object a line; blank lines are skipped. Broken lines are faults, numbered as editors do."""
     records: list[Record | Fault] = []
     for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not line.strip():
@@ -100,8 +100,9 @@ def read_json(path: Path, file: str | None) -> Source:
 
 
 def read_csv(path: Path, file: str | None) -> Source:
-    """With a header line, UTF-8; separated by commas, or by semicolons or tabs where the header has no comma. Values are text;
-    an empty one is None. Row 1 follows the header."""
+    """Reads UTF-8 with a header line, separated by commas, or by semicolons or tabs where the header has no comma.
+
+    Values are text; an empty one is None. Row 1 follows the header."""
     text = _read_text(path)
     separator = _separator(text.partition("\n")[0])
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
@@ -136,7 +137,7 @@ def _separator(header: str) -> str:
 
 
 def read_parquet(path: Path, file: str | None) -> Source:
-    """Parquet, read in batches. Column types of `datasets` are kept."""
+    """Reads Parquet in batches. Column types of `datasets` are kept."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from datasets import Features
@@ -294,7 +295,7 @@ def refuse_unless_hub_id(source: str) -> None:
 
 
 def read_hub(source: str, config: DataConfig) -> Source:
-    """One split of a dataset that `datasets.load_dataset` finds, downloaded if need be. Raises `DataError`."""
+    """Loads one split of a dataset with `datasets.load_dataset`, which downloads it if need be. Raises `DataError`."""
     from datasets import Dataset, load_dataset
 
     try:
@@ -325,7 +326,7 @@ def _data_names(folder: Path) -> list[str]:
 
 
 def _explain(error: Exception, source: str, config: DataConfig) -> str:
-    """What was tried, what went wrong, what to do."""
+    """Explains what was tried, what failed and what to do."""
     split = f"split '{config.split}'" + (f" of subset '{config.subset}'" if config.subset else "")
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     if error.__cause__ is not None and type(error).__name__.startswith("DatasetGeneration"):

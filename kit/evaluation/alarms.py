@@ -48,7 +48,7 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Alert:
-    """Something that a person should look at. `severity` is info, warning or error."""
+    """A finding that a person should look at. `severity` is info, warning or error."""
 
     step: int
     name: str
@@ -258,7 +258,7 @@ def _drop(results: Sequence[Result], key: str) -> tuple[Mark, Mark, float] | Non
 
 @dataclass(frozen=True)
 class Decision:
-    """After the last of some evaluations, by the score `key`.
+    """The decision after the last of some evaluations, by the score `key`.
 
     `new_best`: it is the best since training began. `cause`: why training should end now, if it should. `hacking` is the
     alarm as long as it holds, `hacking_begins` says that it did not at the evaluation before.
@@ -278,7 +278,7 @@ class Decision:
         return self.key.replace("_", " ")
 
     def reason(self) -> str | None:
-        """Why training ends before its last step, in plain words; None where it does not."""
+        """Returns why training ends before its last step; None where it does not."""
         if self.cause == "reward_hacking":
             return f"reward hacking: {self._fall()}, while the training reward rose"
         best, last = self.standing.best, self.standing.last
@@ -307,7 +307,7 @@ class Decision:
 
 
 def decide(results: Sequence[Result], lines: Sequence[Line], config: EvaluationConfig, key: str) -> Decision:
-    """What follows from `results`, evaluations in the order of their steps, and the metric lines of the steps before."""
+    """Decides what follows from `results`, evaluations in the order of their steps, and the metric lines of the steps before."""
     now = standing(results, key)
     hacking = reward_hacking(results, lines, key) if config.alarm != "off" else None
     begins = hacking is not None and reward_hacking(results[:-1], lines, key) is None

@@ -92,7 +92,7 @@ class HeldOut:
 
     @property
     def checker_name(self) -> str | None:
-        """`preset/component` of what says whether a completion is right, or None."""
+        """The checker as `preset/component`; None without one."""
         return None if self.checker.checker is None else f"{self.checker.name}/{self.checker.checker}"
 
     def score(self, model: Any, progress: Progress | None = None, *, step: int = 0) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class HeldOut:
         return {name: estimate._asdict() for name, estimate in estimates.items()}, columns
 
     def _reward(self, completions: list[Completion]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Mean reward of the greedy completions and how much of it could not be scored; the rewards as a column."""
+        """Returns the mean reward of the greedy completions with the share of failures, and the rewards as a column."""
         verdict = self._verdict(self._as_samples(self.rows, completions), completions, scoring_context())
         failure = {"reward_failure": first_failure(verdict)} if verdict.failure_share else {}
         if failure:
@@ -352,7 +352,7 @@ def problem_id(row: dict[str, Any]) -> str:
 
 
 def scoring_context(seed: int = 0, total_steps: int = 0) -> Context:
-    """What trainers hand to reward functions beside columns, as before the first step: nothing is logged here."""
+    """Returns the context that trainers pass to reward functions, as before the first step; nothing is logged."""
     from rewards import Context
 
     state = SimpleNamespace(global_step=0, max_steps=total_steps, epoch=0.0, log_history=[])
@@ -372,7 +372,7 @@ def first_failure(verdict: Evaluation) -> str:
 
 @contextmanager
 def evaluating(model: Any, seed: int) -> Iterator[None]:
-    """Eval mode, cache on, and RNGs of their own; all is as before afterwards, so that training does not notice."""
+    """Switches to eval mode, with the cache on and separate random states, and restores everything afterwards."""
     import torch
 
     from kit.models.unsloth import for_inference, for_training

@@ -78,7 +78,7 @@ def course(run: RunDir, until: int | None = None) -> list[Result]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """One evaluation. Raises `RunError` when it cannot be read."""
+    """Reads one evaluation. Raises `RunError` when it cannot be read."""
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -96,7 +96,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands after its last evaluation.
+    """The best and last scores of a run so far.
 
     `best` is the highest score, the earliest of equal ones; `best_trained` the same without the one before training,
     which has no checkpoint. `waited` counts the evaluations since `best`.
@@ -124,7 +124,7 @@ def standing(results: Sequence[Result], key: str) -> Standing:
 
 
 def checkpoint_now(run: RunDir, which: str | int | None) -> str | int | None:
-    """`which`; of a run under way, which has no result yet, its last whole checkpoint in place of None."""
+    """Returns `which`, or `last` in place of None for a run under way, which has no result yet."""
     from kit.runs.store import ALIVE
 
     return "last" if which is None and run.status()["state"] in ALIVE else which
@@ -159,7 +159,7 @@ def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
 
 
 def read_best(run: RunDir) -> dict[str, Any]:
-    """What best.json says: step, metric, value, checkpoint; empty where there is none."""
+    """Reads best.json: step, metric, value, checkpoint; empty where there is none."""
     path = run.path / BEST_FILE
     return read_result(path) if path.is_file() else {}
 

@@ -40,7 +40,7 @@ VLLM = (7, 0)
 
 
 def precision(asked: str, capability: Capability | None, device_name: str = "this GPU") -> str:
-    """float32, bfloat16 or float16: as asked, else the best that the device computes in.
+    """Returns float32, bfloat16 or float16: the requested one, else the best that the device computes in.
 
     Raises `ModelError` for bfloat16 on a GPU without it, `EnvironmentUnsupported` for float16 on the CPU.
     """
@@ -93,7 +93,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choice depends on."""
+    """The machine's properties that decide the backend."""
 
     capability: Capability | None
     """Of the GPU that torch uses; None: there is none."""
@@ -163,12 +163,12 @@ def decide(config: ModelConfig, machine: Machine) -> Backend:
 
 
 def without_unsloth(backend: Backend) -> Backend:
-    """For what only generates, or puts a trained adapter on: the same weights through transformers."""
+    """Returns the transformers backend of the same device, for generating and for trained adapters."""
     return backend if backend.name == TRANSFORMERS else Backend(TRANSFORMERS, backend.device, "no training")
 
 
 def _best(config: ModelConfig, machine: Machine) -> Backend:
-    """What `auto` means: Unsloth on a CUDA GPU where it is installed and can do what is asked, else transformers."""
+    """Resolves `auto`: Unsloth on a CUDA GPU where it is installed and can do what is asked, else transformers."""
     if machine.capability is None:
         return Backend(TRANSFORMERS, "cpu", "transformers + PEFT: no GPU that torch can use")
     if machine.unsloth is None:
@@ -201,7 +201,7 @@ def active_backend() -> Backend | None:
 
 @contextmanager
 def activate_backend(backend: Backend, *, standby: bool = False) -> Iterator[Backend]:
-    """For the time inside, this process runs on `backend`: its switches are set, its packages imported in order.
+    """Runs the block on `backend`: sets its environment variables and imports its packages in order.
 
     Enter it before anything imports `trl`. The environment is as before afterwards, but for what Unsloth sets itself.
     Raises `EnvironmentUnsupported` when it is too late for that.
@@ -290,7 +290,7 @@ def fast_language_model(backend: Backend) -> Any:
 
 @contextmanager
 def stdout_to_log() -> Iterator[None]:
-    """What is printed inside goes to the kit's log, line by line."""
+    """Redirects what is printed inside to the kit's log, line by line."""
     heard = io.StringIO()
     try:
         with contextlib.redirect_stdout(heard):
@@ -302,7 +302,7 @@ def stdout_to_log() -> Iterator[None]:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Inside, a process of the kit collects no garbage: of modules there is none, and looking takes a third of their time.
+    """Pauses garbage collection in a process of the kit: modules leave no garbage, and looking takes a third of their time.
 
     What is there afterwards is left out of later collections; elsewhere, where it may be garbage by then, nothing is changed.
     """

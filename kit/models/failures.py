@@ -101,7 +101,7 @@ NO_ROOM = ("no available memory for the cache", "free memory on device", "kv cac
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What a watched vLLM engine is told beside TRL's arguments. `dtype` None: that of the model's weights."""
+    """Settings of a watched vLLM engine beside TRL's arguments. `dtype` None: that of the model's weights."""
 
     seed: int = 0
     timeout: float = 1800.0  # seconds
@@ -118,7 +118,7 @@ class EngineSettings:
 
 
 def engine_failure(error: Exception, doing: str, settings: EngineSettings) -> EngineError:
-    """What befell the engine while it was `doing` something, told as what a person can do about it."""
+    """Explains a failure of the engine while it was `doing` something, with what to do."""
     reason = first_line(error)
     where = "vLLM's engine" if settings.mode == "colocate" else "The vLLM server"
     if isinstance(error, Hung):
@@ -162,7 +162,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class BackoffEvent:
-    """What was halved: kind of work, rows at once from now on, and what the allocator said."""
+    """A halved batch size: kind of work, rows at once from now on, and what the allocator said."""
 
     work: str
     rows: int
@@ -189,7 +189,7 @@ class BatchSizeBackoff:
         return max(1, min(whole, self.sizes.get(work, whole)))
 
     def attempt(self, work: str, whole: int, do: Callable[[int], Result]) -> Result:
-        """`do(rows at once)`, again with half as many rows and the same random numbers when memory runs out.
+        """Calls `do(rows at once)`, and again with half as many rows and the same random numbers when memory runs out.
 
         Raises `ModelError` when that does not help.
         """
@@ -249,7 +249,7 @@ def report_backoff(run: RunDir, say: Callable[[str], None], event: BackoffEvent)
 
 
 def backoff_message(event: BackoffEvent) -> str:
-    """What changes after running out of memory, and what does not."""
+    """Says what changes after running out of memory, and what does not."""
     same = "the same step in smaller parts" if event.work == "training" else "the same number of completions"
     return f"Out of memory in {event.work} after step {event.step}: from here on {event.rows} completions at once ({same})."
 

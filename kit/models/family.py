@@ -36,7 +36,7 @@ TOOL = {
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """What one chat template does with messages."""
+    """The abilities of a chat template."""
 
     system: bool
     """A system message reaches the model (some templates refuse one, or leave it out)."""
@@ -128,7 +128,7 @@ UNSEEN = 10**9
 
 @dataclass(frozen=True)
 class FamilyAdapter:
-    """What was found of one model and its tokenizer or processor."""
+    """The properties of a model and its tokenizer or processor that a trainer needs."""
 
     model_type: str
     architecture: str
@@ -158,7 +158,7 @@ class FamilyAdapter:
         return tuple(sorted(name for name in self.accepts if TOKEN_FIELD.fullmatch(name))) if self.multimodal else ()
 
     def rule(self, name: str) -> str:
-        """How the trainer treats a model input: `extend` (an entry a token: zeros over completions), `slice` (belongs to
+        """Returns how the trainer treats a model input: `extend` (an entry a token: zeros over completions), `slice` (belongs to
         samples in a number that is found by counting), or `drop` (the model does not take it)."""
         if name not in self.accepts and not name.startswith("pixel_values"):  # pictures are never dropped in silence
             return "drop"
@@ -192,7 +192,7 @@ def _call(family: FamilyAdapter, model: Any, **given: Any) -> Any:
 
 
 def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool = True) -> FamilyAdapter:
-    """What the trainer should know of this model.
+    """Reads the properties of a model that a trainer needs.
 
     model_or_config: a transformers (or PEFT) model, or a configuration, of which the architecture is then built on the
     meta device. processing_class: its tokenizer or processor; None: nothing is known of templates and fields. chat: the

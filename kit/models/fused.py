@@ -29,7 +29,7 @@ LIGER = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True}
 
 
 class Fused:
-    """What was put under a model, to be taken away again. names: what it is, for the log."""
+    """Fused kernels installed in a model, which `remove` takes out again. names: the kernels, for the log."""
 
     def __init__(self, model: Any) -> None:
         self.names: list[str] = []
@@ -45,7 +45,7 @@ class Fused:
         return ", ".join(self.names)
 
     def remove(self) -> None:
-        """Everything as it was."""
+        """Restores the model."""
         for namespace, before in self._before:
             for name in namespace.keys() - before.keys():
                 del namespace[name]

@@ -99,7 +99,7 @@ def converted(path: Path) -> Path:
 
 
 def origin(source: str) -> dict[str, Any]:
-    """What a converted folder was made from: `name`, `file`, `sha256`, `license`, `type`; empty for other sources."""
+    """Reads what a converted folder was made from: `name`, `file`, `sha256`, `license`, `type`; empty for other sources."""
     path = Path(source) / ORIGIN
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return record

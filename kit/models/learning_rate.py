@@ -22,7 +22,7 @@ ENOUGH_RANK, LARGE_BATCH = 32, 1024
 
 
 def exponent(model_config: Any) -> float:
-    """How fast the learning rate falls with width in this family; 0 where nothing is published."""
+    """The exponent P of the model's width in this family; 0 where nothing is published."""
     kind = str(getattr(model_config, "model_type", ""))
     return next((value for name, value in EXPONENTS.items() if kind.startswith(name)), 0.0)
 
@@ -43,7 +43,7 @@ def with_learning_rate(config: RunConfig, model_config: Any) -> RunConfig:
 
 
 def notes(asked: RunConfig, config: RunConfig, model_config: Any) -> list[str]:
-    """What `validate` says of learning rate, rank and batch. asked: before `auto` was written out."""
+    """Returns the notes of `validate` on learning rate, rank and batch. asked: before `auto` was written out."""
     lines, lora = [], config.model.lora
     if asked.optimisation.learning_rate == "auto":
         why = "ten times that of all weights" if lora is not None else "all weights"

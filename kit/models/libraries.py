@@ -68,7 +68,7 @@ def remember_packages() -> None:
 
 @contextmanager
 def hidden(names: Iterable[str]) -> Iterator[None]:
-    """Inside, packages that are not loaded yet look as if they were not installed; afterwards they can be imported."""
+    """Hides packages that are not loaded yet, as if they were not installed; afterwards they can be imported."""
     names = [name for name in names if name not in sys.modules]
     for name in names:
         sys.modules[name] = None  # type: ignore[assignment]  # what `import` and `find_spec` take for "there is none"

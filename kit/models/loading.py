@@ -69,7 +69,7 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What a trainer needs: the base model, its tokenizer, and the adapter to put on it (None: all weights train)."""
+    """A loaded model for a trainer: the base model, its tokenizer, and the adapter to put on it (None: all weights train)."""
 
     model: Any
     tokenizer: Any
@@ -81,7 +81,7 @@ class LoadedModel:
     """What the adapter of the finished trainer begins as (`kit.models.start.begin`)."""
 
     def processing_class(self, *, pictures: bool) -> Any:
-        """What the trainer turns prompts into model inputs with."""
+        """The tokenizer or processor that turns prompts into model inputs."""
         return self.processor if pictures and self.processor is not None else self.tokenizer
 
 
@@ -212,7 +212,7 @@ def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
 
 
 def autocast_dtype(config: ModelConfig, backend: Backend) -> torch.dtype | None:
-    """What float32 weights compute in where all train on a GPU; None: in the precision of the weights."""
+    """The autocast precision of float32 weights that all train on a GPU; None: in the precision of the weights."""
     if config.lora is not None or backend.device != "cuda" or config.dtype == "float32":
         return None
     return torch_dtype(config.dtype, backend.device)
@@ -418,7 +418,7 @@ def end_where_turns_end(model: Any, files: ModelFiles, family: FamilyAdapter) ->
 
 
 def family_of(model_config: Any, tokenizer: Any, *, chat: bool) -> FamilyAdapter | None:
-    """What is known of the family before the weights are read; None where the architecture is remote code."""
+    """Reads the family before the weights are loaded; None where the architecture is remote code."""
     if is_remote(model_config):
         return None
     return adapter_of(model_config, tokenizer, chat=chat)

@@ -54,7 +54,7 @@ SLACK = {"cpu": 0.10, "cuda": 0.10}
 
 @dataclass(frozen=True)
 class TeacherLoad:
-    """What a teacher adds to a run: its weights, and one more pass over every completion."""
+    """The load of a teacher: its weights, and one more pass over every completion."""
 
     shape: ModelShape | None  # of another model; None: the policy itself
     prompt: int  # tokens of its longest prompt, completions that it is shown aside
@@ -71,7 +71,7 @@ class TeacherLoad:
 
 @dataclass(frozen=True)
 class Workload:
-    """What decides the size of a run beside its model. Sizes in completions and tokens."""
+    """The sizes of a run beside its model. Sizes in completions and tokens."""
 
     device: str
     weight_bytes: int  # of a loaded weight: 4 or 2
@@ -193,7 +193,7 @@ def trained(shape: ModelShape, work: Workload) -> int:
 
 
 def fixed_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
-    """What stays for the whole run, the process itself aside."""
+    """Bytes that stay for the whole run, the process itself aside."""
     terms = {"weights": loaded_bytes(shape, work.weight_bytes, four_bit=work.four_bit)}
     if work.rank is not None:
         terms["adapters"] = 4.0 * trained(shape, work)
@@ -366,7 +366,7 @@ def workload(
     card: float | None = None,
     teacher: TeacherLoad | None = None,
 ) -> Workload:
-    """What `config` asks for on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens.
+    """The workload of `config` on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens.
 
     `card` (bytes) is all the memory of the GPU, of which a colocated vLLM takes a share; None leaves the engine out.
     `teacher`: as `teacher_load` says it; None leaves it out, e.g. where its weights are loaded already.
@@ -489,7 +489,7 @@ def budget_of(config: RunConfig, shape: ModelShape | None, work: Workload, room:
 
 
 def sized(config: RunConfig, shape: ModelShape, work: Workload, room: float) -> Workload:
-    """With the token budget and the generation batch that a run would choose for `room` bytes."""
+    """Returns the workload with the token budget and generation batch that a run chooses for `room` bytes."""
     at_once = generation_batch_of(config, shape, work, room)
     return replace(work, token_budget=budget_of(config, shape, work, room), generated_at_once=at_once)
 
@@ -619,7 +619,7 @@ def planned_workload(
     card: float | None,
     teacher: ModelShape | None = None,
 ) -> Workload:
-    """What a run asks for, with the sizes that it would choose for `room` bytes. teacher: another model's shape.
+    """Returns the workload of a run, with the sizes that it chooses for `room` bytes. teacher: another model's shape.
 
     lengths: tokens of the longest prompts, as `kit.runner.prepare.longest_prompts` measures them.
     """
@@ -629,7 +629,7 @@ def planned_workload(
 
 
 def note(plan: MemoryPlan, room: float) -> str:
-    """One line for `validate`."""
+    """Returns the memory line of `validate`."""
     kind = "GPU memory" if plan.device == "cuda" else "memory"
     line = f"memory: {plan.peak / GIB:.1f} GiB of {kind} planned ({plan.phase}), {room / GIB:.1f} GiB free"
     return line if plan.peak <= room else f"{line}. It will not fit: see grpo-kit plan for what to change"

@@ -40,12 +40,12 @@ class Start:
     mode: str
 
     def settings(self) -> dict[str, Any]:
-        """What the adapter says of itself."""
+        """The adapter's configuration."""
         content: dict[str, Any] = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
         return content
 
     def sha256(self) -> str:
-        """Of its weights and settings."""
+        """The SHA-256 of its weights and settings."""
         files = (self.folder / CONFIG, self.folder / WEIGHTS)
         return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
@@ -86,7 +86,7 @@ def _download(name: str) -> Path:
 
 
 def unusual(settings: dict[str, Any]) -> str:
-    """What an adapter has beyond plain LoRA on linear layers; empty where nothing."""
+    """Lists what an adapter has beyond plain LoRA on linear layers; empty for plain LoRA."""
     odd = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "target_parameters")
     kinds = [key for key in odd if settings.get(key)]
     kinds += ["biases"] if settings.get("bias", "none") != "none" else []
@@ -177,7 +177,7 @@ def put_on(model: Any, adapter: Path, start: Start | None = None) -> Any:
 
 @contextmanager
 def untrained(policy: Any) -> Iterator[None]:
-    """Inside, a policy with adapters is what it was before training."""
+    """Restores a policy with adapters to its state before training, for the block."""
     if REFERENCE not in policy.peft_config:
         with policy.disable_adapter():
             yield

@@ -32,7 +32,7 @@ OFFLOAD = "offload"
 
 @dataclass(frozen=True)
 class Loading:
-    """What loading a model depends on besides `model:`."""
+    """Settings of loading a model besides `model:`."""
 
     max_seq_length: int | None = None
     """Tokens of the longest prompt and completion; None: the model's context."""
@@ -43,7 +43,7 @@ class Loading:
 
 
 def loading(config: RunConfig, backend: Backend, context: int | None) -> Loading:
-    """What a run's model is loaded for. `context`: the most tokens that the model reads; None: not known."""
+    """Returns the loading settings of a run. `context`: the most tokens that the model reads; None: not known."""
     has_engine = backend.name == UNSLOTH and config.generation.engine == "vllm"
     known = [length for length in (room(config), context) if length is not None]
     return Loading(
@@ -55,7 +55,7 @@ def loading(config: RunConfig, backend: Backend, context: int | None) -> Loading
 
 
 def checkpointing(asked: bool | str | None, backend: Backend) -> bool | str:
-    """How activations are kept. `None`: Unsloth's way where it is there, else recomputed on a GPU only."""
+    """Returns how activations are kept. `None`: Unsloth's way where it is there, else recomputed on a GPU only."""
     if asked is None:
         return CHECKPOINTING if backend.name == UNSLOTH else backend.device == "cuda"
     if asked == OFFLOAD:
@@ -151,7 +151,7 @@ def load(
 
 @contextmanager
 def starting_engine(with_: Loading) -> Iterator[None]:
-    """What fails inside is the engine's failure where there is one: it is made with the weights, and takes most room."""
+    """Turns failures of the block into the engine's failure where there is an engine: it takes the most memory."""
     try:
         yield
     except Exception as error:

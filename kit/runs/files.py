@@ -225,7 +225,7 @@ class Log:
         return self._read(lambda file: self._last(file, lines))
 
     def added(self) -> str:
-        """What was added since the last look."""
+        """Returns the text added since the last call."""
         return self._read(self._rest)
 
     def _read(self, part: Callable[[BinaryIO], bytes]) -> str:

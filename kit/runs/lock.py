@@ -132,7 +132,7 @@ def held_gpu(what: str) -> Iterator[None]:
 
 
 def gpu_holder() -> str | None:
-    """Who holds a GPU that this process would use, in words; None: nobody."""
+    """Names the holder of a GPU that this process would use; None: nobody holds one."""
     lock = GpuLock(gpus())
     holder = lock.take({"what": "a look at who has it", "pid": os.getpid()})
     lock.release()
@@ -140,7 +140,7 @@ def gpu_holder() -> str | None:
 
 
 def lock_folder() -> Path:
-    """Where the locks of GPUs are."""
+    """The folder of the GPU locks."""
     return cache_folder() / "locks"
 
 

@@ -35,7 +35,7 @@ def create_time(pid: int | None = None) -> float | None:
 
 
 def runs(who: Mapping[str, Any] | None) -> bool:
-    """True if the process of an `identity` runs on this machine. False for None and for what is no identity."""
+    """Whether the process of an `identity` runs on this machine. False for None and for what is no identity."""
     pid = (who or {}).get("pid")
     if who is None or not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         return False
@@ -43,7 +43,7 @@ def runs(who: Mapping[str, Any] | None) -> bool:
 
 
 def is_alive(pid: int, created: float | None, boot: Mapping[str, Any] | None = None) -> bool:
-    """True if `pid` runs and, where that is known on both sides, began at `created`. A zombie does not run.
+    """Whether `pid` runs and, where that is known on both sides, began at `created`. A zombie does not run.
 
     With `boot`, as `identity` gives it, the answer does not depend on the clock, and is False after a reboot.
     """
@@ -86,7 +86,7 @@ def send_signal(who: Mapping[str, Any], number: int) -> bool:
 
 
 def kill_all(who: Mapping[str, Any]) -> None:
-    """SIGKILL for the process of an `identity`, the group it leads, and all descendants.
+    """Sends SIGKILL to the process of an `identity`, the group it leads, and all descendants.
 
     Raises `PermissionError` for a process of another user.
     """
@@ -102,7 +102,7 @@ def kill_all(who: Mapping[str, Any]) -> None:
 
 
 def kill_group(group: int) -> None:
-    """SIGKILL for all that is left of a process group; call it while its leader is alive or not yet collected."""
+    """Sends SIGKILL to all that is left of a process group; call it while its leader is alive or not yet collected."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 

@@ -123,7 +123,7 @@ class StopEscalation:
     on_message: Callable[[str], object]
 
     def wait(self, seconds: float | None, *, patient: bool = False) -> bool:
-        """True once the run has ended. `patient` goes on beyond `seconds` as long as a checkpoint grows."""
+        """Waits, and returns True once the run has ended. `patient` goes on beyond `seconds` as long as a checkpoint grows."""
         begun = changed = time.monotonic()
         saved = _saved(self.run)
         while (state := self.run.status()["state"]) in ALIVE:
@@ -146,7 +146,7 @@ class StopEscalation:
         return state in ALIVE
 
     def escalate(self, pauses: tuple[float, float]) -> dict[str, Any]:
-        """Signals, ever harder, until the run has ended; returns its status. `pauses`: seconds after each SIGTERM."""
+        """Sends ever stronger signals until the run has ended; returns its status. `pauses`: seconds after each SIGTERM."""
         if not self.in_hand():
             return self.run.status()
         begun = time.monotonic()

@@ -100,7 +100,7 @@ class RunDir:
         return next(filter(is_whole, reversed(self.checkpoints)), None)
 
     def where_resumed(self) -> str:
-        """Where the run goes on when it is resumed; the rest of a sentence that begins with its id."""
+        """Says where a resumed run goes on; the rest of a sentence that begins with its id."""
         last = self.last_checkpoint
         if last is None:
             return "starts again from the beginning, as no checkpoint of it was saved"
@@ -246,7 +246,7 @@ class RunDir:
         return read_last_lines(self.metrics_file)
 
     def read_notes(self) -> str:
-        """What somebody has noted about the run; '' without notes. Raises `RunError` when they cannot be read."""
+        """Returns the notes on the run; '' without notes. Raises `RunError` when they cannot be read."""
         try:
             return self.notes.read_text(encoding="utf-8").rstrip()
         except FileNotFoundError:
@@ -451,7 +451,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def whole_checkpoints(checkpoints: Iterable[Path]) -> list[Path]:
-    """Those that training can go on from, the earliest first."""
+    """The checkpoints that training can go on from, the earliest first."""
     return sorted(filter(is_whole, checkpoints), key=step_of)
 
 
@@ -535,12 +535,12 @@ def place(folder: Path) -> list[int] | None:
 
 
 def is_elsewhere(record: Mapping[str, Any]) -> bool:
-    """True for a record of another machine, whose processes cannot be asked."""
+    """Whether a record is of another machine, whose processes cannot be asked."""
     return record.get("host") not in (None, socket.gethostname())
 
 
 def is_copy(record: Mapping[str, Any], folder: Path) -> bool:
-    """True where the record of this machine was written in another directory than the one it lies in."""
+    """Whether the record of this machine was written in another directory than the one it lies in."""
     meant = record.get("dir")
     return bool(meant) and not is_elsewhere(record) and place(folder) not in (None, meant)
 

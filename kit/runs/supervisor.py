@@ -167,7 +167,7 @@ class Heartbeat:
 
 
 def cut_short(error: BaseException) -> Outcome:
-    """How a job ended whose supervisor was interrupted by `error`."""
+    """Returns the outcome of a job whose supervisor was interrupted by `error`."""
     if isinstance(error, KeyboardInterrupt):
         return Outcome(STOPPED)
     return Outcome(CRASHED, RunError(f"the supervisor failed: {error!r}"), exit=CRASHED)

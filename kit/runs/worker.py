@@ -42,7 +42,7 @@ KERNEL = ("FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "MPLBACKEND")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `error` is set for every code but DONE and STOPPED; `shown` says that the user has seen it.
+    """The outcome of a job. `error` is set for every code but DONE and STOPPED; `shown` says that the user has seen it.
 
     `code` is one of the four above; `exit` is the process's own: its code, or 128 and the signal that ended it.
     """
@@ -67,7 +67,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """True for the kit's own errors and for those that the `rewards` package defines."""
+    """Whether an error is one of the kit's own, or of those that the `rewards` package defines."""
     return isinstance(error, KitError) or type(error).__module__.partition(".")[0] == "rewards"
 
 
@@ -268,7 +268,7 @@ def _colab_token() -> str | None:
 
 @contextlib.contextmanager
 def _forwarding(terminal: bool) -> Iterator[list[subprocess.Popen[str]]]:
-    """Inside, Ctrl-C does not end this process, and signals that the jobs do not receive themselves are passed on to them."""
+    """Keeps Ctrl-C from ending this process, and passes signals that the jobs do not receive themselves on to them."""
     started: list[subprocess.Popen[str]] = []
     if threading.current_thread() is not threading.main_thread():
         yield started  # only the main thread may set handlers, and only it gets interrupts
@@ -400,7 +400,7 @@ def decode(line: bytes | str) -> dict[str, Any] | None:
 
 
 def claim_stdout() -> BinaryIO:
-    """In a worker: the stream to its owner. From now on, whatever is printed goes to stderr, never between the messages."""
+    """Returns a worker's stream to its owner. From now on, what is printed goes to stderr, never between the messages."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return replies
@@ -443,7 +443,7 @@ class Watchdog:
         self._own = threading.local()
 
     def call(self, do: Callable[[], Result]) -> Result:
-        """What `do()` returns or raises. Raises `Hung` after `timeout` seconds; the thread is then given up.
+        """Returns or raises what `do()` does. Raises `Hung` after `timeout` seconds; the thread is then given up.
 
         A call that is made inside a call is part of it: one thread cannot wait for itself.
         """
