@@ -12,6 +12,7 @@ import gradio as gr
 import pytest
 from made_runs import make
 
+from kit.config import load_config
 from kit.errors import RunError
 from kit.runs.store import RunDir
 from kit.ui import home
@@ -43,6 +44,7 @@ def test_without_runs_it_says_how_to_start_one(site: Site) -> None:
 def test_the_example_comes_with_all_that_screens_show(site: Site) -> None:
     assert home.shown_example(site) == ["", "/run?run=example"]
     example = site.run("example")
+    assert load_config(example.config).model.name == "embedded"  # of the present schema
     assert example.status()["state"] == "finished"
     names = {path.name for path in example.path.iterdir()}
     assert {
