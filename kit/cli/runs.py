@@ -55,7 +55,13 @@ def _row(run: RunDir, status: dict[str, Any]) -> list[str]:
     step, total, eta = (status.get(key) for key in ("step", "total_steps", "eta_seconds"))
     reward = _reward(run)
     progress = "-" if step is None else f"{step}/{total}" if total else str(step)
-    return [run.id, status["state"], progress, "-" if reward is None else f"{reward:.3f}", "-" if eta is None else duration(eta)]
+    return [
+        run.id,
+        status["state"],
+        progress,
+        "-" if reward is None else f"{reward:.3f}",
+        "-" if eta is None else duration(eta),
+    ]
 
 
 def _reward(run: RunDir) -> float | None:
