@@ -13,15 +13,12 @@ same tokens where they are chosen greedily, and samples from the same distributi
 Whatever this loop does not know (pictures, linear attention, beams, a processor of logits with a memory, a model with a
 `generate` of its own) goes through transformers' loop;
 with KIT_FAST_DECODING=0 in the environment everything does.
-So does everything on a GPU, which waits for launches, not for rows; but there, too, a prompt goes through the model once for
-its whole group (`prefilled_once`), under Unsloth's `generate` as well.
+So does everything on a GPU, which waits for launches, not for rows.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -47,11 +44,6 @@ ROW_WISE = {
 """Processors of logits that look at one row at a time and remember nothing."""
 ENDINGS = {"MaxLengthCriteria", "EosTokenCriteria"}
 INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-EVERY_COPY_READ = "_kit_every_copy_read"
-"""On a model for which `prefilled_once` had to leave copies to be read: why, each told once."""
-CAME_BACK = "its cache came back as"
-"""The reason that holds for every batch of a model."""
-log = logging.getLogger("kit")
 
 
 def as_in_training(model: Any, half: torch.dtype | None) -> AbstractContextManager[Any]:
@@ -74,11 +66,11 @@ def fast_decoding(model: Any) -> Iterator[None]:
     if os.environ.get("KIT_FAST_DECODING") == "0":
         yield
         return
-    if base.device.type != "cpu":
-        with prefilled_once(base):
-            yield
-        return
-    if getattr(type(base), "generate", None) is not GenerationMixin.generate or "generate" in vars(base):
+    if (
+        base.device.type != "cpu"
+        or getattr(type(base), "generate", None) is not GenerationMixin.generate
+        or "generate" in vars(base)
+    ):
         yield
         return
     base.generate = functools.partial(_generate, base.generate)
@@ -139,8 +131,8 @@ def decode(
     rows, next_position = torch.arange(batch, device=input_ids.device), positions[:, -1:] + 1
     live = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
     for length in range(width, longest):
-        seen = out[rows, :length]
-        scores = logits_processor(seen, logits.to(copy=True, dtype=torch.float32))
+        prefix = out[rows, :length]
+        scores = logits_processor(prefix, logits.to(copy=True, dtype=torch.float32))
         tokens = draw(scores) if generation_config.do_sample else scores.argmax(dim=-1)
         tokens = torch.where(live, tokens, out[rows, length])
         out[rows, length] = tokens
@@ -166,76 +158,6 @@ def distinct(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     first = torch.ones_like(copy_of, dtype=torch.bool)
     first[1:] = copy_of[1:] != copy_of[:-1]
     return first, copy_of
-
-
-# --- prompts once, in transformers' loop ------------------------------------------------------------------------------
-
-
-@contextmanager
-def prefilled_once(model: Any) -> Iterator[None]:
-    """Inside, transformers' loop reads copies of a prompt that follow each other once, and copies keys, values and logits.
-
-    The completions are those of reading every copy, to the rounding of products of fewer rows: each row draws as before.
-    model: the bare one. Where its cache or its inputs are of another kind every copy is read, and the log says so once.
-    """
-    prefill = getattr(model, "_prefill", None)
-    if prefill is None:  # an earlier transformers, or no generating model
-        yield
-        return
-    model._prefill = functools.partial(_prefill_once, model, prefill)
-    try:
-        yield
-    finally:
-        del model._prefill
-
-
-def _prefill_once(
-    model: Any, prefill: Any, ids: Tensor, settings: Any, inputs: dict[str, Any], is_first_iteration: bool = True
-) -> Any:
-    """`_prefill` of transformers: the outputs of the model on the prompts, whose cache goes on."""
-    every = functools.partial(prefill, ids, settings, inputs, is_first_iteration=is_first_iteration)
-    mask, positions, cache = (inputs.get(name) for name in ("attention_mask", "position_ids", "past_key_values"))
-    told: set[str] = vars(model).setdefault(EVERY_COPY_READ, set())
-    if mask is None or mask.shape != ids.shape or any(reason.startswith(CAME_BACK) for reason in told):
-        return every()
-    first, copy_of = distinct(ids, mask)
-    if bool(first.all()):
-        return every()
-    reason = _not_repeatable(cache, inputs, ids, settings)
-    if reason is None:
-        empty = copy.deepcopy(cache)
-        rows = {"attention_mask": mask[first], **({} if positions is None else {"position_ids": positions[first]})}
-        outputs = prefill(ids[first], settings, inputs | rows, is_first_iteration=is_first_iteration)
-        if outputs.get("past_key_values") is cache:
-            cache.batch_select_indices(copy_of)
-            outputs["logits"] = outputs.logits[copy_of, -1:]
-            return outputs
-        reason = f"{CAME_BACK} {type(outputs.get('past_key_values')).__name__}"
-        inputs["past_key_values"] = empty
-    if reason not in told:
-        told.add(reason)
-        log.info("every copy of a prompt is read: %s", reason)
-    return every()
-
-
-def _not_repeatable(cache: Any, inputs: dict[str, Any], ids: Tensor, settings: Any) -> str | None:
-    """Why what the model has read of one row cannot be another row's; None where it can."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-    if type(cache) is not DynamicCache or cache.get_seq_length():
-        return f"the cache is {type(cache).__name__}"
-    kinds = {type(layer) for layer in cache.layers} or {cache.layer_class_to_replicate}
-    if unknown := kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
-        return f"layers of the cache are {', '.join(sorted(kind.__name__ for kind in unknown))}"
-    positions = inputs.get("position_ids")
-    if positions is not None and positions.shape != ids.shape:
-        return "positions are not one a token"
-    if others := [name for name in inputs.keys() - INPUTS if isinstance(inputs[name], Tensor)]:
-        return f"the model is given {', '.join(sorted(others))}"
-    if settings.prefill_chunk_size is not None:
-        return "prompts are read in pieces"
-    return None
 
 
 def draw(scores: Tensor) -> Tensor:
@@ -264,8 +186,8 @@ def _suited(model: Any, processors: Any, criteria: Any, settings: Any, inputs: d
         and inputs.get("position_ids") is not None
         and inputs["position_ids"].shape == mask.shape
         and bool(inputs.get("use_cache"))
-        and {type(one).__name__ for one in processors} <= ROW_WISE
-        and {type(one).__name__ for one in criteria} <= ENDINGS
+        and {type(item).__name__ for item in processors} <= ROW_WISE
+        and {type(item).__name__ for item in criteria} <= ENDINGS
         and settings._pad_token_tensor is not None
         and settings.prefill_chunk_size is None
         and not settings.return_dict_in_generate
@@ -283,10 +205,10 @@ def folded_adapters(model: Any) -> Iterator[None]:
     training, several adapters, variants such as DoRA. The original weights come back untouched, not by subtraction.
     """
     layers = _foldable(model)
-    whole = sum(layer.base_layer.weight.nbytes for layer, _ in layers)
+    size = sum(layer.base_layer.weight.nbytes for layer, _ in layers)
     originals: list[tuple[Any, Tensor]] = []
     try:
-        if whole <= FOLDED_BYTES:
+        if size <= FOLDED_BYTES:
             with torch.no_grad():
                 for layer, name in layers:
                     weight = layer.base_layer.weight

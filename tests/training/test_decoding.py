@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kit.generation import decoding
-from kit.generation.decoding import fast_decoding, folded_adapters, prefilled_once
+from kit.generation.decoding import fast_decoding, folded_adapters
 
 SIZES: dict[str, Any] = dict(
     vocab_size=61, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -122,71 +122,6 @@ def test_copies_of_a_prompt_go_through_once_and_ended_rows_leave(rows: list[int]
     assert rows[0] == 4  # the prompts
     assert rows[1:] == sorted(rows[1:], reverse=True)
     assert rows[-1] < rows[1] < 12
-
-
-@pytest.mark.parametrize(
-    ("kind", "more"),
-    [
-        ("qwen3", {}),
-        ("mistral", {"sliding_window": 6}),
-        ("gemma2", {"sliding_window": 6, "query_pre_attn_scalar": 4}),
-    ],
-)
-@pytest.mark.parametrize("how", [{}, {"do_sample": True}, {"do_sample": True, "top_k": 9, "repetition_penalty": 1.3}])
-def test_on_a_gpu_prompts_read_once_give_the_very_tokens_of_transformers(
-    kind: str, more: dict[str, Any], how: dict[str, Any]
-) -> None:
-    """Its own loop, shown on the CPU: each row draws the same random numbers."""
-    model, inputs = with_adapter(tiny(kind, **more)), prompts()
-    torch.manual_seed(7)
-    theirs = model.generate(**inputs, generation_config=settings(**how))
-    torch.manual_seed(7)
-    with prefilled_once(model.get_base_model()):
-        ours = model.generate(**inputs, generation_config=settings(**how))
-    assert torch.equal(ours, theirs)
-    assert "_prefill" not in vars(model.get_base_model())
-
-
-def test_on_a_gpu_a_group_is_one_row_of_the_first_pass_and_no_less_of_the_others(rows: list[int]) -> None:
-    model = tiny()
-    for copies, first in ((3, 4), (1, 4)):
-        rows.clear()
-        with prefilled_once(model):
-            model.generate(**prompts(copies=copies), generation_config=settings(max_new_tokens=3, eos_token_id=None))
-        assert rows == [first, 4 * copies, 4 * copies]
-
-
-@pytest.mark.parametrize("why", ["a static cache", "another cache comes back", "a layer with a state"])
-def test_on_a_gpu_what_cannot_be_copied_is_read_for_every_copy_and_the_log_says_so_once(
-    why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import copy
-
-    more: dict[str, Any] = {}
-    if why == "a layer with a state":
-        more = {
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_value_heads": 2,
-            "linear_key_head_dim": 4,
-        }
-        more |= {"linear_value_head_dim": 4, "linear_num_key_heads": 2}
-    model, inputs = tiny("qwen3_5_text" if more else "qwen3", **more), prompts()
-    how = settings(**{"cache_implementation": "static"} if why == "a static cache" else {})
-    if why == "another cache comes back":
-        forward = model.forward
-
-        def with_a_copy(*args: Any, **keywords: Any) -> Any:
-            output = forward(*args, **keywords)
-            output["past_key_values"] = copy.deepcopy(output["past_key_values"])
-            return output
-
-        monkeypatch.setattr(model, "forward", with_a_copy)
-    theirs = model.generate(**inputs, generation_config=how)
-    with caplog.at_level("INFO", "kit"), prefilled_once(model):
-        for _ in range(2):
-            assert torch.equal(model.generate(**inputs, generation_config=how), theirs)
-    said = [record.message for record in caplog.records if record.name == "kit"]
-    assert [one.partition(":")[0] for one in said] == ["every copy of a prompt is read"]
 
 
 def test_samples_follow_the_distribution_of_transformers() -> None:
