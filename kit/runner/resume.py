@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from kit.trainer.checkpoint_writer import clear_staging, remove
 
 if TYPE_CHECKING:
     from kit.runner.prepare import Parts
+    from kit.trainer.trainer import HookedGRPOTrainer
 
 
 def load_previous_run(config: RunConfig, *, adopt: bool = False) -> PreviousRun:
@@ -77,19 +79,19 @@ def _old_config(run: RunDir) -> RunConfig | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} for a file that is not there, or that a crash or a full disk has damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # interrupted before it was written, and then before any step
+        return _mapping(path.read_bytes()) or {}
+    except OSError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _with_aim(previous: PreviousRun, config: RunConfig) -> PreviousRun:
     """Sets `over` and `longer`. Raises `RunError` when nothing is left to do."""
-    wanted = config.optimisation.steps
-    steps = previous.config.optimisation.steps if previous.config else wanted
-    longer = wanted > steps and previous.step == steps
-    over = not longer and previous.checkpoint is not None and (previous.step >= wanted or is_over(previous.checkpoint))
+    target = config.optimisation.steps
+    steps = previous.config.optimisation.steps if previous.config else target
+    longer = target > steps and previous.step == steps
+    over = not longer and previous.checkpoint is not None and (previous.step >= target or is_over(previous.checkpoint))
     if previous.state == "finished" and not longer:
         why = f" ({previous.reason})" if previous.reason else ""
         raise RunError(
@@ -97,9 +99,9 @@ def _with_aim(previous: PreviousRun, config: RunConfig) -> PreviousRun:
             f"To train it for longer: grpo-kit resume {previous.run.id} -o optimisation.steps=N with N above {steps}. For "
             f"anything else start a new run: grpo-kit train {previous.run.config} -o run.id=NAME"
         )
-    if wanted < previous.step:
+    if target < previous.step:
         raise RunError(
-            f"The run '{previous.run.id}' has made {previous.step} steps, and optimisation.steps is {wanted} now. Set it to "
+            f"The run '{previous.run.id}' has made {previous.step} steps, and optimisation.steps is {target} now. Set it to "
             f"{previous.step} or more."
         )
     return replace(previous, over=over, longer=longer)
@@ -142,7 +144,7 @@ def with_history(env: dict[str, Any], resumption: Resumption) -> dict[str, Any]:
     return env | {"earlier": earlier} if earlier else env
 
 
-def train_on(trainer: Any, resumption: Resumption | None) -> None:
+def train_on(trainer: HookedGRPOTrainer, resumption: Resumption | None) -> None:
     """Trains the steps that are left: all of them in a new run, none where training had ended and only later work is missing."""
     previous = resumption.previous if resumption is not None else None
     if previous is None or previous.checkpoint is None:
@@ -200,7 +202,7 @@ PACKAGES = (
 """Packages whose versions a run records."""
 HARMLESS = {
     "run.id", "run.root", "run.save_every", "run.keep_checkpoints", "run.save_completions", "run.report_to",
-    "reward.max_failure_share", "evaluation.patience", "evaluation.alarm", "generation.vllm.timeout", "generation.vllm.url",
+    "reward.max_failure_share", "evaluation.patience", "evaluation.alarm", "generation.vllm.timeout",
 }  # fmt: skip
 """Keys that influence no step and no score."""
 DECISIVE = (
@@ -208,7 +210,7 @@ DECISIVE = (
     "math-verify",
 )  # fmt: skip
 """Packages whose version may change a step, a completion or a score."""
-OWN_FILE = re.compile(r"(.+\.py):\w+")
+OWN_FILE = re.compile(r'"([^"]+\.py):\w+"')
 BLOCKS, BLOCK = 16, 1 << 16
 """A weights file is identified by its size and this many blocks, of this many bytes, spread over it."""
 
@@ -221,29 +223,40 @@ def differences(
     checkpoint: Path | None = None,
     asked: RunConfig | None = None,
 ) -> Iterator[str]:
-    """What has changed and may influence a step or a score, a sentence each.
+    """Yields a sentence for each change that may influence a step or a score.
 
     config, data, env: what the run recorded at its start; what it did not record counts as unchanged.
     asked: the configuration as given now, before defaults that the kit chooses (null) are filled in. A run that ended early
         has recorded null for them; null then and now is no change.
     """
     yield from _changed_config(config, parts, asked)
-    yield from _changed_data(data, parts.data.info)
+    rows, backend = parts.data.info, parts.files.backend
+    if data and data.get("sha256") != rows["sha256"]:
+        before, now = str(data.get("sha256"))[:12], rows["sha256"][:12]
+        yield f"data: the rows of {rows['source']} are others (sha256 {before}, {now} now)"
     yield from _changed_packages(env.get("packages") or {}, env.get("engine") or {}, env.get("backend") or {})
-    yield from _changed_inputs(env.get("inputs") or {}, inputs(parts))
-    yield from _changed_device(env, parts)
-    yield from _changed_processes(checkpoint)
+    files = inputs(parts)
+    for name, digest in sorted((env.get("inputs") or {}).items()):
+        if files.get(name, digest) != digest:
+            yield f"{name}: its content has changed"
+    if (old := env.get("backend")) and (old.get("name"), old.get("device")) != (backend.name, backend.device):
+        before, now = f"{old.get('device')} ({old.get('name')})", f"{backend.device} ({backend.name})"
+        yield f"device: {before} when it was started, {now} now"
+    # Each process has saved a file of RNG states in the checkpoint.
+    processes = 0 if checkpoint is None else len(list(checkpoint.glob("rng_state*.pth")))
+    if processes and processes != world_size():
+        yield f"processes: {processes} when its checkpoint was written, {world_size()} now"
 
 
-def _changed_config(config: RunConfig | None, parts: Parts, asked: RunConfig | None) -> Iterator[str]:
+def _changed_config(config: RunConfig | None, parts: Parts, unresolved_config: RunConfig | None) -> Iterator[str]:
     if config is None:
         return
-    trees = (config, parts.config, asked or parts.config)
-    old, new, given = (dict(leaves(tree.model_dump(mode="json"))) for tree in trees)
+    trees = (config, parts.config, unresolved_config or parts.config)
+    old, new, unresolved = (dict(leaves(tree.model_dump(mode="json"))) for tree in trees)
     for key in sorted(old.keys() | new.keys()):
         before, now = old.get(key), new.get(key)
         why = _needs_total_steps(parts) if key == "optimisation.steps" else ""
-        if before not in (now, given.get(key)) and key not in HARMLESS and why is not None:
+        if before not in (now, unresolved.get(key)) and key not in HARMLESS and why is not None:
             yield f"{key}: {before!r} when it was started, {now!r} now{why}"
 
 
@@ -254,11 +267,6 @@ def _needs_total_steps(parts: Parts) -> str | None:
     if parts.preset.scheduled:
         return f", and the weights of {', '.join(sorted(parts.preset.scheduled))} depend on it"
     return None
-
-
-def _changed_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    if old and old.get("sha256") != new["sha256"]:
-        yield f"data: the rows of {new['source']} are others (sha256 {str(old.get('sha256'))[:12]}, {new['sha256'][:12]} now)"
 
 
 def _changed_packages(old: Mapping[str, str], engine: Mapping[str, Any], backend: Mapping[str, Any]) -> Iterator[str]:
@@ -273,14 +281,11 @@ def _changed_packages(old: Mapping[str, str], engine: Mapping[str, Any], backend
 
 def packages() -> dict[str, str]:
     """Installed versions of what a run depends on."""
-    return {name: version for name in PACKAGES if (version := _version(name))}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    versions = {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def git_state() -> dict[str, Any] | None:
@@ -288,60 +293,27 @@ def git_state() -> dict[str, Any] | None:
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None
+    command = ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch"]
     try:
-        commit = subprocess.run(
-            ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
-        ).stdout.strip()
-        dirty = subprocess.run(
-            ["git", "-C", str(folder), "status", "--porcelain"], capture_output=True, text=True, timeout=5, check=True
-        ).stdout.strip()
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "dirty": bool(dirty)}
-
-
-def _changed_inputs(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
-    for name in sorted(old.keys() & new.keys()):
-        if old[name] != new[name]:
-            yield f"{name}: its content has changed"
-
-
-def _changed_device(env: Mapping[str, Any], parts: Parts) -> Iterator[str]:
-    old, new = env.get("backend") or {}, parts.files.backend
-    if old and (old.get("name"), old.get("device")) != (new.name, new.device):
-        yield f"device: {old.get('device')} ({old.get('name')}) when it was started, {new.device} ({new.name}) now"
-
-
-def _changed_processes(checkpoint: Path | None) -> Iterator[str]:
-    """Compares the number of processes: each has saved a file of RNG states in the checkpoint."""
-    old = 0 if checkpoint is None else len(list(checkpoint.glob("rng_state*.pth")))
-    new = world_size()
-    if old and old != new:
-        yield f"processes: {old} when its checkpoint was written, {new} now"
+    commits = [line.split()[-1] for line in lines if line.startswith("# branch.oid")]
+    return {"commit": commits[0] if commits else None, "dirty": any(not line.startswith("#") for line in lines)}
 
 
 def inputs(parts: Parts) -> dict[str, str]:
     """Content hashes of the files that a run uses beside its data: hooks, rewards, a chat template, model weights."""
     tree = parts.config.model_dump(mode="json")
-    values = [value for section in ("objective", "reward", "generation") for value in _texts(tree[section])]
-    paths = {match[1] for value in values if (match := OWN_FILE.fullmatch(value))}
+    paths = set(
+        OWN_FILE.findall(json.dumps([tree[name] for name in ("objective", "reward", "generation")], ensure_ascii=False))
+    )
     paths |= {parts.config.model.chat_template} if parts.config.model.chat_template else set()
-    found = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths if Path(path).is_file()}
+    digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths if Path(path).is_file()}
     weights = sorted(Path(parts.files.source).glob("*.safetensors")) if Path(parts.files.source).is_dir() else []
     start = find_start(parts.config.model)
-    found |= {"model.adapter": start.sha256()} if start is not None else {}
-    return found | {f"model weights {path.name}": _sample_hash(path) for path in weights}
-
-
-def _texts(tree: Any) -> Iterator[str]:
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _texts(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _texts(value)
+    digests |= {"model.adapter": start.sha256()} if start is not None else {}
+    return digests | {f"model weights {path.name}": _sample_hash(path) for path in weights}
 
 
 def _sample_hash(path: Path) -> str:
@@ -399,15 +371,15 @@ def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
     """Keeps the lines for which `keep` is true and logs the others, except a half-written last one. Returns how many it cut."""
     if not path.is_file():
         return 0
-    whole = path.read_bytes().split(b"\n")[:-1]
-    kept: list[bytes] = []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    remaining: list[bytes] = []
     cut: list[bytes] = []
-    for line in whole:
+    for line in lines:
         record = _mapping(line)
-        (kept if record is not None and keep(record) else cut).append(line)
+        (remaining if record is not None and keep(record) else cut).append(line)
     for line in cut:
         log.info("cut from %s: %s", path.name, line.decode(errors="replace"))
-    write_atomic(path, "".join(line.decode() + "\n" for line in kept))
+    write_atomic(path, "".join(line.decode() + "\n" for line in remaining))
     return len(cut)
 
 
@@ -431,7 +403,7 @@ def _later_files(previous: PreviousRun) -> Iterator[Path]:
             if step.isdigit() and int(step) > previous.step:
                 yield path
     yield from (path for path in previous.run.eval.glob("*.json") if _mapping(path.read_bytes()) is None)
-    if best.is_file() and ((found := _mapping(best.read_bytes())) is None or _step(found) > previous.step):
+    if best.is_file() and ((record := _mapping(best.read_bytes())) is None or _step(record) > previous.step):
         yield best
     if after.is_file() and not previous.over:
         yield after
@@ -487,8 +459,8 @@ def _report(resumption: Resumption, cut: int, on_message: Callable[[str], None])
 
 def earlier_scores(resumption: Resumption) -> dict[str, dict[str, Any]]:
     """Held-out scores by name that remain valid and are not computed again."""
-    found = {}
+    scores = {}
     for path in sorted(resumption.previous.run.eval.glob("*.json")):
         if path.stem == "before" or path.stem.startswith("step-"):
-            found[path.stem] = _mapping(path.read_bytes()) or {}
-    return found
+            scores[path.stem] = _mapping(path.read_bytes()) or {}
+    return scores
