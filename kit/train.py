@@ -21,7 +21,9 @@ from kit.models.libraries import load_libraries
 from kit.runs.worker import leave, read_json, serve
 
 if TYPE_CHECKING:
+    from kit.models.failures import BatchSizeBackoff
     from kit.runs.store import RunDir
+    from kit.trainer.trainer import HookedGRPOTrainer
 
 sys.modules[__name__].__class__ = CallableModule  # importing this file binds it to kit.train, which is also a function
 
@@ -65,12 +67,12 @@ def run(
             runner.recording.keep_heldout(folder, parts.data.heldout)
             reporter.data(parts.data.info)
             job = runner.build.Job(parts, folder, reporter, stop, resumption)
-            job, trainer, memory = runner.build.build_with_fallback(job, threads)
+            trainer, memory = runner.build.build(job, threads)
             learn(job, trainer, memory, previous.step if previous else 0)
     return folder
 
 
-def learn(job: runner.build.Job, trainer: Any, memory: Any, start: int) -> None:
+def learn(job: runner.build.Job, trainer: HookedGRPOTrainer, memory: BatchSizeBackoff | None, start: int) -> None:
     """Scores the held-out problems, trains with GRPO from step `start` on, and scores them again."""
     config, folder, stop = job.config, job.folder, job.stop
     policy = runner.evaluation.make_policy(folder, config.evaluation, job.parts.checker, job.reporter.say)

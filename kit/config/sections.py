@@ -213,15 +213,10 @@ class TeacherConfig(Section):
     model: str | None = None
     """`self`: the policy itself, shown more than its prompt (`prompt`). Or a model folder or hub id with the same tokenizer.
     Null: no teacher."""
-    weights: Literal["current", "base", "ema"] = "current"
-    """Of `model: self`: the policy as it is at the rollout, without its adapters, or with the moving average of its weights."""
-    ema_rate: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """Share of the current weights that the moving average takes in after every optimiser step (`weights: ema`)."""
     prompt: str | None = None
     """What the teacher reads in place of the last message of the user: a template with {prompt}, {completion}, {reward},
     {feedback} (what the verifier says of this completion), {demonstration} (a better completion of the same prompt) and every
-    column of the data such as {reference}. A completion for which one of them is not there has no teacher. Or a function of
-    yours, `file.py:function`, called with these as keywords and `row`, that returns a text, messages, or None for no teacher.
+    column of the data such as {reference}. A completion for which one of them is not there has no teacher.
     Null: the prompt itself."""
     revision: str | None = None
     """Branch, tag or commit of another model on the hub."""
@@ -232,14 +227,10 @@ class TeacherConfig(Section):
 
     @model_validator(mode="after")
     def _knows_more(self) -> TeacherConfig:
-        if self.model == "self" and self.weights == "current" and self.prompt is None:
+        if self.model == "self" and self.prompt is None:
             raise ValueError(
                 "teacher.prompt: the policy as it is, with the prompt that it had, has nothing to teach. Show it more, e.g. "
-                "prompt: '{prompt} The answer is {reference}.', or set teacher.weights or teacher.model"
-            )
-        if self.model not in (None, "self") and self.weights != "current":
-            raise ValueError(
-                f"teacher.weights: {self.weights} is for teacher.model: self; another model does not change"
+                "prompt: '{prompt} The answer is {reference}.', or set teacher.model"
             )
         return self
 
@@ -247,8 +238,6 @@ class TeacherConfig(Section):
 class VllmConfig(Section):
     """The engine vLLM; read only where completions come from it."""
 
-    mode: Literal["colocate", "server"] = "colocate"
-    """`colocate`: in the training process, on the same GPU (or CPU). `server`: a `trl vllm-serve` on another GPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of the GPU's memory for the engine's weights and cache. On the CPU: VLLM_CPU_KVCACHE_SPACE (GiB)."""
     standby: bool = False
@@ -262,26 +251,13 @@ class VllmConfig(Section):
     speculative: Literal["ngram"] | None = None
     """Draft tokens from what stands in prompt and completion, and let the policy accept them, which keeps its distribution.
     GPU only."""
-    quantization: Literal["fp8"] | None = None
-    """`fp8`: the engine computes with weights of 8 bits, rounded anew at every hand-over of merged weights. Its
-    log-probabilities are further off, so that the weight `sampler_correction` (or vespo's sampler_cap) has to stand beside
-    it. GPU only."""
     hand_over: Literal["auto", "merged", "adapter"] = "auto"
-    """What a colocated engine gets of a LoRA run at every step: `merged`: its weights anew, adapter included; `adapter`: the
-    adapter alone, in memory, on weights that it loaded once. `auto`: adapter with 4-bit weights or `quantization`, else
+    """What the engine gets of a LoRA run at every step: `merged`: its weights anew, adapter included; `adapter`: the
+    adapter alone, in memory, on weights that it loaded once. `auto`: adapter with 4-bit weights, else
     merged. Unsloth hands over adapters in any case."""
     timeout: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds that one generation batch, or handing over the weights, may take. After that the engine counts as hung, and
-    the run ends as failed, with a checkpoint."""
-    url: str = "http://127.0.0.1:8000"
-    """Server: its address, http://HOST:PORT."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, url: str) -> str:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r} is no address of the form http://HOST:PORT")
-        return url.rstrip("/")
+    the run ends as failed."""
 
 
 class GenerationConfig(Section):
@@ -342,15 +318,13 @@ class DynamicSamplingConfig(Section):
 
     max_rounds: Annotated[int, Field(ge=2)] = 4
     """Rounds of generation a step may take, the first one included."""
-    token_budget: Annotated[int, Field(ge=1)] | None = None
-    """Completion tokens after which no further round of a step begins. Null: `max_rounds` alone decides."""
 
 
 class SelectionConfig(Section):
     """Which groups of a rollout are trained on. Text without tools, one process."""
 
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """Dynamic sampling (DAPO, arXiv 2503.14476): {max_rounds, token_budget}, or null."""
+    """Dynamic sampling (DAPO, arXiv 2503.14476): {max_rounds}, or null."""
 
 
 class OptimisationConfig(Section):

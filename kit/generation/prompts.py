@@ -27,23 +27,25 @@ class LazyPrompt:
         return len(str(self.row["prompt"]))
 
 
-def render(tokenizer: Any, prompt: str | list[dict[str, Any]], tools: Sequence[Any] = (), **told: Any) -> str:
+def render(tokenizer: Any, prompt: str | list[dict[str, Any]], tools: Sequence[Any] = (), **variables: Any) -> str:
     """The text that the model is given; `tools` are described in it, and the template is `told` the rest."""
     if isinstance(prompt, str):
         return prompt
     described = {"tools": list(tools)} if tools else {}
-    return str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **described, **told))
+    return str(
+        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **described, **variables)
+    )
 
 
 def thinking_note(files: ModelFiles) -> str | None:
-    """What to know of a template that opens the model's thinking, or could; None where there is nothing."""
+    """A note on a template that opens the model's thinking, or could; None for other templates."""
     template = files.family.template if files.family is not None else None
     if template is None or not (template.opens_thinking or template.thinking_switch):
         return None
-    said = "opens <think> before the model writes" if template.opens_thinking else "leaves thinking to the model"
+    habit = "opens <think> before the model writes" if template.opens_thinking else "leaves thinking to the model"
     if not template.thinking_switch:
-        return f"the chat template {said}, and has no switch for it"
-    return f"the chat template {said}; data.chat_template_kwargs: {{enable_thinking: true or false}} switches it"
+        return f"the chat template {habit}, and has no switch for it"
+    return f"the chat template {habit}; data.chat_template_kwargs: {{enable_thinking: true or false}} switches it"
 
 
 def note_opened_thinking(preset: Preset, tokenizer: Any, prompts: Sequence[Any]) -> None:
@@ -76,7 +78,7 @@ def lengths_of(tokenizer: Any, rows: Any, tools: Sequence[Any] = ()) -> list[int
 
 
 def question(prompt: str | list[dict[str, Any]]) -> str:
-    """What was asked, for people: the last message's text, or the text itself."""
+    """The question for people to read: the last message's text, or the text itself."""
     return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
 
 

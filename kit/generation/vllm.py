@@ -45,14 +45,14 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         **keywords: Any,
     ) -> None:
         self.settings = settings
-        given = generation_kwargs or {}
-        given = given | {"stop_token_ids": stop_ids(model, given)}
+        settings_of_trl = generation_kwargs or {}
+        settings_of_trl = settings_of_trl | {"stop_token_ids": stop_ids(model, settings_of_trl)}
         if settings.support_of:
             # more than top_k, which keeps every token that is as likely as the k-th
             keywords["logprobs"] = min(2 * settings.support_of + 16, model.config.get_text_config().vocab_size)
         self.supports: list[list[torch.Tensor]] = []
         """The ids that the sampler allowed at each place of the last completions, where that is kept."""
-        super().__init__(model, *arguments, generation_kwargs=given, **keywords)
+        super().__init__(model, *arguments, generation_kwargs=settings_of_trl, **keywords)
 
     def _init_vllm(self) -> None:
         self._adapter: Any = None
@@ -73,24 +73,24 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
     def _making(self) -> Iterator[None]:
         """Inside, TRL's `LLM(...)` is also told what it has no argument for."""
         settings, made = self.settings, getattr(vllm_generation, "LLM", None)
-        told: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "seed": settings.seed + self.accelerator.process_index,
             "dtype": str(settings.dtype or next(self.model.parameters()).dtype).removeprefix("torch."),
             "use_tqdm_on_load": False,
             "enable_prefix_caching": True,  # a prompt is read once for its group
         }
         if settings.eager or (settings.eager is None and self.accelerator.device.type == "cpu"):
-            told["enforce_eager"] = True
+            arguments["enforce_eager"] = True
         if settings.revision is not None:
-            told |= {"revision": settings.revision, "tokenizer_revision": settings.revision}
+            arguments |= {"revision": settings.revision, "tokenizer_revision": settings.revision}
         if settings.support_of:
-            told["max_logprobs"] = self.logprobs
-        told |= settings.further
+            arguments["max_logprobs"] = self.logprobs
+        arguments |= settings.further
         if settings.adapter_alone:
             rank = adapter_tensors(self.model)[0]
-            told |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_rank(rank)}
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_rank(rank)}
         _into_the_log(logging.getLogger("vllm"))
-        vllm_generation.LLM = lambda **given: self._told(made(**given | told))  # type: ignore[misc]
+        vllm_generation.LLM = lambda **given: self._told(made(**given | arguments))  # type: ignore[misc]
         try:
             yield
         finally:
@@ -101,7 +101,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         if not self.settings.adapter_alone:
             return llm
         generate, sleep = llm.generate, llm.sleep
-        llm.generate = lambda *given, **keywords: generate(*given, **keywords, lora_request=self._adapter)
+        llm.generate = lambda *arguments, **keywords: generate(*arguments, **keywords, lora_request=self._adapter)
         llm.sleep = lambda level=1: sleep(level=1)  # nothing would bring back what level 2 forgets
         manager = llm.llm_engine.model_executor.driver_worker.model_runner.lora_manager
         manager._load_adapter = partial(adapter_from_memory, manager, self.model)
@@ -112,12 +112,12 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         make = partial(super().generate, prompts, *rest, **keywords)
         prompt_ids, completions, logps, ids = self._asked(f"making {len(prompts)} completions", make)
         if self.settings.support_of:
-            self.supports = [supports(*one) for one in zip(ids, logps, strict=True)]
+            self.supports = [supports(*item) for item in zip(ids, logps, strict=True)]
             logps = [
-                [[of[named.index(token)]] for token, named, of in zip(*one, strict=True)]
-                for one in zip(completions, ids, logps, strict=True)
+                [[of[named.index(token)]] for token, named, of in zip(*item, strict=True)]
+                for item in zip(completions, ids, logps, strict=True)
             ]
-            ids = [[[token] for token in one] for one in completions]
+            ids = [[[token] for token in item] for item in completions]
         return prompt_ids, completions, logps, ids
 
     def sync_weights(self) -> None:
@@ -128,10 +128,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         if self.settings.adapter_alone:
             self._asked("taking over the adapter", torch.no_grad()(self._hand_over_adapter))
             return
-        packed = self.mode == "colocate" and (
-            self.accelerator.device.type == "cpu" or "quantization" in self.settings.further
-        )
-        take = self._reload if packed else super().sync_weights
+        take = self._reload if self.accelerator.device.type == "cpu" else super().sync_weights
         self._asked("taking over the weights", torch.no_grad()(take))
 
     def _wake_weights(self) -> None:
@@ -199,14 +196,16 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
 
 
 def supports(ids: list[list[int]], logps: list[list[float | None]]) -> list[torch.Tensor]:
-    """What the sampler allowed at each place of a completion: the ids with a log-probability above -inf.
+    """Returns the ids with a log-probability above -inf at each position of a completion: those that the sampler allowed.
 
     TRL asks for the log-probabilities after truncation (`processed_logprobs`). So they are of all allowed tokens where they
     add up to 1. Raises `EngineError` where they do not.
     """
-    kept: list[torch.Tensor] = []
-    for place, row in zip(ids, logps, strict=True):
-        allowed = {token: logp for token, logp in zip(place, row, strict=True) if logp is not None and logp > -math.inf}
+    allowed_ids: list[torch.Tensor] = []
+    for candidates, row in zip(ids, logps, strict=True):
+        allowed = {
+            token: logp for token, logp in zip(candidates, row, strict=True) if logp is not None and logp > -math.inf
+        }
         if abs(math.fsum(map(math.exp, allowed.values())) - 1) > 1e-3:
             raise EngineError(
                 f"vLLM named {len(allowed)} tokens that its sampler allowed, and their probabilities add up to "
@@ -214,18 +213,18 @@ def supports(ids: list[list[int]], logps: list[list[float | None]]) -> list[torc
                 "than fit beside top_k), or its log-probabilities are not those after truncation. Set "
                 "generation.replay_support: false, or generation.engine: hf."
             )
-        kept.append(torch.tensor(list(allowed), dtype=torch.int32))
-    return kept
+        allowed_ids.append(torch.tensor(list(allowed), dtype=torch.int32))
+    return allowed_ids
 
 
-def stop_ids(model: Any, given: Mapping[str, Any]) -> list[int]:
+def stop_ids(model: Any, generation_kwargs: Mapping[str, Any]) -> list[int]:
     """Every id that ends a completion of this model, and what generation was told already.
 
     By itself the engine knows the ends that stand in the model's folder, and not the one of the chat template.
     """
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [*(given.get("stop_token_ids") or []), *([ends] if isinstance(ends, int) else ends or [])]
-    return sorted({int(one) for one in ids})
+    ids = [*(generation_kwargs.get("stop_token_ids") or []), *([ends] if isinstance(ends, int) else ends or [])]
+    return sorted({int(number) for number in ids})
 
 
 def adapter_tensors(model: Any) -> tuple[int, dict[str, torch.Tensor]]:
@@ -235,23 +234,23 @@ def adapter_tensors(model: Any) -> tuple[int, dict[str, torch.Tensor]]:
     """
     from peft.tuners.lora import LoraLayer
 
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     ranks = {0}
     for name, layer in model.named_modules():
         if not isinstance(layer, LoraLayer):
             continue
-        active = [one for one in layer.active_adapters if one in layer.lora_A]
+        active = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
         plain = isinstance(layer.get_base_layer(), torch.nn.Linear) and not (layer.merged or layer.lora_variant)
-        if not active or not plain or any(layer.lora_B[one].bias is not None for one in active):
+        if not active or not plain or any(layer.lora_B[adapter].bias is not None for adapter in active):
             raise EngineError(
                 f"The adapter of {name} is not plain LoRA on a linear layer, which is all that vLLM takes as an adapter. Set "
                 "generation.vllm.hand_over: merged."
             )
-        down = torch.cat([layer.lora_A[one].weight.detach() for one in active])
-        up = torch.cat([layer.lora_B[one].weight.detach() * layer.scaling[one] for one in active], dim=1)
-        found |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+        down = torch.cat([layer.lora_A[adapter].weight.detach() for adapter in active])
+        up = torch.cat([layer.lora_B[adapter].weight.detach() * layer.scaling[adapter] for adapter in active], dim=1)
+        tensors |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
         ranks.add(len(down))
-    return max(ranks), found
+    return max(ranks), tensors
 
 
 def engine_rank(rank: int) -> int:
@@ -261,7 +260,7 @@ def engine_rank(rank: int) -> int:
     from vllm.config.lora import MaxLoRARanks
 
     try:
-        least: int = min(one for one in get_args(MaxLoRARanks) if one >= rank)
+        least: int = min(room for room in get_args(MaxLoRARanks) if room >= rank)
         return least
     except ValueError:
         raise EngineError(
@@ -271,7 +270,7 @@ def engine_rank(rank: int) -> int:
 
 
 def adapter_from_memory(manager: Any, model: Any, request: Any) -> Any:
-    """In place of a loader of vLLM's worker, which reads files: the adapter of the trained model as it is now.
+    """Replaces a loader of vLLM's worker, which reads files: returns the adapter of the trained model as it is now.
 
     Raises `EngineError` for a layer that the engine has no adapter for: it would be left out without a word.
     """

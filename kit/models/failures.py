@@ -105,7 +105,6 @@ class EngineSettings:
 
     seed: int = 0
     timeout: float = 1800.0  # seconds
-    mode: str = "colocate"
     dtype: torch.dtype | None = None
     eager: bool | None = None
     support_of: int = 0  # top_k of sampling whose supports are kept; 0: none are
@@ -120,28 +119,27 @@ class EngineSettings:
 def engine_failure(error: Exception, doing: str, settings: EngineSettings) -> EngineError:
     """Explains a failure of the engine while it was `doing` something, with what to do."""
     reason = first_line(error)
-    where = "vLLM's engine" if settings.mode == "colocate" else "The vLLM server"
     if isinstance(error, Hung):
         return EngineError(
-            f"{where} hangs: {reason} ({doing}). Resume the run; if a generation batch rightly takes longer, raise "
+            f"vLLM's engine hangs: {reason} ({doing}). Resume the run; if a generation batch rightly takes longer, raise "
             f"generation.vllm.timeout (seconds), and if it hangs again, set generation.engine: hf."
         )
     if "error in memory profiling" in str(error).lower():
         return EngineError(
-            f"{where} measured the memory of the GPU while another process gave some back ({doing}: {reason}). Nothing is wrong "
-            "with the run: start it again, once no chat, evaluation or other program on this GPU is about to end."
+            f"vLLM's engine measured the memory of the GPU while another process gave some back ({doing}: {reason}). Nothing is "
+            "wrong with the run: start it again, once no chat, evaluation or other program on this GPU is about to end."
         )
     if is_out_of_memory(error) or any(sign in str(error).lower() for sign in NO_ROOM):
         return EngineError(
-            f"{where} is out of memory ({doing}: {reason}). Its share is generation.vllm.gpu_memory_utilization "
+            f"vLLM's engine is out of memory ({doing}: {reason}). Its share is generation.vllm.gpu_memory_utilization "
             f"{settings.gpu_memory_utilization:g} of the GPU (on the CPU VLLM_CPU_KVCACHE_SPACE GiB of cache): raise it if the "
             "engine found no room for its cache, lower it if the trainer left too little. Besides: generation.vllm.standby: "
             "true frees it while weights are updated, lower generation.max_completion_tokens, or set generation.engine: hf. "
             "Smaller micro-batches do not help: the engine divides its work by itself."
         )
     return EngineError(
-        f"{where} died {doing}: {type(error).__name__}: {reason}. The log has the engine's own words. Resume the run; if it "
-        "dies again, set generation.engine: hf."
+        f"vLLM's engine died {doing}: {type(error).__name__}: {reason}. The log has the engine's own words. Resume the run; if "
+        "it dies again, set generation.engine: hf."
     )
 
 

@@ -61,7 +61,6 @@ class TeacherLoad:
     shown: int = 0  # completions in that prompt
     weight_bytes: int = 4  # of another model's weight
     four_bit: bool = False
-    average: bool = False  # whether it is the moving average of the weights that train
     hidden: bool = True  # whether its hidden states are kept, for divergences over the vocabulary
 
     def reads(self, completion: int) -> int:
@@ -203,8 +202,6 @@ def fixed_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     teacher = work.teacher
     if teacher is not None and teacher.shape is not None:
         terms["teacher"] = loaded_bytes(teacher.shape, teacher.weight_bytes, four_bit=teacher.four_bit)
-    elif teacher is not None and teacher.average:
-        terms["teacher"] = 4.0 * trained(shape, work)
     if work.reward_models:
         terms["reward models"] = work.reward_models
     return terms
@@ -431,7 +428,6 @@ def teacher_load(
         shown=sum((config.teacher.prompt or "").count(f"{{{name}}}") for name in ("completion", "demonstration")),
         weight_bytes=precision(config.teacher.dtype, device),
         four_bit=config.teacher.load_in_4bit,
-        average=config.teacher.weights == "ema",
         hidden="teacher_kl" in objective.needs,
     )
 
@@ -511,7 +507,7 @@ def reward_model_bytes(config: RunConfig, device: str) -> float:
 def engine_bytes(config: RunConfig, device: str, card: float | None) -> float:
     """Bytes of a colocated vLLM: its share of the whole GPU, or the cache that it is given on the CPU."""
     vllm = config.generation.vllm
-    if config.generation.engine != "vllm" or vllm.mode != "colocate":
+    if config.generation.engine != "vllm":
         return 0.0
     if device == "cpu":
         return VLLM_CPU_BYTES

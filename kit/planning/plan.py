@@ -104,7 +104,7 @@ def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
     while (evaluation := evaluation // 2) >= 1:
         yield Change(f"evaluation.batch_size={evaluation}", "slower evaluation, other random draws in it")
     yield Change("optimisation.gradient_checkpointing=true", "same result, about a third slower")
-    colocated = config.generation.engine == "vllm" and config.generation.vllm.mode == "colocate"
+    colocated = config.generation.engine == "vllm"
     if device == "cuda":
         if colocated and not config.generation.vllm.standby:
             yield Change("generation.vllm.standby=true", "same result; the engine takes its weights anew at each step")
@@ -326,7 +326,7 @@ def with_own_engine(config: RunConfig) -> RunConfig:
 
     objective = build_objective(config)
     try:
-        return resolve(config, choose_engine(config, objective), objective=objective)[0]
+        return resolve(config, choose_engine(config), objective=objective)[0]
     except KitError:
         return config
 

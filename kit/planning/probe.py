@@ -168,7 +168,6 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
     """A micro-batch of random tokens without any padding, with whatever the trainer's objective needs."""
     import torch
 
-    from kit.trainer.checkpoint import restore_reference_head
     from kit.trainer.micro_batch import MicroBatch
     from kit.trainer.teacher import TEACHER_NEEDS
 
@@ -202,7 +201,7 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
     if "values" in needs:
         inputs |= {"old_values": 0.0 * whole, "value_targets": 0.0 * whole}
     if "full_kl" in needs:
-        restore_reference_head(trainer, inputs)
+        trainer.checkpoints.restore_reference_head(inputs)
         head = trainer.rollout_memory.reference_head
         inputs["ref_hidden"] = head.hidden.new_zeros(rows, completion, head.hidden.shape[-1])
     if needs & TEACHER_NEEDS:

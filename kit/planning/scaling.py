@@ -46,7 +46,6 @@ VERL = {
     "actor_rollout_ref.rollout.top_k": "generation.top_k",
     "actor_rollout_ref.rollout.gpu_memory_utilization": "generation.vllm.gpu_memory_utilization",
     "actor_rollout_ref.rollout.enforce_eager": "generation.vllm.eager",
-    "actor_rollout_ref.rollout.quantization": "generation.vllm.quantization",
     "trainer.total_training_steps": "optimisation.steps",
     "trainer.test_freq": "evaluation.every",
     "trainer.max_actor_ckpt_to_keep": "run.keep_checkpoints",

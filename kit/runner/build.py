@@ -5,25 +5,22 @@ Imports TRL, so it is imported once the backend is active: Unsloth has to come b
 
 from __future__ import annotations
 
-import argparse
-import os
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import set_seed
 
 from kit.data.images import IMAGES
-from kit.errors import EngineError
-from kit.generation.engine import Engine, record, with_engine
+from kit.generation.engine import record
 from kit.generation.tools import NOTHING, ToolSetup
-from kit.models.backend import UNSLOTH, is_of_the_kit
-from kit.models.failures import BackoffEvent, BatchSizeBackoff, release, report_backoff
+from kit.models.backend import UNSLOTH
+from kit.models.failures import BackoffEvent, BatchSizeBackoff, report_backoff
 from kit.models.gguf import origin_note
 from kit.models.libraries import return_freed_memory
 from kit.models.loading import LoadedModel, keep_trainable_in_float32, load_model
@@ -40,12 +37,11 @@ from kit.models.memory import (
 from kit.models.start import begin
 from kit.models.unsloth import OFFLOAD, loading
 from kit.runner.console import silence_steps
-from kit.runner.distributed import announce, gathered, is_first, world_size
+from kit.runner.distributed import announce, is_first, world_size
 from kit.runner.prepare import Parts, teacher_model
 from kit.runner.recording import CompletionWriter, FailureMonitor, TokenWriter
 from kit.runner.resume import git_state, inputs, packages, with_history
-from kit.trainer.arguments import changes, check_precision, grpo_config
-from kit.trainer.engine import engine_settings
+from kit.trainer.arguments import changes, check_precision, engine_settings, grpo_config
 from kit.trainer.savings import at_most
 from kit.trainer.teacher import Teacher
 from kit.trainer.trainer import HookedGRPOTrainer
@@ -57,8 +53,6 @@ if TYPE_CHECKING:
     from kit.runner.resume import PreviousRun, Resumption
     from kit.runs.store import RunDir
 
-AGAIN = "control/again.json"
-"""The request with which a run starts again in a new process."""
 SECRET = ("token", "key", "secret", "password")
 """Words in the names of trainer arguments that are left out of the record."""
 
@@ -80,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a trainer is made of, in memory."""
+    """The parts of a trainer, in memory."""
 
     model: LoadedModel
     rewards: Any
@@ -140,18 +134,17 @@ def make_trainer(
         packing=config.optimisation.packing,
         share_prompts=config.optimisation.share_prompts,
         fast_decoding=True,
+        replay_support=config.generation.replay_support,
+        offload=config.optimisation.gradient_checkpointing == OFFLOAD and model.backend.name != UNSLOTH,
         **{"skip_flat_groups": config.optimisation.skip_flat_groups} | interaction.trainer_arguments() | keywords,
     )
-    trainer.generator.replay_support = config.generation.replay_support
-    trainer.generator.engine = trainer.vllm_generation if trainer.use_vllm else None
-    trainer.scorer.offload = config.optimisation.gradient_checkpointing == OFFLOAD and model.backend.name != UNSLOTH
     keep_trainable_in_float32(trainer.model)
     begin(trainer.model, model.start, reference=trainer.beta != 0.0)
     silence_steps(trainer)
     return trainer
 
 
-def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
+def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff | None]:
     """The trainer, and the `BatchSizeBackoff` that it was given. Writes env.json."""
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
     announce(config, job.resumption, threads, folder)
@@ -168,7 +161,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
     folder.write_json("env.json", stands_on)
 
     batches = config.optimisation.steps // config.optimisation.iterations
-    writer = gathered(CompletionWriter(folder.completions, config.run.save_completions))
+    writer = CompletionWriter(folder.completions, config.run.save_completions and is_first())
     token_writer = TokenWriter(folder.tokens, ready.model.tokenizer, config.run.save_completions and is_first())
     watch = FailureMonitor(ready.rewards, config.reward.max_failure_share, say, batches)
     if notes["generation_batch"]:
@@ -190,20 +183,18 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
         selection=config.selection,
         teacher=ready.teacher,
         token_budget=ready.token_budget,
+        token_sink=token_writer.seen,
+        was_stopped=lambda: job.stop.reason is not None,
+        check_anew=job.resumption is not None and job.resumption.forced,
     )
     moved = changes(args, trainer.args)
     check_precision(moved)
-    if notes["token_budget"]:
-        trainer.savings_report["token_budget"] = notes["token_budget"]
+    savings = trainer.savings_report | ({"token_budget": notes["token_budget"]} if notes["token_budget"] else {})
     at_once = memory.sizes.get("generation") if memory is not None else None
-    stands_on |= {"savings": trainer.savings_report, "token_budget": ready.token_budget, "generation_batch": at_once}
+    stands_on |= {"savings": savings, "token_budget": ready.token_budget, "generation_batch": at_once}
     if moved:
         stands_on["changed_by_backend"] = moved
     folder.write_json("env.json", stands_on)
-    trainer.checkpoints.was_stopped = lambda: job.stop.reason is not None
-    trainer.checkpoints.check_anew = job.resumption is not None and job.resumption.forced
-    if trainer.policy_loss is not None:
-        trainer.policy_loss.token_sink = token_writer.seen
     trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
     say(
         f"{config.model.name}: {parts.files.parameters / 1e6:.2f}M weights, {trainable / 1e6:.2f}M trained, on "
@@ -217,7 +208,7 @@ def build(job: Job, threads: int) -> tuple[Any, BatchSizeBackoff | None]:
 
 
 def load_teacher(config: RunConfig, parts: Parts) -> Teacher | None:
-    """Whom the policy learns from, another model read from its files."""
+    """Returns the teacher; another model is read from its files."""
     if config.teacher.model is None:
         return None
     if parts.teacher is None:
@@ -234,8 +225,11 @@ def token_budget(parts: Parts, previous: PreviousRun | None = None) -> tuple[int
     if config.optimisation.token_budget is not None:
         return config.optimisation.token_budget or None, ""
     if previous is not None and previous.checkpoint is not None and "token_budget" in previous.env:
-        kept = previous.env["token_budget"]
-        return kept, f"{at_most(kept) if kept else 'whole micro-batches go through'}, as when the run began"
+        budget = previous.env["token_budget"]
+        return (
+            budget,
+            f"{at_most(budget) if budget else 'whole micro-batches go through'}, as when the run began",
+        )
     work, room = work_and_room(parts)
     chosen = budget_of(config, files.shape, work, room)
     for_all = "not needed: whole micro-batches go through" if chosen is None else at_most(chosen)
@@ -262,67 +256,10 @@ def generation_batch(parts: Parts, previous: PreviousRun | None = None) -> tuple
 
 
 def work_and_room(parts: Parts) -> tuple[Workload, float]:
-    """What a run asks for, and the memory for it in bytes: this very process, which the plan counts, included."""
+    """Returns the run's workload, and the memory for it in bytes, with that of this process, which the plan counts."""
     device = parts.files.backend.device
     work = workload(parts.config, device, parts.objective, prompt_tokens(parts.config), card_of(device))
     return work, room_of(device)
-
-
-def build_with_fallback(job: Job, threads: int) -> tuple[Job, Any, BatchSizeBackoff | None]:
-    """`build`; with transformers' generate where `engine: auto` chose a vLLM that does not start. Raises `EngineError`."""
-
-    parts = job.parts
-    try:
-        return job, *build(job, threads)
-    except EngineError as error:
-        if parts.engine.note is None or "sampler_logps" in parts.objective.needs or world_size() > 1:
-            raise
-        reason = str(error)
-    release()  # the first model, which the error's traceback has kept until here
-    job = fall_back_to_hf(job, reason)
-    if starts_again(parts):
-        start_again(job)
-    return job, *build(job, threads)
-
-
-def starts_again(parts: Parts) -> bool:
-    """Whether a failed engine is left by a new process: what it holds of a GPU is given back with certainty only then."""
-    return parts.files.backend.device == "cuda" and is_of_the_kit()
-
-
-def start_again(job: Job) -> NoReturn:
-    """Replaces this process by a new one of the same run, under the same process id."""
-    request = {"config": job.config.model_dump(mode="json"), "adopt": True}
-    request |= {"resume": job.resumption is not None, "force": job.resumption is not None and job.resumption.forced}
-    job.folder.write_json(AGAIN, request)
-    job.folder.change_status(lambda record: {"state": "starting", "adopted": False})
-    passed = argparse.ArgumentParser()
-    passed.add_argument("--error-file")
-    passed.add_argument("--quiet", action="store_true")
-    told = passed.parse_known_args(sys.argv[1:])[0]
-    file = ["--error-file", told.error_file] if told.error_file else []
-    alone = ["-P"] * sys.flags.safe_path  # as this process was started: modules in the folder of work are not the kit's
-    command = [
-        sys.executable,
-        *alone,
-        "-m",
-        "kit.train",
-        str(job.folder.path / AGAIN),
-        *file,
-        *["--quiet"] * told.quiet,
-    ]
-    os.execv(sys.executable, command)
-
-
-def fall_back_to_hf(job: Job, reason: str) -> Job:
-    """The same run with transformers' generate. `reason`: what kept vLLM from starting."""
-
-    parts = job.parts
-    engine = Engine("hf", f"vLLM did not start: {reason}")
-    job.reporter.say(f"{reason}\nCompletions come from transformers' generate instead (generation.engine: auto).")
-    config = with_engine(parts.config, engine)
-    job.folder.write_text("config.yaml", config.to_yaml())
-    return replace(job, parts=replace(parts, engine=engine, config=config))
 
 
 def environment(

@@ -26,6 +26,7 @@ from kit.runs.files import clock, disk_errors, one_line
 if TYPE_CHECKING:
     from kit.config import RunConfig
     from kit.runs.store import RunDir
+    from kit.trainer.trainer import HookedGRPOTrainer
 
 log = logging.getLogger("kit")
 LINES = 10
@@ -184,7 +185,7 @@ def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[st
     """The files of a run, and the commands that continue from it: a label and a text in a line each."""
     root, trained = run.root_option, run.adapter.is_dir()
     parquet = f"{run.completions}/  (Parquet: every completion with its rewards)"
-    found = [
+    rows = [
         ("report", f"{run.path / 'report.html'}  (one file: scores, curves, samples, how to do it again)"),
         ("completions", parquet if config.run.save_completions else None),
         ("weights" if config.model.lora is None else "adapter", f"{run.adapter}/" if trained else None),
@@ -195,7 +196,7 @@ def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[st
         ("a real model", REAL_MODEL if config.model.name in EMBEDDED_MODELS else None),
         ("your own data", OWN_DATA if config.model.name in (*EMBEDDED_MODELS, SMOLLM2) else None),
     ]
-    return [f"{name:<13}  {text}" for name, text in found if text is not None]
+    return [f"{name:<13}  {text}" for name, text in rows if text is not None]
 
 
 def again(run: RunDir, seed: int) -> str:
@@ -217,7 +218,7 @@ def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
 
 def best_line(run: RunDir) -> str | None:
-    """Where the best checkpoint is, and how to use it; None where there is none."""
+    """A line that names the best checkpoint; None where there is none."""
     best = read_best(run)
     if not best:
         return None
@@ -310,9 +311,9 @@ def _torch_quiet() -> Iterator[None]:
     import torch  # noqa: F401  # sets them up
 
     names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
-    found = [logger for name in names if (logger := logging.getLogger(name)).handlers]
-    before = [(logger, logger.handlers, logger.propagate) for logger in found]
-    for logger in found:
+    loggers = [logger for name in names if (logger := logging.getLogger(name)).handlers]
+    before = [(logger, logger.handlers, logger.propagate) for logger in loggers]
+    for logger in loggers:
         logger.handlers, logger.propagate = [], True
     try:
         yield
@@ -321,7 +322,7 @@ def _torch_quiet() -> Iterator[None]:
             logger.handlers, logger.propagate = handlers, propagate
 
 
-def silence_steps(trainer: Any) -> None:
+def silence_steps(trainer: HookedGRPOTrainer) -> None:
     """Keeps the trainer from printing a dictionary every step, and from writing its own model card into the run.
 
     `Reporter` prints the progress, and an export writes the model card, with the base model, data and scores.

@@ -7,19 +7,14 @@ does alone (held-out scores, the report) they wait for in the next collective of
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kit.config import RunConfig
 from kit.errors import ConfigError, EnvironmentUnsupported
 from kit.runs.store import RunDir
-
-if TYPE_CHECKING:
-    from kit.trainer.rollout import Rollout
 
 PATIENCE = timedelta(days=2)
 """Timeout of collectives, in which the others wait while the first process evaluates."""
@@ -57,7 +52,7 @@ def join() -> None:
 
 
 def announce(config: RunConfig, resumption: Any, threads: int, folder: RunDir) -> None:
-    """In the first process, once everything is checked and the run directory is there: lets the others begin."""
+    """Lets the other processes begin. Called in the first one, once everything is checked and the run directory is there."""
     if world_size() > 1 and is_first():
         from accelerate.utils import broadcast_object_list
 
@@ -65,11 +60,11 @@ def announce(config: RunConfig, resumption: Any, threads: int, folder: RunDir) -
 
 
 def announced() -> tuple[RunConfig, Any, int]:
-    """In the others: waits for the first process's `announce`."""
+    """Waits in another process for the first one's `announce`."""
     from accelerate.utils import broadcast_object_list
 
-    found: tuple[RunConfig, Any, int] = broadcast_object_list([None])[0]
-    return found
+    message: tuple[RunConfig, Any, int] = broadcast_object_list([None])[0]
+    return message
 
 
 def check_division(config: RunConfig, processes: int) -> None:
@@ -93,57 +88,11 @@ class FollowersRunDir(RunDir):
     """The run directory in the processes that write nothing."""
 
     def write_status(self, state: str, **fields: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def append_event(self, kind: str, **fields: Any) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def write_json(self, name: str, content: Any) -> Path:
-        """Nothing."""
+        """Does nothing."""
         return self.path / name
-
-
-def gathered(sink: Callable[[Rollout], None]) -> Callable[[Rollout], None]:
-    """A sink of the rollouts of all processes, called in the first one; `sink` itself where there is one process."""
-    return sink if world_size() == 1 else GatheringSink(sink)
-
-
-class GatheringSink:
-    """Passes the rollouts of all processes to another sink as one rollout, in the first process."""
-
-    def __init__(self, sink: Callable[[Rollout], None]) -> None:
-        self.sink = sink
-
-    def __call__(self, rollout: Rollout) -> None:
-        import torch
-        from accelerate.utils import gather_object
-
-        advantages = rollout.advantages if rollout.advantages.dim() == 1 else rollout.advantages.mean(dim=1)
-        mine = dataclasses.replace(rollout, rewards=rollout.rewards.cpu(), advantages=advantages.cpu())
-        parts: list[Rollout] = gather_object([mine])
-        if not is_first():
-            return
-
-        def chained(name: str) -> Any:
-            values = [getattr(part, name) for part in parts]
-            if isinstance(values[0], torch.Tensor):
-                return torch.cat(values)
-            return None if any(value is None for value in values) else [one for value in values for one in value]
-
-        names = (
-            "rows",
-            "completions",
-            "completion_ids",
-            "truncated",
-            "rewards",
-            "advantages",
-            "prompt_ids",
-            "tool_mask",
-        )
-        columns = [name for name in parts[0].extra if all(name in part.extra for part in parts)]
-        extra = {name: [value for part in parts for value in part.extra[name]] for name in columns}
-        self.sink(dataclasses.replace(parts[0], **{name: chained(name) for name in names}, extra=extra))
-
-    def flush(self) -> None:
-        """Flushes the sink, where it can be flushed."""
-        getattr(self.sink, "flush", lambda: None)()

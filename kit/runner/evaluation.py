@@ -23,6 +23,7 @@ from kit.runs.store import RunDir, step_of
 if TYPE_CHECKING:
     from kit.models.failures import BatchSizeBackoff
     from kit.runner.build import Job
+    from kit.trainer.trainer import HookedGRPOTrainer
     from rewards import Preset
 
 
@@ -60,15 +61,15 @@ class HeldOutScores:
         """Scores the model as it is after `step`, and files the result as `eval/NAME.json`. Raises `Stopped`."""
         job = self.job
         with job.folder.phase("held-out score"), job.reporter.bar(f"Held-out score, {name}") as advance:
-            told = PhaseProgress(job.folder, advance, again=name == "before" and job.config.evaluation.after)
+            report = PhaseProgress(job.folder, advance, again=name == "before" and job.config.evaluation.after)
 
             def progress(done: int, total: int) -> None:
                 job.stop.check()
-                told(done, total)
+                report(done, total)
 
-            found = self.known[name] = self.heldout.score(model, progress, step=step)
-        job.folder.write_json(f"eval/{name}.json", found)
-        return found
+            result = self.known[name] = self.heldout.score(model, progress, step=step)
+        job.folder.write_json(f"eval/{name}.json", result)
+        return result
 
 
 class EvaluationPolicy:
@@ -82,10 +83,10 @@ class EvaluationPolicy:
         results = course(self.run, until)
         return decide(results, self.run.metrics() if len(results) > 2 else (), self.config, self.key)
 
-    def alert(self, found: Alert) -> None:
+    def alert(self, alert: Alert) -> None:
         """Records an alert as an event and prints it."""
-        self.run.append_event("alert", step=found.step, name=found.name, message=found.message, severity=found.severity)
-        self.on_message(f"Alert at step {found.step}: {found.message}")
+        self.run.append_event("alert", step=alert.step, name=alert.name, message=alert.message, severity=alert.severity)
+        self.on_message(f"Alert at step {alert.step}: {alert.message}")
 
     def file_best(self, best: Mark | None) -> None:
         """Writes best.json, once the checkpoint is on disk."""
@@ -183,7 +184,7 @@ class AlertCallback(TrainerCallback):  # type: ignore[misc]
         self.policy, self.watch = policy, AlertMonitor()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """In a resumed run: the lines up to here, whose alerts are filed already."""
+        """Reads a resumed run's lines up to this step, whose alerts are filed already."""
         self.watch = AlertMonitor()
         for line in self.policy.run.metrics() if state.global_step else ():
             if int(line.get("step") or 0) <= state.global_step:
@@ -204,7 +205,7 @@ def make_policy(
     )
 
 
-def conclude(policy: EvaluationPolicy, stop: StopSignal, trainer: Any, score: Score) -> None:
+def conclude(policy: EvaluationPolicy, stop: StopSignal, trainer: HookedGRPOTrainer, score: Score) -> None:
     """The end of training: the result goes to adapter/, and unless somebody stopped the run its score follows."""
     run = policy.run
     step = trainer.state.global_step or max((step_of(path) for path in run.checkpoints), default=0)

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import RunError
-from kit.runs.store import MANIFEST, RunDir, is_whole
+from kit.runs.store import MANIFEST, RunDir, RunStore, is_whole
 from kit.trainer.checkpoint_writer import clear_staging
 
 if TYPE_CHECKING:
     from kit.runner.console import LogCapture, Reporter
-    from kit.runs.store import RunDir
 
 SPACE_AT_START = 200 * 1024 * 1024
 """Bytes that must be free before a run is begun."""
@@ -28,8 +27,6 @@ RESERVE = 64 * 1024
 
 def check_run_id(config: RunConfig) -> None:
     """Raises `RunError` for an id that is taken, before any work is done."""
-    from kit.runs.store import RunStore
-
     assert config.run.id is not None, "every face gives a run its id"
     RunStore(config.run.root).check_free(config.run.id)
 
@@ -40,8 +37,6 @@ def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool
     `adopt`: the caller has created or claimed it for this process; otherwise `resume` claims it. Raises `RunError` if the id
     is taken, if another process runs it, or if the disk is not writable or nearly full.
     """
-    from kit.runs.store import RunDir, RunStore
-
     assert config.run.id is not None, "every face gives a run its id"
     store = RunStore(config.run.root)
     RunDir(store.root / config.run.id).check_free_space(SPACE_AT_START)

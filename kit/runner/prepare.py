@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, ObjectiveError, RewardError
-from kit.generation.engine import HF, Engine, check_server, choose_engine, reports_logps, resolve
+from kit.generation.engine import HF, Engine, choose_engine, reports_logps, resolve
 from kit.generation.tools import NOTHING, ToolSetup, open_row
 from kit.models.backend import choose_backend
 from kit.registry import did_you_mean
@@ -40,8 +40,8 @@ def resolve_config(
             f"train() has no argument '{unknown[0]}'.{hint} It has: config, overrides, progress, "
             f"{', '.join(SHORTCUTS)}. Any other key goes by overrides=['section.key=value']."
         )
-    given = {name: value for name, value in shortcuts.items() if value is not None}
-    resolved = load_config(config, [*_as_overrides(given), *overrides])
+    values = {name: value for name, value in shortcuts.items() if value is not None}
+    resolved = load_config(config, [*_as_overrides(values), *overrides])
     if resolved.run.id is None:
         stem = Path(config).stem if isinstance(config, (str, Path)) else "run"
         resolved.run.id = RunStore(resolved.run.root).new_id(stem)
@@ -110,9 +110,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
         check_run_id(config)
     check_division(config, world_size())
     objective = build_objective(config)
-    config, engine = resolve(explicit(config, objective), choose_engine(config, objective), objective=objective)
-    if engine.name == "vllm":
-        check_server(config)
+    config, engine = resolve(explicit(config, objective), choose_engine(config), objective=objective)
     interaction = load_tools(config.generation)
     check_truncated(config, objective)
     preset = build_reward(config)
@@ -206,10 +204,10 @@ def teacher_model(config: RunConfig) -> Any:
 
     `lora` is there for its precision, which is that of weights that do not train; no adapter is put on.
     """
-    given = {name: getattr(config.teacher, name) for name in ("revision", "dtype", "load_in_4bit")}
+    own = {name: getattr(config.teacher, name) for name in ("revision", "dtype", "load_in_4bit")}
     fixed: dict[str, Any] = {"name": config.teacher.model, "backend": "transformers", "lora": {}, "reference": "none"}
     shared = {name: getattr(config.model, name) for name in ("attention", "chat_template", "trust_remote_code")}
-    return type(config.model).model_validate(shared | given | fixed)
+    return type(config.model).model_validate(shared | own | fixed)
 
 
 def build_objective(config: RunConfig) -> Objective:
@@ -280,11 +278,11 @@ def build_reward(config: RunConfig) -> Preset:
 
     presets = [(rewards.load(config.reward.preset, **config.reward.params), 1.0)] if config.reward.preset else []
     functions = []
-    for one in config.reward.functions:
-        if one.preset is not None:
-            presets.append((rewards.load(one.preset, **one.params), one.weight))
+    for function in config.reward.functions:
+        if function.preset is not None:
+            presets.append((rewards.load(function.preset, **function.params), function.weight))
         else:
-            functions.append((one.path, one.weight))
+            functions.append((function.path, function.weight))
     alone = len(presets) == 1 and presets[0][1] == 1.0
     preset = (presets[0][0] if alone else rewards.combine(presets)) if presets else None
     if preset is not None and not functions:
@@ -385,8 +383,8 @@ def check_one_gpu() -> None:
 
 def check_heldout(config: RunConfig, heldout: int) -> None:
     """Raises `ConfigError` for an evaluation without held-out rows."""
-    wanted = config.evaluation.before or config.evaluation.after or config.evaluation.every
-    if wanted and not heldout:
+    scores = config.evaluation.before or config.evaluation.after or config.evaluation.every
+    if scores and not heldout:
         raise ConfigError(
             "There are no held-out rows to evaluate on. Set data.heldout above 0, or turn evaluation.before, "
             "evaluation.after and evaluation.every off."
@@ -409,12 +407,12 @@ def check_template(config: RunConfig, data: DataSplit, files: ModelFiles) -> Non
 def check_context(config: RunConfig, files: ModelFiles) -> None:
     """Raises `ConfigError` where the longest prompt and completion together exceed the model's context."""
     context = getattr(files.config.get_text_config(), "max_position_embeddings", None)
-    asked = (config.data.max_prompt_tokens or 0) + config.generation.max_completion_tokens
-    if context is not None and asked > context:
+    tokens = (config.data.max_prompt_tokens or 0) + config.generation.max_completion_tokens
+    if context is not None and tokens > context:
         raise ConfigError(
             f"data.max_prompt_tokens {config.data.max_prompt_tokens} + generation.max_completion_tokens "
-            f"{config.generation.max_completion_tokens} = {asked} tokens, but {config.model.name} has a context of "
-            f"{context}. Lower one of them by {asked - context}."
+            f"{config.generation.max_completion_tokens} = {tokens} tokens, but {config.model.name} has a context of "
+            f"{context}. Lower one of them by {tokens - context}."
         )
 
 
@@ -436,11 +434,11 @@ def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, tools: Sequenc
     from kit.trainer.teacher import trial_prompts
 
     limit, lengths = config.data.max_prompt_tokens, lengths_of(tokenizer, rows, tools)
-    kept = [number for number, length in enumerate(lengths) if limit is None or length <= limit]
-    found: dict[str, int | None] = {"policy": max((lengths[number] for number in kept), default=limit)}
-    if shown := trial_prompts(config.teacher.prompt, rows.select(kept)):
-        found["teacher"] = max(count_tokens(tokenizer, shown, tools))
-    return found
+    fitting = [number for number, length in enumerate(lengths) if limit is None or length <= limit]
+    longest: dict[str, int | None] = {"policy": max((lengths[number] for number in fitting), default=limit)}
+    if shown := trial_prompts(config.teacher.prompt, rows.select(fitting)):
+        longest["teacher"] = max(count_tokens(tokenizer, shown, tools))
+    return longest
 
 
 WHOLE_COMPLETIONS = {"gspo": "sequence_mean", "gmpo": "sequence_mean", "luspo": "sequence_sum"}
@@ -457,8 +455,8 @@ def validate(config: RunConfig) -> list[str]:
     from kit.models.learning_rate import notes as learning_notes
     from kit.models.memory import card_of, note, plan_memory, planned_workload, room_of
 
-    found, asked = prepare(config), config
-    config, data, preset, files = found.config, found.data, found.preset, found.files
+    parts, original = prepare(config), config
+    config, data, preset, files = parts.config, parts.data, parts.preset, parts.files
     notes = [f"model: {config.model.name}, {files.parameters / 1e6:.2f}M weights, {files.backend.reason}"]
     if (start := origin_note(files.source)) is not None:
         notes.append(f"model: {start}")
@@ -468,26 +466,26 @@ def validate(config: RunConfig) -> list[str]:
             config,
             files.shape,
             device,
-            found.objective,
-            longest_prompts(config, files.tokenizer, data.train, found.interaction.all_tools()),
+            parts.objective,
+            longest_prompts(config, files.tokenizer, data.train, parts.interaction.all_tools()),
             room=room_of(device),
             card=card_of(device),
-            teacher=found.teacher.shape if found.teacher is not None else None,
+            teacher=parts.teacher.shape if parts.teacher is not None else None,
         )
         notes.append(note(plan_memory(files.shape, work), room_of(device)))
     rows = data.info["rows"]
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
-    notes += learning_notes(asked, config, files.config)
+    notes += learning_notes(original, config, files.config)
     if config.data.chat and (thinking := thinking_note(files)):
         notes.append(f"thinking: {thinking}")
     notes.append(f"data: {len(data.train)} training and {len(data.heldout)} held-out rows{skipped}")
     notes += [f"data: {note}" for note in data.info.get("notes", [])]
     notes.append(f"reward: {preset.name}, {preset.parts}")
-    if found.checker.checker is None:
+    if parts.checker.checker is None:
         notes.append("reward: no component decides correctness, so held-out evaluation reports reward, not accuracy")
-    needs = ", ".join(sorted(found.objective.needs)) or "nothing beyond the policy"
+    needs = ", ".join(sorted(parts.objective.needs)) or "nothing beyond the policy"
     notes.append(f"objective: {config.objective.recipe}, needs {needs}")
-    clip, reduction = found.objective.clip.name, found.objective.reduction.name
+    clip, reduction = parts.objective.clip.name, parts.objective.reduction.name
     if config.optimisation.iterations == 1 and clip not in ("reinforce", "clip_cov", "kl_cov"):
         notes.append(
             "objective: on-policy, as every generation is learned from once (optimisation.iterations: 1); every ratio is "
@@ -501,8 +499,8 @@ def validate(config: RunConfig) -> list[str]:
         )
     if (sampling := config.selection.dynamic_sampling) is not None:
         notes.append(f"selection: dynamic sampling, at most {sampling.max_rounds} rounds of generation a step")
-    if found.engine.name == "vllm" or found.engine.note:
-        notes.append(f"engine: {found.engine.name}, {found.engine.reason}")
+    if parts.engine.name == "vllm" or parts.engine.note:
+        notes.append(f"engine: {parts.engine.name}, {parts.engine.reason}")
     prompts = config.optimisation.batch_size // config.generation.num_generations
     passes = config.optimisation.steps / config.optimisation.iterations * prompts / max(1, len(data.train))
     notes.append(

@@ -31,30 +31,27 @@ if TYPE_CHECKING:
     from kit.objective import TokenBatch
     from kit.trainer.micro_batch import MicroBatch
     from kit.trainer.rollout import Rollout
+    from kit.trainer.trainer import HookedGRPOTrainer
     from rewards.adaptors import TrlRewards
 
 log = logging.getLogger("kit")
 PATIENCE = 5
 
 
-class CompletionWriter:
-    """A rollout sink that writes one file per generation batch: `completions/step-00001.parquet` and so on.
+class BackgroundWriter:
+    """Writes files in a thread, one after the other, while the step trains.
 
-    A thread compresses and syncs the file while the step trains. A disk error is raised at the next call or `flush`; every
-    checkpoint calls `flush` first.
+    A disk error is raised at the next `submit` or `flush`; every checkpoint calls `flush` first.
     """
 
-    def __init__(self, folder: Path, save: bool = True) -> None:
-        self.folder, self.save = folder, save
-        self._thread = ThreadPoolExecutor(1, "completions")  # begins with the first file; the interpreter waits for it
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)  # begins with the first file; the interpreter waits for it
         self._writing: Future[None] | None = None
 
-    def __call__(self, rollout: Rollout) -> None:
-        if not self.save:
-            return
+    def submit(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Begins to write a file, once the one before it is on disk."""
         self.flush()
-        path = self.folder / f"step-{rollout.step + 1:05d}.parquet"
-        self._writing = self._thread.submit(write_parquet, path, columns(rollout))
+        self._writing = self._thread.submit(write, *arguments)
 
     def flush(self) -> None:
         """Returns once everything handed over is on disk. Raises what writing it raised."""
@@ -63,11 +60,23 @@ class CompletionWriter:
             writing.result()
 
 
+class CompletionWriter(BackgroundWriter):
+    """A rollout sink that writes one file per generation batch: `completions/step-00001.parquet` and so on."""
+
+    def __init__(self, folder: Path, save: bool = True) -> None:
+        super().__init__("completions")
+        self.folder, self.save = folder, save
+
+    def __call__(self, rollout: Rollout) -> None:
+        if self.save:
+            self.submit(write_parquet, self.folder / f"step-{rollout.step + 1:05d}.parquet", columns(rollout))
+
+
 TOKEN_ROWS, TOKEN_COLUMNS = 4, 512
 """Completions of a step of which the values of single tokens are kept, and tokens of each, at most: some 65 KB a step."""
 
 
-class TokenWriter:
+class TokenWriter(BackgroundWriter):
     """Keeps what the policy said of single tokens, of a few completions a step: `tokens/step-00001.parquet` and so on.
 
     A sink of rollouts, whose ids say which row of `completions/` a completion is, and of micro-batches (`seen`), of which the
@@ -75,26 +84,19 @@ class TokenWriter:
     """
 
     def __init__(self, folder: Path, tokenizer: Any, save: bool = True) -> None:
+        super().__init__("tokens")
         self.folder, self.tokenizer, self.save = folder, tokenizer, save
         self._places: dict[tuple[int, ...], int] = {}
         self._rollout, self._step = 0, -1
         self._texts: dict[int, str] = {}
-        self._thread = ThreadPoolExecutor(1, "tokens")
-        self._writing: Future[None] | None = None
 
     def __call__(self, rollout: Rollout) -> None:
         if self.save and rollout.mode == "train":
             self._places = {tuple(ids): place for place, ids in reversed(list(enumerate(rollout.completion_ids)))}
             self._rollout = rollout.step + 1
 
-    def flush(self) -> None:
-        """Returns once everything handed over is on disk. Raises what writing it raised."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
-
     def seen(self, batch: MicroBatch, tokens: TokenBatch) -> None:
-        """Of the first micro-batch of a step: takes the first completions that the policy has scored."""
+        """Takes from the first micro-batch of a step the first completions that the policy has scored."""
         if not self.save or tokens.step == self._step:
             return
         width = batch.completion_ids.shape[1]
@@ -113,7 +115,6 @@ class TokenWriter:
         if not chosen:
             return
         self._step = tokens.step
-        self.flush()
         teacher = batch.get("teacher_logps")
         values = {
             "logp": tokens.logps,
@@ -132,13 +133,13 @@ class TokenWriter:
             "text": [[self._text(one) for one in ids] for ids in rows],
         }
         path = self.folder / f"step-{tokens.step + 1:05d}.parquet"
-        self._writing = self._thread.submit(_write_tokens, path, table, known)
+        self.submit(_write_tokens, path, table, known)
 
     def _text(self, token: int) -> str:
-        found = self._texts.get(token)
-        if found is None:
-            found = self._texts[token] = str(self.tokenizer.decode([token]))
-        return found
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = str(self.tokenizer.decode([token]))
+        return text
 
 
 def _write_tokens(path: Path, table: dict[str, list[Any]], values: Mapping[str, Any]) -> None:
@@ -147,7 +148,7 @@ def _write_tokens(path: Path, table: dict[str, list[Any]], values: Mapping[str, 
     for name, tensor in values.items():
         numbers = tensor.float().cpu().numpy()
         cut = [numbers[at, :length] for at, length in enumerate(lengths)]
-        table[name] = [[None if one != one else float(f"{one:.5g}") for one in row.tolist()] for row in cut]
+        table[name] = [[None if number != number else float(f"{number:.5g}") for number in row.tolist()] for row in cut]
     write_parquet(path, table)
 
 
@@ -360,7 +361,7 @@ class Together(TrainerCallback):  # type: ignore[misc]
 
 
 @contextmanager
-def flushed(trainer: Any) -> Iterator[None]:
+def flushed(trainer: HookedGRPOTrainer) -> Iterator[None]:
     """Afterwards the sinks have written. After a failure, too: saved completions help to find its cause, and it is told first."""
     try:
         yield

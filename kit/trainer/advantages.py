@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, MutableSequence, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,57 +11,41 @@ from torch import Tensor
 
 from kit.errors import ObjectiveError, RewardError
 from kit.generation.multi_turn import finish_reason
-from kit.objective import Mean, Objective, RewardBatch
+from kit.objective import Mean, RewardBatch
 from kit.objective.advantage import explained_variance
-from kit.scoring.head import Projection
 from kit.scoring.layouts import Scores, scatter_to_tokens
-from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.rollout import RewardResult, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
+from kit.trainer.services import Services
 from kit.trainer.teacher import TEACHER_NEEDS, Teacher
-from kit.trainer.value_head import Critic
 
 TOKEN_REWARDS = "token_rewards"
 """Column under which a reward function may report process rewards: `log_extra("token_rewards", [[...], ...])`."""
 Output = dict[str, Any]
 
 
-@dataclass
-class RolloutMemory:
-    """What the steps on a rollout need of it beside its micro-batches."""
-
-    all_lengths: Tensor | None = None  # (N,) tokens of every completion of the generation batch
-    eval_lengths: Tensor | None = None  # likewise, of an evaluation between its steps
-    reference_head: Projection | None = None  # that the reference policy was scored with, without hidden states
-    teacher_head: Projection | None = None  # likewise, of the teacher
-
-
 class AdvantageComputer:
     """Puts the objective's advantages in the place of TRL's.
 
-    accelerator: of several processes, gathers. score: the policy's scores of a batch where the rollout made no such pass,
-    with its hidden states unless said otherwise. eos_ids: tokens that end a completion. logged: TRL's list of advantages for
-    its table of completions. memory: takes what later steps need.
+    score: the policy's scores of a batch where the rollout made no such pass, with its hidden states unless said otherwise.
+    eos_ids: tokens that end a completion. logged: TRL's list of advantages for its table of completions.
     """
 
     def __init__(
         self,
-        objective: Objective,
+        services: Services,
         *,
-        accelerator: Any,
-        metrics: MetricLog,
-        memory: RolloutMemory,
         score: Callable[..., Scores],
         eos_ids: Sequence[int],
         logged: MutableSequence[float],
-        critic: Critic | None = None,
         teacher: Teacher | None = None,
         checks: SanityChecks | None = None,
     ) -> None:
-        self.objective, self.accelerator, self.metrics, self.memory = objective, accelerator, metrics, memory
+        self.objective, self.accelerator, self.critic = services.objective, services.accelerator, services.critic
+        self.metrics, self.memory = services.metrics, services.memory
         self.score, self.eos_ids, self.logged = score, eos_ids, logged
-        self.critic, self.teacher, self.checks = critic, teacher, checks
+        self.teacher, self.checks = teacher, checks
 
     def fill(self, output: Output, state: RolloutState, *, reward_weights: Tensor, group_size: int, step: int) -> None:
         """Adds to TRL's batch of a rollout what the objective needs, and its advantages, (B,) or (B, T).
@@ -88,8 +71,8 @@ class AdvantageComputer:
         if "all_lengths" in needs:
             # What tools wrote is not the policy's length.
             own = state.tool_mask or [[1] * len(ids) for ids in scored.completion_ids]
-            whole = torch.tensor([float(sum(mask)) for mask in own], device=scored.total.device)
-            lengths = self.accelerator.gather(whole)
+            counts = torch.tensor([float(sum(mask)) for mask in own], device=scored.total.device)
+            lengths = self.accelerator.gather(counts)
             if self.metrics.mode() == "train":
                 self.memory.all_lengths = lengths
             else:
@@ -106,7 +89,7 @@ class AdvantageComputer:
     def _reward_batch(
         self, batch: MicroBatch, state: RolloutState, weights: Tensor, group_size: int, step: int
     ) -> RewardBatch:
-        """What advantage estimators read, of the completions of all processes."""
+        """Builds the batch that advantage estimators read, from the completions of all processes."""
         scored, needs, trained = state.rewards, self.objective.needs, batch.loss_mask
         device = scored.total.device
         reported = scored.extra.get(TOKEN_REWARDS)
@@ -142,7 +125,7 @@ class AdvantageComputer:
         )
 
     def _advantages(self, batch: RewardBatch) -> Tensor:
-        """Those of all processes, (N,) or (N, T); logs their spread."""
+        """Advantages of all processes, (N,) or (N, T); logs their spread."""
         advantages = self.objective.compute_advantages(batch)
         per_completion = advantages if advantages.dim() == 1 else _row_means(advantages, batch.mask)
         for _ in range(min(len(per_completion), len(self.logged))):
@@ -165,9 +148,9 @@ class AdvantageComputer:
 
     def _old_logps(self, batch: MicroBatch) -> Tensor:
         """(B, T) nats, of the policy at the rollout: as TRL scored it, else by one more pass."""
-        found: Tensor | None = batch.get("old_per_token_logps")
-        if found is not None:
-            return found
+        logps: Tensor | None = batch.get("old_per_token_logps")
+        if logps is not None:
+            return logps
         with torch.no_grad():
             return self.score(batch, hidden=False).logps
 
@@ -185,8 +168,8 @@ class AdvantageComputer:
     def _gathered(self, values: Tensor) -> Tensor:
         """(B, T) of every process -> (N, widest T)."""
         numbers = values.int() if values.dtype == torch.bool else values  # padding would make integers of some only
-        whole: Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(numbers, dim=1))
-        return whole.to(values.dtype)
+        gathered: Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(numbers, dim=1))
+        return gathered.to(values.dtype)
 
     def _local_slice(self, size: int) -> slice:
         return local_slice(self.accelerator, size)
@@ -250,8 +233,8 @@ def lay_out(
             )
         laid[row, :length] = torch.tensor(values, dtype=torch.float32, device=mask.device)
     laid = laid * mask
-    places = torch.arange(mask.shape[1], device=mask.device)
-    last = torch.where(mask, places, -1).amax(dim=1)  # (B,)
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, columns, -1).amax(dim=1)  # (B,)
     ends = mask.any(dim=1).nonzero().squeeze(1)
     laid[ends, last[ends]] += totals[ends].nan_to_num(nan=0.0).float()
     return laid

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kit.config import RunConfig
 from kit.errors import ConfigError, ModelError
-from kit.generation.engine import vllm_arguments
-from kit.models.backend import UNSLOTH, Backend, torch_dtype
+from kit.generation.engine import further_arguments, hands_adapter, vllm_arguments
+from kit.models.backend import UNSLOTH, Backend, choose_backend, torch_dtype
+from kit.models.failures import EngineSettings
 from kit.models.memory import micro_batch_size
 from kit.models.unsloth import checkpointing
 
@@ -32,14 +34,14 @@ NORMALISED = (
 
 def reference_arguments(config: RunConfig) -> dict[str, Any]:
     """How TRL loads the reference policy when all weights train: the same weights as the policy's at the start."""
-    given = {
+    keywords = {
         "revision": config.model.revision,
         "dtype": "float32",
         "attn_implementation": config.model.attention,
         "use_safetensors": True,
         "device_map": None,
     }
-    return {name: value for name, value in given.items() if value is not None or name == "device_map"}
+    return {name: value for name, value in keywords.items() if value is not None or name == "device_map"}
 
 
 def given_learning_rate(value: float | str) -> float:
@@ -62,7 +64,7 @@ def grpo_config(
     accumulation = optimisation.batch_size // (micro * processes)
     dtype = torch_dtype(config.model.dtype, backend.device)
     checkpointed = bool(checkpointing(optimisation.gradient_checkpointing, backend))
-    given: dict[str, Any] = dict(
+    fields: dict[str, Any] = dict(
         output_dir=str(folder),
         seed=run.seed,
         data_seed=run.seed,
@@ -120,7 +122,33 @@ def grpo_config(
         dataloader_num_workers=0,
         dataloader_pin_memory=backend.device == "cuda",
     )
-    return pinned(GRPOConfig, given)
+    return pinned(GRPOConfig, fields)
+
+
+def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -> EngineSettings | None:
+    """Settings of the engine for a run whose completions come from vLLM; None for another. `args`: its `GRPOConfig`."""
+    if not args.use_vllm:
+        return None
+    generation, vllm = config.generation, config.generation.vllm
+    import torch
+
+    # Truncated or constrained sampling renormalises: unless the trainer's log-probabilities follow, they are of another
+    # distribution than the engine's.
+    comparable = (generation.replay_support or not generation.truncates) and vllm.regex is None
+    adapter_alone = hands_adapter(config) and choose_backend(config.model).name != UNSLOTH
+    return EngineSettings(
+        seed=config.run.seed,
+        timeout=vllm.timeout,
+        dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
+        eager=vllm.eager,
+        support_of=generation.top_k if generation.replay_support else 0,
+        adapter_alone=adapter_alone,
+        revision=config.model.revision,
+        gpu_memory_utilization=vllm.gpu_memory_utilization,
+        further=further_arguments(vllm),
+        compared=comparable,
+        tell=tell,
+    )
 
 
 def pinned(config_class: type, given: dict[str, Any]) -> Any:
@@ -157,10 +185,10 @@ PRECISION = ("bf16", "fp16", "mixed_precision")
 
 def check_precision(changed: dict[str, list[Any]]) -> None:
     """Refuses a trainer whose backend computes in another precision than asked. Raises `ModelError`. changed: `changes`."""
-    found = [f"{name} {asked} became {is_now}" for name, (asked, is_now) in changed.items() if name in PRECISION]
-    if found:
+    moved = [f"{name} {before} became {now}" for name, (before, now) in changed.items() if name in PRECISION]
+    if moved:
         raise ModelError(
-            f"The backend computes in another precision than model.dtype asks for ({', '.join(found)}), so this would be another "
+            f"The backend computes in another precision than model.dtype asks for ({', '.join(moved)}), so this would be another "
             "run than the one described. Set model.backend: transformers, or model.dtype: auto."
         )
 

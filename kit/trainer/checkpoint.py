@@ -2,7 +2,6 @@
 
 objective_state.json      state of hooks and controllers
 value_head.safetensors    of `gae`
-teacher_average.safetensors  moving average of the trained weights, of `teacher.weights: ema`
 progress.json             how far into a generation batch, what the first steps proved, the state of other parts of the run
 rollout.pt                the completions that steps are still to be made on (`optimisation.iterations` above 1)
 """
@@ -13,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers import TrainerState
@@ -23,7 +22,12 @@ from kit.runs.store import PREFIX, STATE, numbered, whole_checkpoints
 from kit.scoring.layouts import Wanted
 from kit.trainer.checkpoint_writer import STAGING, rotate, save_aside
 from kit.trainer.micro_batch import MicroBatch
-from kit.trainer.value_head import check_critic
+from kit.trainer.sanity_checks import SanityChecks
+from kit.trainer.services import RolloutMemory, Services
+from kit.trainer.teacher import Teacher
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 STATE_FILE = "objective_state.json"
 PROGRESS_FILE = "progress.json"
@@ -41,12 +45,26 @@ class Stateful(Protocol):
 class CheckpointState:
     """Writes and reads the checkpoints of one trainer."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self.check_anew = False
-        """In a resumed run the first steps have been proved; say True where something that matters has changed."""
-        self.was_stopped: Callable[[], bool] = lambda: False
-        """Whether somebody ended the run: a checkpoint then notes that steps are left to make."""
+    def __init__(
+        self,
+        trainer: GRPOTrainer,
+        *,
+        stateful: Mapping[str, Stateful],
+        flush: Callable[[], None],
+        memory: RolloutMemory,
+        services: Services | None = None,
+        teacher: Teacher | None = None,
+        checks: SanityChecks | None = None,
+        was_stopped: Callable[[], bool] = lambda: False,
+        check_anew: bool = False,
+    ) -> None:
+        """stateful: further parts, by name. flush: returns once what led to a checkpoint is on disk. services: None without
+        an objective. was_stopped: whether somebody ended the run. check_anew: the first steps are proved again."""
+        self.trainer, self.stateful, self.flush, self.memory = trainer, stateful, flush, memory
+        self.objective = services.objective if services is not None else None
+        self.critic = services.critic if services is not None else None
+        self.services, self.teacher, self.checks = services, teacher, checks
+        self.was_stopped, self.check_anew = was_stopped, check_anew
         self.sampler: Any = None  # of the training data
         self.staging: Path | None = None
         """Where the checkpoint in progress is written, aside while it is not whole."""
@@ -67,21 +85,19 @@ class CheckpointState:
     def _write(self, write: Callable[[], None], root: Path) -> None:
         """First ours: TRL's part ends with trainer_state.json, by which a checkpoint is known to be whole."""
         trainer = self.trainer
-        trainer.flush_sinks()  # a checkpoint promises that what led to it is on disk
+        self.flush()
         folder = root / f"{PREFIX}{trainer.state.global_step}"
         folder.mkdir(parents=True, exist_ok=True)
         if self._inside_a_window():
-            kept = {"inputs": trainer._buffered_inputs, "all_lengths": trainer.rollout_memory.all_lengths}
-            torch.save(kept, self._rollout_file(folder))
+            rollout = {"inputs": trainer._buffered_inputs, "all_lengths": self.memory.all_lengths}
+            torch.save(rollout, self._rollout_file(folder))
         if trainer.args.should_save:
             write_atomic(folder / PROGRESS_FILE, json.dumps(self._progress(), indent=1) + "\n")
-            state = trainer.objective.state_dict() if trainer.objective is not None else {}
+            state = self.objective.state_dict() if self.objective is not None else {}
             if state:
                 (folder / STATE_FILE).write_text(json.dumps(state))
-            if trainer.critic is not None:
-                trainer.critic.save(folder)
-            if trainer.teacher is not None:
-                trainer.teacher.save(folder)
+            if self.critic is not None:
+                self.critic.save(folder)
         write()
 
     def _progress(self) -> dict[str, Any]:
@@ -90,8 +106,8 @@ class CheckpointState:
         return {
             "micro_batches": trainer._step,
             "over": steps_left and trainer.control.should_training_stop and not self.was_stopped(),
-            "first_steps": trainer.checks.state_dict() if trainer.checks is not None else None,
-            "parts": {name: part.state_dict() for name, part in trainer.stateful.items()},
+            "first_steps": self.checks.state_dict() if self.checks is not None else None,
+            "parts": {name: part.state_dict() for name, part in self.stateful.items()},
         }
 
     def _inside_a_window(self) -> bool:
@@ -107,22 +123,18 @@ class CheckpointState:
 
     @contextmanager
     def loading(self, checkpoint: str | None) -> Iterator[None]:
-        """Around transformers' reading of optimiser and schedule: afterwards the trainer stands where the other one stood."""
+        """Wraps transformers' loading of optimiser and schedule, and loads the rest of a checkpoint after it."""
         trainer = self.trainer
-        if checkpoint is not None:
-            check_critic(Path(checkpoint), trainer.critic)
         with loadable_device(trainer.args):
             yield
         if checkpoint is None:
             return
         folder = Path(checkpoint)
-        if trainer.objective is not None:
+        if self.objective is not None:
             path = folder / STATE_FILE  # not written by an objective without state
-            trainer.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
-            if trainer.critic is not None:
-                trainer.critic.load(folder)
-            if trainer.teacher is not None:
-                trainer.teacher.load(folder)
+            self.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
+            if self.critic is not None:
+                self.critic.load(folder)
         self._load_progress(folder)
 
     def _load_progress(self, folder: Path) -> None:
@@ -134,25 +146,45 @@ class CheckpointState:
             return
         progress = json.loads(path.read_text(encoding="utf-8"))
         trainer._step = progress["micro_batches"]
-        for name, part in trainer.stateful.items():
+        for name, part in self.stateful.items():
             if name in progress["parts"]:
                 part.load_state_dict(progress["parts"][name])
-        if trainer.checks is not None and progress["first_steps"] is not None and not self.check_anew:
-            trainer.checks.load_state_dict(progress["first_steps"])
+        if self.checks is not None and progress["first_steps"] is not None and not self.check_anew:
+            self.checks.load_state_dict(progress["first_steps"])
         if self._rollout_file(folder).is_file():
             self._load_rollout(folder)
 
     def _load_rollout(self, folder: Path) -> None:
         trainer = self.trainer
         device = trainer.accelerator.device
-        place = "cpu" if device.type == "cpu" else device  # torch cannot load to the `cpu:1` of several processes
-        kept = torch.load(self._rollout_file(folder), map_location=place, weights_only=True)
-        trainer._buffered_inputs, trainer.rollout_memory.all_lengths = kept["inputs"], kept["all_lengths"]
-        if "ref_hidden" in kept["inputs"][0]:
-            restore_reference_head(trainer, kept["inputs"][0])
-        if "teacher_hidden" in kept["inputs"][0]:
-            trainer.teacher.see_head(MicroBatch(kept["inputs"][0]))
-            trainer.rollout_memory.teacher_head = trainer.teacher.head
+        target = "cpu" if device.type == "cpu" else device  # torch cannot load to the `cpu:1` of several processes
+        rollout = torch.load(self._rollout_file(folder), map_location=target, weights_only=True)
+        trainer._buffered_inputs, self.memory.all_lengths = rollout["inputs"], rollout["all_lengths"]
+        if "ref_hidden" in rollout["inputs"][0]:
+            self.restore_reference_head(rollout["inputs"][0])
+        if "teacher_hidden" in rollout["inputs"][0]:
+            assert self.teacher is not None
+            self.teacher.see_head(MicroBatch(rollout["inputs"][0]))
+            self.memory.teacher_head = self.teacher.head
+
+    def restore_reference_head(self, inputs: dict[str, Any]) -> None:
+        """Scores one completion of a restored rollout with the reference policy: its head is in no checkpoint."""
+        assert self.services is not None
+        with torch.no_grad(), self._reference_policy() as model:
+            scores = self.services.scorer.score(model, MicroBatch(inputs).select([0]).rows, Wanted(hidden=True))
+        self.memory.reference_head = scores.projection.bare()
+
+    @contextmanager
+    def _reference_policy(self) -> Iterator[Any]:
+        """The reference policy as TRL has it: a model of its own, or the policy with its adapters off."""
+        if self.trainer.ref_model is not None:
+            yield self.trainer.ref_model
+            return
+        from trl.trainer.utils import use_adapter
+
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+            yield self.trainer.model
 
     def _advance_sampler(self) -> None:
         """Draws the orders of the epochs that are behind: TRL's sampler keeps a generator that a new one starts anew."""
@@ -169,28 +201,8 @@ class CheckpointState:
         if (
             trainer.args.should_save
         ):  # the run may have been killed between this checkpoint and the removal of older ones
-            found = whole_checkpoints(numbered(checkpoint.parent))
-            rotate(found, trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
-
-
-def restore_reference_head(trainer: Any, inputs: dict[str, Any]) -> None:
-    """Scores one completion of a restored rollout with the reference policy: its head is in no checkpoint."""
-    with torch.no_grad(), _reference_policy(trainer) as model:
-        scores = trainer.scorer.score(model, MicroBatch(inputs).select([0]).rows, Wanted(hidden=True))
-    trainer.rollout_memory.reference_head = scores.projection.bare()
-
-
-@contextmanager
-def _reference_policy(trainer: Any) -> Iterator[Any]:
-    """As TRL has it: a model of its own, or the policy with its adapters off."""
-    if trainer.ref_model is not None:
-        yield trainer.ref_model
-        return
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    from trl.trainer.utils import use_adapter
-
-    with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
-        yield trainer.model
+            checkpoints = whole_checkpoints(numbered(checkpoint.parent))
+            rotate(checkpoints, trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
 
 
 def is_over(folder: Path) -> bool:

@@ -11,11 +11,14 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kit.errors import RunError
 from kit.runs.files import disk_errors, to_disk, write_atomic
 from kit.runs.store import MANIFEST, PREFIX, STATE, is_whole, numbered, step_of, whole_checkpoints
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 log = logging.getLogger("kit")
 STAGING = ".saving"
@@ -51,12 +54,12 @@ def publish(staged: Path, final: Path) -> None:
 
 def rotate(checkpoints: Iterable[Path], limit: int | None, best: str | None) -> None:
     """Removes the earliest checkpoints beyond `limit`; the last one and `best` stay, as with transformers."""
-    found = sorted(checkpoints, key=step_of)
-    if limit is None or limit <= 0 or len(found) <= limit:
+    in_order = sorted(checkpoints, key=step_of)
+    if limit is None or limit <= 0 or len(in_order) <= limit:
         return
-    kept = {found[-1], *(path for path in found if best and path.name == Path(best).name)}
-    spare = [path for path in found if path not in kept]
-    for path in spare[: len(found) - max(limit, len(kept))]:
+    needed = {in_order[-1], *(path for path in in_order if best and path.name == Path(best).name)}
+    spare = [path for path in in_order if path not in needed]
+    for path in spare[: len(in_order) - max(limit, len(needed))]:
         remove(path)
 
 
@@ -79,7 +82,7 @@ def _put_aside(path: Path) -> None:
     path.rename(rubbish)
 
 
-def save_aside(trainer: Any, root: Path, write: Callable[[], None]) -> None:
+def save_aside(trainer: GRPOTrainer, root: Path, write: Callable[[], None]) -> None:
     """Lets `write` write the checkpoint of this step below `.saving`, then puts it in place and removes old ones.
 
     `write` is the trainer's own, run while its output folder is `.saving`; called by every process of a run.

@@ -4,8 +4,6 @@
 2. `_replace_flat` samples fresh prompts in the place of flat groups, until none is left or a limit is reached.
 3. The groups go through TRL's rollout once more as a `ReplayedRollout`: the generator and the reward functions give back what
    they made, so that old and reference log-probabilities, advantages, logs and the loss are those of any other batch.
-
-Without `selection.dynamic_sampling` nothing is replaced, and only the tokens that were spent are counted.
 """
 
 from __future__ import annotations
@@ -18,15 +16,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kit.config.sections import DynamicSamplingConfig
-from kit.errors import ConfigError, EngineError
+from kit.errors import ConfigError
 from kit.objective import Objective
+from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.rollout import ReplayedRollout, RewardResult
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 Row = dict[str, Any]
 RollOut = Callable[[list[Row], ReplayedRollout | None], tuple[dict[str, Any], RewardResult]]
@@ -110,13 +112,13 @@ class FreshPrompts:
         for _ in range(2 * len(self.rows)):  # the end of one order and the whole of the next: every row
             if len(rows) == count:
                 break
-            epoch, place = divmod(self.passed, len(self.rows))
+            epoch, position = divmod(self.passed, len(self.rows))
             if self._order is None or self._order[0] != epoch:
                 order = list(range(len(self.rows)))
                 random.Random(f"fresh prompts {self.seed} {epoch}").shuffle(order)
                 self._order = (epoch, order)
             self.passed += 1
-            row = dict(self.rows[self._order[1][place]])
+            row = dict(self.rows[self._order[1][position]])
             if (key := key_of(row)) not in taken:
                 taken.add(key)
                 rows.append(row)
@@ -126,18 +128,18 @@ class FreshPrompts:
 class DynamicSampling:
     """Makes the generation batches of one trainer, and logs the tokens that were spent. Saved with its checkpoints.
 
-    config: None replaces nothing. Raises `ConfigError` for a trainer that cannot follow.
+    Raises `ConfigError` for a trainer that cannot follow.
     """
 
-    def __init__(self, trainer: Any, config: DynamicSamplingConfig | None) -> None:
-        self.trainer, self.config = trainer, config
+    def __init__(
+        self, trainer: GRPOTrainer, objective: Objective | None, metrics: MetricLog, config: DynamicSamplingConfig
+    ) -> None:
+        self.trainer, self.metrics, self.config = trainer, metrics, config
         self._logged: dict[str, list[float]] = {}  # by the reward functions, for the replay
-        if config is None:
-            return
-        if trainer.objective is None:
+        if objective is None:
             raise ConfigError("selection needs an objective: pass one, e.g. objective='grpo', or leave selection out.")
         check_dynamic_sampling(
-            trainer.objective,
+            objective,
             turns=bool(trainer.tools or trainer.environment_factories or trainer.rollout_func),
             processes=trainer.accelerator.num_processes,
             images=trainer._is_vlm,
@@ -158,45 +160,38 @@ class DynamicSampling:
     def batch(self, rows: list[Row], roll_out: RollOut) -> dict[str, Any]:
         """TRL's batch of the groups that are trained on. `rows` repeat each prompt."""
         size = self.trainer.num_generations
-        if self.config is None:
-            output, rewards = roll_out(rows, None)
-            self._count_plain(output, rewards)
-            return output
         self._logged = {}
-        passed = self.fresh.passed
-        try:
-            groups, made, rounds = self._replace_flat(self._sample([dict(row) for row in rows[::size]]))
-        except EngineError:  # the checkpoint that is written then must be that of a run which has not begun this step
-            self.fresh.passed = passed
-            raise
+        groups, made, rounds = self._replace_flat(self._sample([dict(row) for row in rows[::size]]))
         # TRL counts only the tokens in its batch.
         self.trainer.state.num_input_tokens_seen += _seen(made) - _seen(groups)
         output, _ = roll_out([dict(group.row) for group in groups for _ in range(size)], self._replayed(groups))
-        generated = float(sum(group.tokens for group in made))
-        self._log(generated, *_forwarded(output), sum(not group.flat for group in groups), len(made))
+        generated, useful = float(sum(group.tokens for group in made)), sum(not group.flat for group in groups)
+        append = self.metrics.append
+        for name, value in _forwarded(output).items():
+            append(name, value)
+        append("tokens/generated", generated)
+        append("groups/rolled_out", float(len(made)))
+        append("groups/useful", float(useful))
+        append("selection/rounds", float(rounds))
         scored = [total for group in made for total in group.totals if not math.isnan(total)]
         if scored:
-            self.trainer.metric_log.append("selection/reward", sum(scored) / len(scored))
-        self.trainer.metric_log.append("selection/rounds", float(rounds))
+            append("selection/reward", sum(scored) / len(scored))
         return output
 
     def _replace_flat(self, groups: list[Group]) -> tuple[list[Group], list[Group], int]:
         """The groups to train on, everything that was made for them, and the rounds of generation that it took."""
-        assert self.config is not None
         groups, made, rounds = list(groups), list(groups), 1
-        taken, budget = {key_of(group.row) for group in groups}, self.config.token_budget
+        taken = {key_of(group.row) for group in groups}
         while rounds < self.config.max_rounds:
-            flat = [place for place, group in enumerate(groups) if group.flat]
-            if not flat or (budget is not None and sum(group.tokens for group in made) >= budget):
-                break
+            flat = [number for number, group in enumerate(groups) if group.flat]
             rows = self.fresh.draw(len(flat), taken)
-            if not rows:
+            if not rows:  # nothing is flat, or no prompt is left
                 break
             again = self._sample(rows)
             made += again
             rounds += 1
-            for place, group in zip(flat, (group for group in again if not group.flat), strict=False):
-                groups[place] = group
+            for number, group in zip(flat, (group for group in again if not group.flat), strict=False):
+                groups[number] = group
         return groups, made, rounds
 
     def _sample(self, rows: Sequence[Row]) -> list[Group]:
@@ -212,16 +207,16 @@ class DynamicSampling:
         extra = {name: values for name, values in state.rewards.extra.items() if len(values) == len(repeated)}
         totals, groups = state.rewards.total.tolist(), []
         for number, row in enumerate(rows):
-            places = slice(number * size, (number + 1) * size)
+            span = slice(number * size, (number + 1) * size)
             groups.append(
                 Group(
                     row=row,
-                    prompt_ids=list(prompt_ids[places.start]),
-                    completion_ids=[list(completion) for completion in ids[places]],
-                    components=components[places],
-                    totals=totals[places],
-                    extra={name: list(values[places]) for name, values in extra.items()},
-                    sampler_logps=None if logps is None else [list(values) for values in logps[places]],
+                    prompt_ids=list(prompt_ids[span.start]),
+                    completion_ids=[list(completion) for completion in ids[span]],
+                    components=components[span],
+                    totals=totals[span],
+                    extra={name: list(values[span]) for name, values in extra.items()},
+                    sampler_logps=None if logps is None else [list(values) for values in logps[span]],
                 )
             )
         return groups
@@ -242,26 +237,9 @@ class DynamicSampling:
             metrics=self._logged,
         )
 
-    def _count_plain(self, output: Mapping[str, Any], rewards: RewardResult) -> None:
-        spent = torch.tensor([float(sum(map(len, rewards.completion_ids))), *_forwarded(output)])
-        reduce = self.trainer.accelerator.reduce
-        generated, updated, learned = reduce(spent.to(rewards.total.device), reduction="sum").tolist()
-        groups = rewards.total.view(-1, self.trainer.num_generations).tolist()
-        self._log(generated, updated, learned, sum(not is_flat(group) for group in groups), len(groups))
-
-    def _log(self, generated: float, updated: float, learned: float, useful: int, groups: int) -> None:
-        append = self.trainer.metric_log.append
-        append("tokens/generated", generated)
-        append("tokens/updated", updated)
-        append("tokens/with_advantage", learned)
-        append("groups/rolled_out", float(groups))
-        append("groups/useful", float(useful))
-        if useful:
-            append("tokens/per_useful_group", generated / useful)
-
 
 @contextmanager
-def _muted(trainer: Any) -> Iterator[None]:
+def _muted(trainer: GRPOTrainer) -> Iterator[None]:
     """Inside, nothing that is generated or scored enters the trainer's logs and counts."""
     fresh: dict[str, Any] = {
         "_metrics": {"train": defaultdict(list), "eval": defaultdict(list)},
@@ -269,13 +247,13 @@ def _muted(trainer: Any) -> Iterator[None]:
         "_pending_extra_logs": defaultdict(list),
     }
     before = {name: getattr(trainer, name) for name in fresh}
-    seen = trainer.state.num_input_tokens_seen
+    tokens_before = trainer.state.num_input_tokens_seen
     vars(trainer).update(fresh)
     try:
         yield
     finally:
         vars(trainer).update(before)
-        trainer.state.num_input_tokens_seen = seen
+        trainer.state.num_input_tokens_seen = tokens_before
 
 
 def _seen(groups: Sequence[Group]) -> int:
@@ -283,10 +261,10 @@ def _seen(groups: Sequence[Group]) -> int:
     return sum(len(group.prompt_ids) * len(group.completion_ids) + group.tokens for group in groups)
 
 
-def _forwarded(output: Mapping[str, Any]) -> tuple[float, float]:
-    """Prompt and completion tokens of the completions that train; of those among them with an advantage."""
+def _forwarded(output: Mapping[str, Any]) -> dict[str, float]:
+    """Prompt and completion tokens of the completions that train, and of those among them with an advantage."""
     batch = MicroBatch(dict(output))
     live = batch.loss_mask.any(dim=1)
     learned = live & (batch.advantages != 0).any(dim=1)
     tokens = output["prompt_mask"].sum(dim=1) + output["completion_mask"].sum(dim=1)
-    return float(tokens[live].sum()), float(tokens[learned].sum())
+    return {"tokens/updated": float(tokens[live].sum()), "tokens/with_advantage": float(tokens[learned].sum())}

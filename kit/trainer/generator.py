@@ -28,7 +28,8 @@ Turn = Callable[..., tuple[Any, Any]]
 
 class Generator:
     """Makes the completions of one run. family: what is known of the model. policy: the bare model. backoff: completions at
-    once, after running out of memory; None: all. fast_decoding: generate on a CPU with `kit.generation.decoding`.
+    once, after running out of memory; None: all. engine: `kit.generation.vllm.WatchedGeneration` where it makes the completions.
+    fast_decoding: generate on a CPU with `kit.generation.decoding`.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Generator:
         family: FamilyAdapter,
         policy: Any,
         backoff: BatchSizeBackoff | None = None,
+        engine: Any = None,
         *,
         fast_decoding: bool = False,
     ) -> None:
@@ -44,8 +46,7 @@ class Generator:
         """What training passes compute in by autocast; None: in the precision of the weights."""
         self.replay_support = False
         """Keep the tokens that truncated sampling left, for scores over these alone (`kit.scoring.support`)."""
-        self.engine: Any = None
-        """`kit.generation.vllm.WatchedGeneration` where it makes the completions: it says what its sampler left."""
+        self.engine = engine
 
     def turn(
         self,
@@ -67,10 +68,14 @@ class Generator:
             return [list(ids) for ids in state.replayed.completion_ids], state.replayed.logps
         if not self.replay_support or (not own and self.engine is None):
             return self._within_memory(make, prompt_ids, images, fields, own=own)
-        found: dict[int, Any] = {}
-        make = recording(self.policy, make, found) if own else make
+        by_list: dict[int, Any] = {}
+        make = recording(self.policy, make, by_list) if own else make
         ids, logps = self._within_memory(make, prompt_ids, images, fields, own=own)
-        supports = [found[id(one)] for one in ids] if own else [packed(one) for one in self.engine.supports]
+        supports = (
+            [by_list[id(ids_of_row)] for ids_of_row in ids]
+            if own
+            else [packed(ids_of_row) for ids_of_row in self.engine.supports]
+        )
         state.extra_inputs = {**(state.extra_inputs or {}), SUPPORT: supports}
         return ids, logps
 
@@ -85,7 +90,7 @@ class Generator:
                 self.policy.gradient_checkpointing_enable()
 
     def _within_memory(self, make: Turn, prompt_ids: Any, images: Any, fields: Any, *, own: bool) -> tuple[Any, Any]:
-        """In as many parts as memory asks for."""
+        """Makes completions in as many parts as memory requires."""
         fast = fast_decoding(self.policy) if self.fast_decoding and own else nullcontext()
         count = len(prompt_ids)
 
@@ -99,9 +104,9 @@ class Generator:
             made: list[Any] = []
             for start in range(0, count, size):
                 rows = range(start, min(start + size, count))
-                seen = images[start : rows.stop] if images is not None else None
+                pictures = images[start : rows.stop] if images is not None else None
                 own_fields = self._accepted(fields_of(fields, images, rows, count))
-                made += make(prompt_ids[start : rows.stop], seen, own_fields)[0]
+                made += make(prompt_ids[start : rows.stop], pictures, own_fields)[0]
             return made, None
 
         half = as_in_training(self.policy, self.half) if own else nullcontext()
@@ -129,7 +134,7 @@ class Generator:
         }
 
     def scored_inputs(self, state: RolloutState | None, width: int, completion: int) -> dict[str, list[Any]]:
-        """Those that were kept, over prompts of `width` columns and completions: a tensor a sample."""
+        """Returns the kept inputs over prompts of `width` columns and their completions: one tensor per sample."""
         held = (state.extra_inputs or {}) if state is not None else {}
         return {
             name: extended(parts, width, completion) if self.family.rule(name) == "extend" else parts
@@ -139,12 +144,12 @@ class Generator:
     def add_inputs(self, output: dict[str, Any], state: RolloutState) -> None:
         """Adds them to TRL's batch, under names that it leaves alone."""
         width, completion = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
-        found = self.scored_inputs(state, width, completion)
-        output.update({f"{EXTRA}{name}": value for name, value in found.items()})
+        inputs = self.scored_inputs(state, width, completion)
+        output.update({f"{EXTRA}{name}": value for name, value in inputs.items()})
 
 
 def fields_of(fields: Mapping[str, Any], images: Any, rows: range, samples: int) -> dict[str, Any]:
-    """Of the inputs of prompts, unpadded, those of some prompts alone."""
+    """Selects the inputs of some prompts from those of all, unpadded."""
     counts = {"num_images": [len(group) if group else 0 for group in images]} if images is not None else {}
     lists = {name: value for name, value in fields.items() if isinstance(value, list) and len(value) == samples}
     rest = {name: value for name, value in fields.items() if name not in lists}

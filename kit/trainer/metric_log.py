@@ -14,7 +14,6 @@ from torch import Tensor
 
 from kit.objective import LossOutput, Mean, Objective
 from kit.objective.metrics import QUANTILES, RATIO_QUANTILES, Sums
-from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.mismatch import effective_shares
 
 USEFUL = "tokens/useful"
@@ -58,21 +57,8 @@ class MetricLog:
         self.means[self.mode()].add(means)
 
     def count_tokens(self, useful: int, forwarded: int) -> None:
-        """Of a pass that training needs."""
+        """Counts the tokens of a pass that training needs."""
         self.add({USEFUL: Mean(torch.tensor(float(useful)), torch.tensor(float(forwarded)))})
-
-    def add_masked(self, batch: MicroBatch, tokens: int, *, truncated: bool) -> None:
-        """The shares of a rollout's completion tokens that do not train, by reason: cut completions, and tools.
-
-        tokens: of its completions, all of which count as generated.
-        """
-        if self.mode() == "train":
-            self.generated += tokens
-        total, kept = torch.tensor(float(tokens)), batch.completion_mask.sum().cpu()
-        if truncated:
-            self.add({"masked/truncated": Mean(total - kept, total)})
-        if batch.get("tool_mask") is not None:
-            self.add({"masked/tools": Mean(kept - batch.loss_mask.sum().cpu(), total)})
 
     def take_in(self, result: LossOutput) -> None:
         """Keeps what is logged of a micro-batch, and in training what controllers observe."""
@@ -125,8 +111,8 @@ class MetricLog:
         last: the next step begins with a rollout.
         """
         if self.observed:
-            parts, seen = zip(*sorted(self.observed.items()), strict=True)
-            sums = torch.stack([torch.stack([mean.total.double(), mean.count.double()]) for mean in seen])
+            parts, means = zip(*sorted(self.observed.items()), strict=True)
+            sums = torch.stack([torch.stack([mean.total.double(), mean.count.double()]) for mean in means])
             sums = self.accelerator.reduce(sums, reduction="sum")
             objective.observe(
                 {part: Mean(total, count) for part, (total, count) in zip(parts, sums, strict=True)}, completions
@@ -164,14 +150,14 @@ class MetricLog:
             "metrics": {name: list(values) for name, values in self._metrics()["train"].items()},
         }
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Goes back to a `snapshot()`, which stays as it is."""
-        self.means["train"] = kept["means"].copy()
-        self.samples["train"] = {name: list(parts) for name, parts in kept["samples"].items()}
-        self.observed = dict(kept["observed"])
+        self.means["train"] = snapshot["means"].copy()
+        self.samples["train"] = {name: list(parts) for name, parts in snapshot["samples"].items()}
+        self.observed = dict(snapshot["observed"])
         metrics = self._metrics()["train"]
         metrics.clear()
-        metrics.update({name: list(values) for name, values in kept["metrics"].items()})
+        metrics.update({name: list(values) for name, values in snapshot["metrics"].items()})
 
 
 def memory_held(device: torch.device) -> dict[str, float]:

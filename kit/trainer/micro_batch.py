@@ -8,14 +8,13 @@ and among prompts, neighbours are of like length, so that little padding is left
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from kit.models.inputs import take
 from kit.scoring.layouts import Rows, to_device
@@ -31,32 +30,11 @@ EXTRA = "extra_inputs."
 
 @dataclass(frozen=True)
 class HostCopy:
-    """What lengths and layouts depend on, of B rows, on the host: a step then waits for nothing that it knows.
-
-    `of`: the tensors of the micro-batch that this is a copy of, by weak references, each with its version.
-    """
+    """The values of B rows that lengths and layouts depend on, on the host, so that a step does not wait for the device."""
 
     ids: Tensor  # (B, P + T)
     mask: Tensor  # (B, P + T) bool
     advantage: Tensor  # (B,) bool: with an advantage that is not 0 at some token that trains
-    of: list[tuple[weakref.ref[Tensor], int]] = field(repr=False)
-
-    def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the tensors are those, as they were."""
-        same = (
-            kept() is one and version == one._version for one, (kept, version) in zip(tensors, self.of, strict=False)
-        )
-        return len(self.of) == len(tensors) and all(same)
-
-
-def versions(tensors: Sequence[Tensor]) -> list[tuple[weakref.ref[Tensor], int]]:
-    """Each with a number that changes with what is in it."""
-    return [(weakref.ref(one), one._version) for one in tensors]
-
-
-_COPIES: Any = WeakIdKeyDictionary()
-"""The `HostCopy` of a micro-batch by its `completion_ids`, for as long as these live. TRL's dictionary holds what it holds:
-checkpoints keep it, and others go through it."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +86,8 @@ class MicroBatch:
     @property
     def has_advantage(self) -> Tensor:
         """(B,) bool: completions with an advantage that is not 0 at some token that trains."""
-        found: Tensor = ((self.advantages != 0) & self.loss_mask).any(1)
-        return found
+        some: Tensor = ((self.advantages != 0) & self.loss_mask).any(1)
+        return some
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -119,7 +97,7 @@ class MicroBatch:
 
     @property
     def rows(self) -> Rows:
-        """As they are scored."""
+        """The rows as the scorer takes them."""
         return Rows(
             torch.cat([self.inputs["prompt_ids"], self.completion_ids], dim=1),
             torch.cat([self.inputs["prompt_mask"], self.completion_mask], dim=1),
@@ -128,26 +106,16 @@ class MicroBatch:
             (self.on_host.ids, self.on_host.mask),
         )
 
-    @property
+    @cached_property
     def on_host(self) -> HostCopy:
-        """Made at the first call, in one copy for which the host waits, and kept for as long as the tensors live."""
-        tensors = self._copied
-        held: HostCopy | None = _COPIES.get(self.completion_ids)
-        if held is None or not held.is_of(tensors):
-            ids = [self.inputs["prompt_ids"], self.completion_ids]
-            advantage = self.has_advantage if "advantages" in self.inputs else torch.zeros_like(ids[0][:, 0])
-            masks = [self.inputs["prompt_mask"], self.completion_mask, advantage[:, None]]
-            whole = torch.cat([*ids, *(mask.to(ids[0].dtype) for mask in masks)], dim=1).cpu()
-            columns = (whole.shape[1] - 1) // 2
-            live = whole[:, columns:].bool()
-            held = HostCopy(whole[:, :columns], live[:, :-1], live[:, -1], versions(tensors))
-            _COPIES[self.completion_ids] = held
-        return held
-
-    @property
-    def _copied(self) -> list[Tensor]:
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "tool_mask")
-        return [self.inputs[name] for name in names if name in self.inputs]
+        """The copy on the host, made at the first call; the host waits for it."""
+        ids = [self.inputs["prompt_ids"], self.completion_ids]
+        advantage = self.has_advantage if "advantages" in self.inputs else torch.zeros_like(ids[0][:, 0])
+        masks = [self.inputs["prompt_mask"], self.completion_mask, advantage[:, None]]
+        columns = torch.cat([*ids, *(mask.to(ids[0].dtype) for mask in masks)], dim=1).cpu()
+        width = (columns.shape[1] - 1) // 2
+        live = columns[:, width:].bool()
+        return HostCopy(columns[:, :width], live[:, :-1], live[:, -1])
 
     @property
     def prompts(self) -> list[bytes]:
@@ -157,7 +125,7 @@ class MicroBatch:
         return [key.tobytes() for key in keys]
 
     def lengths(self, *, trimmed: bool) -> list[SequenceLengths]:
-        """Of every row. `trimmed`: without the padding that a part of them alone would not have."""
+        """Lengths of every row. `trimmed`: without the padding that a part of the rows alone would not have."""
         width, length = self.inputs["prompt_ids"].shape[1], self.completion_ids.shape[1]
         live, mask = torch.split(self.on_host.mask, [width, length], dim=1)
         prompts = (live * torch.arange(width, 0, -1)).amax(1) if width else live.sum(1)
@@ -170,7 +138,7 @@ class MicroBatch:
 
     def select(self, rows: Sequence[int], lengths: Sequence[SequenceLengths] | None = None) -> MicroBatch:
         """The completions `rows`, in that order. lengths: of all of them, to cut off the columns that none of these needs."""
-        whole, fields = len(self), self.fields
+        size, fields = len(self), self.fields
         width, length = self.inputs["prompt_ids"].shape[1], self.completion_ids.shape[1]
         prompt = width if lengths is None else max(lengths[row].prompt for row in rows)
         completion = length if lengths is None else max(lengths[row].completion for row in rows)
@@ -178,9 +146,9 @@ class MicroBatch:
         index = to_device(chosen, self.completion_ids.device)
 
         def some(name: str, value: Any) -> Any:
-            if isinstance(value, list) and len(value) == whole:
+            if isinstance(value, list) and len(value) == size:
                 return [value[row] for row in rows]
-            if not isinstance(value, Tensor) or not value.dim() or len(value) != whole:
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != size:
                 return value
             own = value[index if value.device == index.device else chosen.to(value.device)]
             if name in ("prompt_ids", "prompt_mask"):
@@ -188,11 +156,9 @@ class MicroBatch:
             return own[:, :completion] if own.dim() > 1 and own.shape[1] == length else own
 
         own = {name: some(name, value) for name, value in self.inputs.items() if name not in fields}
-        part = MicroBatch(own | take(fields, rows, whole), self.share * len(rows) / whole)
+        part = MicroBatch(own | take(fields, rows, size), self.share * len(rows) / size)
         columns = slice(width - prompt, width + completion)
-        _COPIES[part.completion_ids] = HostCopy(
-            held.ids[chosen, columns], held.mask[chosen, columns], held.advantage[chosen], versions(part._copied)
-        )
+        vars(part)["on_host"] = HostCopy(held.ids[chosen, columns], held.mask[chosen, columns], held.advantage[chosen])
         return part
 
 
@@ -205,16 +171,16 @@ def grouped_by_prompt(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     forward the prompt again. As they came where a value is neither one for each row nor the same for all.
     """
     size = len(batches[0]["prompt_ids"])
-    whole: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for name in batches[0]:
         values: list[Any] = [batch.get(name) for batch in batches]
         if all(isinstance(value, Tensor) and value.dim() and len(value) == size for value in values):
-            whole[name] = torch.cat(values)
+            joined[name] = torch.cat(values)
         elif all(isinstance(value, list) and len(value) == size for value in values):
-            whole[name] = [one for value in values for one in value]
+            joined[name] = [item for value in values for item in value]
         elif not all(value is None or (isinstance(value, Tensor) and not value.dim()) for value in values):
             return list(batches)
-    everything = MicroBatch(whole)
+    everything = MicroBatch(joined)
     groups: dict[bytes, list[int]] = {}
     if everything.fields:  # not every one of them has a row for each completion
         return list(batches)
@@ -242,7 +208,7 @@ class SequenceLengths:
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """What one part may hold. None: any number.
+    """Limits of one part. None: any number.
 
     padded: padding goes through the model, and counts as tokens. shared: if not, a prompt goes once for its completions.
     """

@@ -2,16 +2,17 @@
 
 Both compute the same policy with other kernels and another precision, so that even a fresh rollout is a little off-policy. Logged
 beside the mean difference: quantiles of the raw ratio, the share of completions that count after weighing (the effective sample),
-the share of tokens beyond the bounds of `sampler_correction`, and both by quarters of a completion, as errors grow along it.
+and the share of tokens beyond the bounds of `sampler_correction`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TrainerCallback
 
 from kit.objective.batch import TokenBatch, bounded_exp
 from kit.objective.metrics import Mean
@@ -19,11 +20,8 @@ from kit.objective.metrics import Mean
 SAMPLER_DIFFERENCE = "sampler/logp_difference"
 CLIPPED, EFFECTIVE = "sampler/clipped", "sampler/effective_sample"
 WEIGHT, SQUARE = "sampler/weight", "sampler/weight_squared"
-QUARTERS = 4
-FEW = 0.5
-"""Effective sample from which on most completions hardly count."""
-MANY_CLIPPED = 0.1
-"""Share of clipped tokens from which on the correction throws away what it should weigh."""
+LOGP_LIMIT = 0.01
+"""Nats: mean difference of the log-probabilities of trainer and engine in a step, above which the run says so."""
 
 
 @torch.no_grad()
@@ -33,21 +31,16 @@ def sampler_mismatch(batch: TokenBatch, clipped: Sequence[Tensor]) -> tuple[dict
     gap = batch.old_logps - batch.sampler_logps
     known = batch.mask & ~torch.isnan(gap)
     gap = gap.masked_fill(~known, 0.0)
-    place = (batch.mask.cumsum(-1) - 1) * QUARTERS // batch.mask.sum(-1, keepdim=True).clamp(min=1)
 
     def mean(values: Tensor, over: Tensor) -> Mean:
         return Mean((values * over).sum(), over.sum().to(gap.dtype))
 
     off = torch.stack(list(clipped)).any(0).to(gap.dtype) if clipped else None
-    found = {SAMPLER_DIFFERENCE: mean(gap.abs(), known)}
-    found |= {} if off is None else {CLIPPED: mean(off, known)}
-    for quarter in range(QUARTERS):
-        inside = known & (place == quarter)
-        found[f"{SAMPLER_DIFFERENCE}/q{quarter + 1}"] = mean(gap.abs(), inside)
-        found |= {} if off is None else {f"{CLIPPED}/q{quarter + 1}": mean(off, inside)}
+    means = {SAMPLER_DIFFERENCE: mean(gap.abs(), known)}
+    means |= {} if off is None else {CLIPPED: mean(off, known)}
     there, weight = known.any(-1), bounded_exp(gap.sum(-1))
-    found |= {WEIGHT: mean(weight, there), SQUARE: mean(weight.square(), there)}
-    return found, gap.masked_fill(~known, torch.nan).flatten()
+    means |= {WEIGHT: mean(weight, there), SQUARE: mean(weight.square(), there)}
+    return means, gap.masked_fill(~known, torch.nan).flatten()
 
 
 def effective_shares(metrics: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -57,25 +50,22 @@ def effective_shares(metrics: Mapping[str, Sequence[float]]) -> dict[str, float]
     return {EFFECTIVE: metrics[WEIGHT][-1] ** 2 / max(metrics[SQUARE][-1], 1e-30)}
 
 
-def advice(logs: Mapping[str, Any], limit: float, *, half: str) -> str:
-    """What to do about what a step logged; empty where nothing is to be done. half: what the trainer computes in."""
-    difference, clipped, effective = (logs.get(name) for name in (SAMPLER_DIFFERENCE, CLIPPED, EFFECTIVE))
-    said = []
-    if difference is not None and difference > limit:
-        if half == "bfloat16":
-            said.append("Set model.dtype: float16, for the engine too: it rounds eight times finer than bfloat16.")
-        else:
-            said.append("Set model.dtype to what the engine computes in.")
-        if clipped is None:
-            said.append("Add the weight sampler_correction to objective.weights.")
-    if clipped is not None and clipped > MANY_CLIPPED:
-        said.append(
-            f"sampler_correction clips {clipped:.0%} of tokens: take mode: geometric, which does not grow with length, or "
-            "mode: token_truncate with a max (the TIS cap) of 2."
+class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
+    """Says once that trainer and engine disagree by more than `LOGP_LIMIT` nats on average, and what to set."""
+
+    def __init__(self, on_message: Callable[[str], None]) -> None:
+        self.on_message, self.done = on_message, False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        difference = (logs or {}).get(SAMPLER_DIFFERENCE)
+        if self.done or difference is None or difference <= LOGP_LIMIT:
+            return
+        self.done = True
+        precision = "float16, for the engine too: it rounds eight times finer than bfloat16" if args.bf16 else (
+            "what the engine computes in"
+        )  # fmt: skip
+        weigh = " Add the weight sampler_correction to objective.weights." if CLIPPED not in (logs or {}) else ""
+        self.on_message(
+            f"Step {state.global_step}: the engine's log-probabilities are {difference:.2g} nats off the trainer's on average "
+            f"(more than {LOGP_LIMIT:g}). Rollouts are that far off-policy. Set model.dtype to {precision}.{weigh}"
         )
-    elif clipped is not None and effective is not None and effective < FEW:
-        said.append(
-            f"The weights leave {effective:.0%} of the completions as an effective sample: take mode: sequence_mask or a "
-            "smaller max, so that few completions do not weigh for all."
-        )
-    return " ".join(said)

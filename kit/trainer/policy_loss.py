@@ -29,34 +29,29 @@ from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense
 
 from kit.models.failures import rng_state, set_rng_state
 from kit.models.lora import lora_weight_norm
-from kit.objective import LossOutput, LossScale, Mean, Objective, TokenBatch
+from kit.objective import LossOutput, LossScale, Mean, TokenBatch
 from kit.objective.advantage import value_loss
 from kit.objective.objective import to_parts
 from kit.scoring.divergence import divergence
 from kit.scoring.layouts import Scores, Wanted, scatter_to_tokens, to_device
 from kit.scoring.packing import unique_tokens
 from kit.scoring.proof import may_be_trimmed
-from kit.scoring.scorer import Scorer
-from kit.trainer.advantages import RolloutMemory
-from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
 from kit.trainer.mismatch import sampler_mismatch
-from kit.trainer.old_logps import OldLogps
 from kit.trainer.sanity_checks import SanityChecks
-from kit.trainer.value_head import Critic
+from kit.trainer.services import Services
 
 log = logging.getLogger("kit")
 PER_TOKEN = ("logps", "entropy", "full_kl", "teacher_kl")
 HIDDEN_NEEDS = {"full_kl", "teacher_kl", "values"}
 """What a hook may need that is computed from hidden states."""
-"""Metric, nats: mean |trainer's - engine's| log-probability of the completion tokens of a step."""
 BUCKET_BYTES = 64 * 2**20
 """Of gradients that processes average in one message."""
 
 
 @dataclass(frozen=True)
 class PolicyOutputs:
-    """What an objective reads of one scoring pass, and sends its gradient to."""
+    """Outputs of a scoring pass that the objective reads, and sends its gradient to."""
 
     logps: Tensor  # (B, T) nats
     entropy: Tensor | None  # (B, T) nats
@@ -66,15 +61,15 @@ class PolicyOutputs:
     scored: Tensor | None = None  # (B, 1) bool: completions whose values these are, others have placeholders; None: all
 
     def filled_in(self, part: PolicyOutputs, rows: Tensor) -> PolicyOutputs:
-        """With those of a part in its rows, as constants."""
+        """Returns these outputs with those of a part in its rows, as constants."""
         values: dict[str, Tensor | None] = {}
         for name in PER_TOKEN:
-            kept, new = getattr(self, name), getattr(part, name)
-            if kept is not None and new is not None:
-                kept = kept.to(torch.promote_types(kept.dtype, new.dtype), copy=True)
-                kept.index_fill_(0, rows, 0.0)
-                kept[rows, : new.shape[1]] = new.detach().to(kept.dtype)
-            values[name] = kept
+            value, new = getattr(self, name), getattr(part, name)
+            if value is not None and new is not None:
+                value = value.to(torch.promote_types(value.dtype, new.dtype), copy=True)
+                value.index_fill_(0, rows, 0.0)
+                value[rows, : new.shape[1]] = new.detach().to(value.dtype)
+            values[name] = value
         assert self.scored is not None
         scored = self.scored.clone()
         scored.index_fill_(0, rows, True)
@@ -83,7 +78,7 @@ class PolicyOutputs:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a loss depends on beside the micro-batch. checks: of the first steps, while they are to look at this one."""
+    """Inputs of a loss beside the micro-batch. checks: those of the first steps, while they are to look at this one."""
 
     scale: LossScale
     step: int = 0  # optimiser steps made so far
@@ -93,7 +88,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class MicroBatchPlan:
-    """Which completions of a micro-batch are scored together."""
+    """The division of a micro-batch into parts whose completions are scored together."""
 
     batch: MicroBatch
     lengths: list[SequenceLengths]
@@ -103,7 +98,7 @@ class MicroBatchPlan:
         return self.batch if self.at_once else self.taking(self.parts[number])
 
     def rows(self, number: int) -> Tensor:
-        """Those of a part, on the device."""
+        """Row numbers of a part, on the device."""
         return to_device(torch.tensor(self.parts[number]), self.batch.completion_ids.device)
 
     def taking(self, rows: Sequence[int]) -> MicroBatch:
@@ -124,8 +119,8 @@ class MicroBatchPlan:
 class PolicyLoss:
     """The loss of one run. `whole` leaves its graph to the caller; `step` sends the gradient to the weights itself.
 
-    policy: the bare model that trains. backward: of a loss, as the trainer scales it. router_coef: weight of a mixture of
-    experts' load balance; None where it is not asked for.
+    router_coef: weight of a mixture of experts' load balance; None where it is not asked for. token_sink: is shown what the
+    objective read of every micro-batch of training.
     """
 
     token_budget: int | None = None
@@ -135,22 +130,15 @@ class PolicyLoss:
 
     def __init__(
         self,
-        objective: Objective,
-        scorer: Scorer,
+        services: Services,
         *,
-        policy: Any,
-        backward: Callable[[Tensor], None],
-        metrics: MetricLog,
-        old_logps: OldLogps,
-        memory: RolloutMemory,
-        critic: Critic | None = None,
         router_coef: float | None = None,
+        token_sink: Callable[[MicroBatch, TokenBatch], None] | None = None,
     ) -> None:
-        self.objective, self.scorer, self.policy, self.backward = objective, scorer, policy, backward
-        self.metrics, self.old_logps, self.memory, self.critic = metrics, old_logps, memory, critic
-        self.token_sink: Callable[[MicroBatch, TokenBatch], None] | None = None
-        """Is shown what the objective read of every micro-batch of training."""
-        self.router_coef = router_coef
+        self.objective, self.scorer, self.critic = services.objective, services.scorer, services.critic
+        self.policy, self.backward = services.model, services.accelerator.backward
+        self.metrics, self.memory = services.metrics, services.memory
+        self.router_coef, self.token_sink = router_coef, token_sink
         self.at_once = 1
         """Completions of the largest pass of the last `step`."""
         self.returned: Tensor | None = None
@@ -177,15 +165,17 @@ class PolicyLoss:
         if context.checks is not None:
             context.checks.before_scoring(model, batch)
         plan = self.plan(batch, len(batch) if max_rows is None else max_rows)
-        whole, norm, arrivals = self._placeholder_outputs(batch), self._weight_norm(), _Arrivals(context, plan)
+        outputs_of_all, norm, arrivals = self._placeholder_outputs(batch), self._weight_norm(), _Arrivals(context, plan)
         count, states = len(plan.parts), []
         ahead = count != 1 and (count == 0 or to_parts(self.objective) is not None)
         if ahead:
             with torch.no_grad():
                 for number in range(count):
                     states.append(rng_state())
-                    whole = whole.filled_in(self._outputs(model, plan.part(number), context)[0], plan.rows(number))
-            loss, grads = self._grad_wrt_outputs(plan, whole, norm, context, taken_in=True)
+                    outputs_of_all = outputs_of_all.filled_in(
+                        self._outputs(model, plan.part(number), context)[0], plan.rows(number)
+                    )
+            loss, grads = self._grad_wrt_outputs(plan, outputs_of_all, norm, context, taken_in=True)
         besides: list[Tensor] = []
         for number in range(count):
             if ahead:
@@ -196,8 +186,8 @@ class PolicyLoss:
                 context.checks.attached(outputs.logps)
             arrivals.watch(outputs.logps, rows)
             if not ahead:
-                whole = outputs if rows is None else whole.filled_in(outputs, rows)
-                loss, grads = self._grad_wrt_outputs(plan, whole, norm, context, taken_in=number + 1 == count)
+                outputs_of_all = outputs if rows is None else outputs_of_all.filled_in(outputs, rows)
+                loss, grads = self._grad_wrt_outputs(plan, outputs_of_all, norm, context, taken_in=number + 1 == count)
             beside = self._auxiliary_loss(part, scores, context)
             self._send(outputs, grads, rows, beside)
             if beside is not None:
@@ -231,18 +221,18 @@ class PolicyLoss:
             padded=way["packing"] != "packed",
             shared=way["share_prompts"],
         )
-        found = MicroBatchPlan(batch, lengths, split_by_tokens(lengths, chosen, budget))
-        self.at_once = max((len(part) for part in found.parts), default=1)
+        plan = MicroBatchPlan(batch, lengths, split_by_tokens(lengths, chosen, budget))
+        self.at_once = max((len(part) for part in plan.parts), default=1)
         if self.token_budget is not None and any(budget.cost([lengths[n]]) > self.token_budget for n in chosen):
             longest = max(budget.cost([row]) for row in lengths)
             warn_once(
                 f"A completion and its prompt take {longest} tokens, more than optimisation.token_budget "
                 f"({self.token_budget}): it goes through the model alone, and memory is not bounded by the budget there."
             )
-        return found
+        return plan
 
     def _reach(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> None:
-        """Where no completion is scored: a gradient of zero, in the weights that a pass would have reached."""
+        """Sets a gradient of zero in the weights that a pass would have reached, where no completion is scored."""
         if self._reached is None:  # not known yet, so one short pass shows it
             shortest = min(range(len(plan.lengths)), key=lambda number: plan.lengths[number].tokens)
             self.backward(0.0 * self._outputs(model, plan.taking([shortest]), context)[0].logps.sum())
@@ -254,36 +244,47 @@ class PolicyLoss:
         """(B, T) for scores that are not known: the policy has not moved, and is certain."""
         ids, old = batch.completion_ids, batch.get("old_per_token_logps")
         nothing = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
-        logps = nothing if old is None else torch.nan_to_num(old, nan=0.0)
-        seen = torch.zeros((len(ids), 1), dtype=torch.bool, device=ids.device)
+        logps = nothing if old is None else old
+        scored = torch.zeros((len(ids), 1), dtype=torch.bool, device=ids.device)
         full_kl, teacher_kl = (nothing if need in self.objective.needs else None for need in ("full_kl", "teacher_kl"))
-        return PolicyOutputs(logps, nothing, full_kl, teacher_kl, scored=seen)
+        return PolicyOutputs(logps, nothing, full_kl, teacher_kl, scored=scored)
 
     def _grad_wrt_outputs(
-        self, plan: MicroBatchPlan, whole: PolicyOutputs, norm: Tensor | None, context: StepContext, *, taken_in: bool
+        self,
+        plan: MicroBatchPlan,
+        outputs_of_all: PolicyOutputs,
+        norm: Tensor | None,
+        context: StepContext,
+        *,
+        taken_in: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss (detached) of the micro-batch, and its gradient with respect to each of the outputs, by name.
 
         taken_in: every score is known, so that metrics count and the first steps are looked at.
         """
-        wanted = {"logps": True, "entropy": self.objective.needs_entropy_gradient, "full_kl": True, "teacher_kl": True}
+        needs_gradient = {
+            "logps": True,
+            "entropy": self.objective.needs_entropy_gradient,
+            "full_kl": True,
+            "teacher_kl": True,
+        }
         leaves = {
-            name: value.detach().requires_grad_(wanted[name])
+            name: value.detach().requires_grad_(needs_gradient[name])
             for name in PER_TOKEN
-            if (value := getattr(whole, name)) is not None
+            if (value := getattr(outputs_of_all, name)) is not None
         }
         if norm is not None:
             leaves["weight_norm"] = norm.detach().requires_grad_(taken_in)
         # By number: asking the tensor would wait for the device.
-        scored = whole.scored if not taken_in or plan.skips else None
-        outputs = replace(whole, **leaves, scored=scored)
+        scored = outputs_of_all.scored if not taken_in or plan.skips else None
+        outputs = replace(outputs_of_all, **leaves, scored=scored)
         if taken_in:
             loss = self._objective_loss(plan.batch, outputs, context)
         else:
             loss = self.objective.loss(self._token_batch(plan.batch, outputs, context), context.scale).loss
         sources = {name: value for name, value in leaves.items() if value.requires_grad}
-        found = torch.autograd.grad(loss, list(sources.values()), allow_unused=True)
-        return loss.detach(), {name: grad for name, grad in zip(sources, found, strict=True) if grad is not None}
+        gradients = torch.autograd.grad(loss, list(sources.values()), allow_unused=True)
+        return loss.detach(), {name: grad for name, grad in zip(sources, gradients, strict=True) if grad is not None}
 
     def _send(
         self, outputs: PolicyOutputs, grads: dict[str, Tensor], rows: Tensor | None, beside: Tensor | None
@@ -306,7 +307,7 @@ class PolicyLoss:
     # --- from rows to what the objective reads ------------------------------------------------------------------------
 
     def _outputs(self, model: Any, batch: MicroBatch, context: StepContext) -> tuple[PolicyOutputs, Scores]:
-        """What the objective reads of one pass over the completions, and the pass."""
+        """Scores the completions; returns what the objective reads, and the scores."""
         wanted = Wanted(
             entropy=True,
             entropy_gradient=self.objective.needs_entropy_gradient,
@@ -344,21 +345,19 @@ class PolicyLoss:
         policy = replace(scores.projection, hidden=scores.projection.hidden[taught[live]])
         teacher = replace(self.memory.teacher_head, hidden=batch["teacher_hidden"][taught])
         with self.scorer.autocast():
-            found = divergence(policy, teacher, what)
-        return scatter_to_tokens(found, taught)
+            values = divergence(policy, teacher, what)
+        return scatter_to_tokens(values, taught)
 
     def _objective_loss(self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext) -> Tensor:
         """The objective's loss of a micro-batch, its metrics taken in."""
         tokens = self._token_batch(batch, outputs, context)
         if context.checks is not None:
-            context.checks.after_scoring(outputs.logps, tokens, context.scale)
+            context.checks.after_scoring(tokens, context.scale)
         self._compare_with_sampler(tokens)
         result: LossOutput = self.objective.loss(tokens, context.scale)
         self.metrics.take_in(result)
-        if context.training:
-            self.old_logps.note(batch, outputs.logps, outputs.scored)
-            if self.token_sink is not None:
-                self.token_sink(batch, tokens)
+        if context.training and self.token_sink is not None:
+            self.token_sink(batch, tokens)
         return result.loss
 
     def _token_batch(self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext) -> TokenBatch:
@@ -366,10 +365,10 @@ class PolicyLoss:
         sampler_logps = batch.get("sampling_per_token_logps")
         if outputs.scored is not None and sampler_logps is not None:  # what is not known cannot be compared
             sampler_logps = sampler_logps.masked_fill(~outputs.scored, torch.nan)
-        rewards, truncated = batch.get("rewards"), batch.get("truncated")
+        rewards, truncated, old_logps = (batch.get(name) for name in ("rewards", "truncated", "old_per_token_logps"))
         return TokenBatch(
             logps=outputs.logps,
-            old_logps=self.old_logps.of(batch, outputs.logps, training=context.training),
+            old_logps=outputs.logps.detach() if old_logps is None else old_logps,
             advantages=batch.advantages,
             mask=batch.loss_mask,
             ref_logps=batch.get("ref_per_token_logps"),
@@ -390,8 +389,8 @@ class PolicyLoss:
         """Logs how far the engine's log-probabilities are from the trainer's, where there are any."""
         if batch.sampler_logps is not None:
             clipped = [hook.clipped(batch) for hook in self.objective.weights]
-            found, ratios = sampler_mismatch(batch, [one for one in clipped if one is not None])
-            self.metrics.add(found)
+            means, ratios = sampler_mismatch(batch, [mask for mask in clipped if mask is not None])
+            self.metrics.add(means)
             self.metrics.sample("sampler_log_ratio", ratios)
 
     # --- beside the objective -----------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class RewardResult:
-    """What the reward functions saw and gave: rewards of all processes, the rest of this one."""
+    """Inputs and outputs of the reward functions: rewards of all processes, the rest of this one."""
 
     rewards: Tensor  # (N, K)
     total: Tensor  # (N,) weighted sum, NaN where no component applied
@@ -54,8 +54,8 @@ class ReplayedRollout:
     def reward_again(self, extra: Mapping[str, list[Any]], metrics: Mapping[str, list[float]]) -> Tensor:
         """The rewards (N, K). What the functions logged with them is added to `extra` and `metrics`, TRL's pending logs."""
         for pending, values in ((extra, self.extra), (metrics, self.metrics)):
-            for name, found in values.items():
-                pending[name].extend(found)
+            for name, logged in values.items():
+                pending[name].extend(logged)
         return self.components.clone()
 
 
@@ -73,16 +73,16 @@ class RolloutState:
 
     @property
     def rewards(self) -> RewardResult:
-        """What the reward functions gave."""
+        """The result of the reward functions."""
         assert self.result is not None, "rewards are read before TRL has computed them"
         return self.result
 
     def pass_of(self, logps: Tensor) -> Scores:
         """The scoring pass that gave these log-probabilities. Raises `ObjectiveError` where nobody saw it."""
-        found = next((scores for scores in self.passes if scores.logps is logps), None)
-        if found is None:
+        match = next((scores for scores in self.passes if scores.logps is logps), None)
+        if match is None:
             raise ObjectiveError(
                 "The hidden states of the rollout's scoring were not seen, which a hook needs (full KL, or values): the "
                 "backend scores in a way of its own."
             )
-        return found
+        return match

@@ -17,7 +17,7 @@ pass of three completions.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,10 @@ from transformers import TrainerCallback
 from kit.errors import ObjectiveError
 from kit.objective import LossScale, TokenBatch
 from kit.objective.probe import dead_hooks, logps_gradient, open_tokens
-from kit.scoring.layouts import Rows
 from kit.scoring.proof import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
 from kit.scoring.support import SUPPORT
 from kit.trainer.micro_batch import EXTRA, MicroBatch
+from kit.trainer.services import Services
 
 if TYPE_CHECKING:
     from kit.objective import Hook
@@ -50,8 +50,9 @@ SWITCH = "(From Python, HookedGRPOTrainer(first_step_checks=False) goes on regar
 class SanityChecks(TrainerCallback):  # type: ignore[misc]
     """The checks of one trainer. Each method is called by it, and raises `ObjectiveError` for what it finds."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
+    def __init__(self, services: Services, returned: Callable[[], Tensor | None]) -> None:
+        """returned: the loss of the last micro-batch, as the trainer was given it."""
+        self.services, self.returned = services, returned
         self.losses = 0
         self.had_advantage = self.had_gradient = False
         self.steps_without = self.batches_without = 0
@@ -60,7 +61,7 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
         self.arrived: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been proved so far, and how long something has been waited for."""
+        """The proofs made so far, and the steps waited for the others."""
         return {name: getattr(self, name) for name in KEPT}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -70,14 +71,13 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
     # --- called while the loss of a training micro-batch is computed --------------------------------------------------
 
     def before_scoring(self, model: Any, batch: MicroBatch) -> None:
-        """Once: compares the scorer with plain logits."""
+        """Compares the scorer with plain logits, once."""
         if self.scored or not bool(batch.completion_mask.any()):
             return
         self.scored = True
-        if not _comparable(self.trainer):
+        if getattr(getattr(self.services.model, "active_peft_config", None), "is_prompt_learning", False):
             return
-        difference = scoring_error(self.trainer, model, batch)
-        tolerance = SCORE_TOLERANCE.get(_dtype(self.trainer, model), HALF_TOLERANCE)
+        difference, tolerance = scoring_error(self.services, model, batch), self._tolerance()
         if not difference <= tolerance:
             raise ObjectiveError(
                 f"The scorer's log-probabilities differ from the model's own logits by {difference:.3g} nats a token (at "
@@ -93,40 +93,42 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
                 "model and the scorer detaches them (a backend's own scorer, or torch.no_grad around training)."
             )
 
-    def after_scoring(self, raw_logps: Tensor, batch: TokenBatch, scale: LossScale) -> None:
+    def after_scoring(self, batch: TokenBatch, scale: LossScale) -> None:
         """Looks at a micro-batch before its loss is used; from the first on that has a gradient, no more."""
         self.losses += 1
         if not self.had_gradient:
             # Where weights of the kit mask everything (all completions cut, say) there is nothing to learn; where one of
             # the user's own does, time and again, it is taken for a defect.
-            learning = open_tokens(self.trainer.objective, batch, of_the_kit=True)
+            learning = open_tokens(self.services.objective, batch, of_the_kit=True)
             self.had_advantage = self.had_advantage or bool((batch.advantages * learning).any())
         if self.probed:
             return
-        expected = logps_gradient(self.trainer.objective, batch, scale)
+        expected = logps_gradient(self.services.objective, batch, scale)
         if not expected.any():
             return
         self.probed = True
         if batch.step == 0:
             self._check_old_logps(batch)
-        dead = dead_hooks(self.trainer.objective, batch, scale)
+        dead = dead_hooks(self.services.objective, batch, scale)
         if dead:
-            raise ObjectiveError(_obituary(dead))
+            raise ObjectiveError(dead_hooks_message(dead))
         if not expected.isfinite().all():  # the gradients of the weights will tell
             return
-        if torch.equal(expected, logps_gradient(self.trainer.objective, batch, scale)):  # else a hook draws lots
+        if torch.equal(expected, logps_gradient(self.services.objective, batch, scale)):  # else a hook draws lots
             self.expected = expected
-            raw_logps.register_hook(self._receive)  # type: ignore[no-untyped-call]
 
-    def _receive(self, gradient: Tensor) -> None:
-        self.arrived = gradient.detach().to(torch.float32)
+    def _tolerance(self) -> float:
+        """Nats by which two passes may differ in the precision of the forward pass."""
+        half = self.services.accelerator.mixed_precision in ("bf16", "fp16")
+        weights = (weight.dtype for weight in self.services.model.parameters() if weight.is_floating_point())
+        return HALF_TOLERANCE if half else SCORE_TOLERANCE.get(next(weights, torch.float32), HALF_TOLERANCE)
 
     def _check_old_logps(self, batch: TokenBatch) -> None:
-        """At the very first step nothing has moved the policy since its completions were scored."""
-        if has_dropout(self.trainer.model) or not batch.mask.any():
+        """Compares old and new log-probabilities at the very first step: nothing has moved the policy since the rollout."""
+        if has_dropout(self.services.model) or not batch.mask.any():
             return
         drift = float(batch.log_ratio.detach().abs()[batch.mask].mean())
-        tolerance = SCORE_TOLERANCE.get(_dtype(self.trainer, self.trainer.model), HALF_TOLERANCE)
+        tolerance = self._tolerance()
         if not drift <= tolerance:
             raise ObjectiveError(
                 f"Before any step the policy's log-probabilities differ from those at the rollout by {drift:.3g} nats a "
@@ -135,7 +137,7 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
             )
 
     def after_advantages(self, hook: Hook, advantages: Tensor) -> None:
-        """Called with every generation batch in which rewards differ, until completions had advantages."""
+        """Looks at every generation batch in which rewards differ, until completions had advantages."""
         if self.had_gradient or not hook.factory.custom:  # the kit's own have zeros for a reason, as with tied rewards
             return
         self.batches_without = 0 if advantages.any() else self.batches_without + 1
@@ -161,7 +163,7 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
                 f"In {PATIENCE} steps no weight got a gradient, although completions had advantages. Either nothing is "
                 "trainable (look at model.lora.targets), or a hook cuts the graph or multiplies everything by zero."
             )
-        if self.had_gradient and self.trainer.accelerator.scaler is None:  # a loss scaler skips overflows by itself
+        if self.had_gradient and self.services.accelerator.scaler is None:  # a loss scaler skips overflows by itself
             broken = [name for name, weight in weights if weight.grad is not None and not weight.grad.isfinite().all()]
             if broken:
                 raise ObjectiveError(
@@ -170,15 +172,13 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
                 )
 
     def _check_arrival(self, expected: Tensor, arrived: Tensor | None) -> None:
-        returned = (
-            self.trainer.policy_loss.returned
-        )  # gets a gradient when it, or what is made of it, is differentiated
+        returned = self.returned()  # gets a gradient when it, or what is made of it, is differentiated
         if arrived is None or returned is None or returned.grad is None:
             raise ObjectiveError(
                 "The backward pass brought no gradient to the log-probabilities that the objective was given: the loss "
                 "that was differentiated is another one. The run stops, because its hooks would be ignored."
             )
-        wrapped = float(returned.grad / unit_of_backward(self.trainer.accelerator))
+        wrapped = float(returned.grad / unit_of_backward(self.services.accelerator))
         if abs(wrapped - 1.0) > GRADIENT_TOLERANCE:
             raise ObjectiveError(
                 f"compute_loss was wrapped, and multiplies the objective's loss by {wrapped:.3g}. The gradient of the objective "
@@ -188,7 +188,7 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
         expected = expected.to(torch.float32)
         factor = float((arrived * expected).sum() / (expected * expected).sum())
         rest = float((arrived - factor * expected).norm() / arrived.norm().clamp(min=torch.finfo(torch.float32).tiny))
-        scaled = self.trainer.accelerator.scaler is not None
+        scaled = self.services.accelerator.scaler is not None
         if not rest <= GRADIENT_TOLERANCE or not factor > 0 or not (scaled or abs(factor - 1.0) <= GRADIENT_TOLERANCE):
             raise ObjectiveError(
                 f"The gradient that arrived at the log-probabilities is not the objective's (a multiple of {factor:.3g} of "
@@ -209,73 +209,57 @@ def unit_of_backward(accelerator: Any) -> float | Tensor:
     """The gradient that `accelerator.backward` gives a loss."""
     scaler = accelerator.scaler
     scale = scaler.scale(torch.ones((), device=accelerator.device)) if scaler is not None else 1.0
-    found: float | Tensor = scale / accelerator.gradient_accumulation_steps
-    return found
+    unit: float | Tensor = scale / accelerator.gradient_accumulation_steps
+    return unit
 
 
-def scoring_error(trainer: Any, model: Any, batch: MicroBatch) -> float:
+def scoring_error(services: Services, model: Any, batch: MicroBatch) -> float:
     """Mean difference (nats) between the scorer on the padded batch and plain logits on the row with most padding.
 
     Dropout is off for both, and without any the scorer works as in training. The row is scored beside the longest one, with
     the batch's padding; PROBE_TOKENS tokens of it go through the model's own logits, alone and unpadded.
     """
-    whole = {
+    inputs = {
         name: value for name, value in batch.inputs.items() if name != EXTRA + SUPPORT
     }  # over all of the vocabulary
-    batch = replace(batch, inputs=whole)
+    batch = replace(batch, inputs=inputs)
     prompt_mask, live = batch["prompt_mask"].bool(), batch.completion_mask.bool()
     candidates, length = live.any(1), prompt_mask.sum(1) + live.sum(1)
     row = int(torch.where(candidates, prompt_mask.shape[1] - prompt_mask.sum(1), -1).argmax())
     count = min(int(live[row].sum()), PROBE_TOKENS)
     own = batch.select([row]).rows
-    seen = torch.cat([prompt_mask[row], live[row] & (live[row].cumsum(0) <= count)])
-    alone = own.ids[0][seen]
+    chosen_tokens = torch.cat([prompt_mask[row], live[row] & (live[row].cumsum(0) <= count)])
+    alone = own.ids[0][chosen_tokens]
 
     training = model.training
     try:
         model.train(training and not has_dropout(model))  # a backend may read the mask in evaluation only
         with torch.no_grad():
-            scored = trainer.scorer.score(model, batch.select([row, int(length.argmax())]).rows).logps
+            scored = services.scorer.score(model, batch.select([row, int(length.argmax())]).rows).logps
             model.eval()
-            keep = {"logits_to_keep": count + 1} if _keeps_logits(trainer, model) else {}
-            given = {"input_ids": alone[None], "attention_mask": torch.ones_like(alone)[None], "use_cache": False}
-            with trainer.accelerator.autocast():
-                plainly = model(**given, **keep, **_unpadded_inputs(trainer, own, seen))
+            bare = services.accelerator.unwrap_model(model)
+            base = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
+            takes = inspect.signature(base.forward).parameters
+            keep = {"logits_to_keep": count + 1} if "logits_to_keep" in takes else {}  # all may be more than fits
+            model_inputs = {
+                "input_ids": alone[None],
+                "attention_mask": torch.ones_like(alone)[None],
+                "use_cache": False,
+            }
+            for name, value in own.model_inputs().items():
+                if (rule := services.family.rule(name)) != "drop":
+                    model_inputs[name] = value[:, chosen_tokens] if rule == "extend" else value
+            with services.accelerator.autocast():
+                plainly = model(**model_inputs, **keep)
     finally:
         model.train(training)
-    chosen = (plainly.logits[0, -count - 1 : -1].float() / trainer.temperature).log_softmax(-1)
+    chosen = (plainly.logits[0, -count - 1 : -1].float() / services.temperature).log_softmax(-1)
     plain = chosen.gather(1, alone[-count:, None]).squeeze(1)
     return float((scored[0][live[row]][:count].float() - plain).abs().mean())
 
 
-def _unpadded_inputs(trainer: Any, row: Rows, seen: Tensor) -> dict[str, Any]:
-    """What the model is given of one completion beside ids, unpadded: `seen` (L,) bool chooses its tokens."""
-    rule = trainer.family.rule
-    given = {name: value for name, value in row.model_inputs().items() if rule(name) != "drop"}
-    return {name: value[:, seen] if rule(name) == "extend" else value for name, value in given.items()}
-
-
-def _keeps_logits(trainer: Any, model: Any) -> bool:
-    """Whether the model can be asked for the last logits only; all of them may be more than fits."""
-    bare = trainer.accelerator.unwrap_model(model)
-    base = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
-    return "logits_to_keep" in inspect.signature(base.forward).parameters
-
-
-def _comparable(trainer: Any) -> bool:
-    """A whole model on this device."""
-    return not getattr(getattr(trainer.model, "active_peft_config", None), "is_prompt_learning", False)
-
-
-def _dtype(trainer: Any, model: Any) -> torch.dtype:
-    """The precision of the forward pass."""
-    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision)
-    if mixed is not None:
-        return mixed
-    return next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
-
-
-def _obituary(dead: list[Hook]) -> str:
+def dead_hooks_message(dead: list[Hook]) -> str:
+    """Says which hooks have no influence on the gradient."""
     names = ", ".join(hook.title for hook in dead)
     if dead[0].kind == "advantage":
         return (

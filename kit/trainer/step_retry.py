@@ -25,7 +25,7 @@ class _Start:
 
 
 class StepRetry:
-    """Those of one run.
+    """Repeats the micro-batches of one run that ran out of memory.
 
     backoff: how many completions go through the model at once. snapshot, restore: whatever a micro-batch adds to, beside
     gradients. again: does an earlier micro-batch of the step once more, gradient included. zero_grad: of all that trains.
@@ -49,11 +49,6 @@ class StepRetry:
         )
         self._window: list[_Start] = []  # the micro-batches of this optimiser step that came through
         self._replaying = False
-        self._entered = False  # in this `training_step`
-
-    def begin(self) -> None:
-        """A `training_step` begins."""
-        self._entered = False
 
     def reset(self) -> None:
         """A training begins: what another one left is forgotten."""
@@ -71,12 +66,10 @@ class StepRetry:
         """`attempt(rows at once)` of a micro-batch of `rows`, which leaves its gradient, until it comes through.
 
         at_once: completions of the largest pass of the last attempt, which is the number that is halved. last: it is the last
-        micro-batch of its optimiser step. Raises `ModelError` when smaller parts do not help. A second loss of the same
-        micro-batch is attempted once: the first one's gradient would have to be made again.
+        micro-batch of its optimiser step. Raises `ModelError` when smaller parts do not help.
         """
-        if self._replaying or self._entered:
+        if self._replaying:
             return attempt(self.backoff.rows("training", rows))
-        self._entered = True
         start, failed = _Start(inputs, rng_state(), self.snapshot()), False
         while True:
             try:

@@ -12,10 +12,7 @@ A completion for which the teacher's prompt cannot be made, or is too long, has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
@@ -24,8 +21,7 @@ from torch import Tensor
 
 from kit.config.sections import TeacherConfig
 from kit.errors import ConfigError, ModelError, ObjectiveError
-from kit.objective.hook import REMEDIES
-from kit.registry import did_you_mean, import_object
+from kit.registry import did_you_mean
 from kit.scoring.head import Projection
 from kit.scoring.layouts import Rows, Scores, Wanted, scatter_to_tokens
 from kit.trainer.micro_batch import MicroBatch
@@ -37,26 +33,22 @@ DEMONSTRATION_REWARD = 1.0
 TEACHER_NEEDS = frozenset({"teacher_logps", "teacher_kl"})
 OF_THE_COMPLETION = ("prompt", "completion", "reward", "feedback", "demonstration")
 """What a template may name beside the columns of the data."""
-AVERAGE_FILE = "teacher_average.safetensors"
 Prompt = str | list[dict[str, Any]]
 
 # --- what the teacher reads -------------------------------------------------------------------------------------------
 
 
 def prompt_maker(spec: str | None) -> Callable[..., Prompt | None]:
-    """What makes a teacher's prompt of `row`, the columns in it, and `OF_THE_COMPLETION`, given as keywords.
+    """Returns what makes a teacher's prompt of `row`, the columns in it, and `OF_THE_COMPLETION`, given as keywords.
 
-    spec: as `teacher.prompt`. Raises `ConfigError` for a function that is not there, and a template that is malformed.
+    spec: as `teacher.prompt`. Raises `ConfigError` for a template that is malformed.
     """
     if spec is None:
         return lambda row, **_: row["prompt"]
-    if is_function(spec):
-        function: Callable[..., Prompt | None] = import_object(spec)
-        return function
     names = template_fields(spec)
 
-    def fill(row: Mapping[str, Any], **given: Any) -> Prompt | None:
-        values = {**row, **given}
+    def fill(row: Mapping[str, Any], **more: Any) -> Prompt | None:
+        values = {**row, **more}
         if any(values.get(name) in (None, "") for name in names):
             return None
         text = spec.format_map(values)
@@ -71,14 +63,9 @@ def prompt_maker(spec: str | None) -> Callable[..., Prompt | None]:
     return fill
 
 
-def is_function(spec: str) -> bool:
-    """Whether `teacher.prompt` names a function, and is no template."""
-    return "{" not in spec and ".py:" in spec
-
-
 def trial_prompts(spec: str | None, rows: Iterable[Mapping[str, Any]]) -> list[Prompt]:
-    """What the teacher reads of `rows` before a rollout, by a template: what is not there yet is a dash; [] without one."""
-    if spec is None or is_function(spec):
+    """Prompts of the teacher for `rows` before a rollout, by a template: a missing value is a dash; [] without a template."""
+    if spec is None:
         return []
     make, nothing = prompt_maker(spec), dict.fromkeys(OF_THE_COMPLETION, "-")
     made = [make(row=row, **(nothing | {"prompt": user_text(row["prompt"])})) for row in rows]
@@ -103,13 +90,13 @@ def check_teacher(config: TeacherConfig, needs: Iterable[str], columns: Sequence
 
     Raises `ObjectiveError` and `ConfigError`. columns: of the data.
     """
-    wanted = sorted(TEACHER_NEEDS & set(needs))
-    if wanted and config.model is None:
+    needed = sorted(TEACHER_NEEDS & set(needs))
+    if needed and config.model is None:
         raise ObjectiveError(
-            f"The objective needs {wanted[0]}, but the run has no teacher. Set teacher.model: self and teacher.prompt, e.g. "
+            f"The objective needs {needed[0]}, but the run has no teacher. Set teacher.model: self and teacher.prompt, e.g. "
             "'{prompt} The answer is {reference}.', or teacher.model to the folder or hub id of another model."
         )
-    if config.model is not None and not wanted:
+    if config.model is not None and not needed:
         raise ConfigError(
             f"teacher.model: {config.model} would be ignored: no part of the objective learns from a teacher. Choose "
             "objective.recipe opd, sdpo or grpo_sdpo, or one of the hooks sdpo, teacher_reweight and distill."
@@ -117,8 +104,6 @@ def check_teacher(config: TeacherConfig, needs: Iterable[str], columns: Sequence
     if config.model is None or config.prompt is None:
         return
     prompt_maker(config.prompt)
-    if is_function(config.prompt):
-        return
     known = [*OF_THE_COMPLETION, *columns]
     for name in sorted(template_fields(config.prompt)):
         if name not in known:
@@ -128,9 +113,9 @@ def check_teacher(config: TeacherConfig, needs: Iterable[str], columns: Sequence
             )
 
 
-def check_vocabulary(ours: Any, theirs: Any, source: str) -> None:
+def check_vocabulary(policy: Any, teacher: Any, source: str) -> None:
     """Refuses another model whose tokens are not the policy's. Raises `ModelError`."""
-    mine, other = ours.get_vocab(), theirs.get_vocab()
+    mine, other = policy.get_vocab(), teacher.get_vocab()
     if mine == other:
         return
     differing = sum(mine.get(token) != number for token, number in other.items()) + len(mine.keys() - other.keys())
@@ -143,22 +128,6 @@ def check_vocabulary(ours: Any, theirs: Any, source: str) -> None:
 # --- the teacher ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Pupil:
-    """What a teacher takes from the trainer of the policy.
-
-    score: rows by a model. tokenize: the ids of prompts. pad: a token that fills. context: tokens that are read at most.
-    first: number of this process' first completion among those of all.
-    """
-
-    policy: Any
-    score: Callable[[Any, Rows, Wanted], Scores]
-    tokenize: Callable[[list[Prompt]], list[list[int]]]
-    pad: int
-    context: int | None = None
-    first: Callable[[int], int] = lambda size: 0
-
-
 class Teacher:
     """The teacher of one run. model: the other model, where it is not the policy itself."""
 
@@ -169,37 +138,46 @@ class Teacher:
             )
         self.settings, self.model = settings, model
         self.make = prompt_maker(settings.prompt)
-        self.average: dict[str, Tensor] = {}
-        """By name: the moving average of every weight that trains (`weights: ema`)."""
         self.head: Projection | None = None
         """The head of its last pass, without hidden states."""
-        self._pupil: Pupil | None = None
 
-    def join(self, pupil: Pupil) -> None:
-        """Before the first rollout. Raises `ObjectiveError` where the policy has no base to go back to."""
-        if self.settings.weights == "base" and not hasattr(pupil.policy, "disable_adapter"):
-            raise ObjectiveError(
-                "teacher.weights: base is the policy without its adapters, but all weights train. Set model.lora, or set "
-                "teacher.model to the model that the run starts from."
-            )
-        self._pupil = pupil
-        if self.settings.weights == "ema":
-            self.average = {name: weight.detach().clone() for name, weight in self._trained()}
+    def join(
+        self,
+        policy: Any,
+        *,
+        temperature: float,
+        score: Callable[[Any, Rows, Wanted], Scores],
+        tokenize: Callable[[list[Prompt]], list[list[int]]],
+        pad: int,
+        process: int = 0,
+    ) -> None:
+        """Takes from the trainer of the policy, before the first rollout, what scoring needs.
+
+        temperature: of sampling. score: rows by a model. tokenize: the ids of prompts. pad: a token that fills. process: number
+        of this process among those that share a batch.
+        """
+        self._policy, self._score, self._tokenize, self._pad, self._process = policy, score, tokenize, pad, process
+        if self.model is not None:
+            from trl.trainer.utils import add_fused_lm_head
+
+            self.model.eval().requires_grad_(False)
+            add_fused_lm_head(self.model, temperature=temperature, outputs=("log_probs", "entropy"))
+        self._context = getattr(self._scorer.config.get_text_config(), "max_position_embeddings", None)
 
     @property
-    def pupil(self) -> Pupil:
-        assert self._pupil is not None, "a teacher joins a trainer before it scores"
-        return self._pupil
+    def _scorer(self) -> Any:
+        """The model that scores."""
+        return self._policy if self.model is None else self.model
 
     def teach(self, batch: MicroBatch, state: RolloutState, group_size: int, *, hidden: bool) -> dict[str, Any]:
-        """What it says of a rollout: `teacher_logps` (B, T), NaN without a teacher, and with `hidden` also
+        """Scores a rollout: `teacher_logps` (B, T), NaN without a teacher, and with `hidden` also
         `teacher_hidden` (B, T, H), 0 without one, and `teacher_known` (B,) bool."""
         prompts = self._prompts(state, group_size)
         read = [row for row, ids in enumerate(prompts) if ids is not None]
         ids, mask = batch.completion_ids, batch.completion_mask
         logps = torch.full(ids.shape, torch.nan, device=ids.device)
         known = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-        found: dict[str, Any] = {"teacher_logps": logps}
+        output: dict[str, Any] = {"teacher_logps": logps}
         scores = (
             self._scores([prompts[row] or [] for row in read], ids[read], mask[read], hidden=hidden) if read else None
         )
@@ -207,41 +185,41 @@ class Teacher:
             logps[read] = scores.logps.float()
             known[read] = True
         if hidden:
-            found["teacher_known"] = known
+            output["teacher_known"] = known
             if scores is not None:
                 self.head = scores.projection.bare()
                 values = scatter_to_tokens(scores.projection.hidden, mask[read])
-                whole = values.new_zeros(len(ids), *values.shape[1:])
-                whole[read] = values
+                hidden_states = values.new_zeros(len(ids), *values.shape[1:])
+                hidden_states[read] = values
             else:
-                whole = torch.zeros(*ids.shape, 1, device=ids.device)
-            found["teacher_hidden"] = whole
-        return found
+                hidden_states = torch.zeros(*ids.shape, 1, device=ids.device)
+            output["teacher_hidden"] = hidden_states
+        return output
 
     def see_head(self, batch: MicroBatch) -> None:
         """Scores one completion of a restored rollout: its head is in no checkpoint."""
         rows = batch.select([0]).rows
-        with torch.no_grad(), self._weights() as model:
-            self.head = self.pupil.score(model, rows, Wanted(hidden=True)).projection.bare()
+        with torch.no_grad():
+            self.head = self._score(self._scorer, rows, Wanted(hidden=True)).projection.bare()
 
     def _scores(self, prompts: list[list[int]], ids: Tensor, mask: Tensor, *, hidden: bool) -> Scores:
         width = max(map(len, prompts))
-        padded = [[self.pupil.pad] * (width - len(prompt)) + prompt for prompt in prompts]
+        padded = [[self._pad] * (width - len(prompt)) + prompt for prompt in prompts]
         live = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         rows = Rows(
             torch.cat([torch.tensor(padded, device=ids.device, dtype=ids.dtype), ids], dim=1),
             torch.cat([torch.tensor(live, device=ids.device, dtype=mask.dtype), mask], dim=1),
             ids.shape[1],
         )
-        with torch.no_grad(), self._weights() as model:
-            return self.pupil.score(model, rows, Wanted(hidden=hidden))
+        with torch.no_grad():
+            return self._score(self._scorer, rows, Wanted(hidden=hidden))
 
     # --- what it reads --------------------------------------------------------------------------------------------------
 
     def _prompts(self, state: RolloutState, group_size: int) -> list[list[int] | None]:
         """The ids of each completion's prompt for the teacher, or None."""
         texts = [completion_text(completion) for completion in state.rewards.completions]
-        first = self.pupil.first(len(texts))
+        first = self._process * len(texts)
         rewards = state.rewards.total[first : first + len(texts)].tolist()
         groups = [(first + row) // group_size for row in range(len(texts))]
         feedback = feedback_of(state.rewards.extra, len(texts))
@@ -260,77 +238,16 @@ class Teacher:
                     demonstration=None if shown is None else texts[shown],
                 )
             )
-        ids = iter(self.pupil.tokenize([prompt for prompt in made if prompt is not None]))
-        room = self.pupil.context
-        found: list[list[int] | None] = []
+        ids = iter(self._tokenize([prompt for prompt in made if prompt is not None]))
+        room = self._context
+        prompts: list[list[int] | None] = []
         for row, prompt in enumerate(made):
             tokens = None if prompt is None else next(ids)
             long = (
                 tokens is not None and room is not None and len(tokens) + len(state.rewards.completion_ids[row]) > room
             )
-            found.append(None if long or not tokens else tokens)
-        return found
-
-    # --- whose weights --------------------------------------------------------------------------------------------------
-
-    def _weights(self) -> AbstractContextManager[Any]:
-        """The model that scores, inside."""
-        if self.model is not None:
-            return nullcontext(self.model)
-        if self.settings.weights == "ema":
-            return self._averaged()
-        if self.settings.weights == "base":
-            return self._base()
-        return nullcontext(self.pupil.policy)
-
-    @contextmanager
-    def _base(self) -> Iterator[Any]:
-        with self.pupil.policy.disable_adapter():
-            yield self.pupil.policy
-
-    @contextmanager
-    def _averaged(self) -> Iterator[Any]:
-        self._exchange()
-        try:
-            yield self.pupil.policy
-        finally:
-            self._exchange()
-
-    def _exchange(self) -> None:
-        for name, weight in self._trained():
-            weight.data, self.average[name] = self.average[name], weight.data
-
-    def _trained(self) -> Iterator[tuple[str, Any]]:
-        return ((name, weight) for name, weight in self.pupil.policy.named_parameters() if weight.requires_grad)
-
-    def step_made(self) -> None:
-        """After every optimiser step: the moving average takes in a share of the weights as they are."""
-        if not self.average:
-            return
-        for name, weight in self._trained():
-            self.average[name].lerp_(weight.detach(), self.settings.ema_rate)
-
-    def save(self, checkpoint: Path) -> None:
-        """Into a checkpoint, where there is something to keep."""
-        if self.average:
-            from safetensors.torch import save_file
-
-            save_file({name: value.contiguous() for name, value in self.average.items()}, checkpoint / AVERAGE_FILE)
-
-    def load(self, checkpoint: Path) -> None:
-        """From a checkpoint. Raises `ModelError` where it has no average."""
-        if not self.average:
-            return
-        from safetensors.torch import load_file
-
-        path = checkpoint / AVERAGE_FILE
-        if not path.is_file():
-            raise ModelError(
-                f"{checkpoint} has no {AVERAGE_FILE}: it was written by a run without teacher.weights: ema. Resume with the "
-                "teacher of the run, or start a new one."
-            )
-        for name, value in load_file(path).items():
-            self.average[name].copy_(value)
+            prompts.append(None if long or not tokens else tokens)
+        return prompts
 
 
 # --- what templates are filled with ------------------------------------------------------------------------------------
@@ -352,54 +269,19 @@ def user_text(prompt: Any) -> str:
 
 
 def feedback_of(extra: Mapping[str, Sequence[Any]], count: int) -> list[str]:
-    """What the verifier says of each completion: the column `feedback` of a reward function, else all reasons given."""
+    """The verifier's text on each completion: the column `feedback` of a reward function, else all reasons."""
     columns = [extra["feedback"]] if "feedback" in extra else [v for k, v in extra.items() if k.endswith("/reason")]
     return ["; ".join(str(column[row]) for column in columns if column[row]) for row in range(count)]
 
 
 def demonstrations(rewards: Sequence[float], groups: Sequence[int], least: float) -> list[int | None]:
-    """For each completion the best other one of its group, the first of equals, that has `least` and is not worse; or None."""
-    found: list[int | None] = []
+    """Returns for each completion the best other one of its group with a reward of `least` that is not worse; or None."""
+    best: list[int | None] = []
     for row, reward in enumerate(rewards):
         others = [
             other
             for other, group in enumerate(groups)
             if group == groups[row] and other != row and rewards[other] >= least and not rewards[other] < reward
         ]
-        found.append(max(others, key=lambda other: (rewards[other], -other)) if others else None)
-    return found
-
-
-def join_teacher(trainer: Any, policy: Any) -> Teacher | None:
-    """The teacher that a trainer was given, ready to score. Raises `ObjectiveError` where the objective needs one in vain."""
-    teacher: Teacher | None = trainer.teacher
-    if teacher is None:
-        if found := sorted(trainer.needs & TEACHER_NEEDS):
-            raise ObjectiveError(
-                f"A hook needs {found[0]}, but {REMEDIES[found[0]]} (from Python: teacher=Teacher(...))."
-            )
-        return None
-    if teacher.model is not None:
-        from trl.trainer.utils import add_fused_lm_head
-
-        teacher.model.eval().requires_grad_(False)
-        add_fused_lm_head(teacher.model, temperature=trainer.temperature, outputs=("log_probs", "entropy"))
-    config = (policy if teacher.model is None else teacher.model).config
-    size = trainer.args.per_device_train_batch_size
-
-    def tokenize(prompts: list[Prompt]) -> list[list[int]]:
-        with trainer.rolling_out(()):  # ids that rows bring along are those of the policy's prompt
-            ids: list[list[int]] = trainer._tokenize_prompts(prompts)[0] if prompts else []
-        return ids
-
-    teacher.join(
-        Pupil(
-            policy,
-            score=lambda model, rows, wanted: trainer._score(model, rows, wanted, size),
-            tokenize=tokenize,
-            pad=trainer._tokenizer.pad_token_id,
-            context=getattr(config.get_text_config(), "max_position_embeddings", None),
-            first=lambda count: trainer.accelerator.process_index * count,
-        )
-    )
-    return teacher
+        best.append(max(others, key=lambda other: (rewards[other], -other)) if others else None)
+    return best

@@ -6,8 +6,7 @@ Each of TRL's methods is overridden once, and hands over to an object that does 
                         _prepare_inputs                                 completions of a prompt in one micro-batch
     a generation batch  _generate_and_score_completions                 `DynamicSampling`, then `AdvantageComputer`
                         _get_per_token_logps_and_entropies              `Scorer`
-                        _generate, _generate_single_turn,
-                        _tokenize_prompts                               `Generator`
+                        _generate, _generate_single_turn                `Generator`
                         _calculate_rewards                              `RolloutState` keeps what they gave
     a run               create_optimizer                                the value head of `gae`
                         _save_checkpoint, _get_output_dir,
@@ -30,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from kit.config.sections import SelectionConfig
@@ -40,7 +40,8 @@ from kit.models.backend import active_backend, is_unsloths
 from kit.models.failures import BatchSizeBackoff, EngineSettings
 from kit.models.family import adapter_of
 from kit.models.libraries import check_trl
-from kit.objective import LossScale, Objective
+from kit.objective import LossScale, Objective, TokenBatch
+from kit.objective.hook import REMEDIES
 from kit.objective.objective import to_regrouping
 from kit.scoring.head import install_torch_logprob_kernel
 from kit.scoring.layouts import Rows, Scores, Wanted
@@ -50,29 +51,26 @@ from kit.scoring.scorer import Report, Scorer
 from kit.trainer.advantages import (
     TOKEN_REWARDS,
     AdvantageComputer,
-    RolloutMemory,
     local_slice,
     truncated,
     weighted_total,
 )
 from kit.trainer.checkpoint import CheckpointState, Stateful
 from kit.trainer.dynamic_sampling import DynamicSampling
-from kit.trainer.engine import SamplerAlarm, checkpoint_on_failure
 from kit.trainer.generator import Generator
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MODEL_INPUTS, MicroBatch, grouped_by_prompt
-from kit.trainer.old_logps import OldLogps
+from kit.trainer.mismatch import SamplerAlarm
 from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, average_gradients
 from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
-from kit.trainer.savings import ON, Situation, balances_experts, settle
-from kit.trainer.step_end import StepEnd
+from kit.trainer.savings import ON, balances_experts, settle
+from kit.trainer.services import RolloutMemory, Services
 from kit.trainer.step_retry import StepRetry
-from kit.trainer.teacher import Teacher, join_teacher
+from kit.trainer.teacher import TEACHER_NEEDS, Prompt, Teacher
 from kit.trainer.trl_compat import (
     check_arguments,
     check_backend,
-    check_base_class,
     check_combination,
 )
 from kit.trainer.value_head import Critic
@@ -80,7 +78,6 @@ from kit.trainer.value_head import Critic
 REFERENCE_NEEDS = {"ref_logps", "full_kl"}
 
 check_trl()
-check_base_class(GRPOTrainer)
 check_backend(GRPOTrainer, active_backend())
 install_torch_logprob_kernel()
 
@@ -97,11 +94,15 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.trainer.sanity_checks`).
     engine: a `kit.models.failures.EngineSettings`: watch vLLM, seed it, compare its log-probabilities. None: TRL's handling.
     memory: a `kit.models.failures.BatchSizeBackoff`: go on with smaller parts after running out of memory. None: fail.
-    token_budget, skip_flat_groups, reuse_old_logps: as under `optimisation:`, but that nothing is chosen for a budget of
+    token_budget, skip_flat_groups: as under `optimisation:`, but that nothing is chosen for a budget of
         None; `savings_report` says of each whether it is on, or why not.
     packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.
     selection: a `kit.config.SelectionConfig`: replace flat groups (`kit.trainer.dynamic_sampling`), count what was spent.
     teacher: a `kit.trainer.teacher.Teacher`, for an objective that learns from one.
+    replay_support: as under `generation:`. offload: what checkpointing keeps waits in main memory.
+    token_sink: a function called with every micro-batch of training, and with what the objective read of it.
+    was_stopped: whether somebody ended the run: a checkpoint then notes that steps are left to make.
+    check_anew: prove the first steps of a resumed run again, because something that matters has changed.
     fast_decoding: generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of one seed.
 
     A subclass may add terms to what `compute_loss` returns; the gradient of the objective is in the weights by then, so that
@@ -125,10 +126,14 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         share_prompts: bool = True,
         token_budget: int | None = None,
         skip_flat_groups: bool = True,
-        reuse_old_logps: bool = True,
         selection: SelectionConfig | None = None,
         teacher: Teacher | None = None,
         fast_decoding: bool = False,
+        replay_support: bool = False,
+        offload: bool = False,
+        token_sink: Callable[[MicroBatch, TokenBatch], None] | None = None,
+        was_stopped: Callable[[], bool] = lambda: False,
+        check_anew: bool = False,
         **keywords: Any,
     ) -> None:
         if objective is not None and not isinstance(objective, Objective):
@@ -146,75 +151,90 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             args.beta = 1.0 if self.needs & REFERENCE_NEEDS else 0.0
         self._stepping = False  # inside training_step
         self._state: RolloutState | None = None  # of the generation batch that is being made
-        self.checkpoints = CheckpointState(self)
         with making_engine(GRPOTrainer, engine):
             super().__init__(model, reward_funcs, args, *rest, **keywords)
-        self.aux_loss_enabled = balances_experts(self)
-        self._build_parts(packing, share_prompts, first_step_checks, fast_decoding)
-        self.set_savings(token_budget=token_budget, skip_flat_groups=skip_flat_groups, reuse_old_logps=reuse_old_logps)
-        self.selection = DynamicSampling(self, selection.dynamic_sampling) if selection is not None else None
-        if self.selection is not None and self.selection.config is not None:
+        self.aux_loss_enabled = balances_experts(self.model, configured=self.aux_loss_enabled)
+        self._build_parts(packing, share_prompts, first_step_checks, fast_decoding, token_sink)
+        self.scorer.offload, self.generator.replay_support = offload, replay_support
+        self.set_savings(token_budget=token_budget, skip_flat_groups=skip_flat_groups)
+        dynamic = selection.dynamic_sampling if selection is not None else None
+        self.selection = (
+            DynamicSampling(self, self.objective, self.metric_log, dynamic) if dynamic is not None else None
+        )
+        if self.selection is not None:
             self.stateful["selection"] = self.selection
+        self.checkpoints = CheckpointState(
+            self,
+            stateful=self.stateful,
+            flush=self.flush_sinks,
+            memory=self.rollout_memory,
+            services=self.services,
+            teacher=self.teacher,
+            checks=self.checks,
+            was_stopped=was_stopped,
+            check_anew=check_anew,
+        )
         if engine is not None and engine.compared:
             self.add_callback(SamplerAlarm(engine.tell))
 
-    def _build_parts(self, packing: bool, share_prompts: bool, checked: bool, fast_decoding: bool) -> None:
-        """What the methods below hand over to. Raises `ObjectiveError` for what the objective needs and is not there."""
+    def _build_parts(
+        self, packing: bool, share_prompts: bool, checked: bool, fast_decoding: bool, token_sink: Any
+    ) -> None:
+        """Builds the parts that the methods below use. Raises `ObjectiveError` for a need of the objective that is not met."""
         objective, policy, accelerator = self.objective, self.accelerator.unwrap_model(self.model), self.accelerator
-        theirs = is_unsloths(type(self))
+        unsloth = is_unsloths(type(self))
         self.family = adapter_of(policy, self.processing_class)
         self.scorer = Scorer(
             self.family,
             autocast=accelerator.autocast,
             unwrap=accelerator.unwrap_model,
-            padding="right" if theirs and objective is not None else "left",
+            padding="right" if unsloth and objective is not None else "left",
             packing=packing and objective is not None,
             share_prompts=share_prompts,
             half=accelerator.mixed_precision in ("bf16", "fp16"),
             device=accelerator.device.type,
         )
-        if theirs:  # its trainer turns the tokenizer round; generating needs the padding in front
-            for one in (self.processing_class, getattr(self.processing_class, "tokenizer", None)):
-                if one is not None and hasattr(one, "padding_side"):
-                    one.padding_side = "left"
+        if unsloth:  # its trainer turns the tokenizer round; generating needs the padding in front
+            for tokenizer in (self.processing_class, getattr(self.processing_class, "tokenizer", None)):
+                if tokenizer is not None and hasattr(tokenizer, "padding_side"):
+                    tokenizer.padding_side = "left"
         backoff = self.memory if objective is not None else None
-        self.generator = Generator(self.family, policy, backoff, fast_decoding=fast_decoding)
+        engine = self.vllm_generation if self.use_vllm else None
+        self.generator = Generator(self.family, policy, backoff, engine, fast_decoding=fast_decoding)
         self.generator.half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
         self.metric_log = MetricLog(accelerator, self._mode, lambda: self._metrics)
         self.rollout_memory = RolloutMemory()
-        self.old_logps = OldLogps(self._weights_now)
+        self.services: Services | None = None
         self.policy_loss: PolicyLoss | None = None
         self.critic: Critic | None = None
         self.checks: SanityChecks | None = None
         self.retry: StepRetry | None = None
         if objective is None:
             return
-        check_combination(self, HookedGRPOTrainer)
+        check_combination(self, objective, HookedGRPOTrainer)
         settings = objective.value_settings
         self.critic = Critic(policy, settings) if settings is not None else None
-        self.checks = SanityChecks(self) if checked else None
-        self.advantages = AdvantageComputer(
+        services = self.services = Services(
             objective,
-            accelerator=accelerator,
-            metrics=self.metric_log,
-            memory=self.rollout_memory,
+            self.model,
+            accelerator,
+            self.family,
+            self.scorer,
+            self.temperature,
+            self.metric_log,
+            self.rollout_memory,
+            self.critic,
+        )
+        router_coef = self.router_aux_loss_coef if self.aux_loss_enabled else None
+        loss = self.policy_loss = PolicyLoss(services, router_coef=router_coef, token_sink=token_sink)
+        self.checks = SanityChecks(services, lambda: loss.returned) if checked else None
+        self.advantages = AdvantageComputer(
+            services,
             score=self._score_batch,
             eos_ids=self.eos_token_ids,
             logged=self._logs["advantages"],
-            critic=self.critic,
-            teacher=join_teacher(self, policy),
+            teacher=self._joined_teacher(policy),
             checks=self.checks,
-        )
-        self.policy_loss = PolicyLoss(
-            objective,
-            self.scorer,
-            policy=self.model,
-            backward=accelerator.backward,
-            metrics=self.metric_log,
-            old_logps=self.old_logps,
-            memory=self.rollout_memory,
-            critic=self.critic,
-            router_coef=self.router_aux_loss_coef if self.aux_loss_enabled else None,
         )
         if backoff is not None:
             self.retry = StepRetry(
@@ -224,42 +244,56 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.add_callback(self.checks)
         self.add_callback(StepEnd(self))
 
+    def _joined_teacher(self, policy: Any) -> Teacher | None:
+        """The teacher, ready to score. Raises `ObjectiveError` where the objective needs one in vain."""
+        if self.teacher is None:
+            if needed := sorted(self.needs & TEACHER_NEEDS):
+                remedy = f"{REMEDIES[needed[0]]} (from Python: teacher=Teacher(...))"
+                raise ObjectiveError(f"A hook needs {needed[0]}, but {remedy}.")
+            return None
+
+        def tokenize(prompts: list[Prompt]) -> list[list[int]]:
+            ids: list[list[int]] = self._tokenize_prompts(prompts)[0] if prompts else []
+            return ids
+
+        size = self.args.per_device_train_batch_size
+        self.teacher.join(
+            policy,
+            temperature=self.temperature,
+            score=lambda model, rows, wanted: self._score(model, rows, wanted, size),
+            tokenize=tokenize,
+            pad=self._tokenizer.pad_token_id,
+            process=self.accelerator.process_index,
+        )
+        return self.teacher
+
     @property
     def objective(self) -> Objective | None:
-        """What the loss is made of, for good: its parts hold it, and another one here would be ignored."""
+        """The objective of the loss. It cannot be replaced: the parts hold it, and another one here would be ignored."""
         return self._objective
 
-    def set_savings(
-        self, *, token_budget: int | None = None, skip_flat_groups: bool = True, reuse_old_logps: bool = True
-    ) -> None:
+    def set_savings(self, *, token_budget: int | None = None, skip_flat_groups: bool = True) -> None:
         """Decides what is left out of every step; `savings_report` then says of each switch `on`, or why not."""
         self.savings_report: dict[str, str] = {}
         if self.objective is None or self.policy_loss is None:
             return
-        situation = Situation(
+        self.savings_report = settle(
+            self.objective,
+            token_budget=token_budget,
+            skip_flat_groups=skip_flat_groups,
             critic=self.critic is not None,
             balanced=bool(self.aux_loss_enabled),
             dropout=has_dropout(self.model),
-            accumulation=self.args.gradient_accumulation_steps,
-            parts=self.args.steps_per_generation,
-            iterations=self.num_iterations,
-        )
-        self.savings_report = settle(
-            self.objective,
-            situation,
-            token_budget=token_budget,
-            skip_flat_groups=skip_flat_groups,
-            reuse_old_logps=reuse_old_logps,
         )
         self.policy_loss.token_budget = self.scorer.token_budget = token_budget or None
         self.policy_loss.skip_flat = self.savings_report["skip_flat_groups"] == ON
-        self.old_logps.reused = self.savings_report["reuse_old_logps"] == ON
 
     @property
     def packing_report(self) -> Report:
         """The way that scoring takes: `packing` (None before the first rows), `share_prompts`, and `reason` if not packed."""
         return self.scorer.report
 
+    aux_loss_enabled: bool  # TRL's: the loss balances the load of experts
     _buffered_inputs: list[dict[str, Any]] | None  # TRL's: the micro-batches of a rollout
 
     # --- a micro-batch ------------------------------------------------------------------------------------------------
@@ -267,8 +301,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         with self.metric_log.phases.measured("update"):
             self._stepping = True
-            if self.retry is not None:
-                self.retry.begin()
             try:
                 loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
             finally:
@@ -352,12 +384,12 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             "hooks": copy.deepcopy(self.objective.state_dict()),
         }
 
-    def _restore(self, kept: Mapping[str, Any]) -> None:
+    def _restore(self, snapshot: Mapping[str, Any]) -> None:
         assert self.objective is not None
-        self.metric_log.restore(kept["metrics"])
+        self.metric_log.restore(snapshot["metrics"])
         if self.checks is not None:
-            self.checks.__dict__.update(kept["checks"])
-        self.objective.load_state_dict(copy.deepcopy(kept["hooks"]))
+            self.checks.__dict__.update(snapshot["checks"])
+        self.objective.load_state_dict(copy.deepcopy(snapshot["hooks"]))
 
     def _again(self, inputs: dict[str, Any]) -> None:
         with self.compute_loss_context_manager():
@@ -383,8 +415,16 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         **fields: Any,
     ) -> Any:
         if self.objective is None and is_unsloths(type(self)):
-            given = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss)
-            return super()._get_per_token_logps_and_entropies(*given, **fields)
+            arguments = (
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                batch_size,
+                compute_entropy,
+                compute_aux_loss,
+            )
+            return super()._get_per_token_logps_and_entropies(*arguments, **fields)
         if self._state is not None:  # what TRL has no place for: as it was kept, and as the update will be given it
             width = input_ids.shape[1] - logits_to_keep
             held = self.generator.scored_inputs(self._state, width, logits_to_keep)
@@ -400,7 +440,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return scores.logps, scores.entropy, scores.aux_loss
 
     def _score(self, model: Any, rows: Rows, wanted: Wanted, batch_size: int | None) -> Scores:
-        """Of a rollout: by the clock, in smaller parts after running out of memory, and kept where a hook needs it."""
+        """Scores rows; those of a rollout on the clock, and in smaller parts after running out of memory."""
         state, backoff = self._state, self.generator.backoff
         counted = self.model.training and torch.is_grad_enabled()
         useful = unique_tokens(*rows.on_host, rows.completion) if counted else 0
@@ -411,9 +451,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 if backoff is None:
                     scores = self.scorer.score(model, rows, wanted, batch_size)
                 else:
-                    whole = batch_size or len(rows.ids)
+                    rows_at_once = batch_size or len(rows.ids)
                     scores = backoff.attempt(
-                        "scoring", whole, lambda size: self.scorer.score(model, rows, wanted, size)
+                        "scoring", rows_at_once, lambda size: self.scorer.score(model, rows, wanted, size)
                     )
             if wanted.hidden and scores.head is not None:
                 state.passes.append(scores)
@@ -422,16 +462,15 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return scores
 
     def _score_batch(self, batch: MicroBatch, *, hidden: bool = True) -> Scores:
-        """By the policy as it is."""
+        """Scores a batch under the current policy."""
         return self._score(self.model, batch.rows, Wanted(hidden=hidden), self.args.per_device_train_batch_size)
 
     # --- a generation batch -------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with checkpoint_on_failure(self):
-            if self.selection is not None and self.model.training:
-                return self.selection.batch(inputs, self._roll_out)
-            return self._roll_out(inputs, None)[0]
+        if self.selection is not None and self.model.training:
+            return self.selection.batch(inputs, self._roll_out)
+        return self._roll_out(inputs, None)[0]
 
     def _roll_out(
         self, rows: list[dict[str, Any]], replayed: ReplayedRollout | None
@@ -439,15 +478,14 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """TRL's batch of these rows, with the objective's advantages and whatever else its steps need."""
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         with self.rolling_out(rows, replayed) as state:
-            with self.old_logps.rollout(self):
-                output: dict[str, Any] = super()._generate_and_score_completions(rows)
+            output: dict[str, Any] = super()._generate_and_score_completions(rows)
             self.generator.add_inputs(output, state)
             if self.objective is not None:
-                given = {"reward_weights": self.reward_weights, "group_size": group_size}
-                self.advantages.fill(output, state, step=self.state.global_step, **given)
+                settings = {"reward_weights": self.reward_weights, "group_size": group_size}
+                self.advantages.fill(output, state, step=self.state.global_step, **settings)
                 state.passes.clear()  # hidden states of the whole rollout
-                made = sum(map(len, state.rewards.completion_ids))
-                self.metric_log.add_masked(MicroBatch(output), made, truncated=self.mask_truncated_completions)
+                if self.model.training:
+                    self.metric_log.generated += sum(map(len, state.rewards.completion_ids))
         if self.rollout_sinks:
             rollout = self._rollout(rows, state, output["advantages"])
             for sink in self.rollout_sinks:
@@ -494,9 +532,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if state.replayed is not None:
                 rewards = state.replayed.reward_again(self._pending_extra_logs, self._pending_metrics)
             else:
-                rows, seen = without_pictures(inputs), state.prompt_ids
-                if seen is not None and len(seen) == len(rows):
-                    rows = [{**row, "prompt_ids": ids} for row, ids in zip(rows, seen, strict=True)]
+                rows, prompt_ids = without_pictures(inputs), state.prompt_ids
+                if prompt_ids is not None and len(prompt_ids) == len(rows):
+                    rows = [{**row, "prompt_ids": ids} for row, ids in zip(rows, prompt_ids, strict=True)]
                 texts = [text_of(prompt) for prompt in prompts]
                 rewards = super()._calculate_rewards(rows, texts, completions, completion_ids_list)
         extra = {key: list(value) for key, value in self._pending_extra_logs.items()}
@@ -538,11 +576,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.critic.join(optimizer)
         return optimizer
 
-    def _weights_now(self) -> tuple[int, int]:
-        """A number that every optimiser step changes, and one that a change of a trained weight in place does."""
-        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
-        return self.state.global_step, sum(weight._version for weight in trained)
-
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.checkpoints.staging or super()._get_output_dir(trial))
 
@@ -563,3 +596,45 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Returns once the sinks of rollouts have written what they were handed. Raises what went wrong there."""
         for sink in self.rollout_sinks:
             getattr(sink, "flush", lambda: None)()
+
+
+class StepEnd(TrainerCallback):  # type: ignore[misc]
+    """Informs controllers after every optimiser step, and clears the value head's gradient.
+
+    The trainer clears the gradients of its model only.
+    """
+
+    def __init__(self, trainer: HookedGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self.trainer
+        if trainer.objective is not None and not state.global_step:  # it may have been used before
+            trainer.objective.reset_controllers()
+        if trainer.retry is not None:
+            trainer.retry.reset()
+        if trainer.memory is not None:
+            trainer.memory.finished(state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.metric_log.phases.taken()  # what an evaluation between two steps took is no step's
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer.critic is not None and self.trainer.accelerator.num_processes > 1:
+            for weight in self.trainer.critic.head.parameters():
+                weight.grad = self.trainer.accelerator.reduce(weight.grad, reduction="mean")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self.trainer
+        assert trainer.objective is not None
+        if trainer.critic is not None:
+            trainer.critic.head.zero_grad()
+        completions = trainer.args.per_device_train_batch_size * trainer.current_gradient_accumulation_steps
+        rollouts_every = trainer.args.steps_per_generation * trainer.num_iterations  # micro-batches
+        trainer.metric_log.step_made(
+            trainer.objective,
+            completions * trainer.accelerator.num_processes,
+            last=trainer._step % rollouts_every == 0,
+        )
+        if trainer.memory is not None:
+            trainer.memory.finished(state.global_step)

@@ -8,26 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
 from kit.models.backend import UNSLOTH, is_unsloths
-from kit.models.libraries import TESTED_TRL
 from kit.models.lora import lora_weight_norm
 from kit.trainer.arguments import true_defaults
 
 if TYPE_CHECKING:
-    from kit.models.backend import Backend
+    from trl import GRPOTrainer
 
-# Parameters that the overrides below rely on; TRL may add more, but none of these may go.
-RELIED_ON = {
-    "compute_loss": ("model", "inputs", "return_outputs", "num_items_in_batch"),
-    "_compute_loss": ("model", "inputs"),
-    "_get_per_token_logps_and_entropies": ("model", "input_ids", "attention_mask", "logits_to_keep", "compute_entropy"),
-    "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
-    "_generate_and_score_completions": ("inputs",),
-    "_save_checkpoint": ("model", "trial"),
-    "_get_output_dir": ("trial",),
-    "_load_optimizer_and_scheduler": ("checkpoint",),
-    "_get_train_sampler": ("dataset",),
-    "log": ("logs", "start_time"),
-}
+    from kit.models.backend import Backend
+    from kit.objective import Objective
+
 # Arguments of TRL's own loss and advantage. An objective takes their place, so setting one beside it would be ignored.
 TRL_LOSS_ARGUMENTS = (
     "beta", "epsilon", "epsilon_high", "delta", "loss_type", "importance_sampling_level", "scale_rewards",
@@ -35,24 +24,6 @@ TRL_LOSS_ARGUMENTS = (
     "off_policy_mask_threshold", "use_bias_correction_kl", "sapo_temperature_neg", "sapo_temperature_pos",
     "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg",
 )  # fmt: skip
-
-
-def check_base_class(base: type) -> None:
-    """Refuses a base class that lacks a method or parameter which the overrides rely on. Raises `EnvironmentUnsupported`.
-
-    A wrapper that passes on whatever it is given, as Unsloth puts around some, has every parameter.
-    """
-    for method, needed in RELIED_ON.items():
-        parameters = inspect.signature(getattr(base, method)).parameters if hasattr(base, method) else {}
-        kinds = {parameter.kind for parameter in parameters.values()}
-        if {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds:
-            continue
-        missing = [name for name in needed if name not in parameters]
-        if missing:
-            raise EnvironmentUnsupported(
-                f"{base.__module__}.{base.__name__}.{method} has no parameter {', '.join(missing)}: this trainer class is not "
-                f"the one that hooks were written for (TRL {TESTED_TRL}.*), and they could be ignored without notice."
-            )
 
 
 def check_backend(base: type, backend: Backend | None) -> None:
@@ -74,12 +45,12 @@ def check_backend(base: type, backend: Backend | None) -> None:
     )
 
 
-def check_combination(trainer: Any, ours: type) -> None:
+def check_combination(trainer: GRPOTrainer, objective: Objective, hooked: type) -> None:
     """Refuses what an objective cannot do with this trainer, whose class may derive from `ours`.
 
     Raises `ObjectiveError`; `EnvironmentUnsupported` for a model that is divided over processes.
     """
-    objective, args, kind = trainer.objective, trainer.args, type(trainer)
+    args, kind = trainer.args, type(trainer)
     scoring = "_get_per_token_logps_and_entropies"
     later = [
         name
@@ -101,7 +72,7 @@ def check_combination(trainer: Any, ours: type) -> None:
             "it. Start with torchrun or accelerate launch --multi_gpu, or go on in another trainer: grpo-kit scale --to verl.",
         ),
         (
-            getattr(kind, scoring) is not getattr(ours, scoring),
+            getattr(kind, scoring) is not getattr(hooked, scoring),
             ObjectiveError,
             f"{kind.__name__} overrides {scoring}: TRL asks it at the rollout only, and updates are scored by trainer.scorer, so "
             "that the two would differ. Change trainer.scorer.score instead, which both take.",
@@ -135,22 +106,15 @@ def check_combination(trainer: Any, ours: type) -> None:
 def check_arguments(args: Any) -> None:
     """Refuses arguments of TRL's own loss beside an objective. Raises `ObjectiveError`.
 
-    What counts as unset is TRL's default, not the one that a backend may have moved it to.
+    TRL's default counts as unset, and so does the one that a backend has moved it to.
     """
     defaults = true_defaults(type(args))
+    moved = {name: parameter.default for name, parameter in inspect.signature(type(args)).parameters.items()}
     ignored = [
         f"{name}={getattr(args, name)!r}"
         for name in TRL_LOSS_ARGUMENTS
-        if name in defaults and getattr(args, name) != defaults[name]
+        if name in defaults and getattr(args, name) not in (defaults[name], moved.get(name, defaults[name]))
     ]
-    moved = {name: value.default for name, value in inspect.signature(type(args)).parameters.items()}
-    unset = {
-        name: defaults[name]
-        for name in TRL_LOSS_ARGUMENTS
-        if name in defaults
-        and getattr(args, name) != defaults[name]
-        and moved.get(name, defaults[name]) != defaults[name]
-    }
     if getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction:
         ignored.append("vllm_importance_sampling_correction=True")
     optimizer = str(getattr(args.optim, "value", args.optim))
@@ -163,11 +127,4 @@ def check_arguments(args: Any) -> None:
         raise ObjectiveError(
             f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used. Say it in the objective "
             "(e.g. regularizers=[{'name': 'kl', 'coef': 0.04}]), or pass objective=None for TRL's loss."
-            + (f" {_moved(type(args), unset)}" if unset else "")
         )
-
-
-def _moved(config_class: type, unset: dict[str, Any]) -> str:
-    """What to pass where a backend has moved a default that nobody has set."""
-    pairs = ", ".join(f"{name}={value!r}" for name, value in unset.items())
-    return f"{config_class.__name__} has moved defaults of TRL's: if you have not set them, pass {pairs}."

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kit.errors import RunError
 from kit.objective.advantage import ValueSettings
 
 CRITIC_FILE = "value_head.safetensors"
@@ -62,17 +61,3 @@ class Critic:
         from safetensors.torch import load_file
 
         self.head.load_state_dict(load_file(checkpoint / CRITIC_FILE))
-
-
-def check_critic(checkpoint: Path, critic: Critic | None) -> None:
-    """Refuses a checkpoint with a value head for a run without one, and the other way round. Raises `RunError`.
-
-    Looked at before the optimiser's state is loaded, which would not fit either.
-    """
-    if (checkpoint / CRITIC_FILE).is_file() == (critic is not None):
-        return
-    has, wants = ("no", "one") if critic is not None else ("a", "none")
-    raise RunError(
-        f"{checkpoint} has {has} value head ({CRITIC_FILE}), and this run's advantage estimator needs {wants}: it was "
-        "written with another objective. Resume with the objective of the run, or start a new run."
-    )

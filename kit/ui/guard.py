@@ -94,11 +94,7 @@ def _check_texts(config: RunConfig, settings: Settings) -> None:
             if key in NO_PATHS and _is_path(text):
                 raise ConfigError(f"{key}: '{text[:200]}' is a path, and the page takes none there.")
             continue
-        if key.endswith(("url", "host")):
-            if not _is_here(text):
-                raise ConfigError(f"{key}: '{text[:200]}' is another machine. From the page only this one is asked; use the "
-                                  "command line for others.")  # fmt: skip
-        elif text in shipped() or (key == "reward.functions.path" and text.startswith("preset:")):
+        if text in shipped() or (key == "reward.functions.path" and text.startswith("preset:")):
             continue
         elif ":" in text or ".py" in text:
             path, _, name = text.rpartition(":")

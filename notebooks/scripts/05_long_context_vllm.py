@@ -113,7 +113,7 @@ run.plot()
 #
 # The engine's log-probabilities differ slightly from the trainer's. The difference is logged (vLLM only), `sampler_correction`
 # corrects for it, and an alert appears if it is too large. `env.json` in the run's folder has the engine with its
-# version and settings. Keys, modes (a server on another GPU) and figures: `docs/vllm.md`.
+# version and settings. Keys and figures: `docs/vllm.md`.
 
 # %%
 import pandas as pd

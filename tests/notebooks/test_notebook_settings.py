@@ -15,7 +15,6 @@ from kit.generation.engine import resolve_backend
 from kit.models.backend import Machine
 from kit.planning.gpus import find_gpu
 from kit.planning.plan import plan
-from kit.runner.prepare import build_objective
 
 SCRIPTS = Path(__file__).parents[2] / "notebooks" / "scripts"
 SHAPES: dict[str, dict[str, Any]] = {
@@ -61,11 +60,7 @@ def refused(config: RunConfig, card: str) -> list[str]:
     """What keeps the run from this card, with the packages that the notebooks' first cell installs there."""
     gpu, capability = CARDS[card]
     if config.generation.engine == "vllm":
-        objective = build_objective(config)
-        return [
-            str(each)
-            for each in engine.incompatibilities(config, "cuda", engine.Installed("vllm", "0.31.0"), objective)
-        ]
+        return [str(each) for each in engine.incompatibilities(config, "cuda", engine.Installed("vllm", "0.31.0"))]
     resolve_backend(config, (), Machine(capability, gpu, "2026.10.9"))
     return []
 

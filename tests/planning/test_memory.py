@@ -184,7 +184,6 @@ def test_a_colocated_engine_takes_its_share_of_the_card_and_a_server_none(tree: 
     assert engine("generation.engine=hf") == (0.0, False)
     assert engine("generation.engine=vllm") == (0.4 * room, False)
     assert engine("generation.engine=vllm", "generation.vllm.standby=true") == (0.4 * room, True)
-    assert engine("generation.engine=vllm", "generation.vllm.mode=server") == (0.0, False)
     assert engine("generation.engine=vllm", device="cpu") == (1.5 * GIB, False)
 
 

@@ -182,7 +182,6 @@ def test_what_the_teacher_is_shown_is_measured(tree: Any) -> None:
     assert long.prompt < reads(long) < long.prompt + 40
     both = teacher("{prompt} Before: {completion} Better: {demonstration}")
     assert reads(both, 100) - reads(both) == 200
-    assert reads(teacher("show.py:show")) == short.prompt  # nothing of the user's is called
 
 
 def test_the_probe_runs_two_steps_of_full_length(tree: Any, tmp_path: Any) -> None:

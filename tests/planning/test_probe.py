@@ -17,7 +17,7 @@ class Reached(Exception):
 
 def plain_values(trainer: Any) -> dict[str, Any]:
     """Every switch and number of the trainer's parts."""
-    names = ("generator", "scorer", "policy_loss", "old_logps", "teacher")
+    names = ("generator", "scorer", "policy_loss", "teacher")
     parts = {name: getattr(trainer, name) for name in names if getattr(trainer, name) is not None}
     found = {
         f"{name}.{key}": value

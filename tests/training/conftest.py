@@ -153,7 +153,7 @@ def new_trainer(
         install_torch_logprob_kernel()
         needs = Objective.from_spec(objective).needs if isinstance(objective, str) else frozenset()
         if needs & TEACHER_NEEDS:  # for tests that go through all recipes
-            hint = TeacherConfig(model="self", weights="ema", prompt="{prompt} The answer is {target}.")
+            hint = TeacherConfig(model="self", prompt="{prompt} The answer is {target}.")
             extra = {"teacher": Teacher(hint), **(extra or {})}
         given: dict[str, Any] = {
             "model": new_model(),

@@ -55,11 +55,6 @@ def rollout(trainer: Any) -> list[dict[str, Any]]:
             trainer._step = step
             batches.append(trainer._prepare_inputs(rows))
         if batches[0]["completion_mask"].sum(1).unique().numel() > 2:
-            old = getattr(trainer, "old_logps", None)
-            if old is not None and old.reused:  # else noted by the first pass, which a test may not make
-                for batch in batches:
-                    with torch.no_grad():
-                        batch["old_per_token_logps"] = scores(trainer, batch)[0]
             return batches
     raise AssertionError("the tiny model never ends its completions at different places")
 

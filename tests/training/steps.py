@@ -29,7 +29,7 @@ def mixed_rollout(new_trainer: NewTrainer, objective: Any = "dapo", **changes: A
         "gradient_accumulation_steps": 3,
         "num_iterations": 2,
     }
-    extra = {"reuse_old_logps": False, **changes.pop("extra", {})}
+    extra = changes.pop("extra", {})
     trainer = new_trainer(objective=objective, unchecked=True, extra=extra, **given | changes)
     torch.manual_seed(1)
     whole = generated(trainer)
@@ -52,8 +52,8 @@ def mixed_rollout(new_trainer: NewTrainer, objective: Any = "dapo", **changes: A
     return trainer, batches
 
 
-def switch(trainer: Any, *, budget: int | None = None, skip: bool = False, reuse: bool = False) -> None:
-    trainer.set_savings(token_budget=budget, skip_flat_groups=skip, reuse_old_logps=reuse)
+def switch(trainer: Any, *, budget: int | None = None, skip: bool = False) -> None:
+    trainer.set_savings(token_budget=budget, skip_flat_groups=skip)
 
 
 def use(trainer: Any, objective: Any) -> None:

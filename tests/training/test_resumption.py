@@ -30,6 +30,7 @@ from kit.runner.resume import (
 from kit.runs.store import MANIFEST, RunDir, RunStore, is_whole, numbered, whole_checkpoints
 from kit.trainer.checkpoint import CheckpointState
 from kit.trainer.checkpoint_writer import STAGING, publish, rotate
+from kit.trainer.services import RolloutMemory
 
 from .rollouts import adapter
 
@@ -134,7 +135,9 @@ def test_a_run_without_a_step_left_removes_what_its_last_step_did_not_come_to(tm
     loaded: list[str] = []
     trainer = SimpleNamespace(args=SimpleNamespace(should_save=True, save_total_limit=2))
     trainer._load_from_checkpoint = loaded.append
-    CheckpointState(trainer).load_weights(tmp_path / "checkpoint-8")
+    CheckpointState(trainer, stateful={}, flush=lambda: None, memory=RolloutMemory()).load_weights(
+        tmp_path / "checkpoint-8"
+    )
     assert loaded == [str(tmp_path / "checkpoint-8")]
     assert trainer.state.global_step == 8
     assert [path.name for path in numbered(tmp_path)] == ["checkpoint-4", "checkpoint-8"]
@@ -177,7 +180,8 @@ def test_a_trainer_goes_on_in_the_middle_of_its_completions_and_epochs(
                 **options, output_dir=str(tmp_path / folder), extra={"train_dataset": prompts.select(range(2))}
             ),
         )
-        trainer.rollout_sinks, trainer.stateful = (rollouts.append, tally), {"tally": tally}
+        trainer.rollout_sinks = (rollouts.append, tally)
+        trainer.stateful["tally"] = tally
         return trainer, rollouts, tally
 
     whole, seen, _ = one("whole")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-from kit.errors import RunError
 
 from .rollouts import (
     NewTrainer,
@@ -162,13 +159,3 @@ def test_the_head_has_an_optimiser_group_of_its_own(new_trainer: NewTrainer) -> 
     assert all(weight.grad is None or not weight.grad.any() for weight in parameters)  # and starts anew each step
     named = {id(weight) for weight in trainer.model.parameters()}
     assert not any(id(weight) in named for weight in parameters)
-
-
-def test_a_checkpoint_without_a_head_is_not_resumed_with_one(new_trainer: NewTrainer) -> None:
-    options: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    trainer = new_trainer(objective="ppo", **options)
-    train(trainer)
-    checkpoint = Path(trainer.args.output_dir) / "checkpoint-1"
-    (checkpoint / "value_head.safetensors").unlink()
-    with pytest.raises(RunError, match=r"has no value head \(value_head\.safetensors\)"):
-        new_trainer(objective="ppo", **options).train(resume_from_checkpoint=str(checkpoint))

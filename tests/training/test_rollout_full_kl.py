@@ -13,7 +13,6 @@ from torch import Tensor
 from kit.errors import ObjectiveError
 from kit.models.lora import lora_weight_norm
 from kit.scoring.head import ChunkedLogProb, LogProbDispatcher
-from kit.trainer.checkpoint import restore_reference_head
 
 from .rollouts import (
     NewTrainer,
@@ -103,7 +102,7 @@ def test_of_the_reference_pass_only_the_head_is_kept_beside_the_rollout(new_trai
     width = batches[0]["ref_hidden"].shape[-1]
     for restored in (False, True):
         if restored:
-            restore_reference_head(trainer, batches[0])
+            trainer.checkpoints.restore_reference_head(batches[0])
         head = trainer.rollout_memory.reference_head
         assert head.hidden.shape == (0, width)
         assert head.hidden.untyped_storage().nbytes() == 0

@@ -24,7 +24,6 @@ def test_scores_are_those_of_the_distribution_that_was_sampled(new_trainer: Call
     """Against the model's own logits through transformers' own truncation, every token of every completion."""
     kl = {"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.1}]}
     trainer = new_trainer(objective=kl, num_iterations=2, per_device_train_batch_size=8, **TRUNCATED)
-    trainer.set_savings(reuse_old_logps=False)
     trainer.generator.replay_support = True
     trainer.model.train()
     output = trainer._generate_and_score_completions([dict(prompts[row]) for row in (0, 1) for _ in range(4)])

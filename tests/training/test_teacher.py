@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,21 +65,11 @@ def by_hand(trainer: Any, model: Any, inputs: dict[str, Any]) -> list[Tensor]:
         ]
 
 
-@pytest.mark.parametrize("weights", ["current", "base", "ema"])
-def test_the_teacher_reads_its_own_prompt_with_its_own_weights(new_trainer: NewTrainer, weights: str) -> None:
-    settings = TeacherConfig(model="self", prompt=HINT, weights=weights, ema_rate=0.25)  # type: ignore[arg-type]
+def test_the_teacher_reads_its_own_prompt(new_trainer: NewTrainer) -> None:
+    settings = TeacherConfig(model="self", prompt=HINT)
     trainer = taught(new_trainer, settings, objective={"recipe": "grpo_sdpo"})
-    start = adapter(trainer)
     drift(trainer)
-    trainer.teacher.step_made()
-    output, after = generated(trainer), adapter(trainer)
-    if weights == "ema":
-        with torch.no_grad():
-            for name, weight in trainer.model.named_parameters():
-                if weight.requires_grad:
-                    weight.copy_(0.75 * start[name] + 0.25 * after[name])
-    if weights == "base":
-        trainer.model.disable_adapter_layers()
+    output = generated(trainer)
     for row, whole in enumerate(by_hand(trainer, trainer.model, output)):
         _, completion = unpadded(output, row)
         torch.testing.assert_close(
@@ -129,7 +118,7 @@ def test_parts_of_a_micro_batch_give_the_same_gradient(new_trainer: NewTrainer) 
 
 
 def test_a_teacher_like_the_policy_teaches_nothing(new_trainer: NewTrainer) -> None:
-    trainer = taught(new_trainer, TeacherConfig(model="self", weights="ema"), objective={"recipe": "sdpo"})
+    trainer = taught(new_trainer, TeacherConfig(model="self", prompt="{prompt}"), objective={"recipe": "sdpo"})
     batches = rollout(trainer)
     losses, gradients = in_a_step(trainer, batches, accumulation=1)
     torch.testing.assert_close(losses, torch.zeros_like(losses), rtol=0, atol=1e-6)
@@ -150,13 +139,11 @@ def test_the_limit_without_a_teacher_is_grpo_to_the_bit(new_trainer: NewTrainer,
     assert all(torch.equal(value, theirs[name]) for name, value in adapter(with_teacher).items())
 
 
-def test_completions_without_a_prompt_for_the_teacher_have_none(new_trainer: NewTrainer, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "def show(row, prompt, completion, reward, feedback, demonstration):\n"
-        "    return f'{prompt} {row[\"target\"]}' if row['target'] > 5 else None\n"
-    )
-    settings = TeacherConfig(model="self", prompt=f"{tmp_path / 'own.py'}:show")
+def test_completions_without_a_prompt_for_the_teacher_have_none(new_trainer: NewTrainer) -> None:
+    settings = TeacherConfig(model="self", prompt=HINT)
     trainer = taught(new_trainer, settings, gradient_accumulation_steps=4, num_generations=2)
+    make = trainer.teacher.make
+    trainer.teacher.make = lambda row, **given: make(row=row, **given) if row["target"] > 5 else None
     batches = rollout(trainer)
     for inputs in batches:
         for row in range(len(inputs["completion_ids"])):
@@ -169,19 +156,6 @@ def test_completions_without_a_prompt_for_the_teacher_have_none(new_trainer: New
     share = sum(float(inputs["teacher_known"].float().mean()) for inputs in batches) / len(batches)
     assert 0.0 < share < 1.0
     assert trainer._metrics["train"]["teacher/share"][-1] == pytest.approx(share)
-
-
-def test_the_average_goes_into_checkpoints_and_comes_back(new_trainer: NewTrainer, tmp_path: Path) -> None:
-    settings = TeacherConfig(model="self", weights="ema", prompt=HINT)
-    first = taught(new_trainer, settings, max_steps=2, save_steps=1, save_strategy="steps")
-    train(first)
-    kept = {name: value.clone() for name, value in first.teacher.average.items()}
-    assert any(not torch.equal(value, adapter(first)[name]) for name, value in kept.items())
-    second = taught(new_trainer, settings)
-    second.teacher.load(sorted(Path(first.args.output_dir).glob("checkpoint-*"))[-1])
-    assert all(torch.equal(value, kept[name]) for name, value in second.teacher.average.items())
-    with pytest.raises(ModelError, match=r"has no teacher_average\.safetensors"):
-        second.teacher.load(tmp_path)
 
 
 # --- what a teacher reads ---------------------------------------------------------------------------------------------
@@ -220,9 +194,8 @@ def test_feedback_is_the_column_of_that_name_or_else_every_reason() -> None:
     ("config", "needs", "error", "message"),
     [
         ({}, {"teacher_kl"}, ObjectiveError, "has no teacher"),
-        ({"model": "self", "weights": "ema"}, set(), ConfigError, "would be ignored"),
+        ({"model": "self", "prompt": "{prompt}"}, set(), ConfigError, "would be ignored"),
         ({"model": "self", "prompt": "{refrence}"}, {"teacher_kl"}, ConfigError, "Did you mean 'reference'"),
-        ({"model": "self", "prompt": "nowhere.py:f"}, {"teacher_kl"}, ConfigError, "there is no file"),
     ],
 )
 def test_what_cannot_teach_is_refused(config: Any, needs: set[str], error: type[Exception], message: str) -> None:

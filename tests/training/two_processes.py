@@ -29,7 +29,7 @@ from training.rollouts import adapter, drift  # noqa: E402
 
 STEERED = {"name": "kl", "coef": "adaptive_kl(target=0.001, horizon=40, start=0.1)"}
 PPO = {"recipe": "ppo", "regularizers": [STEERED]}
-OFF = {"skip_flat_groups": False, "reuse_old_logps": False}
+OFF = {"skip_flat_groups": False}
 KL = {"recipe": "dapo", "regularizers": [{"name": "kl", "coef": 0.04}]}  # so that each micro-batch goes through at once
 
 

@@ -63,8 +63,6 @@ def test_the_presets_pass(settings: Settings) -> None:
         "data.revision=v1.py",
         "data.revision=refs/pr/3",
         "model.revision=v1.py",
-        "generation.vllm.url='http://127.0.0.1:8000'",
-        "generation.vllm.url='http://[::1]:8000/'",
     ],
 )
 def test_what_it_may_say(settings: Settings, override: str) -> None:
@@ -97,11 +95,6 @@ def test_what_it_may_say(settings: Settings, override: str) -> None:
         ("reward.params={base_url: 'http://evil.example/v1'}", "another machine"),
         ("reward.params={base_url: 'http://127.0.0.1@evil.example/v1'}", "another machine"),
         ("reward.params={base_url: 'http://evil.example\\@127.0.0.1/v1'}", "another machine"),
-        ("generation.vllm.url='http://evil.example:8000'", "another machine"),
-        ("generation.vllm.url='http://me:secret@127.0.0.1:8000'", "another machine"),
-        ("generation.vllm.url='http://evil.example\\@127.0.0.1:8000'", "another machine"),
-        ("generation.vllm.url='http://127.0.0.1\\.evil.example:8000'", "another machine"),
-        ("generation.vllm.url='http://[::1'", "another machine"),
         ("data.revision=../../x", "is a path"),
         ("model.revision='..\\x'", "is a path"),
         ("data.subset=/etc", "is a path"),

@@ -98,7 +98,7 @@ class Bench:
         }
         return pinned(GRPOConfig, given | changes)
 
-    def trainer(self, objective: Any, unchecked: bool = True, reuse: bool = False, **changes: Any) -> Any:
+    def trainer(self, objective: Any, unchecked: bool = True, **changes: Any) -> Any:
         import torch
         from datasets import Dataset
 
@@ -116,7 +116,6 @@ class Bench:
             processing_class=self.tokenizer,
             objective=objective,
             first_step_checks=not unchecked,
-            reuse_old_logps=reuse,  # where the adapter is moved by hand in between it may not
         )
 
     def trainer_of(self, name: str, objective: dict[str, Any]) -> Any:
@@ -215,7 +214,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
     trained = bench.trainer({"recipe": "grpo", "regularizers": [KL]}, unchecked=False, max_steps=2, logging_steps=1)
     before = adapters(trained.model)
     trained.train()
-    twice = bench.trainer("dapo", reuse=True, num_iterations=2, max_steps=2, logging_steps=1)
+    twice = bench.trainer("dapo", num_iterations=2, max_steps=2, logging_steps=1)
     twice.train()
     return {
         "class": [cls.__name__ for cls in HookedGRPOTrainer.__mro__],

@@ -77,7 +77,6 @@ def test_a_hung_engine_ends_the_run_as_failed_within_its_timeout(
     assert "hangs: no answer within 15 s" in one.message
     assert "generation.vllm.timeout" in one.message
     assert one.folder.status()["state"] == "failed"
-    assert (one.folder.path / "checkpoint-1").is_dir()
     assert time.monotonic() - start < 150
 
 
