@@ -145,7 +145,7 @@ class _Divergence(torch.autograd.Function):
         transform, other, kind, size, stat = ctx.settings
         with torch.autocast(hidden.device.type, enabled=False):
             ours, theirs = _sides(hidden, weight, bias, transform, other, stat)
-            sums = [None if x is None else x.new_zeros(x.shape, dtype=stat) for x in (hidden, weight, bias)]
+            sums: list[Any] = [None if x is None else x.new_zeros(x.shape, dtype=stat) for x in (hidden, weight, bias)]
             for rows in _slices(len(hidden), size):
                 _, slope = _slice(ours, theirs, rows, kind, grad[rows])
                 add_product(sums[0][rows], slope, ours.weight)

@@ -88,8 +88,8 @@ def number(text: str) -> Fraction | None:
     match = _SIMPLE.fullmatch(text)
     if match is None:
         return None
-    value, below = Fraction(match[2] or match[4]), Fraction(match[3] or match[5] or 1)
-    return (-1 if match[1] == "-" else 1) * value / below if below else None
+    value, divisor = Fraction(match[2] or match[4]), Fraction(match[3] or match[5] or 1)
+    return (-1 if match[1] == "-" else 1) * value / divisor if divisor else None
 
 
 def parse_number(text: str) -> Fraction | None:

@@ -237,4 +237,4 @@ def _best_matching(scores: list[list[float]]) -> float:
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(scores, maximize=True)
-    return sum(scores[row][column] for row, column in zip(rows, columns, strict=True))
+    return float(sum(scores[row][column] for row, column in zip(rows, columns, strict=True)))
