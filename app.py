@@ -1,4 +1,4 @@
-"""The web page: `python app.py [--host --port --root --auth --hooks --folder --share --proxy]`, which is `grpo-kit ui`."""
+"""The web page: `python app.py [--host --port --root --auth --hooks --folder --proxy]`, which is `grpo-kit ui`."""
 
 import sys
 

@@ -231,9 +231,6 @@ def ui(
         list[Path] | None,
         typer.Option(metavar="DIR", help="Also offer models and data below this folder; may be repeated."),
     ] = None,
-    share: Annotated[
-        bool, typer.Option("--share", help="Also at a public address of Gradio's relay; needs --auth.")
-    ] = False,
     proxy: Annotated[
         bool, typer.Option("--proxy", help="Behind a proxy that sets X-Forwarded-Host: believe that header.")
     ] = False,
@@ -243,7 +240,7 @@ def ui(
     from kit.ui.settings import Settings, read_accounts
 
     settings = Settings(
-        host, port, root, read_accounts(auth), tuple(hooks or ()), share, folders=tuple(folder or ()), proxy=proxy
+        host, port, root, read_accounts(auth), tuple(hooks or ()), folders=tuple(folder or ()), proxy=proxy
     )
     serve(settings)
 

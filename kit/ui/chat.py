@@ -5,6 +5,7 @@ From the bottom up: the models that are kept loaded, what is said of answers, th
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -12,27 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
-import psutil
 from markupsafe import Markup
 
 from kit.chat.client import SIDES, ChatSession, open_chat
-from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
-from kit.runs.files import human_size
-from kit.runs.lock import gpus
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
 from kit.ui.export import checkpoint_of, weights
-from kit.ui.home import gpu_figures
-from kit.ui.site import QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, is_id, number_of, run_box, stamp, to_address, whole_of
+from kit.ui.site import QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, is_id, run_box, stamp, to_address
 
 MOST_SESSIONS = 2
 IDLE_SECONDS = 600.0
-PROCESS_BYTES = 800 * 1024**2
-"""Bytes that Python and torch need beside the weights."""
-ROOM_LEFT = 1.25
-"""A model is loaded only if so many times its size is free."""
-BYTES_A_WEIGHT = {"float32": 4, "float16": 2, "bfloat16": 2, "auto": 2}
 
 
 class Pool:
@@ -55,7 +46,7 @@ class Pool:
                 self._sessions.move_to_end(run.id)
                 if known[1].alive:
                     return known[1]
-        self.check_memory(run)
+        self.check_idle()
         with self._lock:
             known = self._sessions.get(run.id)
             if known is not None and known[0] == key:  # ended when it was idle, or another browser was faster
@@ -83,33 +74,13 @@ class Pool:
             if session.alive and not session.answering:
                 session.close()
 
-    def check_memory(self, run: RunDir) -> None:
-        """Raises `RunError` where a run is training and the model would not fit beside it."""
-        live = [other.id for other, status in self.site.store.statuses() if status["state"] in ALIVE]
-        if not live:
-            return
-        config = load_config(run.config)
-        try:
-            plan = self.site.benches.ask("plan", config, name=run.id, given=[])
-            weights = int(plan["model"]["parameters"])
-        except (KitError, KeyError, TypeError):
+    def check_idle(self) -> None:
+        """Raises `RunError` where a run is training: the model could take the memory that it needs."""
+        live = [run.id for run, status in self.site.store.statuses() if status["state"] in ALIVE]
+        if live:
             raise RunError(
-                f"'{live[0]}' is training, and how much memory this model takes cannot be told; wait until it has ended."
-            ) from None
-        self._check_room(live[0], needed_bytes(config, weights))
-
-    def _check_room(self, live: str, needed: int) -> None:
-        free = {"memory": psutil.virtual_memory().available}
-        cards = gpu_figures()
-        own = next((int(name) for name in gpus() if name.isdigit() and int(name) < len(cards)), 0)
-        if cards and all(figure.isdigit() for figure in cards[own][2:4]):
-            free["GPU memory"] = (int(cards[own][3]) - int(cards[own][2])) * 1024**2
-        for name, room in free.items():
-            if room < needed:
-                raise RunError(
-                    f"'{live}' is training, and there would not be room for this model beside it: about "
-                    f"{human_size(needed)} are needed and {human_size(room)} of {name} are free. Stop the run or wait."
-                )
+                f"'{live[0]}' is training and needs this machine's memory. Stop it, or wait until it has ended."
+            )
 
 
 def resolved(run: RunDir, checkpoint: str | None) -> tuple[str | None, str]:
@@ -124,16 +95,6 @@ def resolved(run: RunDir, checkpoint: str | None) -> tuple[str | None, str]:
     except OSError as error:
         raise RunError(f"{folder} cannot be read: {error.strerror or error}. Choose other weights.") from None
     return None if named is None else str(step), stamp([folder, *files], str(folder))
-
-
-def needed_bytes(config: RunConfig, weights: int) -> int:
-    """Bytes that both sides take while they answer: one model and its adapter, or two where every weight was trained."""
-    size: float = BYTES_A_WEIGHT[config.model.dtype] if gpus() or config.model.dtype != "auto" else 4
-    if config.model.lora is None:
-        size = 2 * 4
-    elif config.model.load_in_4bit:
-        size = 0.6
-    return int(ROOM_LEFT * (weights * size + PROCESS_BYTES))
 
 
 NAMES = {"base": "Before training", "tuned": "After training"}
@@ -330,12 +291,28 @@ def question_of(prompt: Any, picked: Any, reference: Any) -> dict[str, Any]:
 
 def sampling(seed: Any, heat: Any, most: Any) -> dict[str, Any]:
     """Seed, temperature and longest answer; what was left empty is as in the run, the seed 0. Raises `ConfigError`."""
-    found: dict[str, Any] = {"seed": whole_of(seed, "Seed", 0, 2**31 - 1) or 0}
-    if (temperature := number_of(heat, "Temperature", 0, 10)) is not None:
-        found["temperature"] = temperature
-    if (tokens := whole_of(most, "Longest answer", 1, MOST_TOKENS)) is not None:
-        found["max_tokens"] = tokens
-    return found
+    boxes = {
+        "seed": _number(seed, "Seed", 0, 2**31 - 1, whole=True) or 0,
+        "temperature": _number(heat, "Temperature", 0, 10),
+        "max_tokens": _number(most, "Longest answer", 1, MOST_TOKENS, whole=True),
+    }
+    return {name: value for name, value in boxes.items() if value is not None}
+
+
+def _number(value: Any, label: str, low: float, high: float, *, whole: bool = False) -> float | None:
+    """The number of a box between `low` and `high`; None where it was left empty. Raises `ConfigError`."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not low <= number <= high or (whole and not number.is_integer()):
+        kind = "a whole number" if whole else "a number"
+        raise ConfigError(
+            f"{label}: '{str(value)[:40]}' was given; expected {kind} from {low:,.10g} to {high:,.10g}, or nothing."
+        )
+    return int(number) if whole else number
 
 
 def used(ready: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from kit.config import load_config
 from kit.errors import ConfigError, KitError, RunError
-from kit.export.request import FORMATS, PUSHED, QUANTIZATIONS, exports
+from kit.export.request import FORMATS, QUANTIZATIONS, exports
 from kit.export.target import MARKER
 from kit.runs.files import human_size
 from kit.runs.store import ALIVE, LONGEST_NOTES, RunDir, step_of, whole_checkpoints
@@ -166,8 +166,9 @@ def _files(run_id: str, name: str, one: Mapping[str, Any], base: str | None) -> 
 JOB = "kit.export.request"
 RESULT, BEST, LAST = "the run's result", "best checkpoint", "last checkpoint"
 STEP = re.compile(r"step (\d{1,12})")
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 QUANTISED = ("gguf", "ollama")
+WRITTEN = {name: words for name, words in FORMATS.items() if name != "hub"}
+"""Formats of the page; the command line pushes to the hub."""
 MOST_EXPORTS = 200
 REPLACE = "Replace an earlier export of this format"
 
@@ -193,15 +194,13 @@ def checkpoint_of(value: Any) -> str | None:
     return match[1]
 
 
-def wish_of(kind: Any, which: Any, quantization: Any, repo: Any, private: Any, push: Any, force: Any) -> dict[str, Any]:
+def wish_of(kind: Any, which: Any, quantization: Any, force: Any) -> dict[str, Any]:
     """What a browser asks for, looked at one by one: no folder, no program and no base model can be named from a page.
 
     Raises `ConfigError`.
     """
-    if kind not in FORMATS:
-        raise ConfigError(f"There is no such format. Known: {', '.join(FORMATS)}.")
-    if kind == "hub" and not (isinstance(repo, str) and REPOSITORY.fullmatch(repo.strip())):
-        raise ConfigError("Name the repository as OWNER/NAME: letters, digits, '.', '_' and '-'.")
+    if kind not in WRITTEN:
+        raise ConfigError(f"There is no such format. Known: {', '.join(WRITTEN)}.")
     if kind in QUANTISED and quantization not in QUANTIZATIONS:
         raise ConfigError(f"There is no such quantisation. Known: {', '.join(QUANTIZATIONS)}.")
     return {
@@ -209,9 +208,6 @@ def wish_of(kind: Any, which: Any, quantization: Any, repo: Any, private: Any, p
         "checkpoint": checkpoint_of(which),
         "force": force is True,
         "quantization": quantization if kind in QUANTISED else "q4_k_m",
-        "repo": repo.strip() if kind == "hub" else None,
-        "private": private is not False,
-        "push": push if push in PUSHED else "adapter",
     }
 
 
@@ -310,7 +306,7 @@ class Screen:
         from kit.export.request import ExportRequest
 
         ExportRequest(**wish).request(run)
-        if wish["format"] in QUANTISED or (wish["format"] == "hub" and wish["push"] == "gguf"):
+        if wish["format"] in QUANTISED:
             find_tools(wish["quantization"])
 
     def stop(self, run_id: Any, kind: Any) -> None:
@@ -329,7 +325,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         which = gr.Dropdown([], label="Weights", allow_custom_value=True, scale=2, elem_id="export-weights")
     notice = gr.HTML(elem_id="export-notice")
     kind = gr.Radio(
-        [(f"{name}: {words}", name) for name, words in FORMATS.items()],
+        [(f"{name}: {words}", name) for name, words in WRITTEN.items()],
         value="adapter",
         label="Format",
         elem_id="export-format",
@@ -337,19 +333,6 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     quantization = gr.Dropdown(
         QUANTIZATIONS, value="q4_k_m", label="Quantisation", visible=False, elem_id="export-quantization"
     )
-    with gr.Group(visible=False) as hub:
-        gr.HTML(
-            m.page(
-                m.note(
-                    "The token is read from this server's environment (HF_TOKEN) and from nowhere else; it is never shown or "
-                    "written."
-                )
-            )
-        )
-        with gr.Row():
-            repo = gr.Textbox(label="Repository", placeholder="OWNER/NAME", max_length=200, scale=3)
-            push = gr.Dropdown(list(PUSHED), value="adapter", label="What it holds", scale=2)
-            private = gr.Checkbox(True, label="Private", scale=1)
     with gr.Row(elem_classes="tight"):
         start = gr.Button("Export and verify", variant="primary", elem_id="export-start")
         force = gr.Checkbox(label=REPLACE, elem_id="export-force")
@@ -370,10 +353,12 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     for event in (first.then, chosen.input):
         event(screen.choices, [chosen], [which], **QUIET).then(**look).then(screen.notes, [chosen], noted, **QUIET)
     chosen.input(None, [chosen], [], js=to_address("export"))
-    kind.input(_parts, [kind], [quantization, hub, said], **QUIET).then(**look)
+    kind.input(lambda kind: [gr.Dropdown(visible=kind in QUANTISED), ""], [kind], [quantization, said], **QUIET).then(
+        **look
+    )
     save.click(screen.save_notes, [chosen, notes, before], [before, saved], **QUIET)
     start.click(
-        screen.begin, [chosen, kind, which, quantization, repo, private, push, force], [said, seen],
+        screen.begin, [chosen, kind, which, quantization, force], [said, seen],
         queue=False, api_visibility="private", trigger_mode="once",
     ).then(**look)  # fmt: skip
     stop.click(screen.stop, [chosen, kind], [], queue=False, api_visibility="private")
@@ -384,7 +369,11 @@ def report_links(run: RunDir) -> str:
     """The report to open or download, and the command that publishes it."""
     path = f"/runs/{run.id}/report.html"
     command = f"grpo-kit share {shlex.quote(run.id)} --space OWNER/NAME{run.root_option}"
-    publish = m.tag("p", m.join([m.tag("small", "publish it: "), m.tag("code", command)]))
+    push = f"grpo-kit export {shlex.quote(run.id)} --to hub --repo OWNER/NAME{run.root_option}"
+    publish = m.join(
+        m.tag("p", m.join([m.tag("small", words), m.tag("code", line)]))
+        for words, line in (("publish the report: ", command), ("push the weights: ", push))
+    )
     if not (run.path / "report.html").is_file():
         return m.page(m.note("There is no report.html yet; the screen Run writes it."), publish)
     links = [
@@ -392,10 +381,6 @@ def report_links(run: RunDir) -> str:
         m.tag("a", "Download", href=path, download=f"{run.id}.html", class_="button"),
     ]
     return m.page(m.tag("div", m.tag("b", "report.html") + m.join(links), class_="row"), publish)
-
-
-def _parts(kind: Any) -> list[Any]:
-    return [gr.Dropdown(visible=kind in QUANTISED), gr.Group(visible=kind == "hub"), ""]
 
 
 def _choices(site: Site, wanted: Any) -> Any:

@@ -26,7 +26,7 @@ from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft
 from kit.ui.form import kept_draft, kept_or_new
 from kit.ui.outcome import progress
-from kit.ui.site import QUIET, UNSEEN, Site, address, is_id, poll, stamp, unless_unchanged
+from kit.ui.site import QUIET, UNSEEN, Site, address, poll, stamp
 from kit.ui.steps import begun
 
 SECONDS = 3.0
@@ -91,60 +91,29 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     seen = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="seen")
     active = gr.HTML(m.page(m.panel(m.tag("p", "Reading the runs …", class_="dim"))))
-    with gr.Row(elem_classes="tight low"):
-        # Custom values: after a restart of the server the choices of an open page are not known to it.
-        chosen = gr.Dropdown(
-            label="Live run",
-            choices=[],
-            visible=False,
-            interactive=True,
-            allow_custom_value=True,
-            scale=0,
-            min_width=260,
-            elem_id="home-chosen",
-        )
-        stop = gr.Button(
-            "Stop & save", variant="stop", size="md", visible=False, scale=0, min_width=140, elem_id="home-stop"
-        )
-    said = gr.HTML()
     _doors(site)
     recent = gr.HTML()
     machine = gr.HTML(m.page(strip()))
 
-    def tick(before: str, run_id: Any) -> list[Any]:
-        return look(site, before, run_id)
-
-    outputs = [seen, active, recent, chosen, stop]
-    blocks.load(tick, [seen, chosen], outputs, **QUIET)
-    poll(tick, [seen, chosen], outputs)
+    outputs = [seen, active, recent]
+    blocks.load(lambda before: look(site, before), [seen], outputs, **QUIET)
+    poll(lambda before: look(site, before), [seen], outputs)
     poll(lambda: m.page(strip()), [], [machine], seconds=5.0)
-    stop.click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, api_visibility="private")
 
 
-def look(site: Site, before: Any, chosen: Any = None) -> list[Any]:
-    """What has changed among the runs. The one that is chosen to be stopped stays so while it is live."""
+def look(site: Site, before: Any) -> list[Any]:
+    """[what the browser has now, live runs, recent runs]: what has changed among the runs."""
     try:
         found = site.statuses()
     except RunError as problem:
-        return [str(problem), m.error(problem), "", gr.skip(), gr.skip()]
-    live = [run for run, status in found if status["state"] in ALIVE]
-    files = [run.metrics_file for run in live] + [run.events_file for run in live]
-    now = stamp(files, [(run.id, s["state"], s.get("step"), s.get("phase")) for run, s in found[: RECENT + len(live)]])
-    return unless_unchanged(now, before, lambda: _shown(found, chosen), 4)
-
-
-def _shown(found: list[tuple[RunDir, dict[str, Any]]], chosen: Any) -> tuple[Any, ...]:
+        return [str(problem), m.error(problem), ""]
     live = [(run, status) for run, status in found if status["state"] in ALIVE]
-    names = [run.id for run, _ in live]
-    several = len(names) > 1
-    # A value that stays is not sent again: by now another may have been chosen.
-    value = {} if chosen in names else {"value": names[0] if names else None}
-    return (
-        m.page(*(live_card(run, status) for run, status in live)) if live else _nothing_runs(bool(found)),
-        recent_table(found),
-        gr.Dropdown(choices=names, visible=several, **value),
-        gr.Button(visible=bool(live)),
-    )
+    files = [path for run, _ in live for path in (run.metrics_file, run.events_file)]
+    now = stamp(files, [(run.id, s["state"], s.get("step"), s.get("phase")) for run, s in found[: RECENT + len(live)]])
+    if now == before:
+        return [gr.skip()] * 3
+    cards = m.page(*(live_card(run, status) for run, status in live)) if live else _nothing_runs(bool(found))
+    return [now, cards, recent_table(found)]
 
 
 def _nothing_runs(any_runs: bool) -> str:
@@ -300,20 +269,3 @@ def recent_table(found: list[tuple[RunDir, dict[str, Any]]]) -> str:
     tail = m.tag("p", f"{more} earlier runs: grpo-kit ps --all", class_="dim") if more > 0 else Markup("")
     head = ["run", "state", "step", "reward", "started", "why"]
     return m.page(m.tag("h3", "Recent runs"), m.table(head, rows, numbers={2, 3}), tail)
-
-
-def ask_to_stop(site: Site, run_id: Any) -> str:
-    """Leaves the sentinel: the run finishes its step, saves and ends. Returns at once."""
-    from kit.runs.stopping import ask, what_is_saved
-
-    if not is_id(run_id):
-        return m.error("Choose a run that is live.")
-    try:
-        run = site.run(run_id)
-        status = run.status()
-        if status["state"] not in ALIVE:
-            return m.page(m.note(f"{run_id} has ended already."))
-        ask(run)
-    except KitError as problem:
-        return m.error(problem)
-    return m.page(m.note(f"{run_id} is asked to stop: {what_is_saved(status)}.", "ok"))

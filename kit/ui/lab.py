@@ -21,7 +21,6 @@ from kit.ui.children import Job
 from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent
 from kit.ui.site import QUIET, UNSEEN, Site, poll
-from rewards.hacks import STYLES
 
 SIGNAL = "kit.planning.signal"
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
@@ -156,40 +155,29 @@ def _cheat(form: Form, place: gr.Number) -> gr.Button:
     """Returns the button that reads the row."""
     gr.HTML(m.page(m.tag("p", "Known ways to earn a reward without solving anything, tried on this row: training finds each that "
                          "works. None may reach what an honest right answer earns.", class_="dim")))  # fmt: skip
-    with gr.Row():
-        right = gr.Textbox(label="Right answer", info="Empty: the row's reference.")
-        wrong = gr.Textbox(label="Wrong answer", info="Empty: one is made up.")
-        style = gr.Dropdown(
-            ["", *sorted(STYLES)],
-            value="",
-            label="How answers are written",
-            info="Empty: as the reward's own examples.",
-        )
     with gr.Row(elem_classes="tight"):
         run = gr.Button("Try all of them", variant="primary", size="md")
         many = gr.Button("Audit on my rows", size="md", elem_id="audit")
     out = gr.HTML(
         m.empty("Not tried yet", "Some thirty hacks take a second; an audit of several rows takes up to a minute.")
     )
-    form.on(many.click, audited, [style], [out], concurrency_limit=4)
-    form.on(run.click, cheated, [place, right, wrong, style], [out], concurrency_limit=4)
+    form.on(many.click, audited, [], [out], concurrency_limit=4)
+    form.on(run.click, cheated, [place], [out], concurrency_limit=4)
     return run
 
 
-def cheated(sent: Sent, at: Any, *given: Any) -> str:
+def cheated(sent: Sent, at: Any) -> str:
     """The known hacks, scored."""
-    texts = zip(("right", "wrong", "style"), given, strict=True)
-    named: dict[str, Any] = {name: text for name, text in texts if isinstance(text, str) and len(text) < 2000}
     try:
-        return results.show_hacks(_ask(sent, "hacks", row=whole(at), **named))
+        return results.show_hacks(_ask(sent, "hacks", row=whole(at)))
     except KitError as problem:
         return m.error(problem)
 
 
-def audited(sent: Sent, style: Any) -> str:
+def audited(sent: Sent) -> str:
     """Echoes, constants, hedges, near misses, other rows' answers and slow ones, on rows drawn at random."""
     try:
-        return results.show_audit(_ask(sent, "audit", style=style if isinstance(style, str) else ""))
+        return results.show_audit(_ask(sent, "audit"))
     except KitError as problem:
         return m.error(problem)
 

@@ -197,7 +197,7 @@ def measured(site: Site, value: Any) -> list[Any]:
 
 
 def memory_card(config: RunConfig, found: dict[str, Any]) -> Markup:
-    """Planned peak against what is free, how long it will take, and the details in a fold."""
+    """Planned peak against what is free, what would make it fit, and how long it will take."""
     memory = found["memory"]
     peak, room = memory["peak_bytes"], max(1, found["room_bytes"])
     level, word = (
@@ -207,16 +207,6 @@ def memory_card(config: RunConfig, found: dict[str, Any]) -> Markup:
     whole = found["run_seconds"]
     parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in whole.items() if seconds)
     time = m.note(f"Takes about {duration(sum(whole.values()))}: {parts}. A rough estimate.")
-    rows: list[list[Any]] = [["always", term, m.gib(size)] for term, size in memory["always"].items()]
-    for phase, terms in memory["phases"].items():
-        name = m.tag("b", f"{phase} (highest)") if phase == memory["phase"] else phase
-        rows += [[name, term, m.gib(size)] for term, size in terms.items() if size > 1024**2]
-    head = f"{found['model']['parameters'] / 1e6:,.1f} M weights: where the memory goes"
-    details = m.tag(
-        "details",
-        m.tag("summary", head) + m.table(["when", "what", "size"], rows, numbers={2})
-        + m.join(m.tag("p", note, class_="dim") for note in found["notes"]),
-    )  # fmt: skip
     fixes = []
     if found["fixes"]:
         fixes = [
@@ -228,4 +218,4 @@ def memory_card(config: RunConfig, found: dict[str, Any]) -> Markup:
         fixes = [
             m.note("No change of these settings makes it fit: choose a smaller model or a larger machine.", "fail")
         ]
-    return m.tag("div", m.join([fits, *fixes, time, details]), class_="stack-notes")
+    return m.tag("div", m.join([fits, *fixes, time]), class_="stack-notes")

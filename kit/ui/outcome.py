@@ -11,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from kit.report.charts import intervals
 from kit.report.scores import Difference, difference
 from kit.runs.files import duration
 from kit.runs.metrics import result_of
@@ -77,19 +78,10 @@ def _value(key: str, value: float, *, signed: bool = False) -> str:
 
 
 def _picture(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:
-    """A bar before and one after, each with its interval."""
-    low = min(0.0, *(side["low"] for side in sides.values()))
-    high = 1.0 if key == "greedy_accuracy" else max(1e-9, *(side["high"] for side in sides.values()))
-    rows = []
-    for name, side in sides.items():
-        value, least, most = (100 * (side[end] - low) / (high - low) for end in ("value", "low", "high"))
-        bar = m.tag("i", "", style=f"width:{value:.1f}%") + m.tag(
-            "u", "", style=f"left:{least:.1f}%;width:{most - least:.1f}%"
-        )
-        words = f"{_value(key, side['value'])} [{_value(key, side['low'])}, {_value(key, side['high'])}]"
-        line = m.tag("div", bar, class_="track", role="img", aria_label=f"{name}: {words}")
-        rows.append(m.tag("span", name) + line + m.tag("span", words, class_="num"))
-    return m.tag("div", m.join(rows), class_="before-after")
+    """Both scores with their intervals on one axis."""
+    factor, unit = (100.0, "%") if key == "greedy_accuracy" else (1.0, "reward")
+    rows = [(name, *(factor * side[end] for end in ("value", "low", "high"))) for name, side in sides.items()]
+    return m.tag("div", intervals(rows, f"Held-out problems ({unit})"), class_="svgs")
 
 
 def _answers(before: Mapping[str, Any], after: Mapping[str, Any]) -> Markup:

@@ -5,7 +5,6 @@ Nothing is kept of a run but how far its files have been read: two browsers, or 
 
 from __future__ import annotations
 
-import functools
 import shutil
 import time
 from collections.abc import Mapping
@@ -23,11 +22,10 @@ from kit.ui import explorer
 from kit.ui import markup as m
 from kit.ui.draft import from_yaml
 from kit.ui.form import kept_draft, kept_or_new
-from kit.ui.home import ask_to_stop
 from kit.ui.run_texts import alerts, checkpoint_table, configuration, head, log_tail
 from kit.ui.site import POLL_SECONDS, QUIET, Site, is_id, run_box, stamp
 
-BUTTONS = ("like", "stop", "now", "save", "resume", "force", "report", "delete")
+BUTTONS = ("like", "stop", "now", "resume", "force", "report", "delete")
 RESUME, AGAIN = "Resume", "Start again from the beginning"
 TABS = ("charts", "completions", "log", "more")
 FIRST_CHARTS = 5
@@ -54,7 +52,6 @@ def buttons(status: Mapping[str, Any] | None, *, anew: bool = False, reported: b
         "like": there,
         "stop": live,
         "now": live,
-        "save": live,
         "report": there and (live or not reported),
         "delete": there and not live,
     }
@@ -77,7 +74,6 @@ def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any
             "like": button("like", "New run like this", 170),
             "stop": button("stop", "Stop & save", 130, "stop"),
             "now": button("now", "Stop now …", 120),
-            "save": button("save", "Save a checkpoint", 170),
             "resume": button("resume", RESUME, 120, "primary"),
             "force": gr.Checkbox(
                 label="Resume although that has changed (it is recorded)", visible=False, elem_id="run-force"
@@ -85,25 +81,25 @@ def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any
             "report": button("report", "Write the report", 160),
             "delete": button("delete", "Delete …", 110),
         }
-    asked = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="asked")  # what the confirmation is about
-    with gr.Column(visible=False, elem_classes="danger-zone") as sure:
-        warning = gr.HTML(elem_id="run-now-asked")
-        with gr.Row(elem_classes="tight"):
-            yes = gr.Button("Yes", variant="stop", size="md", scale=0, min_width=170, elem_id="run-now-yes")
-            no = gr.Button("No", size="md", scale=0, min_width=110, elem_id="run-now-no")
     said = gr.HTML(elem_id="run-said")
     place = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="place")
     listen: dict[str, Any] = {"api_visibility": "private"}
-    closed = gr.Column(visible=False)
     stopped = made["stop"].click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, **listen)
-    made["save"].click(lambda run_id: save_now(site, run_id), [chosen], [said], queue=False, **listen)
-    for name in ("now", "delete"):
-        made[name].click(
-            functools.partial(confirmation, name), [chosen], [sure, warning, asked, yes], queue=False, **listen
-        )
-    no.click(lambda: closed, [], [sure], queue=False, **listen)
-    done = yes.click(lambda: closed, [], [sure], queue=False, **listen).then(
-        lambda what: confirmed(site, what), [asked], [said, place], concurrency_limit=2, **listen
+    ended = made["now"].click(
+        lambda run_id: stop_now(site, run_id),
+        [chosen],
+        [said],
+        js=CONFIRM.format(SURE_STOP),
+        concurrency_limit=2,
+        **listen,
+    )
+    deleted = made["delete"].click(
+        lambda run_id: delete(site, run_id),
+        [chosen],
+        [said, place],
+        js=CONFIRM.format(SURE_DELETE),
+        queue=False,
+        **listen,
     )
     # Forced once: what is refused the next time may be something else.
     listen_once = listen | {"concurrency_limit": 1}
@@ -113,45 +109,30 @@ def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any
         [said, made["force"]],
         **listen_once,
     )
-    # Nothing that was opened, ticked or said of one run is there for the next.
-    chosen.input(lambda: [closed, "", False, ""], [], [sure, asked, made["force"], said], **QUIET)
+    # Nothing that was ticked or said of one run is there for the next.
+    chosen.input(lambda: [False, ""], [], [made["force"], said], **QUIET)
     written = made["report"].click(lambda run_id: write_report(site, run_id), [chosen], [said], **listen_once)
     draft = kept_draft()
     made["like"].click(
         lambda run_id, kept: like(site, run_id, kept), [chosen, draft], [draft, said, place], queue=False, **listen
     )
     place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
-    return [made[name] for name in BUTTONS], [stopped, done, resumed, written]
+    return [made[name] for name in BUTTONS], [stopped, ended, deleted, resumed, written]
 
 
-QUESTIONS = {
-    "now": (
-        "Stop {run} now? It ends within seconds. It saves first where it can; else it goes back to its last checkpoint. "
-        "Stop & save ends after the step in progress and loses nothing.",
-        "Yes, stop it now",
-    ),
-    "delete": ("Delete {run}, with its weights, report and notes? This cannot be undone.", "Yes, delete it"),
-}
-
-
-def confirmation(what: str, run_id: Any) -> list[Any]:
-    """[the question, its words, what it is about, the button that says yes]."""
-    if not is_id(run_id):
-        return [gr.Column(visible=False), "", "", gr.skip()]
-    words, label = QUESTIONS[what]
-    return [gr.Column(visible=True), m.page(m.tag("p", words.format(run=run_id))), f"{what} {run_id}", gr.Button(label)]
-
-
-def confirmed(site: Site, asked: Any) -> list[str]:
-    """[what was done, where to go]."""
-    what, _, run_id = asked.partition(" ") if isinstance(asked, str) else ("", "", "")
-    if what == "delete":
-        return delete(site, run_id)
-    return [stop_now(site, run_id) if what == "now" else "", ""]
+CONFIRM = "(id) => confirm(`{}`.replaceAll('RUN', id)) ? id : null"
+"""JavaScript that asks before an event is sent; its answer is the run, or nothing."""
+SURE_STOP = (
+    "Stop RUN now? It ends within seconds. It saves first where it can; else it goes back to its last checkpoint. "
+    "Stop & save ends after the step in progress and loses nothing."
+)
+SURE_DELETE = "Delete RUN, with its weights, report and notes? This cannot be undone."
 
 
 def delete(site: Site, run_id: Any) -> list[str]:
     """Removes a run that has ended: first out of the list, then from the disk. [what went wrong, where to go]."""
+    if run_id is None:
+        return ["", ""]  # not confirmed
     try:
         run = site.run(run_id)
         if run.status()["state"] in ALIVE:
@@ -179,22 +160,29 @@ def like(site: Site, run_id: Any, kept: Any) -> list[Any]:
         return [gr.skip(), m.error(problem), ""]
 
 
-def save_now(site: Site, run_id: Any) -> str:
-    """Leaves the sentinel for a checkpoint after this step."""
+def ask_to_stop(site: Site, run_id: Any) -> str:
+    """Leaves the sentinel: the run finishes its step, saves and ends. Returns at once."""
+    from kit.runs.stopping import ask, what_is_saved
+
+    if not is_id(run_id):
+        return m.error("Choose a run that is live.")
     try:
         run = site.run(run_id)
-        if run.status()["state"] not in ALIVE:
-            return m.page(m.note(f"{run.id} has ended already."))
-        run.write_text("control/save", "page\n")
+        status = run.status()
+        if status["state"] not in ALIVE:
+            return m.page(m.note(f"{run_id} has ended already."))
+        ask(run)
     except KitError as problem:
         return m.error(problem)
-    return m.page(m.note("A checkpoint is written when the next step ends; see Checkpoints.", "ok"))
+    return m.page(m.note(f"{run_id} is asked to stop: {what_is_saved(status)}.", "ok"))
 
 
 def stop_now(site: Site, run_id: Any) -> str:
     """Ends the run at once, by signals. Waits until it has ended, a few seconds."""
     from kit.runs.stopping import stop
 
+    if run_id is None:
+        return ""  # not confirmed
     try:
         run = site.run(run_id)
         status = stop(run, now=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -12,11 +11,11 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from kit.config import non_defaults
 from kit.evaluation import alarms
 from kit.evaluation.alarms import AlertMonitor
 from kit.report.panels import Numbers
 from kit.report.record import read_tree
+from kit.report.scores import interval
 from kit.runs.files import duration, human_size
 from kit.runs.secrets import redact
 from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
@@ -192,27 +191,11 @@ def log_tail(run: RunDir) -> str:
 
 
 def configuration(run: RunDir) -> Markup:
-    """What was changed from the defaults, and the YAML, each in a fold."""
+    """The YAML of a run, and the command that trains the same again, in a fold."""
     command = f"grpo-kit train {run.config} -o run.id=NAME"
     again = m.tag("p", m.join([m.tag("small", "the same again: "), m.tag("code", command)]))
     text = run.config.read_text(encoding="utf-8", errors="replace") if run.config.is_file() else ""
-    return m.join(
-        [
-            m.fold("Settings that differ from the defaults", _changed(read_tree(run.config)), again),
-            m.fold("config.yaml", m.tag("pre", redact(text[:LONGEST_YAML]), class_="said")),
-        ]
-    )
-
-
-def _changed(tree: Mapping[str, Any]) -> Markup:
-    rows = [[m.tag("code", key), shown(value), shown(default)] for key, value, default in non_defaults(tree)]
-    return m.table(["key", "this run", "default"], rows) if rows else m.note("Nothing: every key has its default.")
-
-
-def shown(value: Any) -> str:
-    """A value of a configuration in one line."""
-    text = redact(value if isinstance(value, str) else json.dumps(value, default=str))
-    return text if len(text) <= 160 else f"{text[:159]}…"
+    return m.fold("config.yaml", again, m.tag("pre", redact(text[:LONGEST_YAML]), class_="said"))
 
 
 def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) -> Markup:
@@ -241,11 +224,8 @@ def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) 
 
 
 def _score(scores: Mapping[str, Any] | None) -> str:
-    for key in ("greedy_accuracy", "greedy_reward"):
-        one = (scores or {}).get(key)
-        if isinstance(one, Mapping) and isinstance(one.get("value"), (int, float)):
-            return f"{one['value']:.3f} [{m.number(one.get('low'))}, {m.number(one.get('high'))}]"
-    return "–"
+    keys = ("greedy_accuracy", "greedy_reward")
+    return interval(next((scores[key] for key in keys if key in scores), None)) if scores else "–"
 
 
 def _size(folder: Path) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-import threading
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -89,7 +87,9 @@ def serve(settings: Settings) -> None:
         timeout_graceful_shutdown=2,
         ws="none",
     )
-    announcing(config, settings).run()
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"grpo-kit: the page is at http://{host}:{settings.port}    Ctrl-C ends it; runs go on.", flush=True)
+    uvicorn.Server(config).run()
 
 
 def check_port(settings: Settings) -> None:
@@ -136,6 +136,8 @@ def make_app(settings: Settings) -> Any:
     add_files(app, settings.root)
     blocks = build(site)
     blocks.queue(default_concurrency_limit=8, max_size=64, api_open=False)
+    # Gradio looks for work a thousand times a second, 5 % of a core while nobody asks for anything; it has no option for that.
+    blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free = 0.05, 0.2
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # said of every page with several addresses, off or not
         mounted = gr.mount_gradio_app(
@@ -160,52 +162,3 @@ def make_app(settings: Settings) -> Any:
     # never does (`async_move_files_to_cache(..., check_in_upload_folder=blocks.has_launched)`); a test forges such values.
     blocks.has_launched = True
     return Gate(mounted, settings, [path for _, path, _ in SCREENS])
-
-
-def announcing(config: Any, settings: Settings) -> Any:
-    """A uvicorn server that says where it is once it answers, and then asks for the tunnel of --share."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            if not self.started:
-                return
-            host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            print(f"grpo-kit: the page is at http://{host}:{settings.port}    Ctrl-C ends it; runs go on.", flush=True)
-            if settings.share:  # in a thread, as it waits for other machines
-                threading.Thread(target=share, args=(settings,), name="share", daemon=True).start()
-
-    return Server(config)
-
-
-def share(settings: Settings) -> None:
-    """Opens the tunnel and says where it ends; where there is none to be had, says why, and the page stays as it is."""
-    print("grpo-kit: --share: a public address is asked for at Gradio's relay …", flush=True)
-    try:
-        print(f"grpo-kit: and at {_tunnel(settings)}    for those with an account of --auth.", flush=True)
-    except Exception as problem:  # whatever the relay, the network or the tunnel's program comes up with
-        cause = problem.__cause__ or problem
-        words = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
-        print(
-            f"grpo-kit: --share: there is no public address, as Gradio's relay could not be reached ({words}). The page goes on "
-            f"at its own address. From another machine: ssh -L {settings.port}:127.0.0.1:{settings.port} THIS_MACHINE",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def _tunnel(settings: Settings) -> str:
-    """The public address that Gradio's relay gives to this server; the gate and its accounts stand in front all the same."""
-    import secrets
-
-    from gradio import networking
-
-    address: str = networking.setup_tunnel(
-        local_host=settings.host,
-        local_port=settings.port,
-        share_token=secrets.token_urlsafe(32),
-        share_server_address=None,
-        share_server_tls_certificate=None,
-    )
-    return address

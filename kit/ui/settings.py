@@ -23,7 +23,6 @@ class Settings:
     root: Path = Path("runs")
     accounts: dict[str, str] = field(default_factory=dict, repr=False)
     hooks: tuple[Path, ...] = ()
-    share: bool = False
     folder: Path = field(default_factory=Path.cwd)
     """Relative paths of data files and model folders begin here."""
     folders: tuple[Path, ...] = ()
@@ -39,14 +38,13 @@ class Settings:
     @property
     def local(self) -> bool:
         """Whether only this machine can reach the page."""
-        return is_loopback(self.host) and not self.share
+        return is_loopback(self.host)
 
     def check(self) -> None:
         """Raises `ConfigError` for what would open the page to everybody, or cannot be."""
         if not self.local and not self.accounts:
-            what = "--share" if self.share else f"--host {self.host}"
             raise ConfigError(
-                f"{what} opens the page to other machines, and whoever opens it can start programs here. Give "
+                f"--host {self.host} opens the page to other machines, and whoever opens it can start programs here. Give "
                 "--auth FILE (a line `user:password` each) or --auth NAME (an environment variable of that form), or "
                 "leave it at 127.0.0.1 and use an ssh tunnel: ssh -L 7860:127.0.0.1:7860 THIS_MACHINE"
             )

@@ -1,8 +1,7 @@
-"""What all screens share: settings, runs, child processes, the run in the address, polling, numbers from text boxes."""
+"""What all screens share: settings, runs, child processes, the run in the address, polling."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,9 +10,8 @@ from typing import Any
 
 import gradio as gr
 
-from kit.errors import ConfigError, RunError
+from kit.errors import RunError
 from kit.runs.store import RUN_ID, RunDir, RunStore
-from kit.runs.worker import is_user_error
 from kit.ui.children import Benches, Jobs
 from kit.ui.settings import Settings
 
@@ -110,16 +108,6 @@ def stamp(paths: Iterable[Path], extra: object = None) -> str:
     return "|".join(parts)
 
 
-def unless_unchanged(now: str, seen: Any, make: Callable[[], tuple[Any, ...]], outputs: int) -> list[Any]:
-    """`[now, *make()]`, or as many `gr.skip()` where the browser has shown this already.
-
-    `seen` comes from the browser and is compared, nothing else; `outputs` is how many values `make` gives.
-    """
-    if seen == now:
-        return [gr.skip()] * (outputs + 1)
-    return [now, *make()]
-
-
 def poll(
     tick: Callable[..., Any], inputs: list[Any], outputs: list[Any], *, seconds: float = POLL_SECONDS
 ) -> tuple[gr.Timer, Any]:
@@ -127,38 +115,3 @@ def poll(
     timer = gr.Timer(seconds)
     event = timer.tick(tick, inputs, outputs, **QUIET)
     return timer, event
-
-
-def said(work: Callable[[], Any], otherwise: Callable[[str], Any]) -> Any:
-    """What `work` gives; for a user's mistake what `otherwise` makes of the message. No traceback reaches a page."""
-    try:
-        return work()
-    except Exception as problem:
-        if not is_user_error(problem):
-            raise
-        return otherwise(str(problem))
-
-
-def number_of(value: Any, label: str, low: float, high: float, kind: str = "a number") -> float | None:
-    """The number of a box between `low` and `high`; None where it was left empty. Raises `ConfigError`."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return None
-    try:
-        found = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
-    except (ValueError, OverflowError):
-        found = math.nan
-    if not low <= found <= high:
-        raise ConfigError(
-            f"{label}: '{str(value)[:40]}' was given; expected {kind} from {low:,.10g} to {high:,.10g}, or nothing."
-        )
-    return found
-
-
-def whole_of(value: Any, label: str, low: int, high: int) -> int | None:
-    """The same for numbers without a fraction."""
-    found = number_of(value, label, low, high, "a whole number")
-    if found is not None and not found.is_integer():
-        raise ConfigError(
-            f"{label}: '{str(value)[:40]}' was given; expected a whole number from {low:,} to {high:,}, or nothing."
-        )
-    return None if found is None else int(found)

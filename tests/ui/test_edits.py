@@ -187,22 +187,14 @@ def test_resuming_although_needs_a_refusal(tmp_path: Path, monkeypatch: pytest.M
     assert forced == [False, True, False]
 
 
-def test_the_confirmation_names_its_run() -> None:
-    for what, words in (("now", "Stop one now?"), ("delete", "Delete one, with its weights")):
-        column, said, asked, yes = run.confirmation(what, "one")
-        assert (column.visible, asked) == (True, f"{what} one")
-        assert words in said
-        assert yes.value.startswith("Yes, ")
-        assert run.confirmation(what, "../x")[2] == ""
-
-
 def test_a_run_is_deleted_only_when_it_has_ended(tmp_path: Path) -> None:
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
     site.store.create("done").write_status("finished")
     site.store.create("live").write_status("running")
-    assert run.confirmed(site, "delete done") == ["", "/"]
-    assert "live; stop it first" in run.confirmed(site, "delete live")[0]
-    assert "cannot be" in run.confirmed(site, "delete ../../etc")[0] or run.confirmed(site, "delete ../../etc")[0]
+    assert run.delete(site, None) == ["", ""], "not confirmed"
+    assert run.delete(site, "done") == ["", "/"]
+    assert "live; stop it first" in run.delete(site, "live")[0]
+    assert "note fail" in run.delete(site, "../../etc")[0]
     assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["live"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -15,7 +14,6 @@ pytest.importorskip("gradio")
 from exporting_runs import make_run
 
 sys.path.append(str(Path(__file__).parents[1] / "exporting"))
-from test_hub import REPO, TOKEN, FakeHub
 
 from kit.ui.export import Screen
 from kit.ui.settings import Settings
@@ -35,9 +33,9 @@ def screen(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     site.close()
 
 
-def asked(screen: Screen, kind: str, quantization: str = "q8_0", repo: str = "", force: bool = False) -> list[str]:
+def asked(screen: Screen, kind: str, quantization: str = "q8_0", force: bool = False) -> list[str]:
     """[what is said at once, what stands in the place of progress at the end, the results], after a click."""
-    said = screen.begin("it", kind, "the run's result", quantization, repo, True, "adapter", force)[0]
+    said = screen.begin("it", kind, "the run's result", quantization, force)[0]
     end = time.monotonic() + SECONDS
     while (job := screen.site.jobs.get(screen.key(screen.site.run("it"), kind))) and job.state == "running":
         assert time.monotonic() < end, job.line
@@ -84,27 +82,3 @@ def test_what_a_missing_tool_is_called_and_how_to_get_it(
     assert re.search("convert_hf_to_gguf.py.*git clone", said, re.DOTALL), progress  # at once, before a child is begun
     assert "Traceback" not in said + progress
     assert f"<b>{kind}</b>" not in results
-
-
-def test_a_private_repository_is_made_and_filled(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = FakeHub()
-    try:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setenv("HF_HOME", "/nonexistent")
-        said, progress, _ = asked(screen, "hub", repo=REPO)
-        assert "HF_TOKEN" in said + progress  # without a token it says so
-        assert not hub.files
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        said, progress, results = asked(screen, "hub", repo=REPO, force=True)
-        assert "note fail" not in said + progress, said + progress
-        assert hub.private
-        assert {"README.md", "adapter_config.json", "adapter_model.safetensors"} <= set(hub.files)
-        assert f"{hub.url}/{REPO}" in results
-        assert TOKEN not in said + progress + results
-        assert TOKEN not in json.dumps([path.read_text() for path in screen.site.run("it").path.glob("export/*.json")])
-    finally:
-        hub.server.shutdown()
-        hub.server.server_close()

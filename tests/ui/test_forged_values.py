@@ -101,7 +101,7 @@ def test_forged_values_of_a_list_are_refused(page: Any) -> None:
     "run_id", ["../good", "/etc", "good/../..", "x" * 5000, {"a": 1}, ["good"], 3, None, "..", "good\0"]
 )
 def test_stop_takes_ids_of_live_runs_only(page: Any, run_id: Any) -> None:
-    found = page.event("home-stop")
+    found = page.event("run-stop")
     answer = page.predict(found["id"], [run_id])
     assert answer.status == 500 or "note" in answer.text
     assert "Traceback" not in answer.text

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
 import pytest
@@ -17,6 +15,7 @@ from kit.errors import RunError
 from kit.runs.store import RunDir
 from kit.ui import home
 from kit.ui.home import strip
+from kit.ui.run import ask_to_stop
 from kit.ui.settings import Settings
 from kit.ui.site import Site, address, is_id
 
@@ -33,10 +32,9 @@ def run(site: Site, name: str, state: str = "running", **fields: object) -> RunD
 
 
 def test_without_runs_it_says_how_to_start_one(site: Site) -> None:
-    _, active, recent, _, stop = home.look(site, "")
+    _, active, recent = home.look(site, "")
     assert "No runs yet" in active
     assert recent == ""
-    assert stop.visible is False
     run(site, "first", "finished")
     assert "Begin another" in home.look(site, "")[1]
 
@@ -66,17 +64,6 @@ def test_the_example_comes_with_all_that_screens_show(site: Site) -> None:
     assert home.shown_example(site)[1] == "/run?run=example"
     assert (example.path / "log.txt").read_text() == "mine", "one that is there is left as it is"
     assert [path.name for path in site.settings.root.iterdir()] == ["example"]
-
-
-def test_two_clicks_on_the_example_are_as_good_as_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def second(source: Path, target: Path, rename: Any = os.rename) -> None:
-        """The other click has put a folder with files there, which no folder replaces: errno 39."""
-        target.mkdir()
-        (target / "config.yaml").touch()
-        rename(source, target)
-
-    monkeypatch.setattr(home.os, "rename", second)
-    assert home.shown_example(site) == ["", "/run?run=example"]
 
 
 def test_an_example_that_cannot_be_unpacked_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +100,10 @@ def test_data_of_ones_own_puts_a_draft_aside() -> None:
 def test_a_live_run_shows_phase_progress_reward_and_time_left(site: Site) -> None:
     live = run(site, "alive", step=30, total_steps=60, eta_seconds=90)
     live.append_metrics({"step": 30, "reward": 0.75})
-    _, active, recent, chosen, stop = home.look(site, "")
+    _, active, recent = home.look(site, "")
     for text in ("alive", "running", "30 of 60", "0.750", "2 min left in all", "/run?run=alive"):
         assert text in active, text
     assert "alive" in recent
-    assert (chosen.value, chosen.visible, stop.visible) == ("alive", False, True)
 
 
 @pytest.mark.parametrize("state", ["starting", "running"])
@@ -143,24 +129,6 @@ def test_a_run_of_which_nothing_is_known_has_no_steps(site: Site) -> None:
     assert home.steps({"step": 0, "total_steps": 1200}) == "0 of 1,200"
 
 
-def test_of_several_one_is_chosen_to_stop(site: Site) -> None:
-    run(site, "one")
-    run(site, "two")
-    _, _, _, chosen, *_ = home.look(site, "")
-    assert chosen.visible
-    assert {name for name, _ in chosen.choices} == {"one", "two"}
-
-
-def test_what_is_chosen_stays_chosen_while_it_is_live(site: Site) -> None:
-    run(site, "one")
-    run(site, "two")
-    first = home.look(site, "")[3].value
-    other = "one" if first == "two" else "two"
-    assert "value" not in home.look(site, "", other)[3]._constructor_args[0]
-    site.run(other).write_status("finished")
-    assert home.look(site, "", other)[3].value == first
-
-
 def test_why_a_run_ended_is_said(site: Site) -> None:
     run(site, "broken", "failed", reason="the disk was full <b>")
     _, active, recent, *_ = home.look(site, "")
@@ -171,7 +139,7 @@ def test_why_a_run_ended_is_said(site: Site) -> None:
 def test_nothing_is_sent_until_something_changes(site: Site) -> None:
     live = run(site, "alive", step=1)
     seen = home.look(site, "")[0]
-    assert home.look(site, seen) == [gr.skip()] * 5
+    assert home.look(site, seen) == [gr.skip()] * 3
     live.append_metrics({"step": 2, "reward": 0.1})
     assert home.look(site, seen)[0] != seen
 
@@ -184,13 +152,13 @@ def test_a_root_that_is_a_file_is_an_error_and_no_end(tmp_path: Path) -> None:
 
 def test_stop_leaves_the_sentinel_and_no_more(site: Site) -> None:
     live = run(site, "alive")
-    assert "its step is finished and saved first" in home.ask_to_stop(site, "alive")
+    assert "its step is finished and saved first" in ask_to_stop(site, "alive")
     assert (live.control / "stop").exists()
     run(site, "ended", "finished")
-    assert "has ended already" in home.ask_to_stop(site, "ended")
-    assert "There is no run" in home.ask_to_stop(site, "none")
+    assert "has ended already" in ask_to_stop(site, "ended")
+    assert "There is no run" in ask_to_stop(site, "none")
     for forged in ("../alive", "/etc", None, ["alive"], {"a": 1}, "x" * 100):
-        assert "Choose a run" in home.ask_to_stop(site, forged)
+        assert "Choose a run" in ask_to_stop(site, forged)
 
 
 def test_hundreds_of_runs_do_not_slow_the_poll(site: Site) -> None:
@@ -225,5 +193,5 @@ def test_a_run_that_is_a_link_to_elsewhere_is_neither_listed_nor_opened(tmp_path
     with pytest.raises(RunError, match=r"'linked' is a link to another folder.*--root"):
         site.run("linked")
     assert "linked" not in str(home.look(site, "")[2])
-    assert "is a link" in home.ask_to_stop(site, "linked")
+    assert "is a link" in ask_to_stop(site, "linked")
     assert not (far.path / "control").exists()

@@ -6,14 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import pytest
 
-from kit.errors import DataError
 from kit.runs.files import duration
 from kit.ui import markup as m
 from kit.ui import results
-from kit.ui.site import said, stamp, unless_unchanged
+from kit.ui.site import stamp
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"' style=x {0}"
 
@@ -92,28 +90,9 @@ def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
     file.write_text("1\n")
     first = stamp([file])
     assert absent != first == stamp([file])
-    assert unless_unchanged(first, absent, lambda: ("a", "b"), 2) == [first, "a", "b"]
-
-    def never() -> tuple[str, str]:
-        raise AssertionError("it was made although nothing had changed")
-
-    skipped = unless_unchanged(first, first, never, 2)
-    assert skipped == [gr.skip()] * 3
     file.write_text("1\n2\n")
     assert stamp([file]) != first
     assert stamp([file], extra=1) != stamp([file], extra=2)
-
-
-def test_a_mistake_is_said_and_a_fault_is_not_hidden() -> None:
-    def mistake() -> None:
-        raise DataError("no such row")
-
-    def fault() -> None:
-        raise ValueError("broken")
-
-    assert said(mistake, lambda text: text.upper()) == "NO SUCH ROW"
-    with pytest.raises(ValueError, match="broken"):
-        said(fault, str)
 
 
 def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:

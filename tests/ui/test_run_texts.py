@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from made_runs import batch, make
 
-from kit.config import load_config
-from kit.errors import ConfigError, RunError
+from kit.errors import RunError
 from kit.evaluation.alarms import RULES
 from kit.export.request import FORMATS
 from kit.runs.store import RunDir
 from kit.ui import chat, export, run_texts
 from kit.ui import run as run_page
-from kit.ui.home import ask_to_stop
-from kit.ui.run import View
+from kit.ui.run import View, ask_to_stop
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -103,8 +101,8 @@ def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("state", "shown"),
     [
-        ("running", ["like", "stop", "now", "save", "report"]),
-        ("stopping", ["like", "stop", "now", "save", "report"]),
+        ("running", ["like", "stop", "now", "report"]),
+        ("stopping", ["like", "stop", "now", "report"]),
         ("stopped", ["like", "resume", "report", "delete"]),
         ("interrupted", ["like", "resume", "report", "delete"]),
         ("finished", ["like", "report", "delete"]),
@@ -164,15 +162,6 @@ def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
     other = view.look("one", "log", third[0])
     assert "a line of the log" in other[View.parts.index("log") + 1]
     assert isinstance(other[View.parts.index("charts") + 1], dict), "charts are sent to the tab that shows them"
-
-
-def test_the_configuration_shows_what_was_changed_only(site: Site) -> None:
-    about = run_texts.configuration(site.run("one"))
-    changed, _, yaml = about.partition("config.yaml</summary>")
-    assert "generation.num_generations" in changed
-    assert "optimisation.weight_decay" not in changed
-    assert "weight_decay" in yaml
-    assert "grpo-kit train" in about
 
 
 def test_checkpoints_are_whole_or_said_to_be_not(site: Site) -> None:
@@ -236,7 +225,7 @@ def test_an_export_that_is_there_is_replaced_by_the_box_of_the_page(
     begun: list[dict[str, Any]] = []
     monkeypatch.setattr(screen, "_check", lambda run, wish: None)
     monkeypatch.setattr(site.jobs, "start", lambda key, module, request: begun.append(request["wish"]))
-    asked = ("one", "adapter", None, None, "", True, "adapter")
+    asked = ("one", "adapter", None, None)
     said = screen.begin(*asked, False)[0]
     assert export.REPLACE in said
     assert "--" not in said
@@ -254,10 +243,9 @@ def test_another_quantisation_is_not_ignored_while_one_is_made(site: Site, monke
     monkeypatch.setattr(screen, "_check", lambda run, wish: None)
     monkeypatch.setattr(Jobs, "_work", lambda *args: None)  # goes on for ever
     asked = ("one", "gguf", None)
-    rest = ("", True, "adapter", False)
-    assert screen.begin(*asked, "q8_0", *rest) == ["", {}]
-    assert screen.begin(*asked, "q8_0", *rest) == ["", {}], "asked again by another browser"
-    assert "running already with other settings" in screen.begin(*asked, "q4_k_m", *rest)[0]
+    assert screen.begin(*asked, "q8_0", False) == ["", {}]
+    assert screen.begin(*asked, "q8_0", False) == ["", {}], "asked again by another browser"
+    assert "running already with other settings" in screen.begin(*asked, "q4_k_m", False)[0]
 
 
 def test_rewards_stand_beside_both_answers() -> None:
@@ -302,43 +290,12 @@ def test_answers_grow_and_stay_when_the_next_is_asked(site: Site, monkeypatch: p
     assert not last[3].visible
 
 
-def test_a_model_is_not_loaded_where_a_live_run_would_die_of_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = site.run("one")
+def test_a_model_is_not_loaded_while_a_run_trains(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = chat.Pool(site)
-    monkeypatch.setattr(site.benches, "ask", lambda *args, **more: {"model": {"parameters": 10**13}})
-    pool.check_memory(run)  # nothing is training
+    pool.check_idle()  # nothing is training
     monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
-    with pytest.raises(RunError, match=r"'one' is training, and there would not be room.* GB|TB"):
-        pool.check_memory(run)
-    monkeypatch.setattr(site.benches, "ask", lambda *args, **more: {"model": {"parameters": 10**5}})
-    pool.check_memory(run)
-
-    def unknown(*args: Any, **more: Any) -> Any:
-        raise ConfigError("no such model")
-
-    monkeypatch.setattr(site.benches, "ask", unknown)
-    with pytest.raises(RunError, match="cannot be told"):
-        pool.check_memory(run)
-
-
-@pytest.mark.parametrize(
-    ("cards", "model", "size"),
-    [
-        ([], {}, 4),
-        (["0"], {}, 2),
-        (["0"], {"dtype": "float32"}, 4),
-        (["0"], {"load_in_4bit": True}, 0.6),
-        (["0"], {"lora": None}, 8),
-    ],
-    ids=["CPU", "GPU", "float32", "4-bit", "all weights"],
-)
-def test_a_chat_takes_what_it_loads(
-    monkeypatch: pytest.MonkeyPatch, cards: list[str], model: dict[str, Any], size: float
-) -> None:
-    """A model in the precision of the device; where all weights were trained, two of them, in float32."""
-    monkeypatch.setattr(chat, "gpus", lambda: cards)
-    config = load_config({"model": {"name": "embedded", **model}})
-    assert chat.needed_bytes(config, 10**9) == int(chat.ROOM_LEFT * (size * 10**9 + chat.PROCESS_BYTES))
+    with pytest.raises(RunError, match="'one' is training"):
+        pool.check_idle()
 
 
 def test_one_process_a_run_and_two_in_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ import kit.api.launch
 from kit.config import load_config
 from kit.errors import RunError
 from kit.runs.store import RunDir
-from kit.ui import children, home, new_run, run
+from kit.ui import children, new_run, run
 from kit.ui.form import Form
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -57,7 +57,6 @@ def here(serve_here: Any, tmp_path_factory: pytest.TempPathFactory, asked: list[
         patch.setenv("GRADIO_TEMP_DIR", str(folder / "gradio"))
         patch.setattr(children.Benches, "ask", answer)
         patch.setattr(kit.api.launch, "start", begin)
-        patch.setattr(home, "ask_to_stop", note("stop"))
         patch.setattr(run, "stop_now", note("stop now"))
         patch.setattr(run, "go_on", note("resume"))
         yield serve_here(folder)
@@ -117,17 +116,6 @@ def test_a_section_comes_with_its_keys(here: Any, tab: Callable[..., Tab]) -> No
     new.locator(rank).first.fill("24")
     new.locator(rank).first.blur()
     expect(command).to_have_value(re.compile("rank=24"))
-
-
-def test_start_over_clears_what_is_no_value(here: Any, tab: Callable[..., Tab]) -> None:
-    new = tab(here, "/new")
-    sees(new, "Settings are valid")
-    step(new, "3 Model and training")
-    box(new, "key-model-lora-rank").fill("many")
-    box(new, "key-model-lora-rank").blur()
-    sees(new, re.compile("expected a whole number"))
-    press(new, "Start over")
-    expect(box(new, "key-model-lora-rank")).to_have_value("16")
 
 
 def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
@@ -213,40 +201,6 @@ def test_a_name_typed_just_before_start_is_used(here: Any, tab: Callable[..., Ta
         assert asked[before:] == [("start", f"held-{held}", load_config("quickstart").optimisation.steps)]
 
 
-def test_the_pages_own_yaml_is_taken_back(here: Any, tab: Callable[..., Tab]) -> None:
-    new = tab(here, "/new")
-    sees(new, "Settings are valid")
-    step(new, "3 Model and training")
-    new.get_by_text("YAML: every setting").first.click()
-    new.locator("#yaml .cm-content").wait_for()
-    press(new, "Apply this YAML")
-    new.wait_for_timeout(1500)
-    assert not new.get_by_text("run.root: runs of this page lie in").count()
-
-
-def test_the_run_that_is_shown_is_the_one_that_is_stopped(
-    here: Any, tab: Callable[..., Tab], asked: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kit.runs.store import RunStore
-
-    counted: list[int] = []
-
-    def statuses(self: Any) -> list[Any]:
-        counted.append(1)
-        state = {"state": "running", "step": len(counted), "total_steps": 9999, "started": 1}
-        return [(RunDir(here.root / name), state) for name in ("one", "two")]
-
-    monkeypatch.setattr(RunStore, "statuses", statuses)
-    one = tab(here)
-    one.locator("#home-chosen input").wait_for()
-    choose(one, "home-chosen", "two")
-    one.wait_for_timeout(4500)
-    expect(one.locator("#home-chosen input")).to_have_value("two")
-    one.locator("#home-stop").click()
-    one.wait_for_timeout(1000)
-    assert asked[-1] == ("stop", "two")
-
-
 def test_what_was_opened_for_one_run_is_gone_for_the_next(
     here: Any, tab: Callable[..., Tab], asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,12 +223,10 @@ def test_what_was_opened_for_one_run_is_gone_for_the_next(
     assert asked[-1] == ("resume", "two", False)
     live.append(1)
     one.goto(here.url + "/run?run=one")
-    one.locator("#run-now").click()
-    expect(one.locator("#run-now-asked")).to_contain_text("Stop one now?")
+    asked_first: list[str] = []
+    one.on("dialog", lambda dialog: (asked_first.append(dialog.message), dialog.accept()))
     choose(one, "run-chosen", "two")
-    expect(one.locator("#run-now-yes")).not_to_be_visible()
     one.locator("#run-now").click()
-    expect(one.locator("#run-now-asked")).to_contain_text("Stop two now?")
-    one.locator("#run-now-yes").click()
     one.wait_for_timeout(1000)
+    assert asked_first[0].startswith("Stop two now?")
     assert asked[-1] == ("stop now", "two")
