@@ -136,11 +136,11 @@ DOORS = (
     ),
     (
         "Train a real model",
-        "SmolLM2 with 135 million weights learns to turn a sentence into JSON, on a CPU in about half an hour.",
+        "SmolLM2 (135 million weights) learns to turn a sentence into JSON on a CPU.",
     ),
     (
         "My data, my model",
-        "Drop a table of questions and answers. Columns, reward and system prompt are guessed; change what is wrong.",
+        "Drop a table of questions and answers. Columns, reward and prompt are guessed.",
     ),
     (
         "Look at a finished run",
