@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 from kit import objective
 from kit.cli import app as cli
 from kit.cli.objective import KINDS
-from kit.objective.hook import COSTS, ENTROPY_IN_LOSS, NOTHING, REMEDIES, costs
+from kit.objective.batch import NO_COST, TOKEN_FIELDS
+from kit.objective.hook import ENTROPY_IN_LOSS, costs
 from kit.objective.recipes import recipe_names
 from kit.objective.schedules import schedules
 
 CHANGING = {
-    "constant": "schedule", "cosine": "schedule", "linear": "schedule", "piecewise": "schedule",
+    "cosine": "schedule", "linear": "schedule", "piecewise": "schedule",
     "adaptive_entropy": "controller", "adaptive_kl": "controller",
 }  # fmt: skip
 SIGN_CLIP = '''"""A newcomer's hook."""
@@ -169,17 +170,16 @@ def test_a_hook_is_shown_with_docstring_types_defaults_needs_and_costs() -> None
     assert "Ratio of the old policy" in output
     assert re.search(r"max +float or null +3 +1\.01", output)
     assert re.search(r"mode +token_truncate or .* +sequence_mask +geometric", output)
-    assert f"sampler_logps: {COSTS['sampler_logps']}" in output
+    assert f"sampler_logps: {TOKEN_FIELDS['sampler_logps'].cost}" in output
     assert "source: TIS and MIS" in output
 
 
 def test_entropy_costs_something_only_in_the_loss() -> None:
     assert f"entropy: {ENTROPY_IN_LOSS}" in run("objective", "show", "entropy_bonus")
-    assert f"entropy: {NOTHING}" in run("objective", "show", "high_entropy_only")
+    assert f"entropy: {NO_COST}" in run("objective", "show", "high_entropy_only")
 
 
-def test_every_need_has_a_cost() -> None:
-    assert set(COSTS) == set(REMEDIES)
+def test_costs_are_in_alphabetical_order() -> None:
     assert list(costs({"values", "entropy"})) == ["entropy", "values"]
 
 
@@ -192,7 +192,7 @@ def test_what_is_shown_of_a_hook_of_ones_own() -> None:
     assert "It needs nothing beyond what every batch has." in output
     pull = run("objective", "show", "others.py:pull")
     assert pull.startswith("regularizer others.py:pull")
-    assert f"ref_logps: {COSTS['ref_logps']}" in pull
+    assert f"ref_logps: {TOKEN_FIELDS['ref_logps'].cost}" in pull
 
 
 # --- check -----------------------------------------------------------------------------------------------------------

@@ -141,8 +141,8 @@ EXAMPLES = {"advantage": "gae", "clip": "ppo_clip", "weight": "drop_truncated"} 
 
 
 def test_the_needs_are_those_of_the_code() -> None:
-    from kit.objective.hook import REMEDIES
+    from kit.objective.batch import REWARD_FIELDS, TOKEN_FIELDS
 
     text = (ROOT / "docs/custom-hook.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"Known needs are(.*?)\.\n", text, re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", line)) == set(REMEDIES)
+    assert set(re.findall(r"`(\w+)`", line)) == {*REWARD_FIELDS, *TOKEN_FIELDS}

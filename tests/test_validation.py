@@ -155,15 +155,14 @@ def test_reinforce_over_several_iterations_is_refused(tree: Any) -> None:
 @pytest.mark.parametrize(
     ("clip", "reduction", "meant"),
     [
-        ("gspo", "token_mean", "sequence_mean"),
-        ("luspo", "sequence_mean", "sequence_sum"),
+        ("gspo", "token_mean", "sequence_mean or sequence_sum"),
         ("gmpo", "fixed_length", "sequence_mean"),
     ],
 )
 def test_a_reduction_that_undoes_a_clip_is_noted(tree: Any, clip: str, reduction: str, meant: str) -> None:
     overrides = [f"objective.clip={clip}", f"objective.reduction={reduction}"]
     assert f"{clip} weighs completions as wholes and is meant for reduction {meant}" in notes_of(tree, *overrides)
-    assert "as wholes" not in notes_of(tree, overrides[0], f"objective.reduction={meant}")
+    assert "as wholes" not in notes_of(tree, overrides[0], f"objective.reduction={meant.split()[0]}")
 
 
 # --- what an objective needs of a run ---------------------------------------------------------------------------------

@@ -369,6 +369,7 @@ def workload(
     `teacher`: as `teacher_load` says it; None leaves it out, e.g. where its weights are loaded already.
     """
 
+    from kit.objective.batch import fields_where
     from kit.objective.objective import to_parts
 
     optimisation, generation, lora = config.optimisation, config.generation, config.model.lora
@@ -392,10 +393,10 @@ def workload(
         completion=generation.max_completion_tokens,
         checkpointing=device == "cuda" if checkpointing is None else bool(checkpointing),
         offload=device == "cuda" and checkpointing == "offload",
-        reference=bool(needs & {"ref_logps", "full_kl"}),
+        reference=bool(needs & fields_where(model="reference")),
         old_logps=optimisation.iterations > 1 or "old_logps" in needs,
         entropy_gradient=objective.needs_entropy_gradient,
-        hidden_rows=sum(need in needs for need in ("full_kl", "teacher_kl", "values")),
+        hidden_rows=len(needs & fields_where(hidden=True)),
         evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
         vllm_bytes=engine_bytes(config, device, card),
         vllm_sleeps=vllm.standby,

@@ -7,6 +7,7 @@ Both batches are checked once, when they are built, so that a hook can be writte
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -17,8 +18,174 @@ from torch.autograd.function import once_differentiable
 
 from kit.errors import ObjectiveError
 
-OVER_TOKENS = ("token_rewards", "values", "old_logps", "teacher_logps")
-"""Fields of a `RewardBatch` with a number for each token."""
+# --- the table of fields that a hook may ask for ------------------------------------------------------------------------
+
+NO_COST = "nothing worth mentioning"
+_NO_TEACHER = "the run has no teacher. Set teacher.model: self, or to a model's folder or hub id"
+_NO_REFERENCE = "the run has no reference policy. Set model.reference: base"
+
+
+class Draw:
+    """Random numbers for the samples of `grpo-kit objective check`: B completions of T tokens."""
+
+    def __init__(self, rows: int, tokens: int, seed: int, *, off_policy: bool = True) -> None:
+        self.rows, self.tokens, self.off_policy = rows, tokens, off_policy
+        self._generator = torch.Generator().manual_seed(seed)
+        self.old = -self.normal().abs() - 0.1  # (B, T) nats, log-probabilities at the rollout
+
+    def normal(self, *shape: int) -> Tensor:
+        """Normally distributed, float64; (B, T) if no shape is given."""
+        return torch.randn(shape or (self.rows, self.tokens), generator=self._generator, dtype=torch.float64)
+
+    def near(self, distance: float) -> Tensor:
+        """(B, T) nats: log-probabilities at a distance from `old`."""
+        return self.old + distance * self.normal()
+
+    def replaced(self, values: Tensor, row: int, value: float) -> Tensor:
+        """The values with another one in a row."""
+        values[row] = value
+        return values
+
+
+@dataclass(frozen=True)
+class Field:
+    """A quantity that a hook may ask for by `needs`. Checks, sample batches, memory counts and the trainer read this."""
+
+    shape: Literal["(B, T)", "(B, 1)", "(N,)", "(N, K)", "()"]
+    sample: Callable[[Draw], Tensor]  # values for `grpo-kit objective check`
+    remedy: str  # what is missing where a batch lacks it, and what to do
+    cost: str = NO_COST  # what a run does beyond a run without it
+    source: str | Callable[[Any], Tensor | None] | None = None
+    """Key of the trainer's micro-batch, or a function of it; None: the trainer computes it in the scoring pass."""
+    gradient: bool = False  # whether it carries a gradient to the policy
+    hidden: bool = False  # whether it is computed from hidden states (N, H), which are kept for it
+    model: Literal["reference", "teacher"] | None = None  # that it needs beside the policy
+    dtype: torch.dtype | None = None  # None: a floating point number
+
+
+TOKEN_FIELDS: dict[str, Field] = {
+    "ref_logps": Field(
+        "(B, T)",
+        lambda draw: draw.near(0.3),
+        _NO_REFERENCE,
+        "one scoring pass of the reference policy per generation batch",
+        source="ref_per_token_logps",
+        model="reference",
+    ),
+    "full_kl": Field(
+        "(B, T)",
+        lambda draw: draw.normal().abs(),
+        _NO_REFERENCE,
+        "one scoring pass of the reference policy per generation batch, its hidden states kept (B x T x H), and both models' "
+        "logits, a slice of the tokens at a time",
+        gradient=True,
+        hidden=True,
+        model="reference",
+    ),
+    "sampler_logps": Field(
+        "(B, T)",
+        lambda draw: draw.near(0.2).index_put_((torch.tensor(1), torch.tensor(0)), torch.tensor(torch.nan).double()),
+        "the generation engine reported no log-probabilities. Generate with an engine that does",
+        "nothing, but an engine that reports them",
+        source="sampling_per_token_logps",
+    ),
+    "entropy": Field(
+        "(B, T)",
+        lambda draw: (1.0 if draw.off_policy else 0.05) * draw.normal().abs(),
+        "the batch carries no entropy. Let the trainer compute it",
+        gradient=True,
+    ),
+    "rewards": Field(
+        "(B, 1)",
+        lambda draw: torch.tensor([1.0, 0.0, torch.nan, 2.0, 1.0]).resize_(draw.rows, 1),
+        "the batch carries no rewards. Let the trainer fill in TokenBatch.rewards",
+        source="rewards",
+    ),
+    "all_lengths": Field(
+        "(N,)",
+        lambda draw: torch.arange(1.0, draw.rows + 1),
+        "the batch does not know the lengths of its generation batch. Fill in TokenBatch.all_lengths",
+    ),
+    "truncated": Field(
+        "(B, 1)",
+        lambda draw: torch.arange(draw.rows)[:, None] % 3 == 1,
+        "the batch does not say which completions were cut. Fill in TokenBatch.truncated",
+        source="truncated",
+        dtype=torch.bool,
+    ),
+    "weight_norm": Field(
+        "()", lambda draw: torch.tensor(0.7), "the model has no LoRA weights. Set model.lora", gradient=True
+    ),
+    "teacher_logps": Field(
+        "(B, T)",
+        lambda draw: draw.replaced(draw.near(0.3), 3, torch.nan),
+        _NO_TEACHER,
+        "one scoring pass of the teacher per generation batch",
+        source="teacher_logps",
+        model="teacher",
+    ),
+    "teacher_kl": Field(
+        "(B, T)",
+        lambda draw: draw.replaced(draw.normal().abs(), 3, 0.0),
+        _NO_TEACHER,
+        "one scoring pass of the teacher per generation batch, its hidden states kept (B x T x H), and both models' logits, a "
+        "slice of the tokens at a time",
+        gradient=True,
+        hidden=True,
+        model="teacher",
+    ),
+}
+"""Fields of a `TokenBatch`. An entry that is added here is read from the micro-batch by its `source`, and hooks see it."""
+
+REWARD_FIELDS: dict[str, Field] = {
+    "components": Field(
+        "(N, K)",
+        lambda draw: draw.normal(draw.rows, 3),
+        "the rewards come without their components. Pass RewardBatch.components",
+    ),
+    "lengths": Field(
+        "(N,)",
+        lambda draw: torch.arange(1.0, draw.rows + 1),
+        "the completions come without their lengths. Pass RewardBatch.lengths",
+    ),
+    "token_rewards": Field(
+        "(B, T)",
+        lambda draw: 0.1 * draw.normal(),
+        "the rewards are not laid out over tokens. Pass RewardBatch.token_rewards and mask",
+    ),
+    "values": Field(
+        "(B, T)",
+        lambda draw: draw.normal(),
+        "there is no value head. Let the trainer make one, or pass RewardBatch.values and mask",
+        "a linear head on the policy's hidden states, and one scoring pass without gradient per generation batch unless "
+        "optimisation.iterations > 1",
+        hidden=True,
+    ),
+    "old_logps": Field(
+        "(B, T)",
+        lambda draw: draw.old,
+        "the rollout was not scored by the policy. Let the trainer do it, or pass RewardBatch.old_logps and mask",
+        "one scoring pass of the policy per generation batch unless optimisation.iterations > 1",
+    ),
+    "teacher_logps": Field(
+        "(B, T)",
+        lambda draw: draw.replaced(draw.near(0.3), 2, torch.nan),
+        _NO_TEACHER,
+        "one scoring pass of the teacher per generation batch",
+        model="teacher",
+    ),
+}
+"""Fields of a `RewardBatch`, which advantages may ask for."""
+
+
+def fields_where(**attributes: Any) -> set[str]:
+    """Names of the fields of both batches that have these attributes, e.g. `hidden=True`."""
+    both = (*TOKEN_FIELDS.items(), *REWARD_FIELDS.items())
+    return {name for name, spec in both if all(getattr(spec, key) == value for key, value in attributes.items())}
+
+
+# --- arithmetic ---------------------------------------------------------------------------------------------------------
+
 LOG_RATIO_LIMIT = 20.0
 """Nats. Up to here `bounded_exp` is `exp`. Squares of e^20 = 4.9e8 still add up in float32: finite gradient norms."""
 
@@ -110,6 +277,7 @@ class TokenBatch:
     scored: Tensor | None = None  # (B, 1) bool: completions that the policy has scored; None: all
     weight_norm: Tensor | None = None  # () squared Frobenius norm of the LoRA update of the weights; carries gradient
     step: int = 0  # optimiser step
+    extra: Mapping[str, Tensor | None] = field(default_factory=dict)  # of fields that were added to `TOKEN_FIELDS`
     live: Tensor = field(init=False)  # (B, T) the mask as 0 and 1, in the precision of logps
 
     def __post_init__(self) -> None:
@@ -124,22 +292,28 @@ class TokenBatch:
         self._fill("logps", self.logps)
         _check_shape("old_logps", self.old_logps, full)
         self._fill("old_logps", self.old_logps)
-        for name in ("ref_logps", "sampler_logps", "entropy", "full_kl", "teacher_logps", "teacher_kl"):
+        for name, value in self.extra.items():
+            object.__setattr__(self, name, value)
+        shapes = {"(B, T)": full, "(B, 1)": torch.Size((full[0], 1)), "()": torch.Size(())}
+        flag = Field("(B, 1)", lambda draw: draw.old, "", dtype=torch.bool)
+        for name, spec in {**TOKEN_FIELDS, "scored": flag}.items():
             value = getattr(self, name)
-            if value is not None:
-                _check_shape(name, value, full)
+            if value is None:
+                continue
+            if spec.shape == "(N,)" and value.dim() != 1:
+                raise _wrong_shape(name, value, "(N,)")
+            if spec.shape in shapes:
+                _check_shape(name, value, shapes[spec.shape])
+            if spec.dtype is not None and value.dtype != spec.dtype:
+                raise ObjectiveError(f"TokenBatch.{name} has dtype {value.dtype}, expected {spec.dtype}.")
+            if spec.shape == "(B, T)":
                 self._fill(name, value)
         self._check_advantages(full)
-        for name in ("rewards", "truncated", "scored", "weight_norm"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_shape(name, value, torch.Size(() if name == "weight_norm" else (full[0], 1)))
-        if self.all_lengths is not None and self.all_lengths.dim() != 1:
-            raise _wrong_shape("all_lengths", self.all_lengths, "(N,)")
-        for name in ("truncated", "scored"):
-            value = getattr(self, name)
-            if value is not None and value.dtype != torch.bool:
-                raise ObjectiveError(f"TokenBatch.{name} has dtype {value.dtype}, expected torch.bool.")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in TOKEN_FIELDS:  # one that was added, and that this batch lacks
+            return None
+        raise AttributeError(f"TokenBatch has no field '{name}'")
 
     def _check_advantages(self, full: torch.Size) -> None:
         advantages = self.advantages
@@ -163,14 +337,12 @@ class TokenBatch:
     def shielded(self) -> TokenBatch:
         """The same batch, for functions that nobody has proven: masked tokens get exactly no gradient, even where the
         gradient of what is done with them is NaN."""
+        names = [name for name, spec in TOKEN_FIELDS.items() if spec.gradient and spec.shape == "(B, T)"]
+        values = {name: getattr(self, name) for name in ("logps", *names)}
         with torch.enable_grad():
-            return replace(
-                self,
-                logps=self.logps.masked_fill(~self.mask, 0.0),
-                entropy=None if self.entropy is None else self.entropy.masked_fill(~self.mask, 0.0),
-                full_kl=None if self.full_kl is None else self.full_kl.masked_fill(~self.mask, 0.0),
-                teacher_kl=None if self.teacher_kl is None else self.teacher_kl.masked_fill(~self.mask, 0.0),
-            )
+            masked = {name: v.masked_fill(~self.mask, 0.0) for name, v in values.items() if v is not None}
+        own = {name: value for name, value in masked.items() if name not in self.extra}
+        return replace(self, **own, extra={name: masked.get(name, value) for name, value in self.extra.items()})
 
     # Kept after the first use, by whichever hook comes first: hence with gradient, even if that one asked without.
 
@@ -228,7 +400,8 @@ class RewardBatch:
         self._check_tokens(size)
 
     def _check_tokens(self, size: int) -> None:
-        given = [name for name in OVER_TOKENS if getattr(self, name) is not None]
+        names = [name for name, spec in REWARD_FIELDS.items() if spec.shape == "(B, T)"]
+        given = [name for name in names if getattr(self, name) is not None]
         if self.mask is None:
             if given:
                 raise ObjectiveError(f"RewardBatch.{given[0]} is given without mask, which tells its live tokens.")

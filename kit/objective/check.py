@@ -4,7 +4,6 @@
     runs                right shape; float32 and float64, on and off policy,               all
                         advantages (B, 1) and (B, T)
     needs               runs on a batch that holds no more than it declares                all but reductions
-    inputs              left as they were, inference tensors, too                          all
     same again          same inputs, same output                                           all
     finite              where it counts                                                    all
     gradient            reaches what it should                                             clip, regularizer, reduction
@@ -13,7 +12,6 @@
     padding             more of it changes nothing                                         all
     extreme ratios      finite, gradient too, at log ratios of ±80 nats in float32         clip, weight, regularizer
     empty micro-batch   gives a differentiable 0                                           all but advantages
-    sign                a note if negative                                                 weight
     advantage           it moves the gradient, on policy; a note if in the wrong direction clip
     accumulation        a note if micro-batches do not add up to the batch                 reduction
     unscorable          a NaN reward: advantage 0, and no influence on others              advantage
@@ -45,9 +43,9 @@ from torch.overrides import TorchFunctionMode
 
 from kit.errors import KitError
 from kit.objective import check_inputs as inputs
-from kit.objective.batch import OVER_TOKENS, TokenBatch
+from kit.objective.batch import REWARD_FIELDS, TOKEN_FIELDS, TokenBatch
 from kit.objective.check_inputs import TOKENS, Fields
-from kit.objective.hook import REWARD_REMEDIES, TOKEN_REMEDIES, Hook, underlying
+from kit.objective.hook import Hook, underlying
 from kit.objective.objective import Objective
 from kit.objective.reduction import LossScale
 
@@ -215,7 +213,7 @@ def _runs(subject: Subject) -> str:
 
 
 def _needs(subject: Subject) -> str:
-    known = set(REWARD_REMEDIES if subject.kind == "advantage" else TOKEN_REMEDIES)
+    known = set(REWARD_FIELDS if subject.kind == "advantage" else TOKEN_FIELDS)
     needs = set(subject.hook.needs)
 
     def error_with(fields: set[str]) -> Exception | None:
@@ -236,24 +234,6 @@ def _needs(subject: Subject) -> str:
             f"function.needs = {{{said}}}. ({type(error).__name__}: {error})"
         )
     return f"needs {', '.join(sorted(needs))}" if needs else "needs nothing beyond what every batch has"
-
-
-def _inputs(subject: Subject) -> str:
-    def version(value: Tensor) -> int:
-        return 0 if value.is_inference() else value._version
-
-    for inference in (False, True):
-        with torch.inference_mode(inference):
-            case = next(subject.cases())
-            if isinstance(batch := case.arguments[0], TokenBatch):
-                batch.ratio, batch.sequence_ratio  # noqa: B018  (computed now; other hooks read them, too)
-            tensors = case.tensors
-            before = {name: (value.detach().clone(), version(value)) for name, value in tensors.items()}
-            subject(*case.arguments)
-            edited = [n for n, v in tensors.items() if version(v) != before[n][1] or not _equal(v, before[n][0])]
-        if edited:
-            raise Fault(f"edited {', '.join(edited)} in place: other hooks read it, too. Make a new tensor instead.")
-    return "not edited, inference tensors neither"
 
 
 def _same_again(subject: Subject) -> str:
@@ -441,12 +421,6 @@ def _empty(subject: Subject) -> str:
     return "a differentiable 0"
 
 
-def _sign(subject: Subject) -> str:
-    if any((case.counted(subject(*case.arguments)) < 0).any() for case in subject.cases()):
-        return Note("some weights are negative: there the surrogate is turned around")
-    return "no weight is negative"
-
-
 def _advantage(subject: Subject) -> str:
     """On policy, and of the loss's own gradient: whether it follows the advantages, and in which direction."""
     fields = inputs.token_fields(subject.seed, off_policy=False)
@@ -501,7 +475,7 @@ def _unscorable(subject: Subject) -> str:
     if not (before[unknown] == 0).all():
         raise Fault("a completion whose reward is NaN has an advantage other than 0.")
     changed = dict(fields)
-    for name in ("components", *OVER_TOKENS):
+    for name in REWARD_FIELDS.keys() - {"lengths"}:
         value = fields[name].clone()
         value[unknown] = value[unknown] + 3.0
         changed[name] = value
@@ -562,7 +536,6 @@ def _targets(subject: Subject) -> str | None:
 _OF_EVERY_HOOK: dict[str, Check] = {
     "runs": _runs,
     "needs": _needs,
-    "inputs": _inputs,
     "same again": _same_again,
     "finite": _finite,
 }
@@ -581,7 +554,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "value targets": _targets,
     },
     "clip": {**_OF_EVERY_HOOK, **_DERIVED, **_OF_A_TERM, "advantage": _advantage},
-    "weight": {**_OF_EVERY_HOOK, **_OF_A_TERM, "sign": _sign},
+    "weight": {**_OF_EVERY_HOOK, **_OF_A_TERM},
     "regularizer": {**_OF_EVERY_HOOK, **_DERIVED, **_OF_A_TERM},
     "reduction": {
         **{name: check for name, check in _OF_EVERY_HOOK.items() if name != "needs"},

@@ -6,6 +6,7 @@ token. Fields are raw, as a trainer has them, so that what is left of the rubbis
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,15 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kit.objective.batch import OVER_TOKENS as TOKEN_FIELDS
-from kit.objective.batch import RewardBatch, TokenBatch
+from kit.objective.batch import REWARD_FIELDS, TOKEN_FIELDS, Draw, RewardBatch, TokenBatch, fields_where
 from kit.objective.reduction import LossScale
 
 Fields = dict[str, Any]
 
-WITH_GRADIENT = ("logps", "entropy", "full_kl", "teacher_kl", "weight_norm")
-"""Fields of a `TokenBatch` that carry gradient."""
-OVER_TOKENS = ("logps", "old_logps", "ref_logps", "sampler_logps", "teacher_logps", "entropy", "full_kl", "teacher_kl")
 TOKENS = 9
 _LENGTHS = (TOKENS, 5, 1, 7, 0)
 _RUBBISH = (torch.nan, torch.inf, -torch.inf, 1e30)
@@ -38,35 +35,16 @@ def token_fields(
 @functools.lru_cache(maxsize=32)  # a check asks for the same ones ten times
 @torch.inference_mode(False)
 def _token_fields(seed: int, dtype: torch.dtype, off_policy: bool, per_token: bool) -> Fields:
-    draw = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draw, dtype=torch.float64)
-
-    size = (len(_LENGTHS), TOKENS)
-    mask = _mask()
-    old = -normal(*size).abs() - 0.1
-    advantages = normal(*size) if per_token else normal(size[0], 1)
+    mask, draw = _mask(), Draw(len(_LENGTHS), TOKENS, seed, off_policy=off_policy)
     fields: Fields = {
-        "logps": old + 0.4 * normal(*size) if off_policy else old.clone(),
-        "old_logps": old,
-        "advantages": advantages,
-        "ref_logps": old + 0.3 * normal(*size),
-        "sampler_logps": old + 0.2 * normal(*size),
-        "entropy": (1.0 if off_policy else 0.05) * normal(*size).abs(),
-        "full_kl": normal(*size).abs(),
-        "rewards": torch.tensor([[1.0], [0.0], [torch.nan], [2.0], [1.0]]),
-        "weight_norm": torch.tensor(0.7),
-        "teacher_logps": old + 0.3 * normal(*size),
-        "teacher_kl": normal(*size).abs(),
+        "logps": draw.near(0.4) if off_policy else draw.old.clone(),
+        "old_logps": draw.old,
+        "advantages": draw.normal() if per_token else draw.normal(draw.rows, 1),
+        **{name: spec.sample(draw) for name, spec in TOKEN_FIELDS.items()},
     }
-    fields["teacher_logps"][3] = torch.nan  # no teacher
-    fields["teacher_kl"][3] = 0.0
-    fields["sampler_logps"][1, 0] = torch.nan  # not reported
-    fields = {name: value.to(dtype) for name, value in fields.items()}
-    truncated = torch.tensor([[False], [True], [False], [False], [True]])
-    lengths = mask.sum(-1).to(fields["logps"].dtype)
-    return with_rubbish(fields | {"mask": mask, "truncated": truncated, "all_lengths": lengths, "step": 0})
+    fields = {name: value.to(dtype) if value.is_floating_point() else value for name, value in fields.items()}
+    fields["all_lengths"] = mask.sum(-1).to(dtype)
+    return with_rubbish(fields | {"mask": mask, "step": 0})
 
 
 def extreme_fields(seed: int, reach: float = 80.0) -> Fields:
@@ -90,8 +68,8 @@ def with_rubbish(fields: Mapping[str, Any], shift: int = 0) -> Fields:
     rubbish = torch.tensor(_RUBBISH)[count % len(_RUBBISH)]
     changed = dict(fields)
     for name, value in fields.items():
-        over = name in ("token_rewards", "values", "per_token", "advantages", *OVER_TOKENS)
-        if over and value is not None and value.shape == dead.shape:
+        over = isinstance(value, Tensor) and name != "mask" and value.is_floating_point()
+        if over and value.shape == dead.shape:
             changed[name] = torch.where(dead, rubbish.to(value.dtype), value)
     return changed
 
@@ -110,13 +88,16 @@ def widened(fields: Mapping[str, Any], by: int = 5) -> Fields:
 
 def token_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) -> tuple[TokenBatch, dict[str, Tensor]]:
     """A `TokenBatch`, and the leaves whose gradient can be looked at. `keep`: leave out all optional fields but these."""
-    leaves = {name: fields[name].detach().clone() for name in WITH_GRADIENT}
+    leaves = {name: fields[name].detach().clone() for name in ("logps", *sorted(fields_where(gradient=True)))}
     if not torch.is_inference_mode_enabled():
         for leaf in leaves.values():
             leaf.requires_grad_()
     given = _copied(fields) | leaves
     always = {"logps", "old_logps", "advantages", "mask", "step"}
-    return TokenBatch(**{name: v for name, v in given.items() if keep is None or name in always | set(keep)}), leaves
+    values = {name: value for name, value in given.items() if keep is None or name in always | set(keep)}
+    declared = {field.name for field in dataclasses.fields(TokenBatch)}
+    extra = {name: values.pop(name) for name in values.keys() - declared}
+    return TokenBatch(**values, extra=extra), leaves
 
 
 def scale_of(mask: Tensor, accumulation: float = 1.0) -> LossScale:
@@ -132,32 +113,19 @@ def reward_fields(seed: int, dtype: torch.dtype = torch.float64) -> Fields:
 @functools.lru_cache(maxsize=8)
 @torch.inference_mode(False)
 def _reward_fields(seed: int, dtype: torch.dtype) -> Fields:
-    draw = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draw, dtype=torch.float64)
-
     group = torch.tensor([7, 3, 7, 3, 7, 12, 7, 3, 7, 3, 5, 5])
     size = group.shape[0]
+    draw = Draw(size, TOKENS, seed)
     mask = _mask().repeat(3, 1)[:size]
     mask[9, 0] = True  # the scored members of every group have some tokens
-    components = normal(size, 3)
+    fields: Fields = {name: spec.sample(draw) for name, spec in REWARD_FIELDS.items()}
+    components = fields["components"]
     components[1, 2] = components[6] = torch.nan
     components[10] = torch.nan
     weights = torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
     rewards = (components.nan_to_num(0.0) * weights).sum(1)
     rewards[[6, 10]] = torch.nan
-    token_rewards = 0.1 * normal(size, TOKENS)
-    fields: Fields = {
-        "rewards": rewards,
-        "components": components,
-        "component_weights": weights,
-        "token_rewards": token_rewards,
-        "values": normal(size, TOKENS),
-        "old_logps": -normal(size, TOKENS).abs() - 0.1,
-        "teacher_logps": -normal(size, TOKENS).abs() - 0.1,
-    }
-    fields["teacher_logps"][2] = torch.nan  # no teacher
+    fields |= {"rewards": rewards, "component_weights": weights}
     fields = {name: value.to(dtype) for name, value in fields.items()}
     return with_rubbish(fields | {"group": group, "lengths": mask.sum(1), "mask": mask, "step": 0})
 
@@ -165,7 +133,7 @@ def _reward_fields(seed: int, dtype: torch.dtype) -> Fields:
 def reward_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) -> RewardBatch:
     """A `RewardBatch`. `keep`: leave out all optional fields but these."""
     wanted = None if keep is None else {"rewards", "group", "step", *keep}
-    if wanted is not None and wanted & set(TOKEN_FIELDS):
+    if wanted is not None and any(spec.shape == "(B, T)" for name, spec in REWARD_FIELDS.items() if name in wanted):
         wanted.add("mask")
     if wanted is not None and "components" in wanted:
         wanted.add("component_weights")
@@ -206,15 +174,6 @@ class Case:
     expected: str
     counted: Callable[[Tensor], Tensor]
     where: str
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """What the hook could edit."""
-        first = self.arguments[0]
-        if isinstance(first, TokenBatch | RewardBatch):
-            return {name: value for name, value in vars(first).items() if isinstance(value, Tensor)}
-        per_token, mask, scale = self.arguments
-        return {"per_token": per_token, "mask": mask, "window_tokens": scale.window_tokens}
 
 
 def cases(kind: str, seed: int, keep: Collection[str] | None = None) -> Iterator[Case]:

@@ -3,7 +3,7 @@
 With r = exp(logp - old) the token ratio, s its geometric mean over a completion, and A the advantage:
 
     each token by itself   ppo_clip, two_sided, dual_clip, cispo, sapo, dppo, reinforce
-    whole completions      gspo, luspo, gspo_token, gmpo, vespo
+    whole completions      gspo, gspo_token, gmpo, vespo
     by covariance          clip_cov, kl_cov: the few tokens whose update costs the policy most of its entropy
 
 A clip may carry `function.clipped(batch) -> {"low": bool, "high": bool, ...}`, each (B, T), or (B, 1) when whole
@@ -305,29 +305,19 @@ def reinforce() -> ClipFunction:
 def gspo(eps_low: float = 3e-4, eps_high: float = 4e-4) -> ClipFunction:
     """`ppo_clip` on s, the geometric mean ratio of a completion, which is weighed and clipped as a whole.
 
+    Under the reduction `sequence_sum` it is LUSPO's loss, arXiv 2602.05261: under `sequence_mean` the gradient of a token
+    shrinks with the length of its completion, which favours short ones.
+
     0 <= eps_low < 1, eps_high >= 0. Source: GSPO, arXiv 2507.18071, with its bounds; TRL's
     `importance_sampling_level="sequence"`.
     """
     check_bounds("gspo", eps_low, eps_high)
-    return _whole(eps_low, eps_high)
 
+    def function(batch: TokenBatch) -> Tensor:
+        ratio = batch.sequence_ratio  # (B, 1)
+        return over_tokens(pessimistic(ratio, ratio, batch.advantages, eps_low, eps_high), batch)
 
-@clips.register(
-    "luspo",
-    row_separable=True,
-    zero_at_zero_advantage=True,
-    formula="-min(s·A, clip(s, 1-{eps_low}, 1+{eps_high})·A) at every token; sum them",
-    source="LUSPO, arXiv 2602.05261; TRL's loss_type luspo",
-)
-def luspo(eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> ClipFunction:
-    """`gspo`'s surrogate, meant for the reduction `sequence_sum`, where a completion counts by its length.
-
-    Under `sequence_mean` the gradient of a token shrinks with the length of its completion, which favours short ones.
-    0 <= eps_low < 1, eps_high >= 0. Source: LUSPO, arXiv 2602.05261, with the bounds of its section 5.1; TRL's
-    `loss_type="luspo"` with `importance_sampling_level="sequence"`.
-    """
-    check_bounds("luspo", eps_low, eps_high)
-    return _whole(eps_low, eps_high)
+    return with_fractions(function, "sequence", eps_low, eps_high)
 
 
 @clips.register(
@@ -448,14 +438,6 @@ def vespo(
         function.needs = {"sampler_logps"}  # type: ignore[attr-defined]
     function.metrics = report  # type: ignore[attr-defined]
     return function
-
-
-def _whole(eps_low: float, eps_high: float) -> ClipFunction:
-    def function(batch: TokenBatch) -> Tensor:
-        ratio = batch.sequence_ratio  # (B, 1)
-        return over_tokens(pessimistic(ratio, ratio, batch.advantages, eps_low, eps_high), batch)
-
-    return with_fractions(function, "sequence", eps_low, eps_high)
 
 
 # --- the few tokens that cost the most entropy ------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kit.errors import ConfigError, KitError, ObjectiveError
-from kit.objective.batch import RewardBatch, TokenBatch
+from kit.objective.batch import REWARD_FIELDS, TOKEN_FIELDS, RewardBatch, TokenBatch, fields_where
 from kit.objective.schedules import Controller, Schedule, is_schedule, parse_schedule
 from kit.registry import did_you_mean
 
@@ -158,70 +158,22 @@ def _spell(annotation: Any) -> str:
     return " or ".join(one(kind) for kind in _alternatives(annotation))
 
 
-# --- what a hook may need, what to do without it, and what it costs ---------------------------------------------------
+# --- the cost of what a hook needs ------------------------------------------------------------------------------------
 
-NO_TEACHER = "the run has no teacher. Set teacher.model: self, or to a model's folder or hub id"
-TOKEN_REMEDIES: Mapping[str, str] = {
-    "ref_logps": "the run has no reference policy. Set model.reference: base",
-    "full_kl": "the run has no reference policy. Set model.reference: base",
-    "sampler_logps": "the generation engine reported no log-probabilities. Generate with an engine that does",
-    "entropy": "the batch carries no entropy. Let the trainer compute it",
-    "rewards": "the batch carries no rewards. Let the trainer fill in TokenBatch.rewards",
-    "all_lengths": "the batch does not know the lengths of its generation batch. Fill in TokenBatch.all_lengths",
-    "truncated": "the batch does not say which completions were cut. Fill in TokenBatch.truncated",
-    "weight_norm": "the model has no LoRA weights. Set model.lora",
-    "teacher_logps": NO_TEACHER,
-    "teacher_kl": NO_TEACHER,
-}
-REWARD_REMEDIES: Mapping[str, str] = {
-    "components": "the rewards come without their components. Pass RewardBatch.components",
-    "lengths": "the completions come without their lengths. Pass RewardBatch.lengths",
-    "token_rewards": "the rewards are not laid out over tokens. Pass RewardBatch.token_rewards and mask",
-    "values": "there is no value head. Let the trainer make one, or pass RewardBatch.values and mask",
-    "old_logps": "the rollout was not scored by the policy. Let the trainer do it, or pass RewardBatch.old_logps and mask",
-    "teacher_logps": NO_TEACHER,
-}
-REMEDIES: Mapping[str, str] = {**TOKEN_REMEDIES, **REWARD_REMEDIES}
-"""What a hook may need of a `TokenBatch`, or an advantage of a `RewardBatch`, and what to do when the run lacks it."""
-
-NOTHING = "nothing worth mentioning"
 ENTROPY_IN_LOSS = "one more matrix product per vocabulary tile in the scorer, as its gradient is wanted"
 
-COSTS: Mapping[str, str] = {
-    "ref_logps": "one scoring pass of the reference policy per generation batch",
-    "full_kl": (
-        "one scoring pass of the reference policy per generation batch, its hidden states kept (B x T x H), and one more "
-        "scan over the vocabulary in forward and backward"
-    ),
-    "sampler_logps": "nothing, but an engine that reports them",
-    "entropy": NOTHING,
-    "rewards": NOTHING,
-    "truncated": NOTHING,
-    "all_lengths": NOTHING,
-    "weight_norm": NOTHING,
-    "components": NOTHING,
-    "lengths": NOTHING,
-    "token_rewards": NOTHING,
-    "values": (
-        "a linear head on the policy's hidden states, and one scoring pass without gradient per generation batch unless "
-        "optimisation.iterations > 1"
-    ),
-    "old_logps": "one scoring pass of the policy per generation batch unless optimisation.iterations > 1",
-    "teacher_logps": "one scoring pass of the teacher per generation batch",
-    "teacher_kl": (
-        "one scoring pass of the teacher per generation batch, its hidden states kept (B x T x H), and both models' logits, a "
-        "slice of the tokens at a time"
-    ),
-}
-"""Each need of `REMEDIES`, with what a run does beyond a run without it."""
+
+def remedy(need: str) -> str:
+    """What is missing where a batch lacks this field, and what to do."""
+    return {**REWARD_FIELDS, **TOKEN_FIELDS}[need].remedy
 
 
 def costs(needs: Collection[str], *, entropy_in_loss: bool = False) -> dict[str, str]:
     """Each need with its cost, in alphabetical order. `entropy_in_loss`: a term of the loss uses the entropy."""
-    found = {need: COSTS[need] for need in sorted(needs)}
-    if "entropy" in found and entropy_in_loss:
-        found["entropy"] = ENTROPY_IN_LOSS
-    return found
+    by_need = {need: {**REWARD_FIELDS, **TOKEN_FIELDS}[need].cost for need in sorted(needs)}
+    if "entropy" in by_need and entropy_in_loss:
+        by_need["entropy"] = ENTROPY_IN_LOSS
+    return by_need
 
 
 # --- the hook ---------------------------------------------------------------------------------------------------------
@@ -394,7 +346,7 @@ def check_needs(needs: Collection[str], kind: str, title: str) -> frozenset[str]
     """`needs` as a set. Raises `ConfigError` for a need that no batch given to hooks of this kind has."""
     if isinstance(needs, str):
         needs = {needs}
-    known = REWARD_REMEDIES if kind == "advantage" else TOKEN_REMEDIES
+    known = REWARD_FIELDS if kind == "advantage" else TOKEN_FIELDS
     for need in needs:
         if need not in known:
             raise ConfigError(
@@ -428,7 +380,7 @@ def check_present(hook: Hook, batch: TokenBatch | RewardBatch) -> None:
     """Raises `ObjectiveError` if the batch lacks something that the hook needs."""
     for need in sorted(hook.needs):
         if getattr(batch, need, None) is None:
-            raise ObjectiveError(f"{hook.short_name} needs {need}, but {REMEDIES[need]}, or remove the {hook.kind}.")
+            raise ObjectiveError(f"{hook.short_name} needs {need}, but {remedy(need)}, or remove the {hook.kind}.")
 
 
 def call_on_tokens(hook: Hook, batch: TokenBatch) -> Tensor:
@@ -499,8 +451,7 @@ def _check_term(hook: Hook, out: Tensor, batch: TokenBatch) -> None:
 
     It may pull on the log-probabilities, or on what else it needs that carries gradient.
     """
-    carrying = ("entropy", "full_kl", "teacher_kl", "weight_norm")
-    others = [getattr(batch, name) for name in carrying if name in hook.needs]
+    others = [getattr(batch, name) for name in fields_where(gradient=True) & hook.needs]
     sources = [value for value in others if value is not None] or [batch.logps]
     if torch.is_grad_enabled() and any(value.requires_grad for value in sources) and not out.requires_grad:
         raise ObjectiveError(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kit.errors import ObjectiveError
 from kit.objective.batch import TokenBatch, as_numbers
-from kit.objective.hook import REMEDIES, Hook, attribute
+from kit.objective.hook import Hook, attribute, remedy
 from kit.objective.schedules import Controller, Schedule
 
 
@@ -192,7 +192,7 @@ class Meter:
         if self._batch.entropy is None:
             raise ObjectiveError(
                 f"{hook.title} has a coef that follows the entropy, which the batch lacks: "
-                f"{REMEDIES['entropy']}, or steer entropy_bonus, which asks for it."
+                f"{remedy('entropy')}, or steer entropy_bonus, which asks for it."
             )
         return Mean((self._batch.entropy.detach() * self._seen).sum(), self._tokens)
 

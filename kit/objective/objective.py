@@ -20,7 +20,6 @@ from kit.objective.advantage import ValueSettings, advantages, discounted_return
 from kit.objective.batch import Divergence, RewardBatch, TokenBatch
 from kit.objective.clip import clips
 from kit.objective.hook import (
-    REMEDIES,
     Hook,
     attribute,
     call_on_tokens,
@@ -29,6 +28,7 @@ from kit.objective.hook import (
     check_present,
     check_shape,
     guarded,
+    remedy,
 )
 from kit.objective.metrics import Mean, Meter
 from kit.objective.recipes import resolve
@@ -99,7 +99,7 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the batches must carry: see `kit.objective.hook.REMEDIES`."""
+        """What the batches must carry: names of `kit.objective.batch.TOKEN_FIELDS` and `REWARD_FIELDS`."""
         return frozenset().union(*(hook.needs for _, hook in self._hooks()))
 
     @property
@@ -162,7 +162,7 @@ class Objective:
         returns = attribute(hook.at(batch.step), "returns")
         for name in ("values",) if returns else ("values", "token_rewards"):
             if getattr(batch, name) is None:
-                raise ObjectiveError(f"The targets of the value head need {name}, but {REMEDIES[name]}.")
+                raise ObjectiveError(f"The targets of the value head need {name}, but {remedy(name)}.")
         assert batch.mask is not None, "a RewardBatch has one whenever it has values"
         assert batch.values is not None
         with torch.no_grad():

@@ -9,7 +9,7 @@
     gspo          group_zscore   gspo(3e-4, 4e-4)       sequence_mean      GSPO, arXiv 2507.18071
     sapo          group_zscore   sapo(1, 1.05)          sequence_mean      SAPO, arXiv 2511.20347
     vespo         group_zscore   vespo(2, 3, 3, 2)      global_token_mean  VESPO, arXiv 2602.10693
-    luspo         group_zscore   luspo(2e-3, 2.5e-3)    sequence_sum       LUSPO, arXiv 2602.05261
+    luspo         group_zscore   gspo(2e-3, 2.5e-3)     sequence_sum       LUSPO, arXiv 2602.05261
     gmpo          group_zscore   gmpo(0.4, 0.4)         sequence_mean      GMPO, arXiv 2507.20673
     rloo          leave_one_out  reinforce              sequence_sum       RLOO, arXiv 2402.14740
     opo           opo            ppo_clip(0.2, 0.2)     global_token_mean  OPO, arXiv 2505.23585
@@ -49,99 +49,34 @@ from kit.registry import did_you_mean
 
 DEFAULT_RECIPE = "dapo"
 
-_RECIPES: dict[str, dict[str, Any]] = {
-    "grpo": {
-        "advantage": {"name": "group_zscore"},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "reduction": {"name": "sequence_mean"},
-    },
-    "bnpo": {
-        "advantage": {"name": "group_zscore"},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "reduction": {"name": "token_mean"},
-    },
-    "dr_grpo": {
-        "advantage": {"name": "group_mean"},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "reduction": {"name": "fixed_length"},
-    },
-    "dapo": {
-        "advantage": {"name": "group_zscore"},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.28},
-        "reduction": {"name": "global_token_mean"},
-    },
-    "cispo": {
-        "advantage": {"name": "group_zscore"},
-        "clip": {"name": "cispo", "eps_high": 5.0},
-        "reduction": {"name": "global_token_mean"},
-    },
-    "gspo": {
-        "advantage": {"name": "group_zscore"},
-        "clip": {"name": "gspo", "eps_low": 3e-4, "eps_high": 4e-4},
-        "reduction": {"name": "sequence_mean"},
-    },
-    "sapo": {
-        "advantage": {"name": "group_zscore"},
-        "clip": {"name": "sapo", "tau_pos": 1.0, "tau_neg": 1.05},
-        "reduction": {"name": "sequence_mean"},
-    },
-    "vespo": {
-        "advantage": {"name": "group_zscore"},
-        "clip": {"name": "vespo", "k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0},
-        "reduction": {"name": "global_token_mean"},
-    },
-    "luspo": {
-        "advantage": {"name": "group_zscore"},
-        "clip": {"name": "luspo", "eps_low": 2e-3, "eps_high": 2.5e-3},
-        "reduction": {"name": "sequence_sum"},
-    },
-    "gmpo": {
-        "advantage": {"name": "group_zscore"},
-        "clip": {"name": "gmpo", "eps_low": 0.4, "eps_high": 0.4},
-        "reduction": {"name": "sequence_mean"},
-    },
-    "rloo": {
-        "advantage": {"name": "leave_one_out"},
-        "clip": {"name": "reinforce"},
-        "reduction": {"name": "sequence_sum"},
-    },
-    "opo": {
-        "advantage": {"name": "opo"},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "reduction": {"name": "global_token_mean"},
-    },
-    "gdpo": {
-        "advantage": {"name": "gdpo"},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "reduction": {"name": "sequence_mean"},
-    },
-    "reinforce_pp": {
-        "advantage": {"name": "reinforce_pp"},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "reduction": {"name": "global_token_mean"},
-    },
-    "ppo": {
-        "advantage": {"name": "gae"},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "reduction": {"name": "global_token_mean"},
-    },
-    "opd": {
-        "advantage": {"name": "none"},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "regularizers": [{"name": "distill", "coef": 1.0, "divergence": "reverse"}],
-        "reduction": {"name": "global_token_mean"},
-    },
-    "sdpo": {
-        "advantage": {"name": "none"},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "regularizers": [{"name": "distill", "coef": 1.0, "divergence": "jensen_shannon"}],
-        "reduction": {"name": "global_token_mean"},
-    },
-    "grpo_sdpo": {
-        "advantage": {"name": "sdpo", "mix": 0.5},
-        "clip": {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2},
-        "reduction": {"name": "global_token_mean"},
-    },
+_PPO: dict[str, Any] = {"name": "ppo_clip", "eps_low": 0.2, "eps_high": 0.2}
+_VESPO: dict[str, Any] = {"name": "vespo", "k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
+
+
+def _distill(divergence: str) -> dict[str, Any]:
+    return {"name": "distill", "coef": 1.0, "divergence": divergence}
+
+
+# Advantage, clip and reduction, and regularizers where a recipe has some.
+_RECIPES: dict[str, tuple[Any, ...]] = {
+    "grpo": ("group_zscore", _PPO, "sequence_mean"),
+    "bnpo": ("group_zscore", _PPO, "token_mean"),
+    "dr_grpo": ("group_mean", _PPO, "fixed_length"),
+    "dapo": ("group_zscore", {**_PPO, "eps_high": 0.28}, "global_token_mean"),
+    "cispo": ("group_zscore", {"name": "cispo", "eps_high": 5.0}, "global_token_mean"),
+    "gspo": ("group_zscore", {"name": "gspo", "eps_low": 3e-4, "eps_high": 4e-4}, "sequence_mean"),
+    "sapo": ("group_zscore", {"name": "sapo", "tau_pos": 1.0, "tau_neg": 1.05}, "sequence_mean"),
+    "vespo": ("group_zscore", _VESPO, "global_token_mean"),
+    "luspo": ("group_zscore", {"name": "gspo", "eps_low": 2e-3, "eps_high": 2.5e-3}, "sequence_sum"),
+    "gmpo": ("group_zscore", {"name": "gmpo", "eps_low": 0.4, "eps_high": 0.4}, "sequence_mean"),
+    "rloo": ("leave_one_out", {"name": "reinforce"}, "sequence_sum"),
+    "opo": ("opo", _PPO, "global_token_mean"),
+    "gdpo": ("gdpo", _PPO, "sequence_mean"),
+    "reinforce_pp": ("reinforce_pp", _PPO, "global_token_mean"),
+    "ppo": ("gae", _PPO, "global_token_mean"),
+    "opd": ("none", _PPO, "global_token_mean", [_distill("reverse")]),
+    "sdpo": ("none", _PPO, "global_token_mean", [_distill("jensen_shannon")]),
+    "grpo_sdpo": ({"name": "sdpo", "mix": 0.5}, _PPO, "global_token_mean"),
 }
 
 
@@ -154,13 +89,13 @@ def recipe(name: str) -> dict[str, Any]:
     """A copy of a recipe: every part, lists included. Raises `ConfigError` with the nearest name if there is none."""
     if name not in _RECIPES:
         raise ConfigError(f"No recipe is called '{name}'.{did_you_mean(name, _RECIPES)} Known: {', '.join(_RECIPES)}.")
-    parts = copy.deepcopy(_RECIPES[name])
+    advantage, clip, reduction, *more = copy.deepcopy(_RECIPES[name])
     return {
-        "advantage": parts["advantage"],
-        "clip": parts["clip"],
-        "weights": parts.get("weights", []),
-        "regularizers": parts.get("regularizers", []),
-        "reduction": parts["reduction"],
+        "advantage": {"name": advantage} if isinstance(advantage, str) else advantage,
+        "clip": clip,
+        "weights": [],
+        "regularizers": more[0] if more else [],
+        "reduction": {"name": reduction},
     }
 
 

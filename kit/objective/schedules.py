@@ -53,28 +53,6 @@ class Schedule(ABC):
         return f"{self.name}({', '.join(str(value) for value in values)})"
 
 
-@schedules.register("constant")
-@dataclass(frozen=True)
-class Constant(Schedule):
-    """`value` at every step."""
-
-    value: float
-    name: ClassVar[str] = "constant"
-
-    def __post_init__(self) -> None:
-        _number(self, "value")
-
-    def __call__(self, step: int) -> float:
-        return self.value
-
-    @property
-    def extremes(self) -> tuple[float, ...]:
-        return (self.value,)
-
-    def __str__(self) -> str:
-        return f"constant({self.value})"
-
-
 @dataclass(frozen=True)
 class _Ramp(Schedule):
     """From `start` at step 0 to `end` at step `steps`, and `end` from there on."""

@@ -168,6 +168,7 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
     """A micro-batch of random tokens without any padding, with whatever the trainer's objective needs."""
     import torch
 
+    from kit.objective.batch import fields_where
     from kit.trainer.micro_batch import MicroBatch
     from kit.trainer.teacher import TEACHER_NEEDS
 
@@ -194,7 +195,7 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
         inputs["truncated"] = whole[:, 0] == 0
     if "all_lengths" in needs:
         trainer.rollout_memory.all_lengths = whole.sum(1)
-    if needs & {"ref_logps", "full_kl"}:
+    if needs & fields_where(model="reference"):
         inputs["ref_per_token_logps"] = -whole
     if "sampler_logps" in needs:
         inputs["sampling_per_token_logps"] = -whole

@@ -441,8 +441,8 @@ def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, tools: Sequenc
     return longest
 
 
-WHOLE_COMPLETIONS = {"gspo": "sequence_mean", "gmpo": "sequence_mean", "luspo": "sequence_sum"}
-"""Clips that weigh whole completions, with the reduction that their papers use."""
+WHOLE_COMPLETIONS = {"gspo": ("sequence_mean", "sequence_sum"), "gmpo": ("sequence_mean",)}
+"""Clips that weigh whole completions, with the reductions that papers use with them."""
 
 
 def validate(config: RunConfig) -> list[str]:
@@ -491,11 +491,11 @@ def validate(config: RunConfig) -> list[str]:
             "objective: on-policy, as every generation is learned from once (optimisation.iterations: 1); every ratio is "
             "1, so the clip's bounds never act. Set optimisation.iterations: 2 for clipping to matter"
         )
-    meant = WHOLE_COMPLETIONS.get(clip, reduction)
-    if reduction != meant:
+    meant = WHOLE_COMPLETIONS.get(clip, (reduction,))
+    if reduction not in meant:
         notes.append(
-            f"objective: {clip} weighs completions as wholes and is meant for reduction {meant}; with {reduction} longer "
-            "completions count for more"
+            f"objective: {clip} weighs completions as wholes and is meant for reduction {' or '.join(meant)}; "
+            f"with {reduction} longer completions count for more"
         )
     if (sampling := config.selection.dynamic_sampling) is not None:
         notes.append(f"selection: dynamic sampling, at most {sampling.max_rounds} rounds of generation a step")

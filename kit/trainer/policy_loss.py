@@ -31,6 +31,7 @@ from kit.models.failures import rng_state, set_rng_state
 from kit.models.lora import lora_weight_norm
 from kit.objective import LossOutput, LossScale, Mean, TokenBatch
 from kit.objective.advantage import value_loss
+from kit.objective.batch import TOKEN_FIELDS, Field, fields_where
 from kit.objective.objective import to_parts
 from kit.scoring.divergence import divergence
 from kit.scoring.layouts import Scores, Wanted, scatter_to_tokens, to_device
@@ -42,8 +43,8 @@ from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.services import Services
 
 log = logging.getLogger("kit")
-PER_TOKEN = ("logps", "entropy", "full_kl", "teacher_kl")
-HIDDEN_NEEDS = {"full_kl", "teacher_kl", "values"}
+PER_TOKEN = ("logps", *sorted(fields_where(gradient=True, shape="(B, T)")))
+HIDDEN_NEEDS = fields_where(hidden=True)
 """What a hook may need that is computed from hidden states."""
 BUCKET_BYTES = 64 * 2**20
 """Of gradients that processes average in one message."""
@@ -262,14 +263,8 @@ class PolicyLoss:
 
         taken_in: every score is known, so that metrics count and the first steps are looked at.
         """
-        needs_gradient = {
-            "logps": True,
-            "entropy": self.objective.needs_entropy_gradient,
-            "full_kl": True,
-            "teacher_kl": True,
-        }
         leaves = {
-            name: value.detach().requires_grad_(needs_gradient[name])
+            name: value.detach().requires_grad_(name != "entropy" or self.objective.needs_entropy_gradient)
             for name in PER_TOKEN
             if (value := getattr(outputs_of_all, name)) is not None
         }
@@ -362,24 +357,21 @@ class PolicyLoss:
 
     def _token_batch(self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext) -> TokenBatch:
         """Gathers what hooks read."""
-        sampler_logps = batch.get("sampling_per_token_logps")
+        sourced = {name: _sourced(batch, spec) for name, spec in TOKEN_FIELDS.items() if spec.source is not None}
+        sampler_logps = sourced["sampler_logps"]
         if outputs.scored is not None and sampler_logps is not None:  # what is not known cannot be compared
-            sampler_logps = sampler_logps.masked_fill(~outputs.scored, torch.nan)
-        rewards, truncated, old_logps = (batch.get(name) for name in ("rewards", "truncated", "old_per_token_logps"))
-        return TokenBatch(
+            sourced["sampler_logps"] = sampler_logps.masked_fill(~outputs.scored, torch.nan)
+        old_logps = batch.get("old_per_token_logps")
+        return TokenBatch.of(
+            **sourced,
             logps=outputs.logps,
             old_logps=outputs.logps.detach() if old_logps is None else old_logps,
             advantages=batch.advantages,
             mask=batch.loss_mask,
-            ref_logps=batch.get("ref_per_token_logps"),
-            sampler_logps=sampler_logps,
             entropy=outputs.entropy,
             full_kl=outputs.full_kl,
-            teacher_logps=batch.get("teacher_logps") if "teacher_logps" in self.objective.needs else None,
             teacher_kl=outputs.teacher_kl,
-            rewards=rewards.unsqueeze(1) if rewards is not None else None,
             all_lengths=self.memory.all_lengths if context.training else self.memory.eval_lengths,
-            truncated=truncated.unsqueeze(1) if truncated is not None else None,
             scored=outputs.scored,
             weight_norm=outputs.weight_norm,
             step=context.step,
@@ -471,3 +463,9 @@ def warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
         log.warning("%s", text)
+
+
+def _sourced(batch: MicroBatch, spec: Field) -> Tensor | None:
+    """The values of a field that the micro-batch holds; one a completion (B,) as (B, 1)."""
+    values: Tensor | None = spec.source(batch) if callable(spec.source) else batch.get(str(spec.source))
+    return values.unsqueeze(1) if values is not None and spec.shape == "(B, 1)" and values.dim() == 1 else values

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kit.config.sections import TeacherConfig
 from kit.errors import ConfigError, ModelError, ObjectiveError
+from kit.objective.batch import fields_where
 from kit.registry import did_you_mean
 from kit.scoring.head import Projection
 from kit.scoring.layouts import Rows, Scores, Wanted, scatter_to_tokens
@@ -30,7 +31,7 @@ from kit.trainer.rollout import RolloutState
 SELF = "self"
 DEMONSTRATION_REWARD = 1.0
 """The least reward of a completion that is shown to the teacher as a demonstration."""
-TEACHER_NEEDS = frozenset({"teacher_logps", "teacher_kl"})
+TEACHER_NEEDS = frozenset(fields_where(model="teacher"))
 OF_THE_COMPLETION = ("prompt", "completion", "reward", "feedback", "demonstration")
 """What a template may name beside the columns of the data."""
 Prompt = str | list[dict[str, Any]]

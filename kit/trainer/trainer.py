@@ -41,7 +41,8 @@ from kit.models.failures import BatchSizeBackoff, EngineSettings
 from kit.models.family import adapter_of
 from kit.models.libraries import check_trl
 from kit.objective import LossScale, Objective, TokenBatch
-from kit.objective.hook import REMEDIES
+from kit.objective.batch import fields_where
+from kit.objective.hook import remedy
 from kit.objective.objective import to_regrouping
 from kit.scoring.head import install_torch_logprob_kernel
 from kit.scoring.layouts import Rows, Scores, Wanted
@@ -75,7 +76,7 @@ from kit.trainer.trl_compat import (
 )
 from kit.trainer.value_head import Critic
 
-REFERENCE_NEEDS = {"ref_logps", "full_kl"}
+REFERENCE_NEEDS = fields_where(model="reference")
 
 check_trl()
 check_backend(GRPOTrainer, active_backend())
@@ -248,8 +249,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """The teacher, ready to score. Raises `ObjectiveError` where the objective needs one in vain."""
         if self.teacher is None:
             if needed := sorted(self.needs & TEACHER_NEEDS):
-                remedy = f"{REMEDIES[needed[0]]} (from Python: teacher=Teacher(...))"
-                raise ObjectiveError(f"A hook needs {needed[0]}, but {remedy}.")
+                advice = f"{remedy(needed[0])} (from Python: teacher=Teacher(...))"
+                raise ObjectiveError(f"A hook needs {needed[0]}, but {advice}.")
             return None
 
         def tokenize(prompts: list[Prompt]) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -287,14 +286,3 @@ def test_metrics_of_the_policy_are_means_over_the_scored_completions() -> None:
     sampled = got.samples["log_ratio"].view(4, 6)
     assert torch.isnan(sampled[1::2]).all()
     assert torch.equal(~torch.isnan(sampled[::2]), drawn.mask[::2])
-
-
-def test_a_batch_refuses_a_wrong_mask_of_scored_completions() -> None:
-    from kit.errors import ObjectiveError
-
-    drawn = sample()
-    with pytest.raises(ObjectiveError, match="scored has shape"):
-        drawn.batch(scored=torch.ones(4, dtype=torch.bool))
-    with pytest.raises(ObjectiveError, match=r"scored has dtype torch.float32, expected torch.bool"):
-        drawn.batch(scored=torch.ones(4, 1))
-    assert dataclasses.replace(drawn.batch(), scored=torch.ones(4, 1, dtype=torch.bool)).scored is not None

@@ -140,7 +140,7 @@ def equivalent(loss_type: str, beta: float, level: str, delta: float | None, bia
     elif delta is not None:
         clip |= {"name": "two_sided", "delta": delta, "level": level}
     elif level == "sequence":
-        clip["name"] = "luspo" if loss_type == "luspo" else "gspo"
+        clip["name"] = "gspo"
     kl = {"name": "kl", "coef": beta, "estimator": "k3", "bias_corrected": bias_corrected, "level": level}
     return Objective(clip=clip, regularizers=[kl] if beta else [], reduction=REDUCTIONS[loss_type])
 
