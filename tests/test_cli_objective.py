@@ -243,7 +243,7 @@ def test_a_defect_is_found_and_ends_with_code_2(function: str, check: str, words
     assert results(output)[check] == "failed"
     assert words in " ".join(output.split())
     closing = output.partition("error: ")[2]
-    assert re.match(rf"clip 'others.py:{function}' failed \d of 12 checks: .*{check}", closing)
+    assert re.match(rf"clip 'others.py:{function}' failed \d of 11 checks: .*{check}", closing)
 
 
 @pytest.mark.parametrize("verb", ["show", "check"])
@@ -251,40 +251,22 @@ def test_a_defect_is_found_and_ends_with_code_2(function: str, check: str, words
     ("arguments", "words"),
     [
         (["my.py:sign_clip", "-o", "power=two"], "power must be a number or a schedule, got 'two'"),
-        (["my.py:sign_clip", "-o", "both_sides=3"], "both_sides must be true or false, got 3"),
         (["my.py:sign_clip", "-o", "powr=2"], "no hyper-parameter 'powr'. Did you mean 'power'"),
         (["my.py:sign_clip", "-o", "power"], "is not an override"),
-        (["my.py:sign_clipp"], "has no function 'sign_clipp'. Did you mean 'sign_clip'"),
-        (["my.py"], "name the function in it, too: my.py:FUNCTION"),
-        (["nowhere.py:sign_clip"], "there is no file"),
         (["broken.py:sign_clip"], "fails to load: SyntaxError"),
         (["others.py:two_required"], "has the parameters without default (batch, power)"),
-        (["others.py:number"], "is int, not a function"),
         (["others.py:strange"], "'clipp' is no kind of hook. Did you mean 'clip'"),
-        (["my.py:sign_clip", "--kind", "reduction"], "Expected either a function of (per_token, mask, scale)"),
-        (["ppo_clip", "-o", "eps_low=2"], "eps_low must satisfy 0 <= eps_low < 1"),
         (["dapoo"], "Did you mean 'dapo'"),
-        (["dapo", "-o", "clip.eps_hi=1"], "Did you mean 'eps_high'"),
         (
             ["reinforce_pp", "-o", "gamma=.9"],
             "has no key 'gamma'. Known: recipe, advantage, clip, weights, regularizers, reduction. 'reinforce_pp' is read "
             "as the recipe; --kind advantage picks the hook of that name.",
         ),
-        (["gspo", "-o", "eps_low=.1"], "--kind clip picks the hook of that name."),
         (["linear", "-o", "end=1"], "'linear' is a schedule and no hook: it stands in the place of a hook's number."),
         (["adaptive_ki"], "Did you mean 'adaptive_kl'"),
-        (["adaptive_kl", "--kind", "clip"], "No clip is called 'adaptive_kl'"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(verb: str, arguments: list[str], words: str) -> None:
     output = run("objective", verb, *arguments, code=2)
     assert output.startswith("error: ")
     assert words in " ".join(output.split())
-
-
-def test_a_key_of_no_hook_of_that_name_is_not_blamed_on_the_kind() -> None:
-    assert "--kind" not in run("objective", "check", "dapo", "-o", "gamma=.9", code=2)
-    assert "--kind" not in run("objective", "check", "reinforce_pp", "-o", "advantage.gama=.9", code=2)
-    assert "advantage reinforce_pp(gamma=0.9" in run(
-        "objective", "check", "reinforce_pp", "--kind", "advantage", "-o", "gamma=.9"
-    )

@@ -120,13 +120,13 @@ class _Divergence(torch.autograd.Function):
         result = hidden.new_empty(len(hidden), dtype=stat)
         row_gradients = hidden.new_zeros(hidden.shape if ctx.stored else 0, dtype=stat)
         with torch.autocast(hidden.device.type, enabled=False):
-            ours, theirs = _sides(hidden, weight, bias, transform, other, stat)
+            policy_side, other_side = _sides(hidden, weight, bias, transform, other, stat)
             for rows in _slices(len(hidden), size):
                 if ctx.stored:
-                    result[rows], slope = _slice(ours, theirs, rows, kind, None)
-                    add_product(row_gradients[rows], slope, ours.weight)
+                    result[rows], slope = _slice(policy_side, other_side, rows, kind, None)
+                    add_product(row_gradients[rows], slope, policy_side.weight)
                 else:
-                    own, others = (side.log_probabilities(side.product(rows)) for side in (ours, theirs))
+                    own, others = (side.log_probabilities(side.product(rows)) for side in (policy_side, other_side))
                     result[rows] = _between(own, others, kind)
         if ctx.stored:
             ctx.save_for_backward(row_gradients)
@@ -144,12 +144,12 @@ class _Divergence(torch.autograd.Function):
         hidden, weight, bias = ctx.saved_tensors
         transform, other, kind, size, stat = ctx.settings
         with torch.autocast(hidden.device.type, enabled=False):
-            ours, theirs = _sides(hidden, weight, bias, transform, other, stat)
+            policy_side, other_side = _sides(hidden, weight, bias, transform, other, stat)
             sums: list[Any] = [None if x is None else x.new_zeros(x.shape, dtype=stat) for x in (hidden, weight, bias)]
             for rows in _slices(len(hidden), size):
-                _, slope = _slice(ours, theirs, rows, kind, grad[rows])
-                add_product(sums[0][rows], slope, ours.weight)
-                add_product(sums[1], slope.t(), ours.hidden[rows])
+                _, slope = _slice(policy_side, other_side, rows, kind, grad[rows])
+                add_product(sums[0][rows], slope, policy_side.weight)
+                add_product(sums[1], slope.t(), policy_side.hidden[rows])
                 if sums[2] is not None:
                     sums[2] += slope.sum(0)
         inputs = zip(sums, (hidden, weight, bias), strict=True)

@@ -77,11 +77,6 @@ def test_a_clip_from_a_file_changes_the_gradient_as_its_maths_says(hooks: Path) 
     torch.testing.assert_close(cubed, 3 * plain)
 
 
-def test_a_relative_file_is_found_below_base(hooks: Path) -> None:
-    objective = Objective.from_spec({"clip": "my_hooks.py:power_clip"}, base=hooks.parent)
-    assert objective.to_spec()["clip"] == {"name": "my_hooks.py:power_clip", "power": 2.0}
-
-
 def test_a_factory_from_a_file_has_its_needs_and_its_own_metric(hooks: Path) -> None:
     objective = Objective(regularizers=[{"name": f"{hooks}:pull", "coef": 0.5, "limit": 0.0}])
     assert objective.needs == {"ref_logps"}
@@ -120,18 +115,6 @@ def test_weights_multiply_each_other_and_carry_no_gradient() -> None:
     out, weighted = gradient(Objective(clip="ppo_clip", weights=[double, double]), drawn)
     torch.testing.assert_close(weighted, 4 * plain)
     assert {"weight/double", "weight/double_2"} <= set(out.metrics)
-
-
-def test_weights_leave_regularizers_alone() -> None:
-    def nothing(batch: TokenBatch) -> Tensor:
-        return torch.zeros_like(batch.logps)
-
-    drawn = sample()
-    kl = {"name": "kl", "coef": 1.0}
-    alone = Objective(clip=lambda batch: batch.logps * 0, regularizers=[kl])
-    _, expected = gradient(alone, drawn)
-    _, seen = gradient(Objective(clip="ppo_clip", weights=[nothing], regularizers=[kl]), drawn)
-    torch.testing.assert_close(seen, expected)
 
 
 def test_a_custom_reduction_is_used() -> None:
@@ -339,17 +322,6 @@ def test_a_lambda_works_but_cannot_be_written_down() -> None:
 
 
 # --- registries --------------------------------------------------------------------------------------------------
-
-
-def test_factories_are_attributes_of_their_registry() -> None:
-    hook = clips.ppo_clip(0.1, eps_high=0.3)
-    assert hook.to_spec() == {"name": "ppo_clip", "eps_low": 0.1, "eps_high": 0.3}
-    with pytest.raises(AttributeError, match="Did you mean 'ppo_clip'"):
-        _ = clips.ppo_clipp
-    with pytest.raises(ConfigError, match="takes 2 hyper-parameters, got 3"):
-        clips.ppo_clip(0.1, 0.2, 0.3)
-    with pytest.raises(ConfigError, match="eps_low is given twice"):
-        clips.ppo_clip(0.1, eps_low=0.1)
 
 
 def test_hyper_parameters_are_read_off_the_signature() -> None:

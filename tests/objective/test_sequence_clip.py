@@ -82,16 +82,6 @@ def test_gmpo_stops_the_gradient_of_the_tokens_beyond_the_bound_only() -> None:
     assert slope == pytest.approx([0.0, -2 * math.exp(0.2), 0.0])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_gmpo_without_bounds_is_the_geometric_mean_ratio(seed: int) -> None:
-    drawn = sample(seed, (6, 9))
-    free = Objective(clip=clips.gmpo(eps_low=math.inf, eps_high=math.inf))
-    geometric = Objective(clip=lambda batch: (-batch.sequence_ratio * batch.advantages).expand(batch.logps.shape))
-    (left, g_left), (right, g_right) = gradient(free, drawn), gradient(geometric, drawn)
-    torch.testing.assert_close(left.loss, right.loss)
-    torch.testing.assert_close(g_left, g_right)
-
-
 def test_gmpo_averages_advantages_of_tokens_over_the_live_ones() -> None:
     batch = completion([4.0, 1.0, 9.0], 2.0)
     by_token = TokenBatch(batch.logps, batch.old_logps, torch.tensor([[1.0, 3.0, 99.0]]).double(), batch.mask)
@@ -122,18 +112,6 @@ def test_the_sampler_ratio_joins_w_truncated_at_the_cap() -> None:
     # w = 2 · min(3, 2) · 1 (unknown) = 4, the third token is masked: φ(4) = 16 · e^(3 - 12)
     assert clips.vespo(sampler_cap=2.0)(batch)[0, 0].item() == pytest.approx(48 * math.exp(-9))
     assert clips.vespo()(batch)[0, 0].item() == pytest.approx(12 * math.exp(-3))
-
-
-@pytest.mark.parametrize("k", [0.0, 1.0, 9.0])
-@pytest.mark.parametrize("decay", [0.5, 4.0])
-def test_vespo_weighs_an_on_policy_completion_by_one(k: float, decay: float) -> None:
-    hyper = {"k_pos": k, "k_neg": k, "lambda_pos": decay, "lambda_neg": decay}
-    drawn = sample(3, spread=0.0)
-    (left, g_left), (right, g_right) = (
-        gradient(Objective(clip=clip), drawn) for clip in ({"name": "vespo", **hyper}, "reinforce")
-    )
-    torch.testing.assert_close(left.loss, right.loss)
-    torch.testing.assert_close(g_left, g_right)
 
 
 def test_vespo_logs_its_weight() -> None:

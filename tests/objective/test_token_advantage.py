@@ -192,16 +192,6 @@ def test_only_an_estimator_with_values_has_a_value_head() -> None:
     assert Objective(advantage=set_up).value_settings == ValueSettings(1.0, None)
 
 
-@pytest.mark.parametrize("key", ["value_learning_rate", "value_clip"])
-def test_the_settings_of_the_value_head_are_checked(key: str) -> None:
-    name = key.removeprefix("value_")
-    with pytest.raises(ConfigError, match=f"value head: {name} must be a finite number above 0, got -1.0"):
-        Objective(advantage={"name": "gae", key: -1})
-    scheduled = Objective(advantage={"name": "gae", key: "linear(0.1, 0.2, 10)"})
-    with pytest.raises(ConfigError, match=rf"advantage 'gae': {key} is the same at every step, got linear\(0.1"):
-        _ = scheduled.value_settings
-
-
 def test_targets_of_the_value_head_are_unwhitened_advantages_plus_values() -> None:
     batch = outcomes(process=0.5)
     assert batch.values is not None
@@ -213,12 +203,6 @@ def test_targets_of_the_value_head_are_unwhitened_advantages_plus_values() -> No
     assert torch.equal(targets[1], batch.values[1].detach())  # without a score: nothing to learn
     assert (targets[~batch.mask] == 0).all()
     assert not targets.requires_grad
-
-
-def test_with_lam_1_the_targets_are_the_returns() -> None:
-    batch = outcomes(process=0.5)
-    targets = Objective(advantage={"name": "gae", "lam": 1.0}).value_targets(batch)
-    torch.testing.assert_close(targets[live(batch)], compute("token_returns", batch)[live(batch)])
 
 
 def own(batch: RewardBatch) -> Tensor:

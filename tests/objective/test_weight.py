@@ -53,17 +53,6 @@ def test_sampler_correction(mode: str, bounds: dict[str, float], expected: list[
     assert weigh(batch, name="sampler_correction", mode=mode, **bounds) == pytest.approx(expected)
 
 
-MODES = ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric"]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_engine_that_agrees_changes_nothing(mode: str) -> None:
-    drawn = sample(1)
-    plain = gradient(Objective(), drawn)[0].loss
-    spec = {"name": "sampler_correction", "mode": mode}
-    torch.testing.assert_close(gradient(Objective(weights=[spec]), drawn, sampler_logps=drawn.old_logps)[0].loss, plain)
-
-
 def test_the_masked_share_is_logged() -> None:
     objective = Objective(weights=[{"name": "sampler_correction", "mode": "token_mask"}])
     metrics = objective.loss(one_completion([4.0, 0.5, math.nan, 100.0])).metrics
@@ -108,10 +97,6 @@ def test_a_quantile_that_falls_on_a_token_keeps_it(quantile: float, tokens: int,
     assert sum(weigh(batch, name="high_entropy_only", quantile=quantile)) == kept
 
 
-def test_equal_entropies_are_all_kept() -> None:
-    assert weigh(one_completion([1.0] * 4, entropy=torch.full((1, 4), 0.3)), name="high_entropy_only") == [1, 1, 1]
-
-
 # --- off_policy_mask ---------------------------------------------------------------------------------------------
 
 
@@ -131,14 +116,6 @@ def test_equal_entropies_are_all_kept() -> None:
 def test_off_policy_mask(sampler: list[float] | None, advantage: float, delta: float, expected: list[int]) -> None:
     batch = one_completion(sampler or [1.0] * 3, advantage, **({} if sampler else {"sampler_logps": None}))
     assert weigh(batch, name="off_policy_mask", delta=delta) == expected
-
-
-def test_off_policy_mask_without_limit_keeps_everything() -> None:
-    drawn = sample(2, spread=3.0)
-    torch.testing.assert_close(
-        gradient(Objective(weights=[weights.off_policy_mask(delta=math.inf)]), drawn)[1],
-        gradient(Objective(), drawn)[1],
-    )
 
 
 # --- drop_truncated ----------------------------------------------------------------------------------------------
