@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -280,6 +280,13 @@ class TokenBatch:
     extra: Mapping[str, Tensor | None] = field(default_factory=dict)  # of fields that were added to `TOKEN_FIELDS`
     live: Tensor = field(init=False)  # (B, T) the mask as 0 and 1, in the precision of logps
 
+    @classmethod
+    def of(cls, **values: Any) -> TokenBatch:
+        """A batch of these fields, those that were added to `TOKEN_FIELDS` included."""
+        declared = {f.name for f in fields(cls)}
+        own = {name: value for name, value in values.items() if name in declared}
+        return cls(**own, extra={name: value for name, value in values.items() if name not in declared})
+
     def __post_init__(self) -> None:
         if self.logps.dim() != 2:
             raise _wrong_shape("logps", self.logps, "(B, T)")
@@ -295,8 +302,7 @@ class TokenBatch:
         for name, value in self.extra.items():
             object.__setattr__(self, name, value)
         shapes = {"(B, T)": full, "(B, 1)": torch.Size((full[0], 1)), "()": torch.Size(())}
-        flag = Field("(B, 1)", lambda draw: draw.old, "", dtype=torch.bool)
-        for name, spec in {**TOKEN_FIELDS, "scored": flag}.items():
+        for name, spec in {**TOKEN_FIELDS, "scored": TOKEN_FIELDS["truncated"]}.items():
             value = getattr(self, name)
             if value is None:
                 continue
@@ -310,10 +316,12 @@ class TokenBatch:
                 self._fill(name, value)
         self._check_advantages(full)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in TOKEN_FIELDS:  # one that was added, and that this batch lacks
-            return None
-        raise AttributeError(f"TokenBatch has no field '{name}'")
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in TOKEN_FIELDS:  # one that was added, and that this batch lacks
+                return None
+            raise AttributeError(f"TokenBatch has no field '{name}'")
 
     def _check_advantages(self, full: torch.Size) -> None:
         advantages = self.advantages

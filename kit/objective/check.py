@@ -312,7 +312,7 @@ def _finite_differences(subject: Subject) -> str:
         names, leaves = zip(*inputs.token_batch(fields)[1].items(), strict=True)
 
         def value(*leaves: Tensor) -> Tensor:
-            batch = TokenBatch(**fields | dict(zip(names, leaves, strict=True)))
+            batch = TokenBatch.of(**fields | dict(zip(names, leaves, strict=True)))
             batch.ratio, batch.sequence_ratio  # noqa: B018  (what these do is not the hook's doing)
             out = subject(batch)
             return out if out.dim() == 0 else (torch.where(batch.mask, out, 0.0) * weight).sum()

@@ -6,8 +6,6 @@ token. Fields are raw, as a trainer has them, so that what is left of the rubbis
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,16 +23,11 @@ _LENGTHS = (TOKENS, 5, 1, 7, 0)
 _RUBBISH = (torch.nan, torch.inf, -torch.inf, 1e30)
 
 
+@torch.inference_mode(False)
 def token_fields(
     seed: int, dtype: torch.dtype = torch.float64, *, off_policy: bool = True, per_token: bool = False
 ) -> Fields:
     """Every field of a `TokenBatch`. On-policy ones have little entropy, so that a floor under it is felt."""
-    return _copied(_token_fields(seed, dtype, off_policy, per_token))
-
-
-@functools.lru_cache(maxsize=32)  # a check asks for the same ones ten times
-@torch.inference_mode(False)
-def _token_fields(seed: int, dtype: torch.dtype, off_policy: bool, per_token: bool) -> Fields:
     mask, draw = _mask(), Draw(len(_LENGTHS), TOKENS, seed, off_policy=off_policy)
     fields: Fields = {
         "logps": draw.near(0.4) if off_policy else draw.old.clone(),
@@ -94,10 +87,7 @@ def token_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) 
             leaf.requires_grad_()
     given = _copied(fields) | leaves
     always = {"logps", "old_logps", "advantages", "mask", "step"}
-    values = {name: value for name, value in given.items() if keep is None or name in always | set(keep)}
-    declared = {field.name for field in dataclasses.fields(TokenBatch)}
-    extra = {name: values.pop(name) for name in values.keys() - declared}
-    return TokenBatch(**values, extra=extra), leaves
+    return TokenBatch.of(**{name: v for name, v in given.items() if keep is None or name in always | set(keep)}), leaves
 
 
 def scale_of(mask: Tensor, accumulation: float = 1.0) -> LossScale:
@@ -105,14 +95,9 @@ def scale_of(mask: Tensor, accumulation: float = 1.0) -> LossScale:
     return LossScale(accumulation, mask.sum(), TOKENS)
 
 
+@torch.inference_mode(False)
 def reward_fields(seed: int, dtype: torch.dtype = torch.float64) -> Fields:
     """Every field of a `RewardBatch`: groups of 5, 4, 1 and 2, interleaved; two rewards unknown, one without tokens."""
-    return _copied(_reward_fields(seed, dtype))
-
-
-@functools.lru_cache(maxsize=8)
-@torch.inference_mode(False)
-def _reward_fields(seed: int, dtype: torch.dtype) -> Fields:
     group = torch.tensor([7, 3, 7, 3, 7, 12, 7, 3, 7, 3, 5, 5])
     size = group.shape[0]
     draw = Draw(size, TOKENS, seed)

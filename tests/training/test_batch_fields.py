@@ -17,8 +17,9 @@ from .rollouts import NewTrainer, train
 
 def late_tokens(batch: TokenBatch) -> Tensor:
     """Penalty on tokens by their position, which the batch holds only where the table has it."""
-    late_tokens.seen.append(batch.position)  # type: ignore[attr-defined]
-    return batch.logps * batch.position
+    position: Tensor = batch.position  # type: ignore[attr-defined]
+    late_tokens.seen.append(position)  # type: ignore[attr-defined]
+    return batch.logps * position
 
 
 @pytest.mark.parametrize("source", ["position", lambda batch: batch.completion_mask.cumsum(1).float()])
