@@ -84,11 +84,11 @@ def explained_variance(returns: Tensor, values: Tensor, mask: Tensor) -> Tensor:
 
     0 also where there is nothing to explain: returns that are all equal, or no live token.
     """
-    seen, error = returns.detach()[mask], (returns - values).detach()[mask]
-    if seen.numel() == 0:
+    live, error = returns.detach()[mask], (returns - values).detach()[mask]
+    if live.numel() == 0:
         return returns.new_zeros(())
     # The mean of equal numbers may be off by rounding, which would make their variance more than 0.
-    variance = torch.where(seen.max() > seen.min(), seen.var(correction=0), 0.0)
+    variance = torch.where(live.max() > live.min(), live.var(correction=0), 0.0)
     unexplained = error.var(correction=0) / torch.where(variance > 0, variance, 1.0)
     return torch.where(variance > 0, 1.0 - unexplained, 0.0)
 

@@ -409,15 +409,15 @@ class RewardBatch:
 
     def _check_tokens(self, size: int) -> None:
         names = [name for name, spec in REWARD_FIELDS.items() if spec.shape == "(B, T)"]
-        given = [name for name in names if getattr(self, name) is not None]
+        present = [name for name in names if getattr(self, name) is not None]
         if self.mask is None:
-            if given:
-                raise ObjectiveError(f"RewardBatch.{given[0]} is given without mask, which tells its live tokens.")
+            if present:
+                raise ObjectiveError(f"RewardBatch.{present[0]} is given without mask, which tells its live tokens.")
             return
         if self.mask.dim() != 2 or self.mask.shape[0] != size or self.mask.dtype != torch.bool:
             seen = f"{tuple(self.mask.shape)} {self.mask.dtype}"
             raise ObjectiveError(f"RewardBatch.mask is {seen}, expected ({size}, T) torch.bool.")
-        for name in given:
+        for name in present:
             value = getattr(self, name)
             _check_shape(name, value, self.mask.shape, "RewardBatch")
             value = _at_least_float32(name, value, "RewardBatch").masked_fill(~self.mask, 0.0)

@@ -84,16 +84,16 @@ def check_hook(hook: Hook, seed: int = 0) -> list[Finding]:
     If it does not run at all, that is the only finding. Raises nothing that the hook raises: that is a finding, too.
     """
     subject = Subject(hook, seed)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         for name, check in CHECKS[hook.kind].items():
             finding = _tried(name, check, subject)
-            found += [finding] if finding else []
-            if name == "runs" and not found[0].passed:
+            findings += [finding] if finding else []
+            if name == "runs" and not findings[0].passed:
                 break
     subject.restore()
-    return found
+    return findings
 
 
 def _tried(name: str, check: Check, subject: Subject) -> Finding | None:
@@ -186,8 +186,8 @@ def _require_finite(values: Tensor, where: str) -> None:
 
 def _gradients(out: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     """d (sum of `out`) by each leaf that it depends on."""
-    found = torch.autograd.grad(out.sum(), list(leaves.values()), allow_unused=True)
-    return {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
+    gradients = torch.autograd.grad(out.sum(), list(leaves.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None}
 
 
 def _over_tokens(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -228,10 +228,10 @@ def _needs(subject: Subject) -> str:
         lacking = [name for name in sorted(known - needs) if error_with(known - {name}) is not None]
         if not lacking:
             raise error
-        said = ", ".join(f"'{name}'" for name in lacking)
+        names = ", ".join(f"'{name}'" for name in lacking)
         raise Fault(
             f"reads {', '.join(lacking)} without declaring it; a run fills in only what is declared. Set "
-            f"function.needs = {{{said}}}. ({type(error).__name__}: {error})"
+            f"function.needs = {{{names}}}. ({type(error).__name__}: {error})"
         )
     return f"needs {', '.join(sorted(needs))}" if needs else "needs nothing beyond what every batch has"
 
@@ -424,8 +424,8 @@ def _empty(subject: Subject) -> str:
 def _advantage(subject: Subject) -> str:
     """On policy, and of the loss's own gradient: whether it follows the advantages, and in which direction."""
     fields = inputs.token_fields(subject.seed, off_policy=False)
-    given = fields["advantages"]
-    tried = (given, -given, inputs.numbers(given.shape, subject.seed + 1))
+    original = fields["advantages"]
+    tried = (original, -original, inputs.numbers(original.shape, subject.seed + 1))
     slopes = []
     for advantages in tried:
         loss, leaves = subject.loss(fields | {"advantages": advantages})

@@ -85,9 +85,11 @@ def token_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) 
     if not torch.is_inference_mode_enabled():
         for leaf in leaves.values():
             leaf.requires_grad_()
-    given = _copied(fields) | leaves
+    values = _copied(fields) | leaves
     always = {"logps", "old_logps", "advantages", "mask", "step"}
-    return TokenBatch.of(**{name: v for name, v in given.items() if keep is None or name in always | set(keep)}), leaves
+    return TokenBatch.of(
+        **{name: v for name, v in values.items() if keep is None or name in always | set(keep)}
+    ), leaves
 
 
 def scale_of(mask: Tensor, accumulation: float = 1.0) -> LossScale:
@@ -117,13 +119,13 @@ def reward_fields(seed: int, dtype: torch.dtype = torch.float64) -> Fields:
 
 def reward_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) -> RewardBatch:
     """A `RewardBatch`. `keep`: leave out all optional fields but these."""
-    wanted = None if keep is None else {"rewards", "group", "step", *keep}
-    if wanted is not None and any(spec.shape == "(B, T)" for name, spec in REWARD_FIELDS.items() if name in wanted):
-        wanted.add("mask")
-    if wanted is not None and "components" in wanted:
-        wanted.add("component_weights")
-    given = _copied(fields)
-    return RewardBatch(**{name: value for name, value in given.items() if wanted is None or name in wanted})
+    names = None if keep is None else {"rewards", "group", "step", *keep}
+    if names is not None and any(spec.shape == "(B, T)" for name, spec in REWARD_FIELDS.items() if name in names):
+        names.add("mask")
+    if names is not None and "components" in names:
+        names.add("component_weights")
+    values = _copied(fields)
+    return RewardBatch(**{name: value for name, value in values.items() if names is None or name in names})
 
 
 def rows(fields: Mapping[str, Any], order: Tensor) -> Fields:

@@ -77,14 +77,14 @@ def with_fractions(function: ClipFunction, level: Level, eps_low: float, eps_hig
 
 def once_per_batch(report: Report) -> Report:
     """A report that the loss and the log both ask for, computed once, without gradient, and kept as long as the batch."""
-    kept: WeakKeyDictionary[TokenBatch, dict[str, Tensor]] = WeakKeyDictionary()
+    reports: WeakKeyDictionary[TokenBatch, dict[str, Tensor]] = WeakKeyDictionary()
 
     @functools.wraps(report)
     def remembered(batch: TokenBatch) -> dict[str, Tensor]:
-        if batch not in kept:
+        if batch not in reports:
             with torch.no_grad():
-                kept[batch] = report(batch)
-        return kept[batch]
+                reports[batch] = report(batch)
+        return reports[batch]
 
     return remembered
 
@@ -408,8 +408,8 @@ def vespo(
 
     The mean of φ is logged as `vespo/phi`. Source: VESPO, arXiv 2602.10693; TRL's `vespo_k_pos`, ... with its defaults.
     """
-    given = {"k_pos": k_pos, "lambda_pos": lambda_pos, "k_neg": k_neg, "lambda_neg": lambda_neg}
-    for name, value in given.items():
+    powers = {"k_pos": k_pos, "lambda_pos": lambda_pos, "k_neg": k_neg, "lambda_neg": lambda_neg}
+    for name, value in powers.items():
         check_range("vespo", name, value, 0.0)
     if sampler_cap is not None:
         check_range("vespo", "sampler_cap", sampler_cap, 1.0)
@@ -529,8 +529,8 @@ def _top(scores: Tensor, share: float, batch: TokenBatch) -> Tensor:
         return torch.zeros_like(batch.mask)
     flat = scores.flatten()
     most = min(max(int(share * flat.numel()), 1), flat.numel())
-    wanted = (batch.mask.sum() * share).clamp(min=1.0)
-    within = torch.arange(1, most + 1, device=flat.device) <= wanted
+    count = (batch.mask.sum() * share).clamp(min=1.0)
+    within = torch.arange(1, most + 1, device=flat.device) <= count
     return torch.zeros_like(flat, dtype=torch.bool).scatter(0, flat.topk(most).indices, within).view_as(scores)
 
 

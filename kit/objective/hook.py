@@ -63,8 +63,8 @@ class HyperParameter:
 
 def discover(factory: Callable[..., Any], skip: int = 0) -> dict[str, HyperParameter]:
     """The hyper-parameters of `factory`, in order, without its first `skip` parameters."""
-    found = list(signature(factory).parameters.values())[skip:]
-    named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)]
+    parameters = list(signature(factory).parameters.values())[skip:]
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)]
     return {p.name: HyperParameter(p.name, p.annotation, p.default, p.default is _EMPTY) for p in named}
 
 
@@ -79,25 +79,25 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def complete(
-    known: Mapping[str, HyperParameter], given: Mapping[str, Any], owner: str, hints: Mapping[str, str] | None = None
+    known: Mapping[str, HyperParameter], values: Mapping[str, Any], owner: str, hints: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Every hyper-parameter with its value: what was given, or the default; both checked by the annotation.
+    """Every hyper-parameter with its value: the one in `values`, or the default; both checked by the annotation.
 
     Raises `ConfigError` for an unknown key (with the hint for it, or the nearest known one), a missing one, or a value
     of the wrong type.
     """
-    for key in given:
+    for key in values:
         if key not in known:
             if hints and key in hints:
                 raise ConfigError(f"{owner} has no hyper-parameter '{key}': {hints[key]}")
             takes = ", ".join(known) or "no hyper-parameters"
             raise ConfigError(f"{owner} has no hyper-parameter '{key}'.{did_you_mean(key, known)} It takes: {takes}.")
-    missing = [name for name, parameter in known.items() if parameter.required and name not in given]
+    missing = [name for name, parameter in known.items() if parameter.required and name not in values]
     if missing:
         raise ConfigError(f"{owner} needs a value for {', '.join(missing)}.")
     return {
-        name: parameter.coerce(given[name], owner)
-        if name in given
+        name: parameter.coerce(values[name], owner)
+        if name in values
         else parameter.coerce(parameter.default, owner, ", its default")
         for name, parameter in known.items()
     }
@@ -208,8 +208,8 @@ class HookFactory:
         twice = set(names[: len(args)]) & set(kwargs)
         if twice:
             raise ConfigError(f"{self.title}: {', '.join(sorted(twice))} is given twice.")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        return Hook(self, complete(self.hyperparameters, given, self.title, self.hints))
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        return Hook(self, complete(self.hyperparameters, values, self.title, self.hints))
 
     @property
     def title(self) -> str:
@@ -234,8 +234,8 @@ class Hook:
 
     def clipped(self, batch: Any) -> Any | None:
         """(B, T) bool: tokens that the hook found beyond its bounds; None of a hook that does not tell."""
-        told = attribute(self._function, "clipped")
-        return None if told is None else told(batch)
+        report = attribute(self._function, "clipped")
+        return None if report is None else report(batch)
 
     @property
     def on_policy(self) -> bool:
@@ -248,8 +248,8 @@ class Hook:
 
         Registered so, or its function says `row_separable`; never with state, which more calls would change.
         """
-        said = self.factory.row_separable or bool(attribute(self._function, "row_separable", False))
-        return said and "" not in self.stateful()
+        separable = self.factory.row_separable or bool(attribute(self._function, "row_separable", False))
+        return separable and "" not in self.stateful()
 
     @property
     def zero_at_zero_advantage(self) -> bool:
@@ -469,8 +469,8 @@ def check_finite(hook: Hook, out: Tensor) -> None:
 
 def _blame_non_finite(hook: Hook, batch: TokenBatch) -> str:
     fields = ("logps", "old_logps", "advantages", "ref_logps", "entropy")
-    given = {name: getattr(batch, name) for name in fields}
-    broken = [name for name, value in given.items() if value is not None and not torch.isfinite(value).all()]
+    values = {name: getattr(batch, name) for name in fields}
+    broken = [name for name, value in values.items() if value is not None and not torch.isfinite(value).all()]
     if broken:
         return f"{hook.title} returned NaN or infinity at live tokens: the batch holds some in {', '.join(broken)}."
     return (

@@ -99,8 +99,8 @@ class Meter:
         if values.dim() == 0:
             total, count = values, torch.ones_like(values)
         elif values.shape == live.shape:
-            kept = values if filled and everything else values * live
-            total, count = kept.sum(), self._tokens if live is self._seen else live.sum()
+            masked = values if filled and everything else values * live
+            total, count = masked.sum(), self._tokens if live is self._seen else live.sum()
         else:
             rows = self._rows if of_all else self._rows_seen
             total, count = (values * rows).sum(), rows.sum()
@@ -165,13 +165,13 @@ class Meter:
         """
         batch = self._batch
         # The user's own hooks read theirs off the shielded batch.
-        asked = vars(batch).keys() | vars(vars(batch).get("shielded", batch)).keys()
-        if "ratio" in asked and batch.scored is not None:
+        read = vars(batch).keys() | vars(vars(batch).get("shielded", batch)).keys()
+        if "ratio" in read and batch.scored is not None:
             self.log("ratio/mean", batch.ratio.detach())
-        elif "ratio" in asked:
+        elif "ratio" in read:
             excess = batch.ratio.detach().sum() - (batch.mask.numel() - self._tokens)  # the ratio is 1 at padding
             self.means["ratio/mean"] = Mean(excess, self._tokens)
-        if "sequence_ratio" in asked:
+        if "sequence_ratio" in read:
             self.log("ratio/sequence_mean", batch.sequence_ratio.detach())
         self.log("ratio/abs_log", batch.log_ratio.detach().abs(), filled=True)
         self.log("advantage/abs_mean", batch.advantages.detach().abs(), filled=True, of_all=True)
@@ -179,8 +179,8 @@ class Meter:
             self.log("entropy", batch.entropy, filled=True)
         every = -(-batch.mask.numel() // SAMPLED_TOKENS) or 1
         drawn = batch.log_ratio.detach().reshape(-1)[::every]
-        seen = batch.mask if batch.scored is None else batch.mask & batch.scored
-        self.samples["log_ratio"] = torch.where(seen.reshape(-1)[::every], drawn, torch.nan)
+        scored = batch.mask if batch.scored is None else batch.mask & batch.scored
+        self.samples["log_ratio"] = torch.where(scored.reshape(-1)[::every], drawn, torch.nan)
 
     def _own(self, hook: Hook, values: Tensor) -> Tensor:
         """A report in the numbers of the batch. What a user's own hook reports at padding may be anything."""

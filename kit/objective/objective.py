@@ -142,13 +142,13 @@ class Objective:
         """What `TokenBatch.teacher_kl` is, or None where no hook needs it. `function.divergence` of the hook says it, else it is
         KL(policy || teacher) over the whole vocabulary. Raises `ConfigError` where two hooks want different ones."""
         hooks = [hook for hook in (self.clip, *self.weights, *self.regularizers) if "teacher_kl" in hook.needs]
-        found = {attribute(hook.at(0), "divergence", Divergence()): hook for hook in hooks}
-        if len(found) > 1:
+        by_divergence = {attribute(hook.at(0), "divergence", Divergence()): hook for hook in hooks}
+        if len(by_divergence) > 1:
             raise ConfigError(
-                f"{' and '.join(hook.title for hook in found.values())} want different divergences from the teacher "
-                f"({', '.join(map(str, found))}); one is computed. Leave one of them out."
+                f"{' and '.join(hook.title for hook in by_divergence.values())} want different divergences from the teacher "
+                f"({', '.join(map(str, by_divergence))}); one is computed. Leave one of them out."
             )
-        return next(iter(found), None)
+        return next(iter(by_divergence), None)
 
     def value_targets(self, batch: RewardBatch) -> Tensor:
         """(N, T), detached: what the value head learns; 0 at tokens that do not train.
@@ -247,8 +247,8 @@ class Objective:
         return [("advantage", self.advantage), ("clip", self.clip), *listed, ("reduction", self.reduction)]
 
     def _stateful(self) -> dict[str, Any]:
-        found = [(key, hook.stateful()) for key, hook in self._hooks()]
-        return {f"{key}.{name}".rstrip("."): part for key, parts in found for name, part in parts.items()}
+        stateful = [(key, hook.stateful()) for key, hook in self._hooks()]
+        return {f"{key}.{name}".rstrip("."): part for key, parts in stateful for name, part in parts.items()}
 
     def _reduce(self, per_token: Tensor, batch: TokenBatch, scale: LossScale) -> Tensor:
         hook = self.reduction

@@ -120,10 +120,10 @@ class HookRegistry(Registry[HookFactory]):
         A relative file is looked for below `base`. Raises `ConfigError` with what was seen and the nearest valid name.
         """
         if isinstance(entry, Mapping):
-            given = {str(key): value for key, value in entry.items()}
-            if "name" not in given:
-                raise ConfigError(f"A {self.kind} needs a name, got {given}. Known: {', '.join(self)}.")
-            return self._factory(given.pop("name"), base)(**given)
+            values = {str(key): value for key, value in entry.items()}
+            if "name" not in values:
+                raise ConfigError(f"A {self.kind} needs a name, got {values}. Known: {', '.join(self)}.")
+            return self._factory(values.pop("name"), base)(**values)
         if isinstance(entry, Hook):
             if entry.kind != self.kind:
                 raise ConfigError(f"{entry.title} stands where a {self.kind} is expected.")
@@ -153,8 +153,8 @@ class HookRegistry(Registry[HookFactory]):
         if isinstance(target, Hook):
             raise ConfigError(f"{title} is a hook that has its hyper-parameters already; name {target.name} instead.")
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        found = [p for p in signature(target).parameters.values() if p.kind in positional]
-        required = [p.name for p in found if p.default is p.empty]
+        positionals = [p for p in signature(target).parameters.values() if p.kind in positional]
+        required = [p.name for p in positionals if p.default is p.empty]
         needs = check_needs(attribute(target, "needs", ()), self.kind, title)
         if len(required) == len(self.arguments):
             build: Callable[..., HookFunction] = functools.partial(_bind, target)

@@ -177,8 +177,8 @@ def parse_schedule(value: Schedule | Mapping[str, Any] | str) -> Schedule:
     if isinstance(value, Mapping):
         fields = {str(key): field for key, field in value.items()}
         return _build(str(fields.pop("schedule", "")), (), fields)
-    found = _CALL.fullmatch(value.strip())
-    if found is None:
+    match = _CALL.fullmatch(value.strip())
+    if match is None:
         raise ConfigError(f"'{value}' is not a schedule. Write it as {_EXAMPLE}.")
     try:
         call = ast.parse(value.strip(), mode="eval").body
@@ -187,7 +187,7 @@ def parse_schedule(value: Schedule | Mapping[str, Any] | str) -> Schedule:
         named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (ValueError, SyntaxError, AssertionError):
         raise ConfigError(f"'{value}': a schedule takes plain numbers, as in {_EXAMPLE}.") from None
-    return _build(found["name"], arguments, named)
+    return _build(match["name"], arguments, named)
 
 
 _CALL = re.compile(r"(?P<name>[A-Za-z_]\w*)\((?P<arguments>.*)\)")
