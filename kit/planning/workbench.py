@@ -60,14 +60,6 @@ class Rows:
 ROWS = Rows()
 
 
-def warm(config: RunConfig, request: Request) -> bool:
-    """Imports what the first question about rows will need."""
-    import datasets  # noqa: F401
-    import reasoning_gym  # noqa: F401
-
-    return True
-
-
 LOOKED_AT, TOLD, MOST_COLUMNS = 200, 3, 100
 """Rows that the kinds of columns are read from, how many values of each are told, and of how many columns."""
 KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number", list: "list", dict: "object"}
@@ -455,15 +447,7 @@ def validate(config: RunConfig, request: Request) -> list[str]:
     return prepare.validate(config)
 
 
-def doctor(config: RunConfig, request: Request) -> dict[str, Any]:
-    """The machine's checks."""
-    from kit.planning.machine import check_machine, report
-
-    return report(check_machine(str(request.get("root", config.run.root))))
-
-
 QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {
-    "warm": warm,
     "columns": columns,
     "rows": rows,
     "lengths": lengths,
@@ -476,7 +460,6 @@ QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {
     "examples": examples,
     "plan": plan,
     "validate": validate,
-    "doctor": doctor,
 }
 
 

@@ -8,5 +8,4 @@ draft.py      preset + changes -> config, YAML, command                         
 uploads.py    files that a browser brings                                          results.py   how the Reward Lab's results look
 The screens: home.py, new_run.py (steps.py, reward.py, lab.py), run.py (explorer.py, completions.py), compare.py, chat.py,
 export.py.
-curves.py packs what charts.js draws.
 """

@@ -80,7 +80,7 @@ def _value(key: str, value: float, *, signed: bool = False) -> str:
 def _picture(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:
     """Both scores with their intervals on one axis."""
     factor, unit = (100.0, "%") if key == "greedy_accuracy" else (1.0, "reward")
-    rows = [(name, *(factor * side[end] for end in ("value", "low", "high"))) for name, side in sides.items()]
+    rows = [(name, factor * side["value"], factor * side["low"], factor * side["high"]) for name, side in sides.items()]
     return m.tag("div", intervals(rows, f"Held-out problems ({unit})"), class_="svgs")
 
 
