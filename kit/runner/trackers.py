@@ -40,7 +40,8 @@ class Trackers(TrainerCallback):  # type: ignore[misc]
         self.run, self.config, self.on_message = run, config, on_message
         self.callbacks: dict[str, Any] = {}
         self._last: tuple[Any, Any, Any] | None = None  # arguments, state and control of the last event
-        self._sent = {path.stem for path in run.eval.glob("*.json")} if run.metrics() else set[str]()
+        resumed = bool(config.run.report_to and run.metrics())
+        self._sent = {path.stem for path in run.eval.glob("*.json")} if resumed else set[str]()
 
     def __enter__(self) -> Self:
         """Makes the trackers of `run.report_to`, which start with the training. Failures are reported, not raised."""

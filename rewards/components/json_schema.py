@@ -78,6 +78,12 @@ class JsonSchema(IsolatedComponent):
         return Score(leaf_f1(expected, value) if self.partial else None, "wrong", info)
 
 
+def warm_up() -> None:
+    """Imports jsonschema in a worker before the first deadline begins."""
+    import jsonschema  # noqa: F401
+    import jsonschema_specifications  # noqa: F401
+
+
 def schema_problem(schema: str, value: Any, formats: bool = True) -> tuple[str, str | None]:
     """Status and reason of `value` against the schema in JSON text: ok, wrong, or error for a schema at fault.
 

@@ -2,11 +2,11 @@
 
 import functools
 import os
-import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from rewards.parallel import concurrently
@@ -192,4 +192,39 @@ def _box(program: bytes, contents: Mapping[str, bytes], uid: int | None) -> Iter
             os.chown(box, uid, uid)
         yield box
     finally:
-        shutil.rmtree(outer, ignore_errors=True)
+        with suppress(OSError):
+            _empty(outer)
+            os.rmdir(outer)
+
+
+def _empty(folder: str) -> None:
+    """Removes all that a folder holds, however deep, and follows no link: what is in a folder is lifted to the top before the
+    folder is removed, so that no path gets long and nothing recurses."""
+    lifted = 0
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                if _unlinked(name, top):
+                    continue
+                with suppress(PermissionError):
+                    os.chmod(name, 0o700, dir_fd=top)  # it may have taken its own rights away
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+                try:
+                    for each in os.listdir(inner):
+                        if not _unlinked(each, inner):
+                            lifted += 1
+                            os.rename(each, f"lifted-{lifted}-{os.getpid()}", src_dir_fd=inner, dst_dir_fd=top)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def _unlinked(name: str, folder: int) -> bool:
+    """Removes what is no folder; whether it was none."""
+    if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        return False
+    os.unlink(name, dir_fd=folder)
+    return True

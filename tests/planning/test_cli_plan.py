@@ -11,7 +11,6 @@ import yaml
 from typer.testing import CliRunner
 
 from kit.cli.app import app
-from kit.cli.plan import _duration
 from kit.planning import machine
 from kit.planning.machine import Check
 
@@ -93,11 +92,6 @@ def test_plan_as_json_with_a_probe_says_what_was_measured(config_file: str, monk
     assert found["seconds_per_step"]["measured"] == 2.0
     assert found["run_seconds"]["steps"] == pytest.approx(2 * 2.0)
     assert found["hours"] == pytest.approx(sum(found["run_seconds"].values()) / 3600)
-
-
-@pytest.mark.parametrize(("hours", "shown"), [(2.5, "2.5 h"), (0.04, "2.4 min"), (0.001, "4 s")])
-def test_a_short_run_is_not_said_to_take_no_hours(hours: float, shown: str) -> None:
-    assert _duration(hours) == shown
 
 
 def test_an_unknown_card_is_a_user_error(config_file: str) -> None:
