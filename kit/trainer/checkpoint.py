@@ -9,16 +9,21 @@ rollout.pt                the completions that steps are still to be made on (`o
 from __future__ import annotations
 
 import json
+import logging
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy
 import torch
 from transformers import TrainerState
 
+from kit.errors import EngineError
+from kit.models.failures import rng_state, set_rng_state
 from kit.runs.files import write_atomic
-from kit.runs.store import PREFIX, STATE, numbered, whole_checkpoints
+from kit.runs.store import PREFIX, STATE, is_whole, numbered, whole_checkpoints
 from kit.scoring.layouts import Wanted
 from kit.trainer.checkpoint_writer import STAGING, rotate, save_aside
 from kit.trainer.micro_batch import MicroBatch
@@ -28,6 +33,8 @@ from kit.trainer.teacher import Teacher
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
+
+log = logging.getLogger("kit")
 
 STATE_FILE = "objective_state.json"
 PROGRESS_FILE = "progress.json"
@@ -203,6 +210,33 @@ class CheckpointState:
         ):  # the run may have been killed between this checkpoint and the removal of older ones
             checkpoints = whole_checkpoints(numbered(checkpoint.parent))
             rotate(checkpoints, trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
+
+
+@contextmanager
+def checkpoint_on_failure(trainer: GRPOTrainer) -> Iterator[None]:
+    """Saves a checkpoint when the engine fails in a rollout, as it would have been written after the last step.
+
+    The failure goes on. Where steps were already made on the earlier completions, and of several processes, the last regular
+    checkpoint stands.
+    """
+    before = random.getstate(), numpy.random.get_state(), rng_state()
+    try:
+        yield
+    except EngineError as error:
+        step, every = trainer.state.global_step, trainer.args.steps_per_generation * trainer.num_iterations
+        if step == 0 or not trainer.is_in_train or trainer.accelerator.num_processes > 1 or trainer._step % every:
+            raise
+        if not is_whole(Path(trainer.args.output_dir) / f"{PREFIX}{step}"):
+            random.setstate(before[0])
+            numpy.random.set_state(before[1])
+            set_rng_state(before[2])
+            try:
+                trainer._save_checkpoint(trainer.model, None)
+                trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+                log.info("saved a checkpoint after step %d, because generation failed: %s", step, error)
+            except Exception as second:  # the engine's failure is what has to be reported
+                log.warning("no checkpoint after step %d (%s: %s)", step, type(second).__name__, second)
+        raise
 
 
 def is_over(folder: Path) -> bool:

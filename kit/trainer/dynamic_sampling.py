@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kit.config.sections import DynamicSamplingConfig
-from kit.errors import ConfigError
+from kit.errors import ConfigError, EngineError
 from kit.objective import Objective
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MicroBatch
@@ -161,7 +161,12 @@ class DynamicSampling:
         """TRL's batch of the groups that are trained on. `rows` repeat each prompt."""
         size = self.trainer.num_generations
         self._logged = {}
-        groups, made, rounds = self._replace_flat(self._sample([dict(row) for row in rows[::size]]))
+        passed = self.fresh.passed
+        try:
+            groups, made, rounds = self._replace_flat(self._sample([dict(row) for row in rows[::size]]))
+        except EngineError:  # `checkpoint_on_failure` writes the state of a run that has not begun this step
+            self.fresh.passed = passed
+            raise
         # TRL counts only the tokens in its batch.
         self.trainer.state.num_input_tokens_seen += _seen(made) - _seen(groups)
         output, _ = roll_out([dict(group.row) for group in groups for _ in range(size)], self._replayed(groups))

@@ -56,7 +56,7 @@ from kit.trainer.advantages import (
     truncated,
     weighted_total,
 )
-from kit.trainer.checkpoint import CheckpointState, Stateful
+from kit.trainer.checkpoint import CheckpointState, Stateful, checkpoint_on_failure
 from kit.trainer.dynamic_sampling import DynamicSampling
 from kit.trainer.generator import Generator
 from kit.trainer.metric_log import MetricLog
@@ -469,9 +469,10 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     # --- a generation batch -------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.selection is not None and self.model.training:
-            return self.selection.batch(inputs, self._roll_out)
-        return self._roll_out(inputs, None)[0]
+        with checkpoint_on_failure(self):
+            if self.selection is not None and self.model.training:
+                return self.selection.batch(inputs, self._roll_out)
+            return self._roll_out(inputs, None)[0]
 
     def _roll_out(
         self, rows: list[dict[str, Any]], replayed: ReplayedRollout | None

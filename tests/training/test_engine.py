@@ -271,3 +271,38 @@ def test_drafts_are_told_to_the_engine() -> None:
 
     assert told() == {}
     assert told("generation.vllm.speculative=ngram")["speculative_config"]["method"] == "ngram"
+
+
+def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_written_it(
+    attempt: Callable[..., Any], tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    import kit.train
+    from kit.errors import EngineError
+    from kit.trainer.trainer import HookedGRPOTrainer
+
+    reference = attempt("run.id=reference", "optimisation.steps=3")
+    generate, calls = HookedGRPOTrainer._generate_single_turn, [0]
+
+    def failing(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            torch.rand(7)  # the failed attempt has drawn random numbers
+            raise EngineError("the engine died")
+        return generate(self, *arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HookedGRPOTrainer, "_generate_single_turn", failing)
+        broken = attempt("run.id=broken", "optimisation.steps=3")
+    assert (broken.code, broken.error["kind"]) == (2, "EngineError")
+    assert broken.folder.status()["state"] == "failed"
+    assert [path.name for path in broken.folder.checkpoints] == ["checkpoint-2"]
+    events = (broken.folder.path / "events.jsonl").read_text()
+    assert '"kind": "checkpoint", "step": 2' in events
+    folder = kit.train.run(load_config(tree, ["run.id=broken", "optimisation.steps=3"]), quiet=True, resume=True)
+    expected, resumed = (
+        load_file(run.path / "checkpoint-3" / "adapter_model.safetensors") for run in (reference.folder, folder)
+    )
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
