@@ -130,16 +130,38 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def seconds_per_token(row: dict[str, Any]) -> float:
+    """Seconds of a step for each token of the mean completion: ways that draw other completions are compared by it."""
+    return float(row["step_seconds"]) * len(row["mean_tokens"]) / sum(row["mean_tokens"])
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     """The results as Markdown."""
-    lines = [
-        "| way | s a step | of it rollout | faster | memory, GiB | losses | gradient norms |",
-        "|---|---|---|---|---|---|---|",
+    head = [
+        "way",
+        "s a step",
+        "of it rollout",
+        "tokens of a completion",
+        "faster by token",
+        "memory, GiB",
+        "losses",
+        "gradient norms",
     ]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for way, row in results.items():
-        faster = results[STOCK]["step_seconds"] / row["step_seconds"]
+        faster = seconds_per_token(results[STOCK]) / seconds_per_token(row)
+        tokens = ", ".join(f"{value:.0f}" for value in row["mean_tokens"])
         losses, norms = (", ".join(f"{value:.5f}" for value in row[name]) for name in ("losses", "grad_norms"))
-        cells = [way, row["step_seconds"], row["rollout_seconds"], f"{faster:.2f}x", row["memory_gib"], losses, norms]
+        cells = [
+            way,
+            row["step_seconds"],
+            row["rollout_seconds"],
+            tokens,
+            f"{faster:.2f}x",
+            row["memory_gib"],
+            losses,
+            norms,
+        ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

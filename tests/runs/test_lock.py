@@ -79,7 +79,7 @@ def test_whoever_measures_evaluates_or_exports_says_who_has_the_gpu(gpu: None, t
 
     run = GpuLock(gpus())
     assert run.take({"run": "a", "pid": 12}) is None
-    request = {"run_dir": str(tmp_path / "runs" / "b"), "config": {}, "format": "merged-16bit"}
+    request = {"run_dir": str(tmp_path / "runs" / "b"), "config": {}, "format": "merged-16bit", "verify": True}
     for job in (probe.job, signal.job, evaluate_run, export_run):
         with pytest.raises(RunError, match=r"GPU 0, which run 'a' \(process 12\) uses"):
             job(request, True)
