@@ -49,9 +49,11 @@ def test_the_scores_are_those_that_the_benchmark_wrote(monkeypatch: pytest.Monke
 def test_the_claim_of_speed_is_what_the_benchmark_wrote() -> None:
     rows = json.loads((ROOT / "benchmarks/results/real_model.json").read_text(encoding="utf-8"))["rows"]
     stock, kit = (row["step_seconds"] / sum(row["mean_tokens"]) for row in (rows["stock TRL"], rows["kit"]))
-    assert f"{stock / kit:.1f} times as fast by token" in README
-    assert f"takes {rows['kit']['memory_gib'] / rows['stock TRL']['memory_gib']:.2f} of its memory" in README
-    assert rows["kit, TRL's generation"]["losses"] == rows["stock TRL"]["losses"]
+    assert f"{stock / kit:.1f} times as fast by token" in " ".join(README.split())
+    assert f"takes {rows['kit']['memory_gib'] / rows['stock TRL']['memory_gib']:.2f} of its memory" in " ".join(
+        README.split()
+    )
+    assert rows["kit, TRL's generation"]["losses"] == pytest.approx(rows["stock TRL"]["losses"], abs=1e-6)
 
 
 # --- its code --------------------------------------------------------------------------------------------------------

