@@ -212,15 +212,17 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     sees(third, "goes on from its last whole checkpoint")
     wait_for(lambda: status(again, "long").get("step", 0) > stopped_at)
     sees(third, "running")
+    questions: list[str] = []
+    third.once("dialog", lambda dialog: (questions.append(dialog.message), dialog.dismiss()))
     third.locator("#run-now").click()
-    sees(third, "It saves first where it can")
-    third.locator("#run-now-no").click()
+    wait_for(lambda: questions)
+    assert "It saves first where it can" in questions[0]
     assert status(again, "long")["state"] == "running"
-    third.goto(again.url)
-    press(third, "Stop & save")
+    third.locator("#run-stop").click()
     sees(third, "its step is finished and saved first")
     run.wait(120)
     assert run.status["state"] == "stopped"
+    third.goto(again.url)
     sees(third, "Nothing is running")
 
 
