@@ -25,7 +25,7 @@ def test_the_program_refuses_other_machines_without_accounts() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"host": "0.0.0.0"}, {"host": "::"}, {"host": "192.168.1.5"}, {"share": True}, {"host": "example.org"}]
+    "options", [{"host": "0.0.0.0"}, {"host": "::"}, {"host": "192.168.1.5"}, {"host": "example.org"}]
 )
 def test_so_do_the_settings(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--auth"):
