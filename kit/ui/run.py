@@ -311,10 +311,8 @@ class View:
             found["charts"] = m.charts(learning[:FIRST_CHARTS], _marks(events)) or _no_charts(status)
         if tab == "more":
             machine = [panel for panel in drawn if panel.topic == MACHINE]
-            found["more"] = m.page(
-                checkpoint_table(run, scores), configuration(run),
-                m.charts([*learning[FIRST_CHARTS:], *machine], _marks(events)),
-            )  # fmt: skip
+            folds = m.page(checkpoint_table(run, scores), configuration(run))
+            found["more"] = folds + m.charts([*learning[FIRST_CHARTS:], *machine], _marks(events))
         return found
 
 

@@ -301,6 +301,7 @@ def test_a_run_is_shown_from_every_side_at_an_address_of_its_own(page: Any, tab:
     rows = [row | {"turns": json.dumps(calls) if place else None} for place, row in enumerate(rows)]
     pq.write_table(pa.Table.from_pylist(rows), run.completions / "step-00020.parquet")
     one = tab(page, "/run?run=sides&tab=more")
+    expect(one.locator("#run-more svg").first).to_be_visible()
     step(one, "Completions")
     sees(one, "1. model")
     sees(one, "add(a=1)")
