@@ -314,7 +314,7 @@ def test_a_run_is_shown_from_every_side_at_an_address_of_its_own(page: Any, tab:
     press(one, "Save notes")
     sees(one, "Saved.")
     assert run.read_notes() == "a note of one's own"
-    sees(one, "publish it")
+    sees(one, "publish the report")
     one.reload()
     one.get_by_text("Report and notes").click()
     expect(box).to_have_value("a note of one's own")
