@@ -114,7 +114,7 @@ class DataConfig(Section):
     chat: bool = True
     """Wrap text prompts as a user message, so that the chat template applies. False sends the text as it is."""
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """What the chat template is told besides, e.g. {enable_thinking: false}; exports keep it as the template's default."""
+    """Arguments of the chat template, e.g. {enable_thinking: false}; exports keep them as the template's defaults."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Rows to use at most, train and held-out together, after reading."""
     heldout: Annotated[int, Field(ge=0)] = 200
@@ -252,9 +252,9 @@ class VllmConfig(Section):
     """Draft tokens from what stands in prompt and completion, and let the policy accept them, which keeps its distribution.
     GPU only."""
     hand_over: Literal["auto", "merged", "adapter"] = "auto"
-    """What the engine gets of a LoRA run at every step: `merged`: its weights anew, adapter included; `adapter`: the
-    adapter alone, in memory, on weights that it loaded once. `auto`: adapter with 4-bit weights, else
-    merged. Unsloth hands over adapters in any case."""
+    """Weights that a LoRA run hands to the engine at every step. `merged`: all weights, adapter included. `adapter`: the
+    adapter alone, in memory, on weights that the engine loaded once. `auto`: adapter with 4-bit weights, else merged.
+    Unsloth always hands over adapters."""
     timeout: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds that one generation batch, or handing over the weights, may take. After that the engine counts as hung, and
     the run ends as failed."""

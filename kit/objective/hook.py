@@ -164,7 +164,7 @@ ENTROPY_IN_LOSS = "one more matrix product per vocabulary tile in the scorer, as
 
 
 def remedy(need: str) -> str:
-    """What is missing where a batch lacks this field, and what to do."""
+    """Message for a batch that lacks this field: what is missing, and what to do."""
     return {**REWARD_FIELDS, **TOKEN_FIELDS}[need].remedy
 
 

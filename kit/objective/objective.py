@@ -99,7 +99,7 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the batches must carry: names of `kit.objective.batch.TOKEN_FIELDS` and `REWARD_FIELDS`."""
+        """Names of the fields that the batches must carry, of `kit.objective.batch.TOKEN_FIELDS` and `REWARD_FIELDS`."""
         return frozenset().union(*(hook.needs for _, hook in self._hooks()))
 
     @property

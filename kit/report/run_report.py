@@ -312,7 +312,7 @@ def _memory(found: list[Tree]) -> str:
 
 
 def configuration(record: Record) -> Markup:
-    """What differs from the defaults, and the full configuration, folded."""
+    """Section of the configuration: keys that differ from their defaults, and all keys, folded."""
     text = _yaml(redacted(record.config)) if record.config else ""
     return section("configuration", list(_changed(record.config)), text)
 

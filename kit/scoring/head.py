@@ -35,7 +35,7 @@ from kit.scoring.head_softmax import BEST, OTHERS, RISE, SHIFTED, SLOPE_TARGET, 
 
 log = logging.getLogger("kit")
 OUTPUTS = frozenset({"log_probs", "entropy"})
-"""What this head computes of TRL's outputs: those of GRPO."""
+"""Outputs of TRL's head that this head computes: those of GRPO."""
 DEFAULT_CHUNK = 8192
 
 

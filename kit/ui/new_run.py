@@ -102,8 +102,9 @@ def _side(form: Form) -> tuple[gr.HTML, gr.HTML, gr.Textbox, gr.Code]:
         take = gr.Button("Apply this YAML", size="sm")
     fold.expand(None, js=SCROLLED)
     form.replaces(take.click, _from_text, [yaml])
-    # A verdict is of the draft that it was made for: it goes as soon as something is edited.
-    form.draft.change(lambda: [CHECKING, CHECKING, ""], [], [reward, fits, note], **QUIET)
+    # A verdict is of the draft that it was made for: it goes as soon as something is edited. The answer to a click on Start
+    # stays until the next one: the last letter of a name may be checked after the click.
+    form.draft.change(lambda: [CHECKING, CHECKING], [], [reward, fits], **QUIET)
     form.follows(lambda draft: scores(site, draft), reward, concurrency_limit=4)
     form.follows(lambda draft: measured(site, draft), fits, fixes, apply, concurrency_limit=4)
     form.replaces(apply.click, _mended, [fixes])

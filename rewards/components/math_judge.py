@@ -31,6 +31,7 @@ from rewards.components.math_text import (
     same_order,
     same_text,
     split,
+    units_differ,
     words,
 )
 
@@ -57,6 +58,8 @@ def judge(answer: str, reference: str, final: bool = False) -> str:
     """
     expected = plain(reference)
     given = plain(answer, letters=is_number(expected))
+    if units_differ(reference, answer):
+        return "different"
     if bare(expected) == bare(given):
         return "equal"
     try:

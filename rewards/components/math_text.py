@@ -304,6 +304,18 @@ _BUILT = re.compile(
 )
 _INEQUALITY = re.compile(r"[<>]|\\[lg]e")
 # Words behind a number that make it another number, or no single answer at all.
+_MEASURE = re.compile(r"(?<![A-Za-z])([A-Za-z]+|¢)\.?(?:\s?\^?\s?\{?[23]\}?)?$")
+# Names of units of measure that exclude one another: an answer in another one is another answer.
+_MEASURES = {
+    name: names.split()[0]
+    for names in (
+        "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre", "inch in inche",
+        "ft foot feet", "yd yard", "mi mile", "mg milligram", "g gram", "kg kilogram", "lb pound", "oz ounce", "ml milliliter",
+        "l liter litre", "sec s second", "min minute", "h hr hour", "day", "week", "month", "year", "dollar", "cent ¢",
+        "degree deg", "radian rad",
+    )
+    for name in names.split()
+}  # fmt: skip
 _NOT_UNITS = frozenset(re.findall(r"\S+", """
     or and to not if but vs versus either maybe perhaps possibly probably nor wrong between plus minus times over by
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
@@ -350,6 +362,34 @@ def plain(text: str, join_groups: bool = True, letters: bool = False) -> str:
         text = _IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _NAME_IN.sub("", _DEGREES.sub("", text).strip().strip("€£").strip())
     return _whole(_without_unit(written_out(text), letters)).replace(_ROW, "\\\\")
+
+
+def units_differ(expected: str, answer: str) -> bool:
+    """Whether both answers have units of which one excludes the other: `3 hours` is not `3 minutes`.
+
+    Squares and cubes are not told from lengths, and what only one of them says counts for nothing.
+    """
+    units = _measure(expected), _measure(answer)
+    return None not in units and units[0] != units[1]
+
+
+def _measure(text: str) -> str | None:
+    """The unit behind the only number of a text, by its shortest name, or None."""
+    text = _TEXT.sub(r" \1 ", _laid_out_but_dollars(text)).strip().removesuffix(".").strip()
+    if "$" in text or text.endswith(("^\\circ", "^{\\circ}")):
+        return "dollar" if "$" in text else "degree"
+    match = _MEASURE.search(text)
+    amount = text[: match.start()].strip() if match else ""
+    if match is None or not is_number(amount) or not any(character.isdigit() for character in amount):
+        return None
+    name = match[1] if len(match[1]) == 1 else match[1].lower()
+    return _MEASURES.get(name) or _MEASURES.get(name.removesuffix("s"))
+
+
+def _laid_out_but_dollars(text: str) -> str:
+    """As `_laid_out`, with the sign of the currency, which `\\$` writes, as `$`; others around the text are taken off."""
+    text = _ascii(text).replace("\\mathrm", "\\text").replace("\\$", "\0").replace("$", "")
+    return _laid_out(text).replace("\0", "$")
 
 
 def _in_parentheses(vector: re.Match[str]) -> str:

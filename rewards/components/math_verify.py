@@ -14,6 +14,7 @@ from rewards.components.math_text import (
     plain,
     reference_text,
     same_number,
+    units_differ,
 )
 from rewards.errors import PresetError
 from rewards.extract import (
@@ -96,6 +97,8 @@ class MathVerify(IsolatedComponent):
             return Score(None, "format", {"reason": "too_long"})
         one = plain(expected)
         other = plain(found.value, letters=is_number(one))
+        if units_differ(expected, found.value):
+            return self._settled("different", sample, found.value)
         if one == other and one:
             return Score(self.high, "ok", info)
         if (equal := same_number(one, other)) is not None and "," not in expected:

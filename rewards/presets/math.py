@@ -61,12 +61,12 @@ def math_verify(
     holds the answer in its last `\boxed{…}`.
     Source: math-verify 0.9 and SymPy; accuracy reward of DeepSeek-R1 (2501.12948, 2.2.2).
     Hacks: boxing the question (`2^{10}`, a polynomial to factor), which the algebra system then answers: not worked out, or
-    copied from the prompt; where no prompt is given, expanding and factoring remain. One constant for all rows: `2 - 2 = 0` is no
-    equation's answer but 0's. `8 = 7` for 7: every side has to be equal. Tiny numbers (1/2^98 for 1/2^99): compared by
-    their size. Answers
-    that hang the parser: `timeout` after the deadline, the others keep their scores. Several answers, an earlier box
-    before an unclosed one, boxes in the reasoning: no answer. What the parser would drop or add up (`72_{13}`, `72'`,
-    `72\ldots`, `70 2`): no mathematics. Wrong units go unnoticed, am, pm, months and directions aside.
+    copied from the prompt; where no prompt is given, expanding and factoring remain. One constant for all rows: `2 - 2 = 0`
+    is no equation's answer but 0's. `8 = 7` for 7: every side has to be equal. Tiny numbers (1/2^98 for 1/2^99): compared
+    by their size. Answers that hang the parser: `timeout` after the deadline, the others keep their scores. Several
+    answers, an earlier box before an unclosed one, boxes in the reasoning: no answer. What the parser would drop or add up
+    (`72_{13}`, `72'`, `72\ldots`, `70 2`): no mathematics. Another unit (`3 hours` for `3 minutes`) is another answer; a
+    unit on one side only counts for nothing.
 
     Args:
         answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.

@@ -52,7 +52,6 @@ EQUAL = [
     (r"1 / 4 \mathrm{~m} / \mathrm{s}", r"\frac14"), (r"9.8 \mathrm{~m} / \mathrm{s}^{2}", "9.8"),
     ("72", r"72 \mathrm{~km} / \mathrm{h}"),
     (r"4 \times 10^{33} \mathrm{erg} / \mathrm{s}", "4e33"), (r"5 \text{ kg} \cdot \text{m}", "5"),
-    
     # words
     ("10:30", "10:30"), ("1:3", "1:3"), ("A", r"\text{A}"),
     (r"\text{Monday}", "Monday"), (r"\text{even}", "even."),
@@ -97,9 +96,10 @@ DIFFERENT = [
     (r"(-\infty,2)\cup(3,\infty)", r"x \le 2 \text{ or } x>3"), (r"(-\infty,2)\cup(3,\infty)", "x<2"), (r"\ln 2", r"\log_3 2"),
     # units in parts
     (r"1 / 4 \mathrm{~m} / \mathrm{s}", r"\frac15"), (r"2.5 \text{ million}", "2.5"), ("2.5", "2.5 million"), ("x^2+C", "x^2"),
-    ("x^2", "x^2+C"), 
-    
-    
+    ("x^2", "x^2+C"),
+    # another unit of measure
+    ("3 hours", "3 minutes"), (r"3	ext{ cm}", r"3	ext{ m}"), ("30 minutes", "30 hours"), (r"\$5", r"5	ext{ cents}"),
+    (r"90^\circ", r"90	ext{ radians}"), ("5 kg", "5 g"), ("2 weeks", r"2	ext{ days}"),
     # words
     ("10:30", "1:3"), ("10:30", "10:31"), ("10:30 AM", "22:30"), ("A", "B"), ("Monday", r"\text{dayMon}"),
     ("x+1", "y+1"), ("2ab", "2cd"), ("12", "13 cm"), ("7", "seven"), ("7", "answer"), ("7", ""), ("1,234", "2,341"),
