@@ -26,6 +26,7 @@ from rewards.protocol import failure_reason
 LOADING_SECONDS = 120.0  # for a worker to boot, and to import a function's module: not on the item's account
 _MAX_WORKERS = 16
 _WORKER = Path(__file__).with_name("worker.py")
+_LIBRARY = str(Path(__file__).parents[2])  # the entry of sys.path that holds `rewards`
 _SINGLE_THREADED = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -82,8 +83,9 @@ class Worker:
     def __init__(self, preload: str | None = None) -> None:
         ours, theirs = socket.socketpair()
         inside, self._lifeline = os.pipe()
-        # The folder that this process works in comes last: one there that is named like a package is then no package.
-        path = sorted(sys.path, key=lambda entry: entry in ("", os.getcwd()))
+        # The folder that this process works in comes last, so that a file there cannot shadow a package. The folder of this
+        # library keeps its place: in a checkout it is the working folder, and a user's `rewards.py` would come first.
+        path = sorted(sys.path, key=lambda entry: entry != _LIBRARY and entry in ("", os.getcwd()))
         setup = json.dumps([path, preload, theirs.fileno(), inside])
         try:
             self._process = subprocess.Popen(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import rewards
 from rewards import Context, Preset, Score, build_samples
 from rewards.isolation import Cache, IsolatedComponent, Pool, Task, clear_recent, content_key, shared_pool
 
@@ -282,6 +283,20 @@ def test_a_forked_child_has_workers_of_its_own(pool):
     os.waitpid(child, 0)
     assert os.read(read, 10) == b"apart"
     assert {o.value for o in pool.run([call("pid")] * 50)} <= mine
+
+
+def test_a_file_named_rewards_in_another_folder_does_not_hide_the_library(tmp_path, monkeypatch):
+    """Where the working folder is a checkout of the library, and a reward function came from such a file."""
+    library = str(Path(rewards.__file__).parents[1])
+    (tmp_path / "rewards.py").write_text("")
+    monkeypatch.chdir(library)
+    monkeypatch.setattr(sys, "path", [*(entry for entry in sys.path if entry != library), library, str(tmp_path)])
+    pool = Pool(1)
+    try:
+        (outcome,) = pool.run([Task("rewards.components.json_schema:leaf_f1", ({"a": 1}, {"a": 1}))])
+    finally:
+        pool.close()
+    assert (outcome.status, outcome.value) == ("ok", 1.0), outcome.reason
 
 
 PARENT = """
