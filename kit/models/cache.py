@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.runs.lock import exclusive
+from kit.runs.lock import cache_folder, exclusive
 
 
 def built_once(kind: str, stamp: str, build: Callable[[Path], None]) -> Path:
-    """The folder that `build` fills, below `$XDG_CACHE_HOME/grpo-kit/KIND`; built at the first call for this `stamp`.
+    """The folder that `build` fills, below `KIND` in the kit's cache folder; built at the first call for this `stamp`.
 
     The folder appears whole or not at all: an interrupted build leaves nothing that is used, and of two processes that
     ask at once the second waits for the first.
     """
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo-kit" / kind
+    root = cache_folder() / kind
     folder = root / hashlib.sha256(stamp.encode()).hexdigest()[:16]
     if folder.is_dir():
         return folder

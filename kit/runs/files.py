@@ -10,14 +10,11 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from kit.errors import RunError
-
-BLOCK = 65536
-"""Bytes that are read at once from the end of a log."""
 
 
 def free_bytes(path: Path) -> int | None:
@@ -73,24 +70,21 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(_explain(error, path)) from error
-
-
-def _explain(error: OSError, path: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = free_bytes(path)
-        free_words = "unknown" if free is None else human_size(free)
-        return (
-            f"No space left while writing {path} (free there: {free_words}). Free some space, "
-            f"lower run.keep_checkpoints, or set run.root to a folder on another disk."
-        )
-    if error.errno == errno.EROFS:
-        return f"{path} lies on a read-only file system. Set run.root to a folder that can be written."
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return f"{path} may not be written by this user. Change its permissions, or set run.root to another folder."
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return f"{path} cannot be made: a file stands where a folder is needed. Set run.root to another folder."
-    return f"{path} cannot be written: {error.strerror or error}. Set run.root to a folder that can be written."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = free_bytes(path)
+            size = "unknown" if free is None else human_size(free)
+            what = (
+                f"No space left while writing {path} (free there: {size}). Free some space, lower run.keep_checkpoints,"
+            )
+            raise RunError(f"{what} or set run.root to a folder on another disk.") from error
+        reason = {
+            errno.EROFS: "lies on a read-only file system",
+            errno.EACCES: "may not be written by this user",
+            errno.EPERM: "may not be written by this user",
+            errno.ENOTDIR: "cannot be made: a file stands where a folder is needed",
+            errno.EEXIST: "cannot be made: a file stands where a folder is needed",
+        }.get(error.errno or 0, f"cannot be written: {error.strerror or error}")
+        raise RunError(f"{path} {reason}. Set run.root to a folder that can be written.") from error
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
@@ -137,7 +131,12 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     with disk_errors(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            end = _drop_half_line(handle)
+            end, newline = os.fstat(handle).st_size, -1
+            while end > 0 and newline < 0:
+                start = max(0, end - 4096)
+                newline = os.pread(handle, end - start, start).rfind(b"\n")
+                end = start + newline + 1
+            os.ftruncate(handle, end)
             try:
                 while data:
                     data = data[os.write(handle, data) :]
@@ -149,29 +148,11 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
             os.close(handle)
 
 
-def _drop_half_line(handle: int) -> int:
-    """Cuts the file after its last line end, and returns its size."""
-    size = os.fstat(handle).st_size
-    end, block = size, 4096
-    while end > 0:
-        start = max(0, end - block)
-        newline = os.pread(handle, end - start, start).rfind(b"\n")
-        end = start + newline + 1
-        if newline >= 0:
-            break
-    if end < size:
-        os.ftruncate(handle, end)
-    return end
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All whole JSON lines; a half-written last one is left out, no file means none.
 
-    Raises `RunError` when a line before the last is broken: then the file was damaged, not cut short; and for what is no
-    regular file, as a device has no end.
+    Raises `RunError` when a line before the last is broken: then the file was damaged, not cut short.
     """
-    if path.exists() and not path.is_file():
-        raise RunError(f"{path} is no file. Remove what stands there.")
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -216,46 +197,28 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._inode: int | None = None
         self._position = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def tail(self, lines: int) -> str:
         """The last `lines` lines; nothing where there is no file. What follows is `added`."""
-        return self._read(lambda file: self._last(file, lines))
+        text = self.added()
+        return "".join(text.splitlines(keepends=True)[-lines:]) if lines else ""
 
     def added(self) -> str:
-        """Returns the text added since the last call."""
-        return self._read(self._rest)
-
-    def _read(self, part: Callable[[BinaryIO], bytes]) -> str:
+        """Returns the text added since the last call; all of it where the file was made anew."""
         try:
             with open(self.path, "rb") as file:
-                stat = os.fstat(file.fileno())
-                if stat.st_ino != self._inode or stat.st_size < self._position:
-                    self._inode, self._position = stat.st_ino, 0
-                    self._decoder.reset()
-                return self._decoder.decode(part(file))
+                if file.seek(0, os.SEEK_END) < self._position:
+                    self._position = 0
+                file.seek(self._position)
+                data = file.read()
+                self._position = file.tell()
+                return self._decoder.decode(data)
         except FileNotFoundError:
             return ""
         except OSError as error:
             raise RunError(f"{self.path} cannot be read: {error.strerror or error}.") from error
-
-    def _rest(self, file: BinaryIO) -> bytes:
-        file.seek(self._position)
-        data = file.read()
-        self._position = file.tell()
-        return data
-
-    def _last(self, file: BinaryIO, lines: int) -> bytes:
-        start = self._position = file.seek(0, os.SEEK_END)
-        data = b""
-        while start > 0 and data.count(b"\n") <= lines:  # one more than wanted: the first may be a part of a line
-            size = min(BLOCK, start)
-            start -= size
-            file.seek(start)
-            data = file.read(size) + data
-        return b"".join(data.splitlines(keepends=True)[-lines:]) if lines else b""
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:

@@ -76,7 +76,7 @@ class GpuLock:
     """Locks all of `names` or none. `handles`: the open files while it is held, which the training process inherits."""
 
     def __init__(self, names: list[str], folder: Path | None = None) -> None:
-        self.names, self.folder = names, folder or (lock_folder() if names else Path())
+        self.names, self.folder = names, folder or (cache_folder() / "locks" if names else Path())
         self.handles: list[int] = []
 
     def take(self, holder: Mapping[str, Any]) -> str | None:
@@ -85,7 +85,7 @@ class GpuLock:
         `holder` is what others are told: run, pid. Where nothing can be locked the lock counts as taken.
         """
         for name in self.names:
-            path = self._path(name)
+            path = self.folder / f"gpu-{re.sub(r'[^A-Za-z0-9_-]+', '-', f'{socket.gethostname()}-{name}')}.lock"
             try:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 handle = try_lock(path)
@@ -93,7 +93,12 @@ class GpuLock:
                 continue
             if handle is None:
                 self.release()
-                return f"GPU {name}, which {_holder(path)} uses"
+                who = "another run"
+                with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                    known = json.loads(path.read_text(encoding="utf-8"))
+                    what = f"run '{known['run']}'" if "run" in known else known["what"]
+                    who = f"{what} (process {known['pid']})"
+                return f"GPU {name}, which {who} uses"
             self.handles.append(handle)
             with contextlib.suppress(OSError):
                 os.ftruncate(handle, 0)
@@ -106,10 +111,6 @@ class GpuLock:
             handle = self.handles.pop()
             _unlock(handle)
             os.close(handle)
-
-    def _path(self, name: str) -> Path:
-        plain = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{socket.gethostname()}-{name}")
-        return self.folder / f"gpu-{plain}.lock"
 
 
 @contextlib.contextmanager
@@ -139,11 +140,6 @@ def gpu_holder() -> str | None:
     return holder
 
 
-def lock_folder() -> Path:
-    """The folder of the GPU locks."""
-    return cache_folder() / "locks"
-
-
 def cache_folder() -> Path:
     """`$GRPO_KIT_CACHE`, else `$XDG_CACHE_HOME/grpo-kit`, else `~/.cache/grpo-kit`: GPUs' locks, and what Unsloth compiles.
 
@@ -162,12 +158,3 @@ def _unlock(handle: int) -> None:
     """Unlocks explicitly: closing is not enough while a forked process holds a copy of the file."""
     with contextlib.suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_UN)
-
-
-def _holder(path: Path) -> str:
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        who = f"run '{known['run']}'" if "run" in known else known["what"]
-        return f"{who} (process {known['pid']})"
-    except (OSError, ValueError, LookupError, TypeError):
-        return "another run"

@@ -15,42 +15,27 @@ from typing import Any
 
 import psutil
 
-CLOCK_TOLERANCE = 2.0
-"""Seconds by which two readings of one process's creation time may differ where the boot time was not noted."""
 TICK_TOLERANCE = 0.05
-"""The same, in seconds since the boot: creation times are whole ticks, most often of 10 ms."""
+"""Seconds by which two readings of a creation time, counted from the boot, may differ: they are whole ticks of about 10 ms."""
 
 
 def identity(pid: int | None = None) -> dict[str, Any]:
     """`{pid, create_time, boot: {id, time}}` of process `pid` (default: this one); None for what the system hides."""
-    boot = {"id": _boot_id(), "time": psutil.boot_time()}
-    return {"pid": os.getpid() if pid is None else pid, "create_time": create_time(pid), "boot": boot}
-
-
-def create_time(pid: int | None = None) -> float | None:
-    """Seconds since the epoch at which process `pid` (default: this one) began; None where the system does not tell."""
+    created = None
     with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).create_time()
-    return None
+        created = psutil.Process(pid).create_time()
+    boot = {"id": _boot_id(), "time": psutil.boot_time()}
+    return {"pid": os.getpid() if pid is None else pid, "create_time": created, "boot": boot}
 
 
 def runs(who: Mapping[str, Any] | None) -> bool:
-    """Whether the process of an `identity` runs on this machine. False for None and for what is no identity."""
-    pid = (who or {}).get("pid")
-    if who is None or not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
-        return False
-    return is_alive(pid, who.get("create_time"), who.get("boot"))
+    """Whether the process of an `identity` runs on this machine. False for None and for what is no identity.
 
-
-def is_alive(pid: int, created: float | None, boot: Mapping[str, Any] | None = None) -> bool:
-    """Whether `pid` runs and, where that is known on both sides, began at `created`. A zombie does not run.
-
-    With `boot`, as `identity` gives it, the answer does not depend on the clock, and is False after a reboot.
+    A zombie does not run. The answer does not depend on the clock, and is False after a reboot.
     """
-    boot = boot or {}
-    if boot.get("id") is not None and _boot_id() not in (None, boot["id"]):
+    pid, created, boot = (who or {}).get("pid"), (who or {}).get("create_time"), (who or {}).get("boot") or {}
+    if not isinstance(pid, int) or pid <= 0 or (boot.get("id") and _boot_id() not in (None, boot["id"])):
         return False
-    now = psutil.boot_time()
     try:
         process = psutil.Process(pid)
         if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
@@ -58,14 +43,11 @@ def is_alive(pid: int, created: float | None, boot: Mapping[str, Any] | None = N
         began = process.create_time()
     except psutil.AccessDenied:
         return True
-    except (psutil.Error, ValueError):
+    except psutil.Error:
         return False
-    then: float | None = boot.get("time")
-    if created is None:
+    if created is None or boot.get("time") is None:
         return True
-    if then is None:
-        return abs(began - created) <= CLOCK_TOLERANCE
-    return abs((began - now) - (created - then)) <= TICK_TOLERANCE
+    return abs((began - psutil.boot_time()) - (created - boot["time"])) <= TICK_TOLERANCE
 
 
 def send_signal(who: Mapping[str, Any], number: int) -> bool:

@@ -107,12 +107,10 @@ def ask(run: RunDir) -> bool:
     except RunError:
         return False
     with contextlib.suppress(RunError):
-        run.change_status(_stopping)
+        run.change_status(
+            lambda record: {"state": "stopping"} if record.get("state") in ("starting", "running") else None
+        )
     return True
-
-
-def _stopping(record: dict[str, Any]) -> dict[str, Any] | None:
-    return {"state": "stopping"} if record.get("state") in ("starting", "running") else None
 
 
 @dataclass
@@ -136,60 +134,58 @@ class StopEscalation:
             time.sleep(POLL_SECONDS)
         return state != "interrupted" or self._settled()
 
-    def in_hand(self) -> bool:
-        """Waits while the run is with the process that only starts it. False if it stays there, or the run has ended."""
-        end = time.monotonic() + FACE_SECONDS
-        while (state := self.run.status()["state"]) in ALIVE and self.run.record().get("face"):
-            if time.monotonic() >= end:
-                return False
-            time.sleep(POLL_SECONDS)
-        return state in ALIVE
-
     def escalate(self, pauses: tuple[float, float]) -> dict[str, Any]:
-        """Sends ever stronger signals until the run has ended; returns its status. `pauses`: seconds after each SIGTERM."""
-        if not self.in_hand():
-            return self.run.status()
+        """Sends ever stronger signals until the run has ended; returns its status. `pauses`: seconds after each SIGTERM.
+
+        The process that only starts the run is never signalled; it gets `FACE_SECONDS` to hand the run over.
+        """
         begun = time.monotonic()
-        rungs = zip((signal.SIGTERM, signal.SIGTERM, signal.SIGKILL), (*pauses, SETTLE_SECONDS), strict=True)
-        for rung, (number, pause) in enumerate(rungs):
-            target = self._target()
-            if target is None:
+        while self.run.status()["state"] in ALIVE and self.run.record().get("face"):
+            if time.monotonic() >= begun + FACE_SECONDS:
+                return self.run.status()
+            time.sleep(POLL_SECONDS)
+        begun = time.monotonic()
+        stages = (
+            (signal.SIGTERM, "it did not stop at its sentinel", pauses[0]),
+            (signal.SIGTERM, "interrupted at once", pauses[1]),
+            (signal.SIGKILL, "it did not end by itself", SETTLE_SECONDS),
+        )
+        for number, why, pause in stages:
+            target = self.run.record()
+            if target.get("state") not in ALIVE or target.get("face") or is_copy(target, self.run.path):
                 break
-            name = signal.Signals(number).name
-            self.on_message(f"{name} for process {target['pid']}, after {time.monotonic() - begun:.0f} s")
-            self._note(name, rung)
-            self._hit(target, number)
+            if not runs(target):
+                break
+            self.on_message(f"{number.name} for process {target['pid']}, after {time.monotonic() - begun:.0f} s")
+            stop = {"how": f"{number.name}: {why}"}
+            with contextlib.suppress(RunError):
+                self.run.change_status(
+                    lambda record, stop=stop: {"stop": stop} if record.get("state") in ALIVE else None  # type: ignore[misc]
+                )
+            try:
+                kill_all(target) if number == signal.SIGKILL else send_signal(target, number)
+            except PermissionError:
+                raise RunError(
+                    f"Process {target['pid']} of run '{self.run.id}' belongs to another user, who has to stop it."
+                ) from None
             if self.wait(pause):
                 return self.run.status()
         self._settled()
         return self.run.status()
 
-    def _target(self) -> dict[str, Any] | None:
-        record = self.run.record()
-        if record.get("state") not in ALIVE or record.get("face") or is_copy(record, self.run.path):
-            return None
-        return record if runs(record) else None
-
-    def _hit(self, target: dict[str, Any], number: int) -> None:
-        try:
-            kill_all(target) if number == signal.SIGKILL else send_signal(target, number)
-        except PermissionError:
-            raise RunError(
-                f"Process {target['pid']} of run '{self.run.id}' belongs to another user, who has to stop it."
-            ) from None
-
-    def _note(self, name: str, rung: int) -> None:
-        words = ("it did not stop at its sentinel", "interrupted at once", "it did not end by itself")[rung]
-        with contextlib.suppress(RunError):
-            self.run.change_status(
-                lambda record: {"stop": {"how": f"{name}: {words}"}} if record.get("state") in ALIVE else None
-            )
-
     def _settled(self) -> bool:
         """Sees to it that a run whose process died of the stop says so: by its supervisor, else from here."""
+
+        def killed(record: dict[str, Any]) -> dict[str, Any] | None:
+            how = (record.get("stop") or {}).get("how")
+            if record.get("state") not in ALIVE or runs(record) or how is None:
+                return None
+            ending = {"ended": time.time(), "eta_seconds": None, "exit": 128 + signal.SIGKILL}
+            return {"state": "stopped", "reason": how, **ending}
+
         if self.run.settled()["state"] == "interrupted":
             with contextlib.suppress(RunError):
-                self.run.change_status(_killed)
+                self.run.change_status(killed)
         return True
 
     @contextlib.contextmanager
@@ -205,13 +201,6 @@ class StopEscalation:
         finally:
             if handle is not None:
                 os.close(handle)
-
-
-def _killed(record: dict[str, Any]) -> dict[str, Any] | None:
-    how = (record.get("stop") or {}).get("how")
-    if record.get("state") not in ALIVE or runs(record) or how is None:
-        return None
-    return {"state": "stopped", "reason": how, "ended": time.time(), "eta_seconds": None, "exit": 128 + signal.SIGKILL}
 
 
 def _saved(run: RunDir) -> tuple[int, int]:

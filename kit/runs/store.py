@@ -13,7 +13,6 @@ runs/<id>/
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shlex
@@ -24,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kit.errors import RunError
 from kit.runs.files import (
@@ -39,9 +38,6 @@ from kit.runs.files import (
 )
 from kit.runs.lock import exclusive
 from kit.runs.process import identity, runs
-
-if TYPE_CHECKING:
-    pass
 
 RUN_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 LONGEST_NOTES = 20_000
@@ -133,22 +129,17 @@ class RunDir:
         `change` gets the record as it stands ({} when there is none to read) and returns the fields to set, or None to
         leave it. Returns whether it was replaced. `durable` as in `write_atomic`. Raises `RunError` when the disk refuses.
         """
-        with self._status_lock():
-            record = self._raw_status() or {}
+        with self._lock, exclusive(self.path):
+            record = self.record()
             fields = change(record)
             if fields is not None:
-                self._replace(self.status_file, {**record, **fields}, durable=durable)
+                write_atomic(self.status_file, to_json({**record, **fields}, indent=2) + "\n", durable=durable)
         return fields is not None
-
-    @contextmanager
-    def _status_lock(self) -> Iterator[None]:
-        with self._lock, exclusive(self.path):
-            yield
 
     def status(self) -> dict[str, Any]:
         """The status as it is, not as it was last claimed: a live state without a live process reads `interrupted`."""
-        record = self._raw_status()
-        if record is None:
+        record = self.record()
+        if not record:
             return {"state": "interrupted", "reason": "there is no readable status.json"}
         return effective_status(record, self.path)
 
@@ -162,8 +153,13 @@ class RunDir:
         return status
 
     def record(self) -> dict[str, Any]:
-        """status.json as it was last written, true or not; {} when there is none to read."""
-        return self._raw_status() or {}
+        """status.json as it was last written, true or not; {} when there is none to read, or one without a known state."""
+        try:
+            record = json.loads(self.status_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        known = isinstance(record, dict) and record.get("state") in ALIVE + ENDED
+        return record if known else {}
 
     def claim(self, state: str = "starting", **fields: Any) -> None:
         """Takes a run that has ended, to go on with it: the status is this process's from here on.
@@ -180,17 +176,12 @@ class RunDir:
                     f"The run '{self.id}' is {now['state']} (process {record.get('pid')} on {record.get('host')}); one run is "
                     f"trained by one process. Follow it with: grpo-kit logs -f {self.id}{self.root_option}"
                 )
-            self._remove_stale_requests()
-            before = {key: now.get(key) for key in ENDING}
-            fresh = {
-                "supervisor": None,
-                "adopted": False,
-                "face": False,
-                "stop": None,
-                "refused": None,
-                "eta_seconds": None,
-                "before": before,
-            }
+            for sentinel in ("stop", "save"):
+                (self.control / sentinel).unlink(missing_ok=True)
+            for request in self.control.glob("call-*"):  # left by a supervisor that was killed
+                shutil.rmtree(request, ignore_errors=True)
+            fresh = dict.fromkeys(("supervisor", "stop", "refused", "eta_seconds")) | {"adopted": False, "face": False}
+            fresh["before"] = {key: now.get(key) for key in ENDING}
             return signed(record, state, fresh | fields, self.path)
 
         self.change_status(take)
@@ -199,13 +190,6 @@ class RunDir:
     def root_option(self) -> str:
         """` --root FOLDER`, for commands that name the run; nothing where the folder is the default one."""
         return "" if self.path.parent == Path("runs") else f" --root {shlex.quote(str(self.path.parent))}"
-
-    def _remove_stale_requests(self) -> None:
-        """Removes old sentinels, and requests that a killed supervisor has left."""
-        for sentinel in ("stop", "save"):
-            (self.control / sentinel).unlink(missing_ok=True)
-        for request in self.control.glob("call-*"):
-            shutil.rmtree(request, ignore_errors=True)
 
     def adopt(self, **fields: Any) -> None:
         """Takes over a run that was claimed for this process: by its supervisor, which started it.
@@ -225,12 +209,6 @@ class RunDir:
             return signed(record, "starting", {"adopted": True, "face": False, "before": None} | fields, self.path)
 
         self.change_status(take)
-
-    def _raw_status(self) -> dict[str, Any] | None:
-        try:
-            return sound(json.loads(self.status_file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError):
-            return None
 
     def append_metrics(self, metrics: dict[str, Any]) -> None:
         """Adds one line, visible to readers at once; NaN becomes null. Raises `RunError` when the disk refuses."""
@@ -262,7 +240,7 @@ class RunDir:
             raise RunError(
                 f"The notes have {len(text):,} characters; at most {LONGEST_NOTES:,} are kept. Shorten them."
             )
-        with self._status_lock():
+        with self._lock, exclusive(self.path):
             if seen is not None and self.read_notes() != seen.rstrip():
                 raise RunError(
                     "The notes have been changed meanwhile, by another page or the command line; nothing was replaced. Copy "
@@ -280,21 +258,15 @@ class RunDir:
 
     def evaluations(self) -> dict[str, dict[str, Any]]:
         """Held-out scores by name: `before`, `step-00050` and so on, `after`, then any others."""
-        from kit.runs.metrics import step_of
-
         scores: dict[str, dict[str, Any]] = {}
-        last = 2**62  # `after` comes behind every step, and names without a step behind it
-
-        def place(path: Path) -> tuple[int, str]:
-            step = step_of(path.stem, last)
-            return (last + 1 if step is None else step), path.stem
-
-        for path in sorted(self.eval.glob("*.json"), key=place):
+        for path in self.eval.glob("*.json"):
             try:
                 scores[path.stem] = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
-        return scores
+        steps = [name for name in scores if name.removeprefix("step-").isdigit()]
+        order = ["before", *sorted(steps, key=lambda name: int(name.removeprefix("step-"))), "after"]
+        return {name: scores[name] for name in dict.fromkeys([*order, *sorted(scores)]) if name in scores}
 
     def events(self) -> list[dict[str, Any]]:
         """All whole events so far, oldest first."""
@@ -302,22 +274,14 @@ class RunDir:
 
     def write_json(self, name: str, content: Any) -> Path:
         """Writes `name` (relative to the run, folders are made) at once. Raises `RunError` when the disk refuses."""
-        return self._replace(self._inside(name), content)
+        return self.write_text(name, to_json(content, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> Path:
         """Like `write_json`, for text such as config.yaml."""
-        path = self._inside(name)
-        write_atomic(path, text)
-        return path
-
-    def _replace(self, path: Path, content: Any, *, durable: bool = True) -> Path:
-        write_atomic(path, to_json(content, indent=2) + "\n", durable=durable)
-        return path
-
-    def _inside(self, name: str) -> Path:
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts:
             raise RunError(f"'{name}' is not a path inside the run directory {self.path}.")
+        write_atomic(self.path / pure, text)
         return self.path / pure
 
     def check_free_space(self, needed: int) -> None:
@@ -387,10 +351,8 @@ class RunStore:
             if self.root.exists():
                 raise RunError(f"{self.root} is a file; expected the folder that holds the runs, such as runs.")
             return []
-        with os.scandir(self.root) as entries:
-            named = [entry for entry in entries if RUN_ID.fullmatch(entry.name) and _is_run(entry)]
-        runs = [RunDir(self.root / entry.name) for entry in named]
-        pairs = [(run, run.status()) for run in runs]
+        runs = [RunDir(path) for path in self.root.iterdir() if RUN_ID.fullmatch(path.name)]
+        pairs = [(run, run.status()) for run in runs if run.status_file.is_file() or run.config.is_file()]
         return sorted(pairs, key=lambda pair: (pair[1].get("started") or 0, pair[0].id), reverse=True)
 
     def list(self) -> list[RunDir]:
@@ -413,11 +375,6 @@ class RunStore:
                 f"starting and ending without a dash."
             )
         return self.root / run_id
-
-
-def _is_run(entry: os.DirEntry[str]) -> bool:
-    parts = (os.path.join(entry.path, name) for name in ("status.json", "config.yaml"))
-    return entry.is_dir() and any(map(os.path.isfile, parts))
 
 
 # --- checkpoints: which are there, and which of them are whole; kit.trainer.checkpoint_writer writes them -------------
@@ -455,60 +412,12 @@ def whole_checkpoints(checkpoints: Iterable[Path]) -> list[Path]:
     return sorted(filter(is_whole, checkpoints), key=step_of)
 
 
-# --- status.json: fields of the right type, how a state is signed, and whether a live one is believed -----------------
+# --- status.json: how a state is signed, and whether a live one is believed -------------------------------------------
 
 ALIVE = ("queued", "starting", "running", "stopping")
 ENDED = ("finished", "failed", "stopped", "interrupted")
 SILENCE_LIMIT = 300.0
 """Seconds without a heartbeat after which a run on another machine (its pid cannot be asked) reads as interrupted."""
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _finite(value: Any) -> bool:
-    try:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _mapping(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _two_numbers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_whole, value))
-
-
-FIELDS: dict[str, Callable[[Any], bool]] = (
-    dict.fromkeys(("pid", "step", "total_steps", "exit", "phase_done", "phase_total"), _whole)
-    | dict.fromkeys(("create_time", "heartbeat", "started", "ended", "eta_seconds", "time"), _finite)
-    | dict.fromkeys(("host", "reason", "refused", "how", "id"), _text)
-    | dict.fromkeys(("boot", "supervisor", "stop", "before"), _mapping)
-    | {"dir": _two_numbers}
-)
-"""What a field must be to be read, there and in the mappings inside; null is allowed, and other fields are anything."""
-
-
-def sound(record: Any) -> dict[str, Any] | None:
-    """The record without fields of a wrong type; None for one without a known state."""
-    if not isinstance(record, dict) or record.get("state") not in ALIVE + ENDED:
-        return None
-    fields = _fitting(record)
-    if (fields.get("before") or {}).get("state", "failed") not in ALIVE + ENDED:
-        del fields["before"]
-    return fields
-
-
-def _fitting(record: Mapping[str, Any]) -> dict[str, Any]:
-    fit = {key: value for key, value in record.items() if value is None or key not in FIELDS or FIELDS[key](value)}
-    return {key: _fitting(value) if FIELDS.get(key) is _mapping and value else value for key, value in fit.items()}
 
 
 def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -545,30 +454,23 @@ def is_copy(record: Mapping[str, Any], folder: Path) -> bool:
     return bool(meant) and not is_elsewhere(record) and place(folder) not in (None, meant)
 
 
-def silence(record: Mapping[str, Any]) -> float:
-    """Seconds since the last sign of life, whichever way the clocks of two machines differ."""
-    return abs(time.time() - (record.get("heartbeat") or 0.0))
-
-
 def effective_status(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A live state is believed as long as the process that answers for it runs."""
     if record["state"] not in ALIVE:
         return record
+    reason = f"the process ended without a word while the run was {record['state']}"
+    interrupted = record | {"state": "interrupted", "reason": reason, "eta_seconds": None}
     if is_elsewhere(record):
-        return record if silence(record) < SILENCE_LIMIT else record | _interrupted(record)
+        silence = abs(time.time() - (record.get("heartbeat") or 0.0))  # whichever way the clocks of two machines differ
+        return record if silence < SILENCE_LIMIT else interrupted
     if is_copy(record, folder):
-        return record | _interrupted(record, "this is a copy of the directory of a live run, which is not here")
+        return interrupted | {"reason": "this is a copy of the directory of a live run, which is not here"}
     supervisor = record.get("supervisor")
     watched = runs(supervisor)
     if not runs(record):
         if watched and (record["state"] == "stopping" or record.get("stop")):
             return record | {"state": "stopping"}  # its supervisor is about to write how it ended
-        return record | _interrupted(record)
+        return interrupted
     if supervisor and not watched and not record.get("reason"):
         return record | {"reason": f"its supervisor (process {supervisor.get('pid')}) died; the run goes on without it"}
     return record
-
-
-def _interrupted(record: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
-    reason = reason or f"the process ended without a word while the run was {record['state']}"
-    return {"state": "interrupted", "reason": reason, "eta_seconds": None}

@@ -54,7 +54,11 @@ def supervise(
     """
     lock = GpuLock(gpus())
     try:
-        if not _queue(run, request, lock, on_message, make, face) or not _wanted(run, request):
+        given_up = _queue(run, request, lock, on_message, make, face)
+        if given_up is None and request.get("adopt") and (run.control / "stop").exists():
+            given_up = "control/stop, before it trained"
+        if given_up is not None:
+            run.write_status("stopped", reason=given_up, exit=STOPPED)
             return Outcome(STOPPED)
         watch = Heartbeat(run, bool(request.get("adopt")))
         try:
@@ -85,11 +89,11 @@ def _queue(
     on_message: Callable[[str], object],
     make: Callable[[], object] | None,
     face: bool,
-) -> bool:
-    """Waits for the lock. False when the run was stopped meanwhile, by its sentinel file, Ctrl-C or SIGTERM."""
+) -> str | None:
+    """Waits for the lock. Returns what stopped the run meanwhile (its sentinel file, Ctrl-C or SIGTERM), if anything did."""
     holder = lock.take({"run": run.id, "pid": os.getpid()})
     if holder is None:
-        return True
+        return None
     if make is not None and not request.get("adopt"):
         make()
         request["adopt"] = True
@@ -102,26 +106,14 @@ def _queue(
                 announced = holder
                 on_message(f"Waiting for {holder}. Ctrl-C, or grpo-kit stop {run.id}, gives up.")
             if (run.control / "stop").exists():
-                return _given_up(run, "control/stop, while it waited for a GPU")
+                return "control/stop, while it waited for a GPU"
             time.sleep(QUEUE_POLL_SECONDS)
             looks += 1
             holder = lock.take({"run": run.id, "pid": os.getpid()})
     except KeyboardInterrupt:
-        return _given_up(run, "an interrupt, while it waited for a GPU")
+        return "an interrupt, while it waited for a GPU"
     run.write_status("starting", supervisor=identity(), face=face)
-    return True
-
-
-def _wanted(run: RunDir, request: dict[str, Any]) -> bool:
-    """False when the run was stopped before anything was spawned for it."""
-    if not (request.get("adopt") and (run.control / "stop").exists()):
-        return True
-    return _given_up(run, "control/stop, before it trained")
-
-
-def _given_up(run: RunDir, reason: str) -> bool:
-    run.write_status("stopped", reason=reason, exit=STOPPED)
-    return False
+    return None
 
 
 class Heartbeat:
@@ -132,7 +124,7 @@ class Heartbeat:
         self.pid: int | None = None
         self._me = identity()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._update, name="heartbeat", daemon=True)
 
     def started(self, pid: int) -> None:
         """The job has started: a run that was claimed for it now names its process."""
@@ -155,15 +147,15 @@ class Heartbeat:
         self._done.set()
         self._thread.join()
 
-    def _beat(self) -> None:
+    def _update(self) -> None:
+        def alive(record: dict[str, Any]) -> dict[str, Any] | None:
+            if record.get("state") not in ALIVE or record.get("pid") != self.pid:
+                return None  # another process runs under this id
+            return {"heartbeat": time.time(), "supervisor": self._me}
+
         while not self._done.wait(HEARTBEAT_SECONDS):
             with contextlib.suppress(RunError):
-                self.run.change_status(self._alive, durable=False)
-
-    def _alive(self, record: dict[str, Any]) -> dict[str, Any] | None:
-        if record.get("state") not in ALIVE or record.get("pid") != self.pid:
-            return None  # another process runs under this id
-        return {"heartbeat": time.time(), "supervisor": self._me}
+                self.run.change_status(alive, durable=False)
 
 
 def cut_short(error: BaseException) -> Outcome:
@@ -189,7 +181,10 @@ def settle(run: RunDir, pid: int | None, outcome: Outcome) -> None:
         _log(run, f"supervisor: {outcome.error or words['reason']}; the run is {words['state']}")
         return words
 
-    _make_room(run, pid)
+    with contextlib.suppress(OSError):  # makes room, and removes half-written status files of the process
+        (run.path / ".reserve").unlink(missing_ok=True)
+        for half in run.path.glob(f".*.{pid}-*.tmp"):
+            half.unlink(missing_ok=True)
     with contextlib.suppress(RunError):
         run.change_status(end)
 
@@ -205,14 +200,6 @@ def last_words(run: RunDir, record: dict[str, Any], outcome: Outcome) -> dict[st
         kind = "" if outcome.code == CRASHED else f"{type(outcome.error).__name__}: "
         return ended | {"state": "failed", "reason": f"{kind}{outcome.error}"}
     return ended | {"state": "failed", "reason": f"the process ended with code {outcome.exit} and without a word"}
-
-
-def _make_room(run: RunDir, pid: int | None) -> None:
-    """Frees the reserved disk space and removes half-written status files of the process."""
-    with contextlib.suppress(OSError):
-        (run.path / ".reserve").unlink(missing_ok=True)
-        for half in run.path.glob(f".*.{pid}-*.tmp"):
-            half.unlink(missing_ok=True)
 
 
 def _log(run: RunDir, line: str) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import functools
 import json
 import os
@@ -100,8 +99,10 @@ def serve(
         if not is_user_error(error):
             raise
         if arguments.error_file is not None:
-            with contextlib.suppress(OSError):
-                _report(arguments.error_file, {"kind": type(error).__name__, "message": str(error)})
+            report = json.dumps({"kind": type(error).__name__, "message": str(error)})
+            with contextlib.suppress(OSError), open(arguments.error_file, "r+b") as file:  # over what was set aside
+                file.write(report.encode())
+                file.truncate()
         label = "\x1b[31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
         with contextlib.suppress(OSError):
             print(label, error, file=sys.stderr, flush=True)
@@ -170,12 +171,6 @@ def _request_folder(request: dict[str, Any], folder: Path | None) -> tempfile.Te
     raise AssertionError("the folder for temporary files is tried last")
 
 
-def _report(path: Path, report: dict[str, str]) -> None:
-    with open(path, "r+b" if path.exists() else "wb") as file:  # over what was set aside
-        file.write(json.dumps(report).encode())
-        file.truncate()
-
-
 def _wait(
     command: list[str],
     capture: bool,
@@ -186,7 +181,9 @@ def _wait(
     notebook = "ipykernel" in sys.modules
     # Below a terminal the job shares its process group, so Ctrl-C reaches it directly. Elsewhere (a notebook kernel, a
     # service) it gets a group of its own and hears of interrupts through this process only: once, never twice.
-    terminal = _in_foreground()
+    terminal = False
+    with contextlib.suppress(OSError), open("/dev/tty") as tty:
+        terminal = os.tcgetpgrp(tty.fileno()) == os.getpgrp()
     lines: list[str] = []
     with (
         _forwarding(terminal) as started,
@@ -211,29 +208,12 @@ def _wait(
             else:
                 print(line, end="", flush=True)
         if not terminal:
-            _end_with(process.pid)
+            # Not collected yet, so that its number stays its own. The rest of its group does not outlive a failure.
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            if ended is not None and (ended.si_code, ended.si_status) != (os.CLD_EXITED, DONE):
+                kill_group(process.pid)
         process.wait()
     return process.returncode, "".join(lines)
-
-
-def _end_with(leader: int) -> None:
-    """Waits for the leader of a process group. If it did not exit with 0, the rest of its group is killed."""
-    if not hasattr(os, "waitid"):
-        return
-    try:
-        ended = os.waitid(os.P_PID, leader, os.WEXITED | os.WNOWAIT)  # not collected: its number stays its own
-    except ChildProcessError:
-        return
-    if ended is not None and (ended.si_code, ended.si_status) != (os.CLD_EXITED, DONE):
-        kill_group(leader)
-
-
-def _in_foreground() -> bool:
-    try:
-        with open("/dev/tty") as tty:
-            return os.tcgetpgrp(tty.fileno()) == os.getpgrp()
-    except OSError:
-        return False
 
 
 def environment() -> dict[str, str]:
@@ -300,9 +280,9 @@ def _outcome(code: int, output: str, error_file: Path) -> Outcome:
         return Outcome(USER_ERROR, as_error(report["kind"], report["message"]), True, output, code)
     if code == -signal.SIGKILL:
         text = (
-            "The process was killed (signal 9): from outside, or by the kernel because memory ran out. Against that, "
+            "The process was killed (signal 9): from outside, or by the kernel because memory ran out. Against that, lower "
+            "optimisation.micro_batch_size, generation.max_completion_tokens or the model's size."
         )
-        text += "lower optimisation.micro_batch_size, generation.max_completion_tokens or the model's size."
     elif code < 0:
         text = f"The process was ended by signal {-code} ({signal.Signals(-code).name})."
     else:
@@ -409,9 +389,6 @@ def claim_stdout() -> BinaryIO:
 # --- a call that may hang, made in a thread of its own so that waiting for it can end ---------------------------------
 
 Result = TypeVar("Result")
-LAST_RESORT_SECONDS = 60.0
-"""How long after the timeout the process ends itself where not even the waiting thread gets to run: native code that hangs
-may keep Python's lock."""
 
 
 class Hung(TimeoutError):
@@ -454,9 +431,6 @@ class Watchdog:
             asked.before = self.prepare
             self._thread = threading.Thread(target=self._work, args=(self._calls,), name="engine", daemon=True)
             self._thread.start()
-        last = _stderr()
-        if last is not None:
-            faulthandler.dump_traceback_later(self.timeout + LAST_RESORT_SECONDS, exit=True, file=last)
         try:
             self._calls.put(asked)
             if not asked.ended.wait(self.timeout):
@@ -465,9 +439,6 @@ class Watchdog:
             self._thread, self._calls = None, queue.SimpleQueue()
             Watchdog.gave_up = True
             raise
-        finally:
-            if last is not None:
-                faulthandler.cancel_dump_traceback_later()
         if asked.error is not None:
             raise asked.error
         result: Result = asked.result
@@ -494,11 +465,3 @@ def leave(code: int) -> NoReturn:
                 stream.flush()
         os._exit(code)
     sys.exit(code)
-
-
-def _stderr() -> Any | None:
-    """The process's real stderr, for faulthandler's tracebacks; None where it was closed."""
-    try:
-        return sys.__stderr__ if sys.__stderr__ is not None and sys.__stderr__.fileno() >= 0 else None
-    except (OSError, ValueError):
-        return None

@@ -65,13 +65,3 @@ def test_a_process_whose_call_was_given_up_ends_without_waiting_for_it(tmp_path:
     command = [sys.executable, "-c", LEAVES, str(tmp_path / "request.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=40)
     assert (done.returncode, done.stderr.strip()) == (2, "error: it hangs")
-
-
-def test_native_code_that_keeps_pythons_lock_ends_the_process() -> None:
-    code = (
-        "import ctypes, kit.runs.worker as watchdog; watchdog.LAST_RESORT_SECONDS = 0.3;"
-        "watchdog.Watchdog(0.2).call(lambda: ctypes.PyDLL(None).sleep(60))"  # PyDLL calls without giving the lock up
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 1
-    assert "worker.py" in done.stderr, "the traceback says where it hung"
