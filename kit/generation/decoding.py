@@ -7,6 +7,8 @@ same tokens where they are chosen greedily, and samples from the same distributi
     rows         a completion that has ended leaves the batch; `generate` computes it until the longest one has ended
     draws        one random number a completion, looked up in the cumulated probabilities; `torch.multinomial` draws one for
                  every token of the vocabulary
+    attention    keys and values stay in buffers with room for further tokens, and queries that share them read them in place;
+                 transformers copies both for every token
     adapters     LoRA in float32 is folded into copies of the weights, as long as those are small; the weights themselves are
                  put back afterwards
 
@@ -27,10 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FOLDED_BYTES = 256 * 2**20
+FOLDED_BYTES = 2**30
 """Weights that are copied to fold adapters into them, at most. With larger ones the adapters are a small part of the work."""
 DROPPED_SHARE = 1 / 16
 """Rows leave once so many of them have ended: leaving copies the cache of those that stay."""
+ROOM = 64
+"""Tokens for which a buffer of keys and values gets room each time it is full."""
 ROW_WISE = {
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
@@ -116,10 +120,18 @@ def decode(
             streamer=streamer,
             **inputs,
         )
-    (batch, width), longest = input_ids.shape, generation_config.max_length
+    with shared_keys():
+        return _decode(model, input_ids, logits_processor, stopping_criteria, generation_config, inputs)
+
+
+def _decode(
+    model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, settings: Any, inputs: dict[str, Any]
+) -> Tensor:
+    (batch, width), longest = input_ids.shape, settings.max_length
     mask, positions, cache = inputs.pop("attention_mask"), inputs.pop("position_ids"), inputs["past_key_values"]
+    use_buffers(cache)
     first, copy_of = distinct(input_ids, mask)
-    out = input_ids.new_full((batch, longest), int(generation_config._pad_token_tensor))
+    out = input_ids.new_full((batch, longest), int(settings._pad_token_tensor))
     out[:, :width] = input_ids
 
     logits = model(
@@ -133,7 +145,7 @@ def decode(
     for length in range(width, longest):
         prefix = out[rows, :length]
         scores = logits_processor(prefix, logits.to(copy=True, dtype=torch.float32))
-        tokens = draw(scores) if generation_config.do_sample else scores.argmax(dim=-1)
+        tokens = draw(scores) if settings.do_sample else scores.argmax(dim=-1)
         tokens = torch.where(live, tokens, out[rows, length])
         out[rows, length] = tokens
         live = live & ~stopping_criteria(out[rows, : length + 1], None)
@@ -162,10 +174,66 @@ def distinct(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def draw(scores: Tensor) -> Tensor:
     """(B, V) logits -> (B,) tokens, each drawn from the softmax of its row by one uniform number from torch's generator."""
-    cumulated = torch.softmax(scores, dim=-1).double().cumsum(dim=-1)
+    cumulated = torch.softmax(scores, dim=-1).cumsum(dim=-1, dtype=torch.float64)
     uniforms = torch.rand(len(scores), dtype=torch.float64, device=scores.device)[:, None] * cumulated[:, -1:]
     # Never a token of probability 0: that reaches no further than the one before it.
     return torch.searchsorted(cumulated, uniforms, right=True)[:, 0].clamp(max=scores.shape[1] - 1)
+
+
+@functools.cache
+def _buffered_layer() -> type:
+    """A layer of transformers' `DynamicCache` that copies its keys and values only when its buffer is full."""
+    from transformers.cache_utils import DynamicLayer
+
+    class BufferedLayer(DynamicLayer):
+        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            length = self.get_seq_length()
+            end = length + key_states.shape[-2]
+            if not self.is_initialized:
+                self.lazy_initialization(key_states, value_states)
+                self.buffers = (key_states[:, :, :0], value_states[:, :, :0])
+            if end > self.buffers[0].shape[-2]:
+                self.buffers = tuple(
+                    torch.cat([held[:, :, :length], new, new.new_empty(*new.shape[:2], ROOM, new.shape[3])], dim=-2)
+                    for held, new in zip(self.buffers, (key_states, value_states), strict=True)
+                )
+            else:
+                for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
+                    buffer[:, :, length:end] = new
+            self.keys, self.values = (buffer[:, :, :end] for buffer in self.buffers)
+            return self.keys, self.values
+
+        def batch_select_indices(self, indices: Tensor) -> None:
+            length = self.get_seq_length()
+            self.buffers = tuple(buffer[indices] for buffer in self.buffers)
+            self.keys, self.values = (buffer[:, :, :length] for buffer in self.buffers)
+
+    return BufferedLayer
+
+
+def use_buffers(cache: Any) -> None:
+    """Makes the layers of an empty `DynamicCache` that hold all tokens keep them in buffers with room for more."""
+    from transformers.cache_utils import DynamicLayer
+
+    cache.layers = [_buffered_layer()() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    if cache.layer_class_to_replicate is DynamicLayer:
+        cache.layer_class_to_replicate = _buffered_layer()
+
+
+@contextmanager
+def shared_keys() -> Iterator[None]:
+    """Inside, transformers' `sdpa` attention reads the keys of grouped queries in place, with the same result on a CPU.
+
+    transformers copies them for each query beforehand wherever there is a mask, since a GPU has no kernel for both.
+    """
+    from transformers.integrations import sdpa_attention
+
+    original = sdpa_attention.use_gqa_in_sdpa
+    sdpa_attention.use_gqa_in_sdpa = lambda *_: True
+    try:
+        yield
+    finally:
+        sdpa_attention.use_gqa_in_sdpa = original
 
 
 def _suited(model: Any, processors: Any, criteria: Any, settings: Any, inputs: dict[str, Any]) -> bool:
