@@ -185,7 +185,9 @@ def _buffered_layer() -> type:
     """A layer of transformers' `DynamicCache` that copies its keys and values only when its buffer is full."""
     from transformers.cache_utils import DynamicLayer
 
-    class BufferedLayer(DynamicLayer):
+    class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # untyped
+        buffers: tuple[Tensor, ...]
+
         def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
             length = self.get_seq_length()
             end = length + key_states.shape[-2]
