@@ -11,6 +11,8 @@ again gives the same alerts. The conditions, over lines that have the quantity:
     length_explosion    mean of 10 lines over twice that of the up to 20 before them (at least 10)
     entropy_collapse    mean of 10 lines below 0.03 nats per token and below a tenth of that of the first 5
     kl_spike            over 0.1 nats per token and over three times the largest of the 20 lines before (at least 10)
+    plateau             the reward has risen over 20 lines or more (Mann-Kendall, 0.05, and by a third of its last value), and
+                        below 10 % of the answers of the last 10 lines are right
     gradient_overflow   3 of the last 10 gradient norms infinite or not a number
 
 `reward_hacking` compares evaluations: see there.
@@ -42,6 +44,8 @@ KEYS = {
     "length": ("completions/mean_length",),
     "entropy": ("entropy",),
     "kl": ("kl", "kl/k3", "kl/k1", "kl/k2", "kl/abs"),
+    "reward": ("reward",),
+    "right": ("answers/right",),
 }
 """What a quantity is called in metrics.jsonl; the first name found in a line counts."""
 
@@ -191,6 +195,20 @@ def _gradient_overflow(series: Series) -> str | None:
     )
 
 
+def _plateau(series: Series) -> str | None:
+    rewards, right = series["reward"], series["right"][-10:]
+    if len(rewards) < 20 or len(right) < 10 or fmean(right) >= 0.1:
+        return None
+    first, recent = fmean(rewards[:5]), fmean(rewards[-10:])
+    if recent - first < abs(recent) / 3 or rise_p(rewards) > LEVEL:
+        return None
+    return (
+        f"The reward rises, from {first:.2f} to {recent:.2f}, but only {fmean(right):.0%} of the answers of the last 10 steps "
+        "are right: the policy collects what the reward pays beside right answers. Pay less for parts of an answer, or let the "
+        "prompt show what is missing."
+    )
+
+
 RULES: dict[str, Callable[[Series], str | None]] = {
     "zero_spread": _zero_spread,
     "truncated": _truncated,
@@ -198,6 +216,7 @@ RULES: dict[str, Callable[[Series], str | None]] = {
     "length_explosion": _length_explosion,
     "entropy_collapse": _entropy_collapse,
     "kl_spike": _kl_spike,
+    "plateau": _plateau,
     "gradient_overflow": _gradient_overflow,
 }
 

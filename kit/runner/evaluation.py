@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +195,34 @@ class AlertCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs and "train_runtime" not in logs:  # the closing summary of the trainer is no step
             for alert in self.watch.see({"step": state.global_step, **logs}):
+                if alert.name == "plateau":
+                    alert = replace(alert, message=alert.message + wrong_answer(self.policy.run))
                 self.policy.alert(alert)
+
+
+def wrong_answer(run: RunDir) -> str:
+    """The most frequent reason for which completions of the newest step are wrong, and one of them; empty where none is saved."""
+    import pyarrow.parquet as pq
+
+    files = sorted(run.path.glob("completions/step-*.parquet"))
+    table = pq.read_table(files[-1]).to_pydict() if files else {}
+    rows = [
+        (reason, number)
+        for name in table
+        if name.endswith("/reason")
+        for number, (reason, status) in enumerate(
+            zip(table[name], table[name.replace("/reason", "/status")], strict=True)
+        )
+        if reason and status == "wrong"
+    ]
+    if not rows:
+        return ""
+    (reason, count), *_ = Counter(reason for reason, _ in rows).most_common(1)
+    number = dict(rows)[reason]
+    return (
+        f" Most often ({count} of {len(table['step'])} in step {table['step'][0]}): {reason}. For example "
+        f"{table['completion'][number][:300]!r}, where {table['reference'][number]!r} is expected."
+    )
 
 
 def make_policy(

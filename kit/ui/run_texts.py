@@ -32,6 +32,7 @@ TITLES = {
     "length_explosion": "Completions grow fast",
     "entropy_collapse": "Completions have become copies of each other",
     "kl_spike": "The policy has jumped away from the reference",
+    "plateau": "The reward rises, right answers do not",
     "gradient_overflow": "Steps are skipped: the gradient overflows",
     "reward_hacking": "The reward may be hacked: training reward up, held-out score down",
 }

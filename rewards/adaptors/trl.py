@@ -91,6 +91,10 @@ class BatchEvaluator:
             return self._reporter == name
 
 
+RIGHT = "answers/right"
+"""Metric: share of the completions that the preset's checker calls right."""
+
+
 class TrlReward:
     """One component of a preset, called the way TRL's GRPOTrainer calls a reward function.
 
@@ -139,6 +143,8 @@ class TrlReward:
         name = self.__name__
         for status, share in evaluation.status_shares(name).items():
             log_metric(f"rewards/{name}/status_{status}", share)
+            if status == "ok" and name == self._evaluator.preset.checker:
+                log_metric(RIGHT, share)
         log_metric(f"rewards/{name}/zero_spread", evaluation.zero_spread_share(name))
         for label, quantile in (("p50", 0.5), ("p95", 0.95)):
             log_metric(f"rewards/{name}/latency_{label}_ms", evaluation.latency_ms(name, quantile))

@@ -11,7 +11,7 @@ from kit.evaluation.alarms import alerts, reward_hacking
 
 SOUND = {
     "reward": 0.5, "groups/zero_spread": 0.4, "completions/clipped_ratio": 0.05, "completions/mean_length": 200.0,
-    "entropy": 0.5, "kl": 0.02, "grad_norm": 0.2,
+    "entropy": 0.5, "kl": 0.02, "grad_norm": 0.2, "answers/right": 0.3,
 }  # fmt: skip
 KEY = "greedy_accuracy"
 
@@ -47,6 +47,7 @@ def told(metric_lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
         ({"completions_mean_length": lambda s: 300 * 0.96**s}, "length_collapse", None),  # by and by
         ({"entropy": lambda s: max(0.001, 0.6 - 0.02 * s)}, "entropy_collapse", None),
         ({"kl": lambda s: 2.0 if s == 30 else 0.02}, "kl_spike", 30),
+        ({"reward": lambda s: min(s, 30) / 40, "answers_right": lambda s: 0.01}, "plateau", 20),
         ({"grad_norm": lambda s: None if s in (30, 32, 33) else 0.2}, "gradient_overflow", 33),
         ({"grad_norm": lambda s: float("inf") if s in (30, 32, 33) else 0.2}, "gradient_overflow", 33),
     ],

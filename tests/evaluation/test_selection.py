@@ -20,7 +20,9 @@ from kit.evaluation.results import (
     value_of,
     weights_of,
 )
+from kit.runner.evaluation import AlertCallback, EvaluationPolicy, wrong_answer
 from kit.runner.lifecycle import StopSignal
+from kit.runner.recording import write_parquet
 from kit.runs.store import RunDir, RunStore
 
 KEY = "greedy_accuracy"
@@ -157,3 +159,20 @@ def test_a_resumed_run_makes_the_evaluation_that_a_stop_had_cut_short(run: RunDi
     for step in (3, 3, 4):
         callback.on_train_begin(None, TrainerState(global_step=step, max_steps=40), TrainerControl())
     assert made == [3]
+
+
+def test_a_plateau_names_what_is_wrong_most_often_and_shows_an_answer(run: RunDir) -> None:
+    statuses, reasons = ["wrong", "ok", "wrong", "wrong", "format"], ["no city", None, "no age", "no city", "no JSON"]
+    columns = {
+        "step": [7] * 5, "completion": ["a", "b", "c", "d", "e"], "reference": ["r"] * 5,
+        "reward/accuracy/status": statuses, "reward/accuracy/reason": reasons,
+    }  # fmt: skip
+    assert wrong_answer(run) == ""
+    write_parquet(run.path / "completions" / "step-00007.parquet", columns)
+    callback = AlertCallback(EvaluationPolicy(run, EvaluationConfig(), "greedy_accuracy", lambda _: None))
+    for step in range(1, 30):
+        state = SimpleNamespace(global_step=step)
+        callback.on_log(None, state, None, {"reward": step / 30, "answers/right": 0.0})
+    (alert,) = [event for event in run.events() if event["kind"] == "alert"]
+    assert alert["name"] == "plateau"
+    assert alert["message"].endswith("Most often (2 of 5 in step 7): no city. For example 'd', where 'r' is expected.")
