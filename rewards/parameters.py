@@ -1,16 +1,15 @@
-"""Values of a preset's parameters, checked before anything is built: a wrong one must not show as a reward of 0.0."""
+"""Parameters of presets: what their signatures and docstrings say, and which values fit."""
 
+import functools
 import inspect
 import math
 import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
-
-from rewards.errors import PresetError
 
 # Limits that components do not check themselves.
 _ABOVE_ZERO = frozenset({"budget", "deadline", "max_length", "max_requests", "time_factor", "timeout", "workers"})
@@ -20,70 +19,83 @@ _SIMPLE = {bool: "true or false", int: "a whole number", float: "a number", str:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a preset, for a form: what its signature and its docstring say of it."""
+    """One parameter of a preset: what its signature and its docstring say about it.
+
+    Args:
+        name: the name that `load` takes.
+        words: its entry under `Args:`.
+        default: its default; None also where a value has to be given.
+        required: whether a value has to be given.
+        types: the types of its values; NoneType among them if None is a value.
+    """
 
     name: str
     words: str
-    """Its entry under `Args:`."""
-    wanted: str
-    """What a value has to be, e.g. `a number above 0, or nothing`."""
     default: Any
-    """None also where it has to be given: `required`."""
     required: bool
-    kind: str
-    """number, whole, switch, choice, text or other (a list or mapping)."""
-    choices: tuple[str, ...] = ()
-    optional: bool = False
-    """Whether None is a value."""
+    types: tuple[Any, ...]
 
     @property
-    def is_weight(self) -> bool:
-        return self.name.endswith("_weight")
+    def wanted(self) -> str:
+        """What a value has to be, e.g. `a number above 0, or nothing`."""
+        choices = [repr(choice) for kind in self.types if get_origin(kind) is Literal for choice in get_args(kind)]
+        kinds = choices + [_SIMPLE[kind] for kind in self.types if kind in _SIMPLE]
+        words = " or ".join(kinds) or "a list or mapping"
+        if int in self.types or float in self.types:
+            words += " above 0" if self._is_above_zero else ", 0 or above it" if self._is_not_below_zero else ""
+        return words + (", or nothing" if type(None) in self.types else "")
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value has one of the types, is finite and in range. The preset itself checks lists and mappings."""
+        if value is None:
+            return type(None) in self.types or Any in self.types
+        if _is_number(value) and ((self._is_above_zero and value <= 0) or (self._is_not_below_zero and value < 0)):
+            return False
+        kinds = [kind for kind in self.types if kind is not type(None)]
+        if any(kind not in _SIMPLE and get_origin(kind) is not Literal for kind in kinds):
+            return True
+        return any(_is(kind, value) for kind in kinds)
+
+    @property
+    def _is_above_zero(self) -> bool:
+        return self.name in _ABOVE_ZERO
+
+    @property
+    def _is_not_below_zero(self) -> bool:
+        return self.name in _NOT_BELOW_ZERO or self.name.endswith("_weight")
+
+
+def _is(kind: Any, value: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind is float:
+        return _is_number(value) and math.isfinite(value)
+    return type(value) is kind or (kind is str and isinstance(value, os.PathLike))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def parameters_of(build: Callable[..., Any]) -> list[Parameter]:
     """The parameters of a preset, in the order of its signature."""
     hints, words = typing.get_type_hints(build), _documented(inspect.getdoc(build) or "")
-    found = []
+    parameters = []
     for name, parameter in inspect.signature(build).parameters.items():
         hint = hints.get(name, Any)
-        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        plain = [option for option in options if option is not type(None)]
-        choices = tuple(str(one) for option in plain if get_origin(option) is Literal for one in get_args(option))
-        kinds = {bool: "switch", int: "whole", float: "number", str: "text"}
+        kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         required = parameter.default is parameter.empty
-        found.append(
-            Parameter(
-                name,
-                words.get(name, ""),
-                _in_words(name, options),
-                None if required else parameter.default,
-                required,
-                "choice" if choices else kinds.get(plain[0], "other") if len(plain) == 1 else "other",
-                choices,
-                type(None) in options,
-            )
+        parameters.append(
+            Parameter(name, words.get(name, ""), None if required else parameter.default, required, kinds)
         )
-    return found
-
-
-def _in_words(name: str, options: tuple[Any, ...]) -> str:
-    words = (
-        _wanted(options) if any(option in _SIMPLE or get_args(option) for option in options) else "a list or mapping"
-    )
-    if int in options or float in options:
-        above = " above 0" if name in _ABOVE_ZERO else ""
-        above = ", 0 or above it" if name in _NOT_BELOW_ZERO or name.endswith("_weight") else above
-        words += above
-    return words + (", or nothing" if type(None) in options else "")
+    return parameters
 
 
 def _documented(text: str) -> dict[str, str]:
-    """What stands under `Args:`, by name."""
-    _, found, rest = text.partition("\nArgs:\n")
+    """The entries under `Args:`, by name."""
     entries: dict[str, str] = {}
     names: list[str] = []
-    for line in rest.splitlines() if found else []:
+    for line in text.partition("\nArgs:\n")[2].splitlines():
         if line.strip() and not line.startswith(" "):
             break
         if entry := re.match(r" {4}(\w+(?:, \w+)*): (.*)", line):
@@ -94,47 +106,32 @@ def _documented(text: str) -> dict[str, str]:
     return entries
 
 
-def check_values(name: str, build: Callable[..., Any], params: Mapping[str, Any]) -> None:
-    """Raise PresetError for a value of another type than the parameter's, one that is not finite, a weight below 0, or
-    a limit that is not above it. What a parameter is called says what it means, in every preset."""
-    hints = typing.get_type_hints(build)
-    for parameter, value in params.items():
-        problem = _type_problem(hints.get(parameter, Any), value) or _range_problem(parameter, value)
-        if problem is not None:
-            raise PresetError(f"Preset {name!r}: {parameter} is {value!r}. Give {problem}."[:400])
+def with_options(group: type, **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a preset the fields of a dataclass as parameters, for options that several presets share.
 
+    The preset's function takes them as one object, its parameter `options`. Its docstring has the line `options: ...`
+    under `Args:`, which the entries of the dataclass replace.
 
-def _type_problem(hint: Any, value: Any) -> str | None:
-    """What would be right, or None. Only plain types are looked at; the rest is the preset's own business."""
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if value is None or any(
-        option not in (*_SIMPLE, type(None)) and get_origin(option) is not Literal for option in options
-    ):
-        return None if value is not None or type(None) in options or Any in options else _wanted(options)
-    return None if any(_is(option, value) for option in options) else _wanted(options)
+    Args:
+        group: a dataclass with an `Args:` section.
+        defaults: defaults other than those of the dataclass.
+    """
 
+    def decorate(build: Callable[..., Any]) -> Callable[..., Any]:
+        signature, fields = inspect.signature(build), inspect.signature(group).parameters
 
-def _is(option: Any, value: Any) -> bool:
-    if get_origin(option) is Literal:
-        return value in get_args(option)
-    if option is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return type(value) is option or (option is str and isinstance(value, os.PathLike))
+        @functools.wraps(build)
+        def preset(**params: Any) -> Any:
+            shared = {name: params.pop(name) for name in fields if name in params}
+            return build(options=group(**(defaults | shared)), **params)
 
+        own = [parameter for name, parameter in signature.parameters.items() if name != "options"]
+        added = [each.replace(default=defaults.get(name, each.default)) for name, each in fields.items()]
+        order = sorted([*own, *added], key=lambda each: each.default is not each.empty)
+        entries = (inspect.getdoc(group) or "").partition("\nArgs:\n")[2]
+        preset.__doc__ = re.sub(r" {4}options: .*", lambda _: entries, inspect.getdoc(build) or "")
+        preset.__annotations__ = {each.name: each.annotation for each in order}
+        vars(preset)["__signature__"] = signature.replace(parameters=order)
+        return preset
 
-def _wanted(options: tuple[Any, ...]) -> str:
-    words = []
-    for option in options:
-        words += [repr(choice) for choice in get_args(option)] if get_origin(option) is Literal else []
-        words += [_SIMPLE[option]] if option in _SIMPLE else []
-    return " or ".join(words) or "another value"
-
-
-def _range_problem(parameter: str, value: Any) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if parameter in _ABOVE_ZERO and value <= 0:
-        return "a number above 0"
-    if (parameter in _NOT_BELOW_ZERO or parameter.endswith("_weight")) and value < 0:
-        return "0 or a number above it"
-    return None
+    return decorate

@@ -22,6 +22,11 @@ class Weighted(NamedTuple):
     weight: Weight
 
 
+def weighted(*parts: tuple[Component, Weight]) -> list[Weighted]:
+    """Return the components whose weight is not 0."""
+    return [Weighted(component, weight) for component, weight in parts if weight != 0]
+
+
 class Gate(NamedTuple):
     """`then` is evaluated only where `first` passed; both are component names."""
 

@@ -6,7 +6,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,18 +153,21 @@ class PresetDoc(NamedTuple):
 
 def preset_doc(name: str) -> PresetDoc:
     """Parse the docstring of a reward preset. Raises `ValueError` where a part is missing."""
+    from rewards.parameters import parameters_of
     from rewards.presets import _builder
 
     build = _builder(name)
     text, _, example = (inspect.getdoc(build) or "").partition("\n>>>")
     text, _, raises = text.partition("\nRaises:\n")
-    prose, _, arguments = text.partition("\nArgs:\n")
+    prose = text.partition("\nArgs:\n")[0]
     heads = list(_SECTION.finditer(prose))
     sections = {
         head[1]: prose[head.end() : following.start() if following else None].strip()
         for head, following in zip(heads, [*heads[1:], None], strict=True)
     }
-    parameters = _parameters(build, arguments)
+    parameters = [
+        (each.name, "required" if each.required else f"`{each.default!r}`", each.words) for each in parameters_of(build)
+    ]
     missing = [section for section in PRESET_SECTIONS if not sections.get(section)]
     missing += [f"the meaning of {parameter}" for parameter, _, meaning in parameters if not meaning]
     missing += [] if example else ["an example"]
@@ -172,17 +175,6 @@ def preset_doc(name: str) -> PresetDoc:
         raise ValueError(f"The docstring of {name!r} lacks {', '.join(missing)}.")
     summary = prose[: heads[0].start()].strip()
     return PresetDoc(summary, sections, parameters, " ".join(raises.split()), ">>>" + example.rstrip())
-
-
-def _parameters(build: Callable[..., Any], arguments: str) -> list[tuple[str, str, str]]:
-    meanings: dict[str, str] = {}
-    for block in re.split(r"\n {4}(?=\w+(?:, \w+)*: )", "\n" + arguments):
-        names, _, meaning = block.strip().partition(": ")
-        meanings |= dict.fromkeys(names.split(", "), " ".join(meaning.split()))
-    return [
-        (name, "required" if each.default is each.empty else f"`{each.default!r}`", meanings.get(name, ""))
-        for name, each in inspect.signature(build).parameters.items()
-    ]
 
 
 def preset_page(name: str) -> str:

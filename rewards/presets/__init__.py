@@ -5,49 +5,49 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from rewards.errors import UnknownParameterError, UnknownPresetError, nearest
-from rewards.parameters import Parameter, check_values, parameters_of
+from rewards.errors import PresetError, UnknownParameterError, UnknownPresetError, nearest, require
+from rewards.parameters import Parameter, parameters_of
 from rewards.preset import Preset
 
 __all__ = ["describe", "load", "names", "parameters"]
 
-# The module of each preset; the function that builds it has its name.
-_MODULES = {
-    "classification-label": "text",
-    "code-contest": "code",
-    "code-function": "code",
-    "code-stdio": "code",
-    "countdown": "reasoning",
-    "gsm8k-hash": "reasoning",
-    "gsm8k-reasoning": "reasoning",
-    "gsm8k-xml": "reasoning",
-    "ifeval": "text",
-    "json-schema": "structured",
-    "judge-ranking": "judge",
-    "judge-rubric": "judge",
-    "length-target": "text",
-    "math-boxed": "math",
-    "math-cosine": "math",
-    "math-dapo": "math",
-    "math-kimi-length": "math",
-    "math-length-budget": "math",
-    "math-match": "math",
-    "math-verify": "math",
-    "mcq-letter": "reasoning",
-    "qa-short": "text",
-    "r1-zero": "reasoning",
-    "reasoning-gym": "reasoning",
-    "reward-model": "reward_model",
-    "sql-exec": "structured",
-    "summarize": "text",
-    "tool-call": "structured",
-    "translate": "text",
+# The module of each preset and the package that it needs; the function that builds it has the preset's name.
+_PRESETS = {
+    "classification-label": ("text", None),
+    "code-contest": ("code", None),
+    "code-function": ("code", None),
+    "code-stdio": ("code", None),
+    "countdown": ("reasoning", None),
+    "gsm8k-hash": ("reasoning", None),
+    "gsm8k-reasoning": ("reasoning", None),
+    "gsm8k-xml": ("reasoning", None),
+    "ifeval": ("text", "py3langid"),
+    "json-schema": ("structured", "jsonschema"),
+    "judge-ranking": ("judge", "httpx"),
+    "judge-rubric": ("judge", "httpx"),
+    "length-target": ("text", None),
+    "math-boxed": ("math", "math-verify"),
+    "math-cosine": ("math", "math-verify"),
+    "math-dapo": ("math", "math-verify"),
+    "math-kimi-length": ("math", "math-verify"),
+    "math-length-budget": ("math", "math-verify"),
+    "math-match": ("math", None),
+    "math-verify": ("math", "math-verify"),
+    "mcq-letter": ("reasoning", None),
+    "qa-short": ("text", None),
+    "r1-zero": ("reasoning", "math-verify"),
+    "reasoning-gym": ("reasoning", None),
+    "reward-model": ("reward_model", None),
+    "sql-exec": ("structured", None),
+    "summarize": ("text", "rouge-score"),
+    "tool-call": ("structured", "scipy"),
+    "translate": ("text", "sacrebleu"),
 }
 
 
 def names() -> list[str]:
     """Names of all presets, sorted."""
-    return sorted(_MODULES)
+    return sorted(_PRESETS)
 
 
 def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Preset:
@@ -63,16 +63,20 @@ def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Pr
         PresetError: the parameters do not make a usable preset.
     """
     build = _builder(name)
-    signature = inspect.signature(build)
+    known = {parameter.name: parameter for parameter in parameters_of(build)}
     for param in params:
-        if param not in signature.parameters:
-            near = nearest(param, signature.parameters)
-            raise UnknownParameterError(f"Preset {name!r} has no parameter {param!r}. {near}")
-    required = [p.name for p in signature.parameters.values() if p.default is p.empty and p.name not in params]
-    if required:
-        raise UnknownParameterError(f"Preset {name!r} needs {', '.join(required)}. Pass it as a parameter.")
-    check_values(name, build, params)
+        if param not in known:
+            raise UnknownParameterError(f"Preset {name!r} has no parameter {param!r}. {nearest(param, known)}")
+    missing = [parameter.name for parameter in known.values() if parameter.required and parameter.name not in params]
+    if missing:
+        raise UnknownParameterError(f"Preset {name!r} needs {', '.join(missing)}. Pass it as a parameter.")
+    for param, value in params.items():
+        if not known[param].accepts(value):
+            raise PresetError(f"Preset {name!r}: {param} is {value!r}. Give {known[param].wanted}."[:400])
+    if package := _PRESETS[name][1]:
+        require(name, package.replace("-", "_"), package)
     preset = build(**params)
+    preset.name = name
     preset.thinking_opened = thinking_opened
     return preset
 
@@ -97,8 +101,8 @@ def parameters(name: str) -> list[Parameter]:
 
 
 def _builder(name: str) -> Callable[..., Preset]:
-    if name not in _MODULES:
-        raise UnknownPresetError(f"No preset {name!r}. {nearest(name, _MODULES)}")
-    module = importlib.import_module(f"rewards.presets.{_MODULES[name]}")
+    if name not in _PRESETS:
+        raise UnknownPresetError(f"No preset {name!r}. {nearest(name, _PRESETS)}")
+    module = importlib.import_module(f"rewards.presets.{_PRESETS[name][0]}")
     build: Callable[..., Preset] = getattr(module, name.replace("-", "_"))
     return build

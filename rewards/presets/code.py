@@ -1,7 +1,10 @@
 """Generated Python programs, judged by running their tests in a sandbox."""
 
+from dataclasses import dataclass
+
 from rewards.components.code.graders import CodeFunction, CodeStdio, require_sandbox
-from rewards.preset import Preset, Weighted
+from rewards.parameters import with_options
+from rewards.preset import Preset
 
 _USUAL = """
 import bisect, collections, copy, datetime, functools, heapq, itertools, math, operator, random, re, string, sys
@@ -15,18 +18,38 @@ from typing import *
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptions:
+    """Options of presets that run programs.
+
+    Args:
+        scoring: "all" or "share".
+        memory_mb: MiB of address space, where the row sets no limit.
+        max_tests: draw that many tests, the same ones for a group; None runs all.
+        workers: completions judged at the same time; None takes the number of CPUs.
+        batch_seconds: wall clock for a batch; slow programs come last, and without a score (`infra`) where no time is left.
+        python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
+            1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
+        allow_unsafe: run with mere limits where no sandbox works.
+        cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
+    """
+
+    scoring: str = "all"
+    memory_mb: int = 512
+    max_tests: int | None = None
+    workers: int | None = None
+    batch_seconds: float | None = 600.0
+    python: str | None = None
+    allow_unsafe: bool = False
+    cache: str | None = None
+
+
+@with_options(ProgramOptions)
 def code_stdio(
     *,
-    scoring: str = "all",
     seconds: float = 5.0,
-    memory_mb: int = 512,
-    max_tests: int | None = None,
     tolerance: float | None = None,
-    workers: int | None = None,
-    batch_seconds: float | None = 600.0,
-    python: str | None = None,
-    allow_unsafe: bool = False,
-    cache: str | None = None,
+    options: ProgramOptions,
 ) -> Preset:
     """Programs that read stdin and print, in the last fenced block after `</think>`. Python with its standard library; other
     packages by `python`.
@@ -46,17 +69,9 @@ def code_stdio(
     (hold rows out, or draw with `max_tests`).
 
     Args:
-        scoring: "all" or "share".
         seconds: wall clock for each test, with about 30 ms for the start of the sandbox.
-        memory_mb: MiB of address space.
-        max_tests: draw that many tests, the same ones for a group; None runs all.
         tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
-        workers: completions judged at the same time; None takes the number of CPUs.
-        batch_seconds: wall clock for a batch; slow programs come last, and without a score (`infra`) where no time is left.
-        python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
-            1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
-        allow_unsafe: run with mere limits where no sandbox works.
-        cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
+        options: see `ProgramOptions`.
 
     >>> from rewards import build_samples, load
     >>> tests = [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]
@@ -65,35 +80,22 @@ def code_stdio(
     >>> evaluation.totals, evaluation.statuses["accuracy"]
     ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
     """
-    require_sandbox(allow_unsafe)
+    require_sandbox(options.allow_unsafe)
     component = CodeStdio(
-        scoring=scoring,
         seconds=seconds,
-        memory_mb=memory_mb,
-        max_tests=max_tests,
         tolerance=tolerance,
-        workers=workers,
-        batch_seconds=batch_seconds,
-        python=python,
-        allow_unsafe=allow_unsafe,
-        cache=cache,
+        **vars(options),
     )
-    return Preset([Weighted(component, 1.0)], name="code-stdio", checker="accuracy")
+    return Preset([(component, 1.0)], checker="accuracy")
 
 
+@with_options(ProgramOptions)
 def code_function(
     *,
-    scoring: str = "all",
     seconds: float = 5.0,
-    memory_mb: int = 512,
-    max_tests: int | None = None,
     tolerance: float = 0.0,
     prelude: str | None = None,
-    workers: int | None = None,
-    batch_seconds: float | None = 600.0,
-    python: str | None = None,
-    allow_unsafe: bool = False,
-    cache: str | None = None,
+    options: ProgramOptions,
 ) -> Preset:
     """Functions called with given arguments, defined in the last fenced block after `</think>`. Python with its standard
     library; other packages by `python`.
@@ -111,19 +113,11 @@ def code_function(
     off, such as loops, helpers or `pytest.raises`, are an error of the row.
 
     Args:
-        scoring: "all" or "share".
         seconds: wall clock for all calls of a completion.
-        memory_mb: MiB of address space.
-        max_tests: draw that many calls, the same ones for a group; None makes all.
         tolerance: floats may differ by tolerance × max(1, |expected|).
         prelude: Python run in front of every program. None stands for the imports that such problems take for granted
             (`from typing import *`, math, re, collections, itertools, functools, heapq, bisect, ...).
-        workers: completions judged at the same time; None takes the number of CPUs.
-        batch_seconds: wall clock for a batch; slow programs come last, and without a score (`infra`) where no time is left.
-        python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
-            1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
-        allow_unsafe: run with mere limits where no sandbox works.
-        cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
+        options: see `ProgramOptions`.
 
     >>> from rewards import build_samples, load
     >>> completions = ["```python\\ndef double(n):\\n    return 2 * n\\n```", "```python\\nimport sys; sys.exit(0)\\n```"]
@@ -132,37 +126,24 @@ def code_function(
     >>> evaluation.totals
     [1.0, 0.0]
     """
-    require_sandbox(allow_unsafe)
+    require_sandbox(options.allow_unsafe)
     component = CodeFunction(
-        scoring=scoring,
         seconds=seconds,
-        memory_mb=memory_mb,
-        max_tests=max_tests,
         tolerance=tolerance,
         prelude=_USUAL if prelude is None else prelude,
-        workers=workers,
-        batch_seconds=batch_seconds,
-        python=python,
-        allow_unsafe=allow_unsafe,
-        cache=cache,
+        **vars(options),
     )
-    return Preset([Weighted(component, 1.0)], name="code-function", checker="accuracy")
+    return Preset([(component, 1.0)], checker="accuracy")
 
 
+@with_options(ProgramOptions)
 def code_contest(
     *,
-    scoring: str = "all",
     seconds: float = 5.0,
-    memory_mb: int = 512,
     time_factor: float = 1.0,
     budget_seconds: float = 120.0,
-    max_tests: int | None = None,
     tolerance: float | None = 1e-6,
-    workers: int | None = None,
-    batch_seconds: float | None = 600.0,
-    python: str | None = None,
-    allow_unsafe: bool = False,
-    cache: str | None = None,
+    options: ProgramOptions,
 ) -> Preset:
     """Contest problems: many tests of input and output, with the problem's own limits. Python with its standard library.
 
@@ -177,19 +158,11 @@ def code_contest(
     "share" pays for guessing; a slow program that passes the small tests earns their share.
 
     Args:
-        scoring: "all" or "share".
         seconds: wall clock for each test, where the row has no `time_limit`.
-        memory_mb: MiB of address space, where the row has no `memory_limit`.
         time_factor: factor on `time_limit`, for limits that were set for compiled languages.
         budget_seconds: wall clock for all tests of a completion; tests that it leaves no time for have failed.
-        max_tests: draw that many tests, the same ones for a group; None runs all.
         tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
-        workers: completions judged at the same time; None takes the number of CPUs.
-        batch_seconds: wall clock for a batch; slow programs come last, and without a score (`infra`) where no time is left.
-        python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
-            1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
-        allow_unsafe: run with mere limits where no sandbox works.
-        cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
+        options: see `ProgramOptions`.
 
     >>> from rewards import build_samples, load
     >>> tests = {"inputs": ["1 2", "3 4", "0 0"], "outputs": ["3", "7", "0"]}
@@ -198,20 +171,13 @@ def code_contest(
     >>> [round(total, 3) for total in load("code-contest", scoring="share").score(samples).totals]
     [1.0, 0.333]
     """
-    require_sandbox(allow_unsafe)
+    require_sandbox(options.allow_unsafe)
     component = CodeStdio(
-        scoring=scoring,
         seconds=seconds,
-        memory_mb=memory_mb,
         budget_seconds=budget_seconds,
-        max_tests=max_tests,
         tolerance=tolerance,
         row_limits=True,
         time_factor=time_factor,
-        workers=workers,
-        batch_seconds=batch_seconds,
-        python=python,
-        allow_unsafe=allow_unsafe,
-        cache=cache,
+        **vars(options),
     )
-    return Preset([Weighted(component, 1.0)], name="code-contest", checker="accuracy")
+    return Preset([(component, 1.0)], checker="accuracy")

@@ -1,35 +1,67 @@
 """Open-ended answers, judged by a language model: graded one by one, or ranked within their group."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rewards.components.judge import DEFAULT_CRITERIA, DEFAULT_RUBRIC, JudgeRanking, JudgeRubric, parse_rubric
-from rewards.errors import require
 from rewards.http import Endpoint
-from rewards.preset import Preset, Weighted
+from rewards.parameters import with_options
+from rewards.preset import Preset
+
+_ENDPOINT = ("base_url", "api_key_env", "timeout", "retries", "backoff", "concurrency")
 
 
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """Options of presets that ask a judge.
+
+    Args:
+        base_url: up to and without `/chat/completions`, for instance `http://localhost:8000/v1`.
+        model: the judge's name at that endpoint.
+        api_key_env: name of the environment variable with the key; the key itself is in no log, repr or pickle.
+        json_mode: send `response_format: json_object`; turn off for servers that refuse it.
+        timeout: seconds for one attempt, from connecting to the last byte.
+        retries: attempts after one that failed with 408, 409, 425, 429, 5xx, a broken connection or an overrun.
+        backoff: seconds before the first retry, doubled for each one after, with jitter; `Retry-After` is kept.
+        concurrency: requests under way at once.
+        batch_seconds: seconds for a whole batch; what is open then gets no verdict.
+        max_requests: requests this process may send to this judge; then there are no verdicts any more.
+        max_tokens: limit on the judge's reply; raise it for judges that reason.
+        extra: further fields for the request body.
+    """
+
+    base_url: str
+    model: str
+    api_key_env: str | None = None
+    json_mode: bool = True
+    timeout: float = 60.0
+    retries: int = 3
+    backoff: float = 0.5
+    concurrency: int = 8
+    batch_seconds: float = 600.0
+    max_requests: int | None = None
+    max_tokens: int = 1024
+    extra: Mapping[str, Any] | None = None
+
+    def judge(self) -> dict[str, Any]:
+        """Arguments of a judge component: its endpoint, and the options that are its own."""
+        values = vars(self) | {"extra": dict(self.extra or {})}
+        endpoint = {name: values.pop(name) for name in _ENDPOINT}
+        return {"endpoint": Endpoint(**endpoint), **values}
+
+
+@with_options(JudgeOptions)
 def judge_rubric(
     *,
-    base_url: str,
-    model: str,
-    api_key_env: str | None = None,
     rubric: Any = None,
     rubric_column: str | None = None,
     scale: int = 10,
     threshold: float = 0.7,
     needs_reference: bool = False,
-    json_mode: bool = True,
-    timeout: float = 60.0,
-    retries: int = 3,
-    backoff: float = 0.5,
-    concurrency: int = 8,
-    batch_seconds: float = 600.0,
-    max_requests: int | None = None,
     max_chars: int = 20_000,
-    max_tokens: int = 1024,
     cache: str | None = None,
-    extra: Mapping[str, Any] | None = None,
+    options: JudgeOptions,
 ) -> Preset:
     """Answers graded point by point against a rubric, by a judge behind an OpenAI-compatible endpoint.
 
@@ -53,25 +85,14 @@ def judge_rubric(
     None beside scored siblings as 0. A judge of the policy's own family prefers its style: use another one.
 
     Args:
-        base_url: up to and without `/chat/completions`, for instance `http://localhost:8000/v1`.
-        model: the judge's name at that endpoint.
-        api_key_env: name of the environment variable with the key; the key itself is in no log, repr or pickle.
         rubric: {name: description}, or a list of {name, description, weight}.
         rubric_column: column with the row's own rubric, in either form or as JSON; rows without are `not_applicable`.
         scale: points for full marks on one item.
         threshold: value from which an answer counts as correct.
         needs_reference: rows without a reference are `not_applicable` instead of graded without one.
-        json_mode: send `response_format: json_object`; turn off for servers that refuse it.
-        timeout: seconds for one attempt, from connecting to the last byte.
-        retries: attempts after one that failed with 408, 409, 425, 429, 5xx, a broken connection or an overrun.
-        backoff: seconds before the first retry, doubled for each one after, with jitter; `Retry-After` is kept.
-        concurrency: requests under way at once.
-        batch_seconds: seconds for a whole batch; what is open then gets no verdict.
-        max_requests: requests this process may send to this judge; then there are no verdicts any more.
         max_chars: longer answers are `format` and not sent.
-        max_tokens: limit on the judge's reply; raise it for judges that reason.
         cache: SQLite file that keeps verdicts by content, shared by processes and runs.
-        extra: further fields for the request body.
+        options: see `JudgeOptions`.
 
     A judge that cannot be reached excludes the completion; a blank one is not sent at all:
 
@@ -81,52 +102,27 @@ def judge_rubric(
     >>> evaluation.statuses["judge"], evaluation.totals
     (['infra', 'format'], [None, 0.0])
     """
-    require("judge-rubric", "httpx", "httpx")
-    endpoint = Endpoint(
-        base_url=base_url,
-        api_key_env=api_key_env,
-        timeout=timeout,
-        retries=retries,
-        backoff=backoff,
-        concurrency=concurrency,
-    )
     component = JudgeRubric(
-        endpoint=endpoint,
-        model=model,
         rubric=DEFAULT_RUBRIC if rubric is None else parse_rubric(rubric),
         rubric_column=rubric_column,
         scale=scale,
         threshold=threshold,
         needs_reference=needs_reference,
-        json_mode=json_mode,
         max_chars=max_chars,
-        max_tokens=max_tokens,
-        max_requests=max_requests,
-        batch_seconds=batch_seconds,
         cache=cache,
-        extra=dict(extra or {}),
+        **options.judge(),
     )
-    return Preset([Weighted(component, 1.0)], name="judge-rubric", checker="judge")
+    return Preset([(component, 1.0)], checker="judge")
 
 
+@with_options(JudgeOptions)
 def judge_ranking(
     *,
-    base_url: str,
-    model: str,
-    api_key_env: str | None = None,
     criteria: str | None = None,
     orders: int = 2,
     at_once: int = 8,
-    json_mode: bool = True,
-    timeout: float = 60.0,
-    retries: int = 3,
-    backoff: float = 0.5,
-    concurrency: int = 8,
-    batch_seconds: float = 600.0,
-    max_requests: int | None = None,
     max_chars: int = 8_000,
-    max_tokens: int = 1024,
-    extra: Mapping[str, Any] | None = None,
+    options: JudgeOptions,
 ) -> Preset:
     """The completions of a group ranked against one another, by a judge behind an OpenAI-compatible endpoint.
 
@@ -147,24 +143,12 @@ def judge_ranking(
     right where there is one.
 
     Args:
-        base_url: up to and without `/chat/completions`, for instance `http://localhost:8000/v1`.
-        model: the judge's name at that endpoint.
-        api_key_env: name of the environment variable with the key; the key itself is in no log, repr or pickle.
         criteria: what makes one answer better than another, in a sentence or several; None for truth, completeness, clarity.
         orders: orders in which each group is shown, in pairs: 2, 4, ...
-        at_once: most answers in one request; a larger group is ranked in parts, others for each pair of orders.
-        json_mode: send `response_format: json_object`; turn off for servers that refuse it.
-        timeout: seconds for one attempt, from connecting to the last byte.
-        retries: attempts after one that failed with 408, 409, 425, 429, 5xx, a broken connection or an overrun.
-        backoff: seconds before the first retry, doubled for each one after, with jitter; `Retry-After` is kept.
-        concurrency: requests under way at once.
-        batch_seconds: seconds for a whole batch; groups that are open then get no verdict.
-        max_requests: requests this process may send to this judge; then there are no verdicts any more. A request has at
-            most `at_once` × `max_chars` characters of answers and `max_tokens` tokens of reply, and a group takes
-            `orders` × (answers / `at_once`, rounded up) of them.
+        at_once: most answers in one request; a larger group is ranked in parts, others for each pair of orders. A group takes
+            `orders` × (answers / `at_once`, rounded up) requests.
         max_chars: longer answers are `format` and not sent.
-        max_tokens: limit on the judge's reply; raise it for judges that reason.
-        extra: further fields for the request body.
+        options: see `JudgeOptions`.
 
     A judge that cannot be reached excludes the group; a group of one answer needs none:
 
@@ -175,26 +159,11 @@ def judge_ranking(
     >>> evaluation.statuses["judge"], evaluation.totals
     (['infra', 'infra', 'ok', 'format'], [None, None, 0.5, 0.0])
     """
-    require("judge-ranking", "httpx", "httpx")
-    endpoint = Endpoint(
-        base_url=base_url,
-        api_key_env=api_key_env,
-        timeout=timeout,
-        retries=retries,
-        backoff=backoff,
-        concurrency=concurrency,
-    )
     component = JudgeRanking(
-        endpoint=endpoint,
-        model=model,
         criteria=DEFAULT_CRITERIA if criteria is None else criteria,
         orders=orders,
         at_once=at_once,
-        json_mode=json_mode,
         max_chars=max_chars,
-        max_tokens=max_tokens,
-        max_requests=max_requests,
-        batch_seconds=batch_seconds,
-        extra=dict(extra or {}),
+        **options.judge(),
     )
-    return Preset([Weighted(component, 1.0)], name="judge-ranking")
+    return Preset([(component, 1.0)])

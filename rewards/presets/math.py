@@ -1,10 +1,27 @@
 """Mathematics, without and with a price on length."""
 
+from dataclasses import dataclass
+
 from rewards.components.lengths import CosineLength, KimiLength, LengthBudget, RepetitionPenalty, Shared, SoftOverlong
 from rewards.components.math_verify import MathMatch, MathVerify
 from rewards.components.tags import BoxFormat
-from rewards.errors import require
-from rewards.preset import Preset, Weighted
+from rewards.parameters import with_options
+from rewards.preset import Preset, weighted
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathOptions:
+    """Options of presets that compare by math-verify.
+
+    Args:
+        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
+        lenient: the last answer counts of several, and text may follow it.
+        deadline: seconds that one comparison may take.
+    """
+
+    final_form: bool | None = None
+    lenient: bool = False
+    deadline: float = 2.0
 
 
 def math_match(*, answer_in: str = "boxed", lenient: bool = False) -> Preset:
@@ -31,15 +48,14 @@ def math_match(*, answer_in: str = "boxed", lenient: bool = False) -> Preset:
     [1.0, 1.0, 0.0]
     """
     accuracy = MathMatch(answer_in=answer_in, lenient=lenient)
-    return Preset([Weighted(accuracy, 1.0)], name="math-match", checker="accuracy")
+    return Preset([(accuracy, 1.0)], checker="accuracy")
 
 
+@with_options(MathOptions)
 def math_verify(
     *,
     answer_in: str = "boxed",
-    final_form: bool | None = None,
-    lenient: bool = False,
-    deadline: float = 2.0,
+    options: MathOptions,
 ) -> Preset:
     r"""Mathematics by meaning: math-verify in a worker process, made stricter where it is fooled.
 
@@ -70,9 +86,7 @@ def math_verify(
 
     Args:
         answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
-        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        lenient: the last answer counts of several, and text may follow it.
-        deadline: seconds that one comparison may take.
+        options: see `MathOptions`.
 
     Raises:
         PresetError: math-verify is not installed.
@@ -83,17 +97,15 @@ def math_verify(
     >>> evaluation.totals, evaluation.statuses["accuracy"]
     ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
     """
-    require("math-verify", "math_verify", "math-verify")
-    accuracy = MathVerify(answer_in=answer_in, final_form=final_form, lenient=lenient, deadline=deadline)
-    return Preset([Weighted(accuracy, 1.0)], name="math-verify", checker="accuracy")
+    accuracy = MathVerify(answer_in=answer_in, **vars(options))
+    return Preset([(accuracy, 1.0)], checker="accuracy")
 
 
+@with_options(MathOptions)
 def math_boxed(
     *,
     format_weight: float = 0.1,
-    final_form: bool | None = None,
-    lenient: bool = False,
-    deadline: float = 2.0,
+    options: MathOptions,
 ) -> Preset:
     r"""Mathematics with the answer in a box: nine tenths for the answer, one for the box.
 
@@ -108,9 +120,7 @@ def math_boxed(
 
     Args:
         format_weight: share of the box, below 0.5.
-        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        lenient: the last answer counts of several, and text may follow it.
-        deadline: seconds that one comparison may take.
+        options: see `MathOptions`.
 
     Raises:
         PresetError: math-verify is not installed, or the box could outweigh the answer.
@@ -120,22 +130,20 @@ def math_boxed(
     >>> load("math-boxed").score(build_samples(["?"] * 3, completions, answer=["12"] * 3)).totals
     [1.0, 0.1, 0.0]
     """
-    require("math-boxed", "math_verify", "math-verify")
-    accuracy = MathVerify(final_form=final_form, lenient=lenient, deadline=deadline)
-    layout = BoxFormat(strict=not lenient)
-    parts = [Weighted(accuracy, 1.0 - format_weight), Weighted(layout, format_weight)]
-    return Preset(parts, name="math-boxed", checker="accuracy")
+    accuracy = MathVerify(**vars(options))
+    layout = BoxFormat(strict=not options.lenient)
+    parts = [(accuracy, 1.0 - format_weight), (layout, format_weight)]
+    return Preset(parts, checker="accuracy")
 
 
+@with_options(MathOptions)
 def math_dapo(
     *,
     max_length: int = 20_480,
     cache: int = 4_096,
     overlong_weight: float = 1.0,
     answer_in: str = "any",
-    final_form: bool | None = None,
-    lenient: bool = False,
-    deadline: float = 2.0,
+    options: MathOptions,
 ) -> Preset:
     r"""Plus or minus one for the answer, and a soft punishment for coming near the maximum length.
 
@@ -156,9 +164,7 @@ def math_dapo(
         cache: tokens before that over which it grows.
         overlong_weight: factor on the punishment, at most 2.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` (`Answer:`, as in the paper) or `any`.
-        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        lenient: the last answer counts of several, and text may follow it.
-        deadline: seconds that one comparison may take.
+        options: see `MathOptions`.
 
     Raises:
         PresetError: math-verify is not installed, or the lengths make no interval.
@@ -169,19 +175,17 @@ def math_dapo(
     >>> load("math-dapo", max_length=100, cache=20).score(samples).totals
     [1.0, 0.5, -2.0]
     """
-    require("math-dapo", "math_verify", "math-verify")
     accuracy = MathVerify(
         answer_in=answer_in,
-        final_form=final_form,
-        lenient=lenient,
-        deadline=deadline,
+        **vars(options),
         low=-1.0,
         floor=-1.0,
     )
     overlong = SoftOverlong(max_length=max_length, cache=cache)
-    return Preset([Weighted(accuracy, 1.0), Weighted(overlong, overlong_weight)], name="math-dapo", checker="accuracy")
+    return Preset([(accuracy, 1.0), (overlong, overlong_weight)], checker="accuracy")
 
 
+@with_options(MathOptions)
 def math_cosine(
     *,
     max_length: int = 4_096,
@@ -193,9 +197,7 @@ def math_cosine(
     repetition_weight: float = 0.5,
     ngram: int = 20,
     answer_in: str = "boxed",
-    final_form: bool | None = None,
-    lenient: bool = False,
-    deadline: float = 2.0,
+    options: MathOptions,
 ) -> Preset:
     r"""Right answers earn more when short, wrong ones lose less when long, and repetition costs.
 
@@ -218,9 +220,7 @@ def math_cosine(
         repetition_weight: factor on the penalty; 0 leaves it out.
         ngram: tokens or words that count as one repeated phrase.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
-        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        lenient: the last answer counts of several, and text may follow it.
-        deadline: seconds that one comparison may take.
+        options: see `MathOptions`.
 
     Raises:
         PresetError: math-verify is not installed, or a wrong answer could earn as much as a right one.
@@ -232,9 +232,8 @@ def math_cosine(
     >>> [round(total, 6) for total in load("math-cosine", max_length=100).score(samples).totals]
     [0.75, 0.5, -0.75, -0.5]
     """
-    require("math-cosine", "math_verify", "math-verify")
     cosine = CosineLength(
-        checker=MathVerify(answer_in=answer_in, final_form=final_form, lenient=lenient, deadline=deadline),
+        checker=MathVerify(answer_in=answer_in, **vars(options)),
         max_length=max_length,
         correct_short=correct_short,
         correct_long=correct_long,
@@ -242,19 +241,15 @@ def math_cosine(
         wrong_long=wrong_long,
         exceeded=exceeded,
     )
-    components = [Weighted(cosine, 1.0)]
-    if repetition_weight:
-        components.append(Weighted(RepetitionPenalty(ngram=ngram), repetition_weight))
-    return Preset(components, name="math-cosine", checker="cosine")
+    return Preset(weighted((cosine, 1.0), (RepetitionPenalty(ngram=ngram), repetition_weight)), checker="cosine")
 
 
+@with_options(MathOptions)
 def math_kimi_length(
     *,
     length_weight: float = 1.0,
     answer_in: str = "boxed",
-    final_form: bool | None = None,
-    lenient: bool = False,
-    deadline: float = 2.0,
+    options: MathOptions,
 ) -> Preset:
     r"""The answer, and within each group of completions to one prompt a reward for being shorter than the others.
 
@@ -272,9 +267,7 @@ def math_kimi_length(
     Args:
         length_weight: factor on the length reward, at most 1.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
-        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        lenient: the last answer counts of several, and text may follow it.
-        deadline: seconds that one comparison may take.
+        options: see `MathOptions`.
 
     Raises:
         PresetError: math-verify is not installed, or length could outweigh the answer.
@@ -286,17 +279,14 @@ def math_kimi_length(
     >>> load("math-kimi-length").score(samples).totals
     [1.5, 1.0, 0.5, 0.0]
     """
-    require("math-kimi-length", "math_verify", "math-verify")
-    accuracy = Shared(
-        component=MathVerify(answer_in=answer_in, final_form=final_form, lenient=lenient, deadline=deadline)
-    )
+    accuracy = Shared(component=MathVerify(answer_in=answer_in, **vars(options)))
     return Preset(
-        [Weighted(accuracy, 1.0), Weighted(KimiLength(checker=accuracy), length_weight)],
-        name="math-kimi-length",
+        [(accuracy, 1.0), (KimiLength(checker=accuracy), length_weight)],
         checker="accuracy",
     )
 
 
+@with_options(MathOptions)
 def math_length_budget(
     *,
     budget: int | None = None,
@@ -304,9 +294,7 @@ def math_length_budget(
     slope: float = 0.0003,
     offset: float = 0.5,
     answer_in: str = "boxed",
-    final_form: bool | None = None,
-    lenient: bool = False,
-    deadline: float = 2.0,
+    options: MathOptions,
 ) -> Preset:
     r"""The answer within a number of tokens that the prompt asks for.
 
@@ -327,9 +315,7 @@ def math_length_budget(
         slope: reward a token is worth.
         offset: what a right answer earns that uses the budget up exactly, with `max`.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
-        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        lenient: the last answer counts of several, and text may follow it.
-        deadline: seconds that one comparison may take.
+        options: see `MathOptions`.
 
     Raises:
         PresetError: math-verify is not installed, or a number is out of its range.
@@ -340,7 +326,6 @@ def math_length_budget(
     >>> [round(total, 6) for total in load("math-length-budget").score(samples).totals]
     [0.5, 0.2, 0.0]
     """
-    require("math-length-budget", "math_verify", "math-verify")
-    checker = MathVerify(answer_in=answer_in, final_form=final_form, lenient=lenient, deadline=deadline)
+    checker = MathVerify(answer_in=answer_in, **vars(options))
     component = LengthBudget(checker=checker, budget=budget, mode=mode, slope=slope, offset=offset)
-    return Preset([Weighted(component, 1.0)], name="math-length-budget", checker="budget")
+    return Preset([(component, 1.0)], checker="budget")

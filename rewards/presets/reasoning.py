@@ -6,8 +6,9 @@ from rewards.components.languages import LanguageConsistency
 from rewards.components.math_verify import MathVerify
 from rewards.components.reasoning_gym import ReasoningGymAccuracy
 from rewards.components.tags import HashFormat, IntegerAnswer, TagCount, ThinkAnswerFormat, XmlFormat, XmlTagCount
-from rewards.errors import require
-from rewards.preset import Preset, Weighted
+from rewards.parameters import with_options
+from rewards.preset import Preset, weighted
+from rewards.presets.math import MathOptions
 
 
 def gsm8k_reasoning(*, format_weight: float = 0.2, tag_weight: float = 0.1, strict: bool = True) -> Preset:
@@ -41,12 +42,10 @@ def gsm8k_reasoning(*, format_weight: float = 0.2, tag_weight: float = 0.1, stri
     >>> evaluation.statuses["accuracy"]
     ['ok', 'wrong', 'format']
     """
-    components = [Weighted(NumericAccuracy(strict=strict), 1.0)]
-    if format_weight:
-        components.append(Weighted(ThinkAnswerFormat(), format_weight))
-    if tag_weight:
-        components.append(Weighted(TagCount(), tag_weight))
-    return Preset(components, name="gsm8k-reasoning", checker="accuracy")
+    return Preset(
+        weighted((NumericAccuracy(strict=strict), 1.0), (ThinkAnswerFormat(), format_weight), (TagCount(), tag_weight)),
+        checker="accuracy",
+    )
 
 
 def gsm8k_hash(*, format_weight: float = 0.1, strict: bool = True) -> Preset:
@@ -70,10 +69,9 @@ def gsm8k_hash(*, format_weight: float = 0.1, strict: bool = True) -> Preset:
     >>> load("gsm8k-hash").score(samples).totals
     [1.1, 0.0]
     """
-    components = [Weighted(NumericAccuracy(style="hash", strict=strict), 1.0)]
-    if format_weight:
-        components.append(Weighted(HashFormat(), format_weight))
-    return Preset(components, name="gsm8k-hash", checker="accuracy")
+    return Preset(
+        weighted((NumericAccuracy(style="hash", strict=strict), 1.0), (HashFormat(), format_weight)), checker="accuracy"
+    )
 
 
 def gsm8k_xml(*, strict: bool = True) -> Preset:
@@ -104,23 +102,22 @@ def gsm8k_xml(*, strict: bool = True) -> Preset:
     [4.0, 2.0, 0.0]
     """
     components = [
-        Weighted(NumericAccuracy(name="correctness", strict=strict), 2.0),
-        Weighted(IntegerAnswer(strict=strict), 0.5),
-        Weighted(XmlFormat(name="strict_format", lines=True), 0.5),
-        Weighted(XmlFormat(name="soft_format"), 0.5),
-        Weighted(XmlTagCount(), 0.5),
+        (NumericAccuracy(name="correctness", strict=strict), 2.0),
+        (IntegerAnswer(strict=strict), 0.5),
+        (XmlFormat(name="strict_format", lines=True), 0.5),
+        (XmlFormat(name="soft_format"), 0.5),
+        (XmlTagCount(), 0.5),
     ]
-    return Preset(components, name="gsm8k-xml", checker="correctness")
+    return Preset(components, checker="correctness")
 
 
+@with_options(MathOptions)
 def r1_zero(
     *,
     format_weight: float = 0.2,
     language_weight: float = 0.1,
     language: str = "en",
-    final_form: bool | None = None,
-    lenient: bool = False,
-    deadline: float = 2.0,
+    options: MathOptions,
 ) -> Preset:
     r"""Accuracy, layout and language of completions `<think>…</think><answer>…</answer>`, for training from a base model.
 
@@ -139,9 +136,7 @@ def r1_zero(
         format_weight: weight of the layout; 0 leaves it out.
         language_weight: weight of the language; 0 leaves it out, as for R1-Zero.
         language: ISO 639-1 code of the language that the reasoning should be in.
-        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        lenient: the last answer tag counts of several, and text may follow it.
-        deadline: seconds that one comparison may take.
+        options: see `MathOptions`.
 
     Raises:
         PresetError: math-verify is not installed, the language's script is not known, or shaping could outweigh accuracy.
@@ -152,13 +147,14 @@ def r1_zero(
     >>> [round(total, 6) for total in evaluation.totals]
     [1.3, 0.2]
     """
-    require("r1-zero", "math_verify", "math-verify")
-    components = [Weighted(MathVerify(answer_in="tag", final_form=final_form, lenient=lenient, deadline=deadline), 1.0)]
-    if format_weight:
-        components.append(Weighted(ThinkAnswerFormat(), format_weight))
-    if language_weight:
-        components.append(Weighted(LanguageConsistency(language=language), language_weight))
-    return Preset(components, name="r1-zero", checker="accuracy")
+    return Preset(
+        weighted(
+            (MathVerify(answer_in="tag", **vars(options)), 1.0),
+            (ThinkAnswerFormat(), format_weight),
+            (LanguageConsistency(language=language), language_weight),
+        ),
+        checker="accuracy",
+    )
 
 
 def reasoning_gym(*, format_weight: float = 0.2, tag_weight: float = 0.0, strict: bool = True) -> Preset:
@@ -197,12 +193,12 @@ def reasoning_gym(*, format_weight: float = 0.2, tag_weight: float = 0.0, strict
     >>> load("reasoning-gym", strict=False).score(samples).values["accuracy"]
     [1.0, 0.25]
     """
-    components = [Weighted(ReasoningGymAccuracy(strict=strict), 1.0)]
-    if format_weight:
-        components.append(Weighted(ThinkAnswerFormat(), format_weight))
-    if tag_weight:
-        components.append(Weighted(TagCount(), tag_weight))
-    return Preset(components, name="reasoning-gym", checker="accuracy")
+    return Preset(
+        weighted(
+            (ReasoningGymAccuracy(strict=strict), 1.0), (ThinkAnswerFormat(), format_weight), (TagCount(), tag_weight)
+        ),
+        checker="accuracy",
+    )
 
 
 def countdown(*, format_weight: float = 0.1, use_all: bool = True, strict: bool = True) -> Preset:
@@ -228,10 +224,10 @@ def countdown(*, format_weight: float = 0.1, use_all: bool = True, strict: bool 
     >>> load("countdown").score(build_samples(["?"] * 2, texts, nums=[[19, 1, 4]] * 2, target=[72] * 2)).totals
     [1.1, 0.1]
     """
-    components = [Weighted(CountdownAccuracy(use_all=use_all, strict=strict), 1.0)]
-    if format_weight:
-        components.append(Weighted(ThinkAnswerFormat(), format_weight))
-    return Preset(components, name="countdown", checker="accuracy")
+    return Preset(
+        weighted((CountdownAccuracy(use_all=use_all, strict=strict), 1.0), (ThinkAnswerFormat(), format_weight)),
+        checker="accuracy",
+    )
 
 
 def mcq_letter(*, letters: str = "ABCD", answer_in: str = "any", strict: bool = True, first_index: int = 0) -> Preset:
@@ -264,4 +260,4 @@ def mcq_letter(*, letters: str = "ABCD", answer_in: str = "any", strict: bool = 
     [1.0, 1.0, 0.0, 0.0]
     """
     accuracy = ChoiceAccuracy(letters=letters, answer_in=answer_in, strict=strict, first_index=first_index)
-    return Preset([Weighted(accuracy, 1.0)], name="mcq-letter", checker="accuracy")
+    return Preset([(accuracy, 1.0)], checker="accuracy")

@@ -2,7 +2,7 @@
 
 from rewards.components.reward_model import AGGREGATES, ModelFiles, RewardModel, label_index
 from rewards.errors import PresetError
-from rewards.preset import Preset, Weighted
+from rewards.preset import Preset
 
 
 def reward_model(
@@ -119,4 +119,4 @@ def reward_model(
         max_tokens=max_tokens,
         batch_tokens=batch_tokens,
     )
-    return Preset([Weighted(component, 1.0)], name="reward-model", checker="reward")
+    return Preset([(component, 1.0)], checker="reward")

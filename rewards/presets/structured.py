@@ -3,8 +3,7 @@
 from rewards.components.json_schema import JsonFormat, JsonSchema
 from rewards.components.sql import SqlAccuracy, SqlFormat
 from rewards.components.tool_call import ToolCallAccuracy, ToolCallFormat
-from rewards.errors import require
-from rewards.preset import Preset, Weighted
+from rewards.preset import Preset, weighted
 
 
 def json_schema(
@@ -51,12 +50,8 @@ def json_schema(
     >>> evaluation.totals, evaluation.statuses["accuracy"]
     ([1.1, 0.1, 0.1, 0.0], ['ok', 'wrong', 'wrong', 'format'])
     """
-    require("json-schema", "jsonschema", "jsonschema")
     accuracy = JsonSchema(schema=schema, partial=partial, strict=strict, formats=formats, deadline=deadline)
-    components = [Weighted(accuracy, 1.0)]
-    if format_weight:
-        components.append(Weighted(JsonFormat(strict=strict), format_weight))
-    return Preset(components, name="json-schema", checker="accuracy")
+    return Preset(weighted((accuracy, 1.0), (JsonFormat(strict=strict), format_weight)), checker="accuracy")
 
 
 def tool_call(*, format: str = "auto", format_weight: float = 1.0) -> Preset:
@@ -92,11 +87,10 @@ def tool_call(*, format: str = "auto", format_weight: float = 1.0) -> Preset:
     >>> evaluation.totals, evaluation.statuses["accuracy"]
     ([4.0, 2.5, -2.0, -3.0], ['ok', 'wrong', 'wrong', 'format'])
     """
-    require("tool-call", "scipy", "scipy")
-    components = [Weighted(ToolCallAccuracy(format=format), 1.0)]
-    if format_weight:
-        components.append(Weighted(ToolCallFormat(format=format), format_weight))
-    return Preset(components, name="tool-call", checker="accuracy")
+    return Preset(
+        weighted((ToolCallAccuracy(format=format), 1.0), (ToolCallFormat(format=format), format_weight)),
+        checker="accuracy",
+    )
 
 
 def sql_exec(
@@ -149,7 +143,4 @@ def sql_exec(
     [1.1, 0.1, 0.1, 0.1]
     """
     accuracy = SqlAccuracy(strict=strict, seconds=seconds, deadline=deadline, root=root, allow_no_rows=allow_no_rows)
-    components = [Weighted(accuracy, 1.0)]
-    if format_weight:
-        components.append(Weighted(SqlFormat(strict=strict), format_weight))
-    return Preset(components, name="sql-exec", checker="accuracy")
+    return Preset(weighted((accuracy, 1.0), (SqlFormat(strict=strict), format_weight)), checker="accuracy")

@@ -10,7 +10,7 @@ from rewards.components.lengths import LengthTarget
 from rewards.components.overlap import Chrf, LengthBand, RougeL
 from rewards.components.tags import ThinkAnswerFormat
 from rewards.errors import require
-from rewards.preset import Preset, Weighted, gate
+from rewards.preset import Preset, gate, weighted
 
 
 def summarize(
@@ -57,11 +57,9 @@ def summarize(
     >>> [round(total, 3) for total in evaluation.totals], evaluation.statuses["rouge"]
     ([1.2, 0.906, 0.256], ['ok', 'ok', 'wrong'])
     """
-    require("summarize", "rouge_score", "rouge-score")
-    components = [Weighted(RougeL(correct_at=correct_at, max_ratio=max_ratio, stem=stem, style=style), 1.0)]
-    if length_weight:
-        components.append(Weighted(LengthBand(min_words=min_words, max_words=max_words, style=style), length_weight))
-    return Preset(components, name="summarize", checker="rouge")
+    rouge = RougeL(correct_at=correct_at, max_ratio=max_ratio, stem=stem, style=style)
+    length = LengthBand(min_words=min_words, max_words=max_words, style=style)
+    return Preset(weighted((rouge, 1.0), (length, length_weight)), checker="rouge")
 
 
 def translate(
@@ -107,13 +105,12 @@ def translate(
     >>> evaluation.totals, evaluation.statuses["language"]
     ([1.1, 0.0], ['ok', 'wrong'])
     """
-    require("translate", "sacrebleu", "sacrebleu")
-    components = [Weighted(Chrf(correct_at=correct_at, max_ratio=max_ratio, word_order=word_order, style=style), 1.0)]
+    components = [(Chrf(correct_at=correct_at, max_ratio=max_ratio, word_order=word_order, style=style), 1.0)]
     if not language_weight:
-        return Preset(components, name="translate", checker="chrf")
+        return Preset(components, checker="chrf")
     require("translate", "py3langid", "py3langid")
-    components.append(Weighted(TargetLanguage(language=language, style=style), language_weight))
-    return Preset(components, name="translate", checker="chrf", gates=[gate("language", "chrf")])
+    components.append((TargetLanguage(language=language, style=style), language_weight))
+    return Preset(components, checker="chrf", gates=[gate("language", "chrf")])
 
 
 def length_target(*, target: int = 200, tolerance: int = 100) -> Preset:
@@ -137,9 +134,7 @@ def length_target(*, target: int = 200, tolerance: int = 100) -> Preset:
     >>> load("length-target", target=4, tolerance=2).score(samples).totals
     [1.0, 0.5, 0.0]
     """
-    return Preset(
-        [Weighted(LengthTarget(target=target, tolerance=tolerance), 1.0)], name="length-target", checker="length"
-    )
+    return Preset([(LengthTarget(target=target, tolerance=tolerance), 1.0)], checker="length")
 
 
 def ifeval(*, loose: bool = False, credit: Literal["all", "share"] = "all", style: str = "text") -> Preset:
@@ -175,10 +170,8 @@ def ifeval(*, loose: bool = False, credit: Literal["all", "share"] = "all", styl
     >>> load("ifeval").score(samples).totals, load("ifeval", credit="share").score(samples).totals
     ([1.0, 0.0, 0.0], [1.0, 0.5, 0.5])
     """
-    require("ifeval", "py3langid", "py3langid")
     return Preset(
-        [Weighted(InstructionFollowing(loose=loose, credit=credit, style=style), 1.0)],
-        name="ifeval",
+        [(InstructionFollowing(loose=loose, credit=credit, style=style), 1.0)],
         checker="accuracy",
     )
 
@@ -214,12 +207,11 @@ def qa_short(
     >>> [round(total, 6) for total in evaluation.totals], evaluation.statuses["accuracy"]
     ([1.4, 0.3, 0.1], ['ok', 'wrong', 'wrong'])
     """
-    components = [Weighted(ShortAnswer(style=style, no_answer=no_answer), 1.0)]
-    if f1_weight:
-        components.append(Weighted(ShortAnswer(metric="f1", name="f1", style=style, no_answer=no_answer), f1_weight))
-    if format_weight and style == "answer":
-        components.append(Weighted(ThinkAnswerFormat(), format_weight))
-    return Preset(components, name="qa-short", checker="accuracy")
+    accuracy = ShortAnswer(style=style, no_answer=no_answer)
+    f1 = ShortAnswer(metric="f1", name="f1", style=style, no_answer=no_answer)
+    layout_weight = format_weight if style == "answer" else 0.0
+    parts = weighted((accuracy, 1.0), (f1, f1_weight), (ThinkAnswerFormat(), layout_weight))
+    return Preset(parts, checker="accuracy")
 
 
 def classification_label(*, labels: Sequence[str] = (), label_weight: float = 0.1, style: str = "answer") -> Preset:
@@ -251,7 +243,6 @@ def classification_label(*, labels: Sequence[str] = (), label_weight: float = 0.
     >>> evaluation.totals, evaluation.statuses["accuracy"]
     ([1.1, 0.1, 0.0], ['ok', 'wrong', 'format'])
     """
-    components = [Weighted(LabelAccuracy(labels=tuple(labels), style=style), 1.0)]
-    if label_weight:
-        components.append(Weighted(LabelFormat(labels=tuple(labels), style=style), label_weight))
-    return Preset(components, name="classification-label", checker="accuracy")
+    accuracy = LabelAccuracy(labels=tuple(labels), style=style)
+    layout = LabelFormat(labels=tuple(labels), style=style)
+    return Preset(weighted((accuracy, 1.0), (layout, label_weight)), checker="accuracy")

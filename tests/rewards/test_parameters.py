@@ -2,7 +2,7 @@
 
 import pytest
 
-from rewards import PresetError, load, names
+from rewards import PresetError, load, names, parameters
 
 WRONG = [
     ("math-verify", {"deadline": 0}),
@@ -45,13 +45,7 @@ def test_values_that_fit_are_taken(preset, params):
     assert load(preset, **params).name == preset
 
 
-def test_defaults_of_every_preset_are_values_that_fit():
-    import inspect
-
-    from rewards.parameters import check_values
-    from rewards.presets import _builder
-
-    for name in names():
-        build = _builder(name)
-        given = {k: p.default for k, p in inspect.signature(build).parameters.items() if p.default is not p.empty}
-        check_values(name, build, given)
+@pytest.mark.parametrize("name", names())
+def test_defaults_of_every_preset_are_values_that_fit(name):
+    for parameter in parameters(name):
+        assert parameter.required or parameter.accepts(parameter.default), parameter
