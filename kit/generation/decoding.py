@@ -29,11 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FOLDED_BYTES = 2**30
+FOLDED_BYTES = 256 * 2**20
 """Weights that are copied to fold adapters into them, at most. With larger ones the adapters are a small part of the work."""
 DROPPED_SHARE = 1 / 16
 """Rows leave once so many of them have ended: leaving copies the cache of those that stay."""
-ROOM = 64
+ROOM = 32
 """Tokens for which a buffer of keys and values gets room each time it is full."""
 ROW_WISE = {
     "TemperatureLogitsWarper",
