@@ -19,18 +19,18 @@ notebooks are the preset `gsm8k-xml`.
 """
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from rewards.components.lengths import length_share, repeated_share
+from rewards.components.math_verify import MathVerify
 from rewards.errors import RewardsError
 from rewards.evaluation import run_component
 from rewards.extract import MAX_CHARS, think_answer_problem
-from rewards.isolation import Task, shared_pool
-from rewards.protocol import Context, Score
+from rewards.protocol import Context
 from rewards.samples import build_samples, completion_text
 
 __all__ = [
@@ -50,9 +50,8 @@ __all__ = [
 ]
 
 Completions: TypeAlias = Sequence[Any]
-F = TypeVar("F", bound=Callable[..., Any])
 
-_SECONDS, _GRACE = 5.0, 0.5  # for one comparison, in a worker process
+_SECONDS = 5.0  # for one comparison
 _STEPS = re.compile(r"Step \d++:|^\d++\.|\n-|\n\*|First,|Second,|Next,|Finally,", re.MULTILINE)
 _PYTHON = frozenset({"python", "python3", "py"})
 
@@ -75,20 +74,6 @@ def __getattr__(name: str) -> Any:
     return getattr(rewards, name)
 
 
-def _within(low: float, high: float) -> Callable[[F], F]:
-    """Declares the range, which presets made of functions check their weights against."""
-
-    def declare(function: F) -> F:
-        function.low, function.high = low, high  # type: ignore[attr-defined]
-        return function
-
-    return declare
-
-
-# --- layouts -----------------------------------------------------------------------------------------------------------
-
-
-@_within(0.0, 1.0)
 def format_reward(completions: Completions, **kwargs: Any) -> list[float]:
     r"""1.0 for `<think>\n…\n</think>\n<answer>\n…\n</answer>`, else 0.0 (open-r1).
 
@@ -101,7 +86,6 @@ def format_reward(completions: Completions, **kwargs: Any) -> list[float]:
     return [float(_has_layout(completion_text(completion))) for completion in completions]
 
 
-@_within(0.0, 1.0)
 def tag_count_reward(completions: Completions, **kwargs: Any) -> list[float]:
     r"""A quarter for each of `<think>\n`, `\n</think>\n`, `\n<answer>\n` and `\n</answer>` that is there once (open-r1).
 
@@ -114,7 +98,6 @@ def tag_count_reward(completions: Completions, **kwargs: Any) -> list[float]:
     return [sum(text.count(mark) == 1 for mark in marks) / len(marks) for text in map(completion_text, completions)]
 
 
-@_within(0.0, 1.0)
 def reasoning_steps_reward(completions: Completions, **kwargs: Any) -> list[float]:
     r"""A third for each sign of a step, at most 1.0 (open-r1).
 
@@ -129,7 +112,7 @@ def reasoning_steps_reward(completions: Completions, **kwargs: Any) -> list[floa
     return [min(1.0, sum(1 for _ in _STEPS.finditer(completion_text(each)[:MAX_CHARS])) / 3) for each in completions]
 
 
-def get_code_format_reward(language: str = "python") -> "CodeFormatReward":
+def get_code_format_reward(language: str = "python") -> Callable[..., list[float]]:
     r"""A function that gives 1.0 to `format_reward`'s layout with a fenced block of code in the answer, else 0.0 (open-r1).
 
     A column `language` says for each row which language the fence must name.
@@ -141,23 +124,23 @@ def get_code_format_reward(language: str = "python") -> "CodeFormatReward":
     >>> reward([answer, answer.replace("python", "rust")]), reward([answer], language=["rust"])
     ([1.0, 0.0], [0.0])
     """
-    return CodeFormatReward(language)
+    return _named(functools.partial(code_format_reward, default_language=language))
 
 
-@dataclass(frozen=True)
-class CodeFormatReward:
+def code_format_reward(completions: Completions, *, default_language: str, **columns: Any) -> list[float]:
     """See `get_code_format_reward`."""
+    languages = columns.get("language") or [default_language] * len(completions)
+    rewards = []
+    for text, language in zip(map(completion_text, completions), languages, strict=True):
+        opened = text.find(f"\n```{language}", text.find("<answer>"))
+        rewards.append(float(_has_layout(text) and opened >= 0 and text.find("\n```", opened + 4) >= 0))
+    return rewards
 
-    language: str
-    low = 0.0
-    high = 1.0
-    __name__ = "code_format_reward"
 
-    def __call__(self, completions: Completions, **kwargs: Any) -> list[float]:
-        """1.0 or 0.0 for each completion."""
-        languages = kwargs.get("language") or [self.language] * len(completions)
-        texts = map(completion_text, completions)
-        return [float(_has_code(text, str(language))) for text, language in zip(texts, languages, strict=True)]
+def _named(function: functools.partial[Any]) -> functools.partial[Any]:
+    """The function with the `__name__` under which trainers log it."""
+    function.__name__ = function.func.__name__  # type: ignore[attr-defined]
+    return function
 
 
 def _has_layout(text: str) -> bool:
@@ -170,69 +153,25 @@ def _has_layout(text: str) -> bool:
     )
 
 
-def _has_code(text: str, language: str) -> bool:
-    if not _has_layout(text):
-        return False
-    opened = text.find(f"\n```{language}", text.find("<answer>"))
-    return opened >= 0 and text.find("\n```", opened + 4) >= 0
-
-
-# --- answers and lengths -----------------------------------------------------------------------------------------------
-
-
-def _compared(texts: Sequence[str], solution: Sequence[Any]) -> list[float | None]:
-    """`compare` of each pair in worker processes: an answer that hangs SymPy costs itself, not the trainer."""
-    from rewards.errors import require
-
-    require("math-verify", "math_verify", "'math-verify>=0.9,<0.10'")
-    golds = [gold if isinstance(gold, str) else "" for gold in solution]
-    tasks = [
-        Task("rewards.compat:compare", (text[-MAX_CHARS:], gold), grace=_GRACE)
-        for text, gold in zip(texts, golds, strict=True)
-    ]
-    outcomes = shared_pool().run(tasks, deadline=_SECONDS)
-    return [outcome.value if outcome.status == "ok" else 0.0 for outcome in outcomes]
-
-
-def compare(text: str, gold: str) -> float | None:
-    """1.0 where math-verify takes the answer for `gold`, with the settings of TRL and open-r1, else 0.0; None where it cannot
-    read `gold`. Meant for a worker process."""
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    expected = parse(gold, parsing_timeout=None)
-    if not expected:
-        return None
-    places = LatexExtractionConfig(
-        boxed_match_priority=0,
-        normalization_config=NormalizationConfig(units=True),
-        try_extract_without_anchor=False,
-    )
-    given = parse(text, extraction_config=[places], extraction_mode="first_match", parsing_timeout=None)
-    return float(bool(given) and verify(expected, given, timeout_seconds=None))
-
-
-def warm_up() -> None:
-    """Fills math-verify's tables in a worker, outside of any deadline."""
-    compare(r"\boxed{\frac{1}{2}}", "1/2")
-
-
-@_within(-0.5, 0.5)
 def len_reward(completions: Completions, solution: Sequence[Any], **kwargs: Any) -> list[float]:
     r"""Kimi k1.5's length reward (2501.12599, 2.3.3), from 0.5 for the shortest to -0.5 for the longest (open-r1).
 
     λ = 0.5 - (length - shortest) / (longest - shortest) for correct answers, min(0, λ) for wrong ones, 0.0 where all are
-    of one length. Where math-verify cannot read the solution the answer counts as correct.
+    of one length. Where no solution can be read the answer counts as correct.
 
-    Different from open-r1: lengths are compared within the completions of one prompt, as in the paper, where `prompts`
-    are given (trainers do), not over the whole batch; lengths are tokens where `completion_ids` are given, else
-    characters; plain numbers and fractions (`63/400`) are solutions that can be read.
+    Different from open-r1: answers are compared by the preset `math-verify`, `lenient` and with `answer_in="any"`; lengths
+    are compared within the completions of one prompt, as in the paper, where `prompts` are given (trainers do), not over
+    the whole batch; lengths are tokens where `completion_ids` are given, else characters.
 
     >>> len_reward([r"\boxed{3}", r"It is \boxed{3}", r"Well, it is \boxed{4}"], ["3", "3", "3"])
     [0.5, 0.0, -0.5]
     """
-    correct = [right != 0.0 for right in _compared([completion_text(each) for each in completions], solution)]
-    sizes = _lengths(completions, kwargs.get("completion_ids"))
+    texts = [completion_text(completion) for completion in completions]
+    samples = build_samples([""] * len(texts), completions, reference=solution)
+    scores = run_component(MathVerify(answer_in="any", lenient=True, deadline=_SECONDS), samples, Context())
+    correct = [score.status in ("ok", "error", "infra") for score in scores]
+    token_ids = kwargs.get("completion_ids")
+    sizes = list(map(len, texts if token_ids is None else token_ids))
     prompts = kwargs.get("prompts") or [""] * len(completions)
     rewards: list[float] = []
     start = 0
@@ -245,7 +184,7 @@ def len_reward(completions: Completions, solution: Sequence[Any], **kwargs: Any)
     return rewards
 
 
-def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> "RepetitionPenaltyReward":
+def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable[..., list[float]]:
     r"""max_penalty · (1 - distinct n-grams / n-grams) (2502.03373, C.2); 0.0 where there are fewer than n items.
 
     The function returned takes token ids, as TRL's does, or completions, as open-r1's: then items are lower-case words.
@@ -259,34 +198,23 @@ def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0
     """
     if max_penalty > 0:
         raise RewardsError(f"max_penalty {max_penalty} should not be positive: it would reward repetition.")
-    return RepetitionPenaltyReward(ngram_size, max_penalty)
+    return _named(functools.partial(repetition_penalty_reward, ngram_size=ngram_size, max_penalty=max_penalty))
 
 
-@dataclass(frozen=True)
-class RepetitionPenaltyReward:
-    """See `get_repetition_penalty_reward`."""
-
-    ngram_size: int
-    max_penalty: float
-    high = 0.0
-    __name__ = "repetition_penalty_reward"
-
-    @property
-    def low(self) -> float:
-        return float(self.max_penalty)
-
-    def __call__(
-        self,
-        items: Completions | None = None,
-        /,
-        completions: Completions | None = None,
-        completion_ids: Completions | None = None,
-        **kwargs: Any,
-    ) -> list[float]:
-        """The penalty of each completion, 0 or below; `items` are token ids or completions."""
-        rows = next((each for each in (items, completion_ids, completions) if each is not None), ())
-        shares = [repeated_share(_items(row), self.ngram_size) for row in rows]
-        return [share * self.max_penalty if share else 0.0 for share in shares]
+def repetition_penalty_reward(
+    items: Completions | None = None,
+    /,
+    completions: Completions | None = None,
+    completion_ids: Completions | None = None,
+    *,
+    ngram_size: int,
+    max_penalty: float,
+    **columns: Any,
+) -> list[float]:
+    """See `get_repetition_penalty_reward`; `items` are token ids or completions."""
+    rows = next((each for each in (items, completion_ids, completions) if each is not None), ())
+    shares = [repeated_share(_items(row), ngram_size) for row in rows]
+    return [share * max_penalty if share else 0.0 for share in shares]
 
 
 def _items(completion: Any) -> Sequence[Any]:
@@ -296,26 +224,7 @@ def _items(completion: Any) -> Sequence[Any]:
     return completion_text(completion)[:MAX_CHARS].lower().split()
 
 
-def _lengths(completions: Completions, completion_ids: Sequence[Sequence[int]] | None) -> list[int]:
-    """Lengths in tokens where they are known, else in characters."""
-    return (
-        [len(completion_text(each)) for each in completions]
-        if completion_ids is None
-        else list(map(len, completion_ids))
-    )
-
-
-# --- generated programs: open-r1 -------------------------------------------------------------------------------------
-
-
-@_within(0.0, 1.0)
-def code_reward(
-    completions: Completions,
-    num_parallel: int = 2,
-    provider_type: str = "local",
-    enforce_same_language: bool = False,
-    **kwargs: Any,
-) -> list[float | None]:
+def code_reward(completions: Completions, num_parallel: int = 2, **columns: Any) -> list[float | None]:
     r"""The share of the row's tests that the last fenced Python program passes (open-r1).
 
     Column `verification_info`: {"language": "python", "test_cases": [{"input", "output"}, ...]}, as open-r1's data has
@@ -326,25 +235,17 @@ def code_reward(
     are None; where no sandbox can be had the value is None and not 0.0.
 
     Raises:
-        RewardsError: no `verification_info`, or several languages with `enforce_same_language`.
+        RewardsError: no `verification_info`.
 
     >>> tests = {"language": "python", "test_cases": [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]}
     >>> programs = ["print(int(input()) * 2)", "print(4)", "print()"]
     >>> code_reward([f"```python\n{program}\n```" for program in programs], verification_info=[tests] * 3)
     [1.0, 0.5, 0.0]
     """
-    scores = _scores("share", completions, num_parallel, enforce_same_language, kwargs.get("verification_info"))
-    return [None if score.status in ("error", "infra") else score.value for score in scores]
+    return _tested("share", completions, num_parallel, columns.get("verification_info"))
 
 
-@_within(0.0, 1.0)
-def binary_code_reward(
-    completions: Completions,
-    num_parallel: int = 2,
-    provider_type: str = "local",
-    enforce_same_language: bool = False,
-    **kwargs: Any,
-) -> list[float | None]:
+def binary_code_reward(completions: Completions, num_parallel: int = 2, **columns: Any) -> list[float | None]:
     r"""1.0 where the last fenced Python program passes all of the row's tests, else 0.0 (open-r1).
 
     Different from open-r1: as for `code_reward`; and all means all, where more than 99 % were enough.
@@ -353,22 +254,21 @@ def binary_code_reward(
     >>> binary_code_reward(["```python\nprint(4)\n```"], verification_info=[tests])
     [0.0]
     """
-    scores = _scores("all", completions, num_parallel, enforce_same_language, kwargs.get("verification_info"))
-    return [None if score.status in ("error", "infra") else score.value for score in scores]
+    return _tested("all", completions, num_parallel, columns.get("verification_info"))
 
 
-def _scores(scoring: str, completions: Completions, parallel: int, same_language: bool, tests: Any) -> list[Score]:
+def _tested(scoring: str, completions: Completions, parallel: int, tests: Any) -> list[float | None]:
     from rewards.components.code.graders import CodeStdio
 
     if not isinstance(tests, Sequence) or isinstance(tests, str) or len(tests) != len(completions):
         raise RewardsError("code rewards need the column verification_info: tests for each completion.")
-    languages = [_language(row) for row in tests]
-    if same_language and len(set(languages)) > 1:
-        raise RewardsError(f"Rows are of several languages: {', '.join(sorted(set(languages)))}. Keep them apart.")
     samples = build_samples([""] * len(completions), completions, verification_info=tests)
-    known = [sample for sample, language in zip(samples, languages, strict=True) if language in _PYTHON]
-    scored = iter(run_component(CodeStdio(scoring=scoring, workers=max(1, parallel)), known, Context()))
-    return [next(scored) if language in _PYTHON else Score(None, "infra") for language in languages]
+    python = [sample for sample in samples if _language(sample.columns["verification_info"]) in _PYTHON]
+    scores = run_component(CodeStdio(scoring=scoring, workers=max(1, parallel)), python, Context())
+    values = {
+        sample.index: score.value for sample, score in zip(python, scores, strict=True) if score.status != "error"
+    }
+    return [values.get(sample.index) for sample in samples]
 
 
 def _language(row: Any) -> str:
@@ -377,3 +277,16 @@ def _language(row: Any) -> str:
             row = json.loads(row)
     named = row.get("language") if isinstance(row, Mapping) else None
     return str(named).lower() if named else "python"
+
+
+# The ranges, which presets made of functions check their weights against.
+for _function, _low, _high in (
+    (format_reward, 0.0, 1.0),
+    (tag_count_reward, 0.0, 1.0),
+    (reasoning_steps_reward, 0.0, 1.0),
+    (code_format_reward, 0.0, 1.0),
+    (len_reward, -0.5, 0.5),
+    (code_reward, 0.0, 1.0),
+    (binary_code_reward, 0.0, 1.0),
+):
+    vars(_function).update(low=_low, high=_high)
