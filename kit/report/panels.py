@@ -102,6 +102,7 @@ class Panel:
 
 
 SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
+    ("Right answers in training", "completions (%)", {"right": ("answers/right",)}),
     ("Cut at the length limit", "completions (%)", {"cut": ("completions/clipped_ratio",)}),
     ("KL to the reference policy", "nats per token", {"KL": ("kl", "kl/k3", "kl/k1", "kl/k2", "kl/abs")}),
     ("Entropy", "nats per token", {"entropy": ("entropy",)}),
