@@ -61,40 +61,30 @@ def _picture(value: Any, place: int, column: str, folder: Path | None) -> Pictur
     if isinstance(value, (bytes, bytearray)):
         stored: Picture = {"bytes": bytes(value), "path": None}
     elif isinstance(value, str):
-        stored = {"bytes": None, "path": str(_found(value, where, folder))}
+        stored = {"bytes": None, "path": value}
     elif isinstance(value, dict) and (value.get("bytes") or value.get("path")):
         stored = {"bytes": value.get("bytes"), "path": value.get("path")}
-        if not stored["bytes"]:
-            stored["path"] = str(_found(str(stored["path"]), where, folder))
     else:
         raise ValueError(
             f"{where} is of type {type(value).__name__}; expected a path, bytes, or an image of `datasets`"
         )
-    _check(stored, where)
-    return stored
-
-
-def _found(path: str, where: str, folder: Path | None) -> Path:
-    as_given = Path(path).expanduser()
-    for candidate in (as_given if as_given.is_absolute() or folder is None else folder / as_given, as_given):
-        if candidate.is_file():
-            return candidate.resolve()
-    raise ValueError(
-        f"{where}: there is no file {path}" + (f" in {folder}" if folder and not as_given.is_absolute() else "")
-    )
-
-
-def _check(picture: Picture, where: str) -> None:
+    if not stored["bytes"] and stored["path"]:
+        path = Path(str(stored["path"])).expanduser()
+        candidates = [(folder or Path()) / path, path]  # an absolute path stays as it is
+        file = next((candidate for candidate in candidates if candidate.is_file()), None)
+        if file is None:
+            place = f" in {folder}" if folder and not path.is_absolute() else ""
+            raise ValueError(f"{where}: there is no file {stored['path']}{place}")
+        stored["path"] = str(file.resolve())
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(picture["bytes"]) if picture["bytes"] else picture["path"]) as image:
-            width, height = image.size
+        with Image.open(io.BytesIO(stored["bytes"]) if stored["bytes"] else stored["path"]):
+            pass
     except Exception as error:  # decoders raise what they like
-        name = picture["path"] or f"{len(picture['bytes'] or b'')} bytes"
+        name = stored["path"] or f"{len(stored['bytes'] or b'')} bytes"
         raise ValueError(f"{where} cannot be read as a picture ({name}): {error}") from None
-    if not width or not height:
-        raise ValueError(f"{where} is empty ({width} x {height} pixels)")
+    return stored
 
 
 def _content(picture: Picture) -> bytes:

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import DataConfig
 from kit.data.images import IMAGES
-from kit.data.rows import (
-    SHOWN_IN_INFO,
-    Fault,
-    Mapping,
-    Record,
-    Rows,
-    Source,
-    collect_rows,
-    map_columns,
-    refuse_bad_rows,
-)
+from kit.data.rows import SHOWN_IN_INFO, Fault, Mapping, Record, Rows, collect_rows, map_columns, refuse_bad_rows
 from kit.data.sources import read_source
 from kit.errors import DataError
 
@@ -58,7 +48,11 @@ def load_data(config: DataConfig) -> DataSplit:
     if not source.total:
         raise DataError(f"{config.source} has no rows. A run needs at least one.")
     if not source.columns:  # not one row could be read: there is nothing to map
-        refuse_bad_rows(Rows(faults=list(_faults(source))), Mapping("prompt", None, {}), config)
+        faults = [
+            Fault(record.number, "the row has no columns", record.file) if isinstance(record, Record) else record
+            for record in source.records
+        ]
+        refuse_bad_rows(Rows(faults=faults), Mapping("prompt", None, {}), config)
     mapping = map_columns(source.columns, config)
     result = collect_rows(source, mapping, config)
     refuse_bad_rows(result, mapping, config)
@@ -67,42 +61,14 @@ def load_data(config: DataConfig) -> DataSplit:
     else:
         first = len(result.rows) - source.heldout
         sides = Sides(list(range(first)), list(range(first, len(result.rows))), [])
-    known = {
-        name: source.features[source_name]
-        for source_name, name in mapping.extras.items()
-        if source_name in source.features
-    }
-    dataset, notes = build_dataset(result.rows, known, chat=config.chat)
-    info = _info(config, source, mapping, result, sides)
-    info["columns"] = dataset.column_names
-    info["notes"] += notes
-    return DataSplit(dataset.select(sides.train), dataset.select(sides.heldout), info)
-
-
-def preview(split: DataSplit, n: int) -> list[dict[str, Any]]:
-    """The first `n` rows of each side as plain dictionaries, with `side` ("train" or "heldout") in front."""
-
-    def rows(side: str, dataset: Dataset) -> Iterator[dict[str, Any]]:
-        for index in range(min(n, len(dataset))):
-            yield {"side": side} | dataset[index]
-
-    return [*rows("train", split.train), *rows("heldout", split.heldout)]
-
-
-def _faults(source: Source) -> Iterator[Fault]:
-    for record in source.records:
-        if isinstance(record, Record):
-            yield Fault(record.number, "the row has no columns", record.file)
-        else:
-            yield record
-
-
-def _info(config: DataConfig, source: Source, mapping: Mapping, result: Rows, sides: Sides) -> dict[str, Any]:
+    features = {name: source.features[old] for old, name in mapping.extras.items() if old in source.features}
+    dataset, changed = build_dataset(result.rows, features, chat=config.chat)
     without = sum(row["reference"] is None for row in result.rows)
-    notes = [*source.notes, *mapping.notes, *sides.notes]
-    if mapping.reference is None and without < len(result.rows):
-        notes.append(f"The reference is the last message of '{mapping.prompt}', which is the assistant's.")
-    return {
+    last = mapping.reference is None and without < len(result.rows)
+    from_prompt = f"The reference is the last message of '{mapping.prompt}', which is the assistant's."
+    roles = {"prompt": mapping.prompt, "reference": mapping.reference}
+    roles |= {"images": mapping.images} if mapping.images is not None else {}
+    info = {
         "source": config.source,
         "subset": config.subset,
         "split": config.split,
@@ -121,10 +87,22 @@ def _info(config: DataConfig, source: Source, mapping: Mapping, result: Rows, si
         },
         "bad_rows": [fault.as_dict() for fault in result.faults[:SHOWN_IN_INFO]],
         "sha256": result.sha256(),
-        "mapping": mapping.as_dict(),
+        "mapping": roles | {"rename": {old: name for old, name in mapping.extras.items() if old != name}},
         "seed": config.seed,
-        "notes": notes,
+        "notes": [*source.notes, *mapping.notes, *sides.notes, *([from_prompt] if last else []), *changed],
+        "columns": dataset.column_names,
     }
+    return DataSplit(dataset.select(sides.train), dataset.select(sides.heldout), info)
+
+
+def preview(split: DataSplit, n: int) -> list[dict[str, Any]]:
+    """The first `n` rows of each side as plain dictionaries, with `side` ("train" or "heldout") in front."""
+
+    def rows(side: str, dataset: Dataset) -> Iterator[dict[str, Any]]:
+        for index in range(min(n, len(dataset))):
+            yield {"side": side} | dataset[index]
+
+    return [*rows("train", split.train), *rows("heldout", split.heldout)]
 
 
 # --- train and held-out -----------------------------------------------------------------------------------------------
@@ -189,43 +167,31 @@ def build_dataset(rows: list[dict[str, Any]], known: dict[str, Any], *, chat: bo
     from datasets import Dataset, DatasetInfo, Features, Image, List, Value
 
     message = {"role": Value("string"), "content": Value("string")}
-    fixed = {
-        "prompt": List(message) if chat else Value("string"),
-        "reference": Value("string"),
-    }
+    fixed = {"prompt": List(message) if chat else Value("string"), "reference": Value("string")}
     fixed[IMAGES] = List(Image(mode="RGB"))
     arrays, features, notes = {}, Features(), []
     for name in rows[0]:
         values = [row[name] for row in rows]
         feature = fixed.get(name, known.get(name))
-        array = _typed(values, feature) if feature is not None else None
+        kind = None if feature is None else Features({"column": feature}).arrow_schema.field("column").type
+        array = _array(values, kind) if feature is not None else None
         if array is None:
-            array, changed = _inferred(values)
-            feature = Features.from_arrow_schema(pa.schema([(name, array.type)]))[name]
-            if changed:
+            array = _array(values)
+            if array is None:
+                texts = [None if each is None else json.dumps(each, ensure_ascii=False, default=str) for each in values]
+                array = pa.array(texts, type=pa.string())
                 notes.append(f"Column '{name}' has values without a common type; it reaches the reward as JSON text.")
+            feature = Features.from_arrow_schema(pa.schema([(name, array.type)]))[name]
         arrays[name], features[name] = array, feature
     table = pa.table(arrays).cast(features.arrow_schema)
     return Dataset(table, info=DatasetInfo(features=features)), notes
 
 
-def _typed(values: list[Any], feature: Any) -> Any | None:
-    """An Arrow array of the feature's storage type, or None where the values do not fit."""
+def _array(values: list[Any], kind: Any = None) -> Any | None:
+    """An Arrow array of this type, or of the inferred one; None where the values do not fit."""
     import pyarrow as pa
-    from datasets import Features
 
     try:
-        return pa.array(values, type=Features({"column": feature}).arrow_schema.field("column").type)
+        return pa.array(values, type=kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return None
-
-
-def _inferred(values: list[Any]) -> tuple[Any, bool]:
-    """An Arrow array, and whether the values had to be turned into JSON text."""
-    import pyarrow as pa
-
-    try:
-        return pa.array(values), False
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        texts = [None if value is None else json.dumps(value, ensure_ascii=False, default=str) for value in values]
-        return pa.array(texts, type=pa.string()), True

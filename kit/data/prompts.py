@@ -37,7 +37,25 @@ def read_prompt(value: Any, column: str) -> tuple[Prompt, str | None]:
         return value, None
     if not value:
         raise ValueError(f"'{column}' has no messages")
-    messages = [_read_message(message, place, column) for place, message in enumerate(value, start=1)]
+    messages: list[Message] = []
+    for place, message in enumerate(value, start=1):
+        where = f"message {place} of '{column}'"
+        if not isinstance(message, dict):
+            raise ValueError(f"{where} is of type {type(message).__name__}; expected an object with role and content")
+        for key in ("role", "content"):
+            if message.get(key) is None:
+                raise ValueError(f"{where} has no {key}")
+            if not isinstance(message[key], str):
+                raise ValueError(f"{where} has {key} of type {type(message[key]).__name__}; expected text")
+        role, content = message["role"], message["content"]
+        if role not in ROLES:
+            raise ValueError(f"{where} has the role '{role}'; known: {', '.join(ROLES)}")
+        if role == "system" and place > 1:
+            raise ValueError(f"{where} is a system message; only the first message may be one")
+        if role == "user" and not content.strip():
+            raise ValueError(f"{where} is empty")
+        check_text(content, column)
+        messages.append({"role": role, "content": content})
     answer = messages.pop()["content"] if messages[-1]["role"] == "assistant" else None
     if not any(message["role"] == "user" for message in messages):
         raise ValueError(f"'{column}' has no user message")
@@ -97,26 +115,6 @@ def check_text(text: str, column: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"'{column}' holds a lone surrogate; it is not valid Unicode") from None
-
-
-def _read_message(message: Any, place: int, column: str) -> Message:
-    where = f"message {place} of '{column}'"
-    if not isinstance(message, dict):
-        raise ValueError(f"{where} is of type {type(message).__name__}; expected an object with role and content")
-    for key in ("role", "content"):
-        if message.get(key) is None:
-            raise ValueError(f"{where} has no {key}")
-        if not isinstance(message[key], str):
-            raise ValueError(f"{where} has {key} of type {type(message[key]).__name__}; expected text")
-    role, content = message["role"], message["content"]
-    if role not in ROLES:
-        raise ValueError(f"{where} has the role '{role}'; known: {', '.join(ROLES)}")
-    if role == "system" and place > 1:
-        raise ValueError(f"{where} is a system message; only the first message may be one")
-    if role == "user" and not content.strip():
-        raise ValueError(f"{where} is empty")
-    check_text(content, column)
-    return {"role": role, "content": content}
 
 
 def _without_system(messages: list[Message]) -> list[Message]:

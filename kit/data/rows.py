@@ -10,14 +10,7 @@ from typing import Any
 
 from kit.config import DataConfig
 from kit.data.images import CUSTOMARY, IMAGES, NONE, digest, folder_of, read_pictures
-from kit.data.prompts import (
-    check_text,
-    dress,
-    kind_of,
-    prompt_key,
-    read_prompt,
-    reference_text,
-)
+from kit.data.prompts import check_text, dress, kind_of, prompt_key, read_prompt, reference_text
 from kit.errors import DataError
 from kit.registry import did_you_mean
 
@@ -27,51 +20,21 @@ from kit.registry import did_you_mean
 PROMPTS = ("prompt", "question", "problem", "messages", "instruction", "input")
 REFERENCES = ("reference", "answer", "solution", "target", "label", "gold")
 # Keyword arguments that trl.GRPOTrainer itself gives to reward functions: a column of that name would break the call.
-TAKEN_BY_TRAINER = frozenset(
-    (
-        "prompts",
-        "prompt_ids",
-        "completion",
-        "completions",
-        "completion_ids",
-        "trainer_state",
-        "log_extra",
-        "log_metric",
-        "environments",
-    )
-)
+TAKEN_BY_TRAINER = frozenset({
+    "prompts", "prompt_ids", "completion", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric",
+    "environments",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """Source columns by role. `extras` maps their name to ours; `other_prompts` could be the prompt, too."""
+    """Source columns by role. `extras` maps their name to ours."""
 
     prompt: str
     reference: str | None
     extras: dict[str, str]
-    other_prompts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     images: str | None = None
-
-    def prompt_of(self, values: dict[str, Any]) -> tuple[Any, str]:
-        """The prompt of a row as text or messages, and its column; None where it has none.
-
-        Of a source with both columns, a row without a `prompt` is asked for its `messages`.
-        """
-        instead = ["messages"] if self.prompt == "prompt" and "messages" in self.other_prompts else []
-        for name in [self.prompt, *instead]:
-            if values.get(name) is not None:
-                return values[name], name
-        return None, self.prompt
-
-    def as_dict(self) -> dict[str, Any]:
-        """For data.json: `{prompt, reference, rename}`."""
-        return {
-            "prompt": self.prompt,
-            "reference": self.reference,
-            "rename": {source_name: name for source_name, name in self.extras.items() if source_name != name},
-            **({"images": self.images} if self.images is not None else {}),
-        }
 
 
 def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
@@ -79,57 +42,31 @@ def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
 
     Raises `DataError` for a column that is not there, if none can be the prompt, or if two columns would get one name.
     """
-    prompt = _prompt_column(columns, config)
-    reference = config.reference_column
-    if reference is None:
-        reference = next((name for name in REFERENCES if name in columns and name != prompt), None)
-    else:
-        _require(reference, columns, "data.reference_column")
-        if reference == prompt:
-            raise DataError(
-                f"Column '{prompt}' cannot be both prompt and reference: the model would be shown the answer."
-            )
-    images = _image_column(columns, config)
-    named = [name for name in CUSTOMARY if name in columns and name not in config.rename]
-    extras, notes = _extra_columns(columns, {prompt, reference, images, *named}, config.rename)
-    if left := [name for name in named if name != images]:
-        notes.append(f"Column '{left[0]}' is left out: its name means pictures. data.rename can give it another.")
-    others = [name for name in PROMPTS if name in columns and name not in (prompt, reference)]
-    return Mapping(prompt, reference, extras, [] if config.prompt_column else others, notes, images)
-
-
-def _image_column(columns: Sequence[str], config: DataConfig) -> str | None:
+    listed, rename = ", ".join(columns) or "none", config.rename
+    named = {f"data.{key}": getattr(config, key) for key in ("prompt_column", "reference_column", "image_column")}
     if config.image_column == NONE:
-        return None
-    if config.image_column is not None:
-        _require(config.image_column, columns, "data.image_column")
-        return config.image_column
-    return next((name for name in CUSTOMARY if name in columns and name not in config.rename), None)
-
-
-def _prompt_column(columns: Sequence[str], config: DataConfig) -> str:
-    if config.prompt_column is not None:
-        _require(config.prompt_column, columns, "data.prompt_column")
-        return config.prompt_column
-    for name in PROMPTS:
-        if name in columns:
-            return name
-    near = next((hint for name in PROMPTS if (hint := did_you_mean(name, columns))), "")
-    raise DataError(
-        f"No column can be told to be the prompt.{near} Columns seen: {_listed(columns)}. Known names: "
-        f"{', '.join(PROMPTS)}. Name yours with data.prompt_column."
-    )
-
-
-def _extra_columns(
-    columns: Sequence[str], used: set[str | None], rename: dict[str, str]
-) -> tuple[dict[str, str], list[str]]:
-    for source_name in rename:
-        _require(source_name, columns, "data.rename")
+        del named["data.image_column"]
+    for key, name in [*named.items(), *(("data.rename", name) for name in rename)]:
+        if name is not None and name not in columns:
+            raise DataError(f"{key}: there is no column '{name}'.{did_you_mean(name, columns)} Columns seen: {listed}.")
+    prompt = config.prompt_column or next((name for name in PROMPTS if name in columns), None)
+    if prompt is None:
+        near = next((hint for name in PROMPTS if (hint := did_you_mean(name, columns))), "")
+        raise DataError(
+            f"No column can be told to be the prompt.{near} Columns seen: {listed}. Known names: {', '.join(PROMPTS)}. Name "
+            "yours with data.prompt_column."
+        )
+    if config.reference_column == prompt:
+        raise DataError(f"Column '{prompt}' cannot be both prompt and reference: the model would be shown the answer.")
+    found = (name for name in REFERENCES if name in columns and name != prompt)
+    reference = config.reference_column or next(found, None)
+    pictures = [name for name in CUSTOMARY if name in columns and name not in rename]
+    images = config.image_column or next(iter(pictures), None)
+    images = None if images == NONE else images
+    notes = []
     extras: dict[str, str] = {}
-    notes: list[str] = []
     for source_name in columns:
-        if source_name not in rename and source_name in used:
+        if source_name not in rename and source_name in (prompt, reference, images, *pictures):
             continue
         name = rename.get(source_name, source_name)
         if name in ("prompt", "reference") or name in TAKEN_BY_TRAINER:
@@ -141,20 +78,11 @@ def _extra_columns(
             notes.append(f"Column '{source_name}' is left out: its name is taken. data.rename can give it another.")
             continue
         if name in extras.values():
-            raise DataError(f"data.rename: two columns would be called '{name}'. Columns seen: {_listed(columns)}.")
+            raise DataError(f"data.rename: two columns would be called '{name}'. Columns seen: {listed}.")
         extras[source_name] = name
-    return extras, notes
-
-
-def _require(name: str, columns: Sequence[str], key: str) -> None:
-    if name not in columns:
-        raise DataError(
-            f"{key}: there is no column '{name}'.{did_you_mean(name, columns)} Columns seen: {_listed(columns)}."
-        )
-
-
-def _listed(columns: Sequence[str]) -> str:
-    return ", ".join(columns) or "none"
+    if unused := [name for name in pictures if name != images]:
+        notes.append(f"Column '{unused[0]}' is left out: its name means pictures. data.rename can give it another.")
+    return Mapping(prompt, reference, extras, notes, images)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -223,12 +151,16 @@ class Rows:
 
 def canonical_json(value: Any) -> str:
     """JSON that is equal for equal content: sorted keys, no spaces, bytes as their digest, other objects as text."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_json_value)
+
+    def text(value: Any) -> str:
+        return f"sha256:{hashlib.sha256(value).hexdigest()}" if isinstance(value, bytes) else str(value)
+
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=text)
 
 
 def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
     """The first `config.limit` usable rows of a source, and the faults met on the way. Later rows are not looked at."""
-    result, kinds = Rows(), dict[str, str]()
+    result, known = Rows(), None
     for record in source.records:
         if config.limit is not None and len(result.rows) == config.limit:
             break
@@ -236,15 +168,14 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
             result.faults.append(record)
             continue
         try:
-            value, column = mapping.prompt_of(record.values)
-            kind = kind_of(value, column)
-            if kinds.get(column, kind) != kind:
-                raise ValueError(f"'{column}' is {kind}, while the rows before it have {kinds[column]}")
-            row, key, content = _make_row(record, mapping, config)
+            kind = kind_of(record.values.get(mapping.prompt), mapping.prompt)
+            if known not in (kind, None):
+                raise ValueError(f"'{mapping.prompt}' is {kind}, while the rows before it have {known}")
+            row, key, content = _make_row(record.values, mapping, config)
         except ValueError as error:
             result.faults.append(Fault(record.number, str(error), record.file))
             continue
-        kinds[column] = kind
+        known = kind
         result.rows.append(row)
         result.keys.append(key)
         result.contents.append(content)
@@ -261,7 +192,6 @@ def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:
     lines = [str(fault) for fault in faults[:SHOWN_IN_ERROR]]
     if len(faults) > SHOWN_IN_ERROR:
         lines.append(f"and {len(faults) - SHOWN_IN_ERROR} more")
-    others = f" ({', '.join(mapping.other_prompts)} could be it, too)" if mapping.other_prompts else ""
     advice = (
         "Correct them, or leave them out with --skip-bad-rows (data.skip_bad_rows: true)."
         if usable
@@ -270,54 +200,31 @@ def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:
     raise DataError(
         f"{config.source}: {len(faults)} of {len(faults) + usable} rows cannot be used:\n  "
         + "\n  ".join(lines)
-        + f"\nThe prompt is read from column '{mapping.prompt}'{others}. {advice}"
+        + f"\nThe prompt is read from column '{mapping.prompt}'. {advice}"
     )
 
 
-def _make_row(record: Record, mapping: Mapping, config: DataConfig) -> tuple[dict[str, Any], str, str]:
+def _make_row(values: dict[str, Any], mapping: Mapping, config: DataConfig) -> tuple[dict[str, Any], str, str]:
     """Row, prompt key, canonical content. Raises `ValueError` with the reason if the row cannot be used."""
-    values = record.values
-    text, column = mapping.prompt_of(values)
-    prompt, answer = read_prompt(text, column)
+    prompt, answer = read_prompt(values.get(mapping.prompt), mapping.prompt)
     reference = answer if mapping.reference is None else reference_text(values.get(mapping.reference))
     if reference is not None:
-        check_text(reference, mapping.reference or column)
+        check_text(reference, mapping.reference or mapping.prompt)
     row: dict[str, Any] = {
         "prompt": dress(prompt, chat=config.chat, system_prompt=config.system_prompt),
         "reference": reference,
     }
     row |= {name: values.get(source_name) for source_name, name in mapping.extras.items()}
     content, image_key = canonical_json(row), ""
-    if mapping.images is not None:
-        row[IMAGES] = _pictures(values.get(mapping.images), mapping.images, config)
+    if (column := mapping.images) is not None:
+        try:
+            row[IMAGES] = read_pictures(values.get(column), column, folder_of(config))
+        except ValueError as error:
+            advice = f" (data.image_column: none leaves '{column}' out)" if config.image_column is None else ""
+            raise ValueError(f"{error}{advice}") from None
+        if row[IMAGES] and not config.chat:
+            raise ValueError(f"'{column}' has pictures, and data.chat: false sends plain text; set data.chat: true")
         image_key = digest(row[IMAGES])
         content += image_key
-    _refuse_surrogates(content, row)
+    check_text(content, "the row")
     return row, prompt_key(prompt, ignore_system=bool(config.system_prompt)) + image_key, content
-
-
-def _pictures(value: Any, column: str, config: DataConfig) -> list[dict[str, Any]]:
-    try:
-        pictures = read_pictures(value, column, folder_of(config))
-    except ValueError as error:
-        if config.image_column is None:
-            raise ValueError(f"{error} (data.image_column: none leaves '{column}' out)") from None
-        raise
-    if pictures and not config.chat:
-        raise ValueError(f"'{column}' has pictures, and data.chat: false sends plain text; set data.chat: true")
-    return pictures
-
-
-def _refuse_surrogates(content: str, row: dict[str, Any]) -> None:
-    try:
-        content.encode()
-    except UnicodeEncodeError:
-        for name, value in row.items():
-            check_text(canonical_json(value), name)
-        raise ValueError("a column name holds a lone surrogate; it is not valid Unicode") from None
-
-
-def _json_value(value: Any) -> str:
-    if isinstance(value, bytes):
-        return "sha256:" + hashlib.sha256(value).hexdigest()
-    return str(value)

@@ -44,7 +44,6 @@ def read_source(config: DataConfig) -> Source:
             return read_files([path])
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    refuse_unless_hub_id(config.source)
     return read_hub(config.source, config)
 
 
@@ -53,8 +52,11 @@ def read_source(config: DataConfig) -> Source:
 
 def read_files(paths: Sequence[Path]) -> Source:
     """The records of files of one kind, in the given order. Raises `DataError` for a kind that is not known."""
-    several = len(paths) > 1
-    parts = [_reader(path)(path, path.name if several else None) for path in paths]
+    for path in paths:
+        if path.suffix.lower() not in READERS:
+            kind = path.suffix or "no suffix"
+            raise DataError(f"{path}: files of kind '{kind}' are not read. Kinds: {', '.join(READERS)}.")
+    parts = [READERS[path.suffix.lower()](path, path.name if len(paths) > 1 else None) for path in paths]
     same = all(part.features == parts[0].features for part in parts)
     return Source(
         records=chain.from_iterable(part.records for part in parts),
@@ -104,7 +106,9 @@ def read_csv(path: Path, file: str | None) -> Source:
 
     Values are text; an empty one is None. Row 1 follows the header."""
     text = _read_text(path)
-    separator = _separator(text.partition("\n")[0])
+    first = text.partition("\n")[0]
+    # Excel writes semicolons where the decimal sign is a comma.
+    separator = "," if "," in first else next((sign for sign in ";\t" if sign in first), ",")
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     records: list[Record | Fault] = []
     header: list[str] = []
@@ -129,11 +133,6 @@ def read_csv(path: Path, file: str | None) -> Source:
     if len(set(header)) < len(header):
         raise DataError(f"{path} has two columns of one name: {', '.join(header)}.")
     return Source(records, header, len(records))
-
-
-def _separator(header: str) -> str:
-    """A comma, unless the header has none: Excel writes semicolons where the decimal sign is a comma."""
-    return "," if "," in header else next((sign for sign in ";\t" if sign in header), ",")
 
 
 def read_parquet(path: Path, file: str | None) -> Source:
@@ -171,15 +170,6 @@ READERS: dict[str, Callable[[Path, str | None], Source]] = {
 }
 
 
-def _reader(path: Path) -> Callable[[Path, str | None], Source]:
-    try:
-        return READERS[path.suffix.lower()]
-    except KeyError:
-        raise DataError(
-            f"{path}: files of kind '{path.suffix or 'no suffix'}' are not read. Kinds: {', '.join(READERS)}."
-        ) from None
-
-
 def _as_record(item: Any, number: int, file: str | None) -> Record | Fault:
     if isinstance(item, dict):
         return Record(number, item, file)
@@ -211,7 +201,18 @@ SPLIT_WORD = re.compile(r"(?:^|[-_.])(train|training|test|testing|validation|val
 def read_folder(path: Path, config: DataConfig) -> Source:
     """The records of a folder. Raises `DataError` if it holds nothing readable, or files of several kinds."""
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
-        return _read_saved(path, config)
+        from datasets import DatasetDict, load_from_disk
+
+        try:
+            saved: Any = load_from_disk(str(path))
+        except Exception as error:  # a damaged folder fails in many ways
+            raise DataError(f"{path} looks like a saved dataset, but cannot be loaded: {error}") from error
+        if isinstance(saved, DatasetDict):
+            if config.split not in saved:
+                near = did_you_mean(config.split, saved)
+                raise DataError(f"data.split: {path} has no split '{config.split}'.{near} Splits: {', '.join(saved)}.")
+            saved = saved[config.split]
+        return source_from_dataset(saved, [path.name])
     files = _data_files(path)
     nested = any(_data_files(child) for child in path.iterdir() if child.is_dir())
     if (path / "README.md").is_file() or (nested and not files):
@@ -225,9 +226,19 @@ def read_folder(path: Path, config: DataConfig) -> Source:
         raise DataError(
             f"The folder {path} has files of several kinds: {listed}. Name one file, or keep one kind in it."
         )
-    chosen, notes = _of_split(files, path, config.split)
+    # Where file names tell splits (train-0.jsonl, test.jsonl): the files of the configured one.
+    words = {file: match.group(1) for file in files if (match := SPLIT_WORD.search(file.stem.lower()))}
+    chosen = [file for file in files if words.get(file) == config.split] if words else files
+    names = [file.name for file in files]
+    if not chosen:
+        raise DataError(
+            f"data.split: the folder {path} has no file of the split '{config.split}'."
+            f"{did_you_mean(config.split, words.values())} Its files: {', '.join(names)}."
+        )
     source = read_files(chosen)
-    source.notes += notes
+    if len(chosen) < len(files):
+        others = ", ".join(file.name for file in files if file not in chosen)
+        source.notes.append(f"Files of other splits are left out: {others}.")
     return source
 
 
@@ -240,62 +251,31 @@ def _data_files(folder: Path) -> list[Path]:
     )
 
 
-def _of_split(files: list[Path], folder: Path, split: str) -> tuple[list[Path], list[str]]:
-    """Where file names tell splits (train-0.jsonl, test.jsonl), the files of the wanted one; else all of them."""
-    words = {file: match.group(1) for file in files if (match := SPLIT_WORD.search(file.stem.lower()))}
-    if not words:
-        return files, []
-    chosen = [file for file in files if words.get(file) == split]
-    if not chosen:
-        raise DataError(
-            f"data.split: the folder {folder} has no file of the split '{split}'.{did_you_mean(split, words.values())} "
-            f"Its files: {', '.join(file.name for file in files)}."
-        )
-    left_out = [file.name for file in files if file not in chosen]
-    return chosen, [f"Files of other splits are left out: {', '.join(left_out)}."] if left_out else []
-
-
-def _read_saved(path: Path, config: DataConfig) -> Source:
-    """A folder written by `save_to_disk`."""
-    from datasets import DatasetDict, load_from_disk
-
-    saved: Any
-    try:
-        saved = load_from_disk(str(path))
-    except Exception as error:  # a damaged folder fails in many ways
-        raise DataError(f"{path} looks like a saved dataset, but cannot be loaded: {error}") from error
-    if isinstance(saved, DatasetDict):
-        if config.split not in saved:
-            raise DataError(
-                f"data.split: {path} has no split '{config.split}'.{did_you_mean(config.split, saved)} "
-                f"Splits: {', '.join(saved)}."
-            )
-        saved = saved[config.split]
-    return source_from_dataset(saved, [path.name])
-
-
 # --- hub layout -------------------------------------------------------------------------------------------------------
 
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 
 
-def refuse_unless_hub_id(source: str) -> None:
-    """Raises `DataError` if a source that is not on this disk cannot be a hub id; the message names what is near."""
+def read_hub(source: str, config: DataConfig) -> Source:
+    """Loads one split of a dataset with `datasets.load_dataset`, which downloads it if need be. Raises `DataError`.
+
+    source: a folder in hub layout (absolute), or a hub id. Of what is neither the message names what is near.
+    """
     path = Path(source).expanduser()
-    is_path = path.suffix.lower() in READERS or source.startswith(("/", ".", "~")) or "\\" in source
-    if is_path or source.count("/") > 1:
-        raise DataError(_missing_file(path))
-    if not HUB_ID.fullmatch(source):
+    is_file = path.suffix.lower() in READERS or source.startswith((".", "~")) or "\\" in source or source.count("/") > 1
+    if not path.is_dir() and (is_file or path.is_absolute()):
+        folder, names = path.parent, _data_names(path.parent)
+        if not folder.is_dir():
+            raise DataError(f"data.source: there is no file {path}; its folder {folder} does not exist, either.")
+        listed = f" Data files and folders in {folder}: {', '.join(names[:10])}." if names else ""
+        raise DataError(f"data.source: there is no file or folder {path}.{did_you_mean(path.name, names)}{listed}")
+    if not path.is_dir() and not HUB_ID.fullmatch(source):
         near = did_you_mean(source.partition(":")[0] + ":", [TASK_PREFIX]) if ":" in source else ""
         raise DataError(
             f"data.source: '{source}' is no file or folder here, and cannot be a hub id.{near} Expected "
             f"{TASK_PREFIX}TASK, a {', '.join(READERS)} file, a folder, or owner/name."
         )
-
-
-def read_hub(source: str, config: DataConfig) -> Source:
-    """Loads one split of a dataset with `datasets.load_dataset`, which downloads it if need be. Raises `DataError`."""
     from datasets import Dataset, load_dataset
 
     try:
@@ -307,15 +287,6 @@ def read_hub(source: str, config: DataConfig) -> Source:
             f"data.split: '{config.split}' of {config.source} is not one split; name a single one, e.g. train."
         )
     return source_from_dataset(dataset, [])
-
-
-def _missing_file(path: Path) -> str:
-    folder = path.parent
-    if not folder.is_dir():
-        return f"data.source: there is no file {path}; its folder {folder} does not exist, either."
-    names = _data_names(folder)
-    listed = f" Data files and folders in {folder}: {', '.join(names[:10])}." if names else ""
-    return f"data.source: there is no file or folder {path}.{did_you_mean(path.name, names)}{listed}"
 
 
 def _data_names(folder: Path) -> list[str]:
@@ -336,29 +307,25 @@ def _explain(error: Exception, source: str, config: DataConfig) -> str:
             f"The folder {config.source}, read as a dataset in hub layout, did not give {split}: {reason}\n"
             "Check data.split and data.subset, or name one of its files."
         )
+    from kit.data.tasks import task_names
+
     near = did_you_mean(Path(source).name, _data_names(Path(source).parent))
     local = f"There is no file or folder '{source}' in {Path.cwd()}.{near} It was taken for a hub id. "
+    task = f" Did you mean '{TASK_PREFIX}{source}'?" if "/" not in source and source in task_names() else ""
     if isinstance(error, ConnectionError):
         return (
             f"{local}The hub could not be reached: {reason}.\nCheck the connection (and HF_HUB_OFFLINE), or download "
-            f"the dataset elsewhere and give its folder as data.source.{_near_task(source)}"
+            f"the dataset elsewhere and give its folder as data.source.{task}"
         )
     if type(error).__name__ == "DatasetNotFoundError":
         return (
             f"{local}The hub has no dataset of that name, or it is private or gated: {reason}.\nCheck the name; for a "
-            f"private one, log in with `hf auth login`.{_near_task(source)}"
+            f"private one, log in with `hf auth login`.{task}"
         )
     return (
         f"{local}The hub dataset did not give {split}: {reason}\n"
         "Check data.subset, data.split and data.revision on the dataset's page."
     )
-
-
-def _near_task(source: str) -> str:
-    """A hint for someone who wrote a task without its prefix."""
-    from kit.data.tasks import task_names
-
-    return f" Did you mean '{TASK_PREFIX}{source}'?" if "/" not in source and source in task_names() else ""
 
 
 # --- Arrow ------------------------------------------------------------------------------------------------------------

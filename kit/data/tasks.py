@@ -85,21 +85,13 @@ def _generate(dataset: Any, name: str, wanted: int) -> list[Record | Fault]:
             continue
         repeats = 0
         questions.add(entry["question"])
-        values = {
-            "task": name,
-            "prompt": entry["question"],
-            "reference": entry["answer"],
-            "entry": entry_json(entry),
-        }
+        # What JSON does not know (keys other than text, sets, dates) becomes text.
+        content = json.dumps(_text_keys(entry), ensure_ascii=False, default=str)
+        values = {"task": name, "prompt": entry["question"], "reference": entry["answer"], "entry": content}
         records.append(Record(len(records) + 1, values))
         if len(records) == wanted:
             break
     return records
-
-
-def entry_json(entry: dict[str, Any]) -> str:
-    """A reasoning-gym entry as JSON: what JSON does not know (keys other than text, sets, dates) becomes text."""
-    return json.dumps(_text_keys(entry), ensure_ascii=False, default=str)
 
 
 def _text_keys(value: Any) -> Any:

@@ -23,7 +23,7 @@ DEFECTS = [
     ({"prompt": "a\0b"}, "'prompt' holds a NUL character"),
     ('{"prompt": "\\ud800"}', "'prompt' holds a lone surrogate"),
     ({"prompt": "a", "answer": "\0"}, "'answer' holds a NUL character"),
-    ('{"prompt": "a", "meta": {"k": ["\\udfff"]}}', "'meta' holds a lone surrogate"),
+    ('{"prompt": "a", "meta": {"k": ["\\udfff"]}}', "'the row' holds a lone surrogate"),
     ({"prompt": [USER]}, "'prompt' is a list of messages, while the rows before it have text"),
 ]
 MESSAGE_DEFECTS = [
