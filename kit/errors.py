@@ -56,3 +56,10 @@ class EngineError(KitError):
 
 class EnvironmentUnsupported(KitError):
     """A package version or machine outside what the kit was tested with."""
+
+
+def refuse(error: type[KitError], *cases: tuple[bool, str, str]) -> None:
+    """Raises `error` for the first of a table of (when, what is wrong, what to do) whose condition holds."""
+    for when, message, remedy in cases:
+        if when:
+            raise error(f"{message} {remedy}")

@@ -52,7 +52,7 @@ PLANTED = {
 
 EARLY = {
     "with the data still to be read": {"call": "kit.data:load_data", "nth": 1},
-    "with the model being prepared": {"call": "kit.runner.prepare:find_model", "nth": 1},
+    "with the model being prepared": {"call": "kit.models.loading:find_model", "nth": 1},
     "with the claim half written": {"call": "os:replace", "nth": 1},
     "with its directory just claimed": {"call": "kit.runs.store:RunDir.change_status", "nth": 1, "when": "after"},
     "with nothing cut yet": {"call": "kit.runner.resume:truncate_to_checkpoint", "nth": 1},

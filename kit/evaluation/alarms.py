@@ -24,7 +24,7 @@ function of what lies in the run directory, so that a resumed run decides as the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -48,6 +48,10 @@ KEYS = {
     "right": ("answers/right",),
 }
 """What a quantity is called in metrics.jsonl; the first name found in a line counts."""
+CONDITIONS = (
+    "zero_spread", "truncated", "length_collapse", "length_explosion", "entropy_collapse", "kl_spike", "plateau",
+    "gradient_overflow",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,13 @@ class AlertMonitor:
     def see(self, line: Line) -> list[Alert]:
         """Takes in one line, and returns the alerts that begin with it."""
         self.take(line)
-        step = int(line.get("step") or 0)
-        return [Alert(step, name, text) for name, rule in RULES.items() if (text := self._begins(name, rule))]
+        holding = conditions(self.series)
+        alerts = [
+            Alert(int(line.get("step") or 0), name, text) for name, text in holding.items() if name not in self._quiet
+        ]
+        silent = {name: lines + 1 for name, lines in self._quiet.items() if name not in holding}
+        self._quiet = {name: lines for name, lines in silent.items() if lines < QUIET} | dict.fromkeys(holding, 0)
+        return alerts
 
     def take(self, line: Line) -> None:
         """Takes in one line without looking at the conditions."""
@@ -84,24 +93,7 @@ class AlertMonitor:
 
     def holding(self) -> set[str]:
         """The names of the conditions that hold at the last line."""
-        return {name for name, rule in RULES.items() if rule(self.series) is not None}
-
-    def _begins(self, name: str, rule: Callable[[Series], str | None]) -> str | None:
-        text, running = rule(self.series), name in self._quiet
-        if text is not None:
-            self._quiet[name] = 0
-            return None if running else text
-        if running:
-            self._quiet[name] += 1
-            if self._quiet[name] >= QUIET:
-                del self._quiet[name]
-        return None
-
-
-def alerts(lines: Iterable[Line]) -> list[Alert]:
-    """All alerts of a run's metric lines, in the order of their steps."""
-    watch = AlertMonitor()
-    return [alert for line in lines for alert in watch.see(line)]
+        return set(conditions(self.series))
 
 
 def finite(value: Any) -> float | None:
@@ -109,116 +101,64 @@ def finite(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _zero_spread(series: Series) -> str | None:
-    recent = series["zero_spread"][-10:]
-    if len(recent) < 10 or fmean(recent) < 0.9:
-        return None
-    return (
-        f"{fmean(recent):.0%} of the groups of the last 10 steps got one and the same reward for every completion; they teach "
-        "nothing. The problems are too easy or too hard by now, or the reward cannot tell completions apart: mix in other "
-        "problems, or look at completions/ for what is rewarded."
-    )
-
-
-def _truncated(series: Series) -> str | None:
-    recent = series["truncated"][-10:]
-    if len(recent) < 10 or fmean(recent) < 0.3:
-        return None
-    return (
-        f"{fmean(recent):.0%} of the completions of the last 10 steps were cut at the length limit, most often before their "
-        "answer. Raise generation.max_completion_tokens, or reward shorter completions."
-    )
-
-
-def _length_collapse(series: Series) -> str | None:
+def conditions(series: Series) -> dict[str, str]:
+    """Returns what looks wrong at the end of the series, by name, with what it means and what to do."""
+    texts = {}
+    flat, cut, overflow = (series[name][-10:] for name in ("zero_spread", "truncated", "overflow"))
+    if len(flat) >= 10 and fmean(flat) >= 0.9:
+        texts["zero_spread"] = (
+            f"{fmean(flat):.0%} of the groups of the last 10 steps got one and the same reward for every completion; they "
+            "teach nothing. The problems are too easy or too hard by now, or the reward cannot tell completions apart: mix in "
+            "other problems, or look at completions/ for what is rewarded."
+        )
+    if len(cut) >= 10 and fmean(cut) >= 0.3:
+        texts["truncated"] = (
+            f"{fmean(cut):.0%} of the completions of the last 10 steps were cut at the length limit, most often before their "
+            "answer. Raise generation.max_completion_tokens, or reward shorter completions."
+        )
     lengths = series["length"]
-    recent, before = _halves(lengths)
+    recent = fmean(lengths[-10:]) if lengths else 0.0
+    before = fmean(lengths[-30:-10]) if len(lengths) >= 20 else None
     sudden = before is not None and recent < 0.5 * before
-    gradual = len(lengths) >= 30 and fmean(lengths[-10:]) < 0.25 * fmean(lengths[:10])
-    if not (sudden or gradual):
-        return None
-    then, now = (before, recent) if sudden else (fmean(lengths[:10]), fmean(lengths[-10:]))
-    return (
-        f"Completions have collapsed from {then:.0f} to {now:.0f} tokens. Often the reward can be had without the work: read "
-        "some of completions/, and see whether the reward pays for short or empty answers."
-    )
-
-
-def _length_explosion(series: Series) -> str | None:
-    recent, before = _halves(series["length"])
-    if before is None or recent <= 2 * before:
-        return None
-    return (
-        f"Completions have grown from {before:.0f} to {recent:.0f} tokens within a few steps. Read some of completions/: longer "
-        "reasoning is fine, repetition is not. A lower learning rate or a reward that counts length helps."
-    )
-
-
-def _halves(lengths: Sequence[float]) -> tuple[float, float | None]:
-    """The mean of the last 10 values, and of the up to 20 before them, or None when these are fewer than 10."""
-    before = lengths[-30:-10]
-    return (fmean(lengths[-10:]) if lengths else 0.0), (fmean(before) if len(before) >= 10 else None)
-
-
-def _entropy_collapse(series: Series) -> str | None:
-    values = series["entropy"]
-    if len(values) < 15:
-        return None
-    first, recent = fmean(values[:5]), fmean(values[-10:])
-    if recent >= 0.03 or recent >= 0.1 * first:
-        return None
-    return (
-        f"Entropy has fallen from {first:.2g} to {recent:.2g} nats per token: completions of a group are nearly copies of each "
-        "other, and little more can be learned. Lower the learning rate, raise objective.clip.eps_high or add a KL or "
-        "entropy term."
-    )
-
-
-def _kl_spike(series: Series) -> str | None:
-    values = series["kl"]
-    before = values[-21:-1]
-    if len(before) < 10 or values[-1] <= 0.1 or values[-1] <= 3 * max(before):
-        return None
-    return (
-        f"The KL divergence to the reference policy jumped to {values[-1]:.2g} nats per token, from at most {max(before):.2g} in "
-        "the steps before. Lower the learning rate or optimisation.max_grad_norm if it does not come back by itself."
-    )
-
-
-def _gradient_overflow(series: Series) -> str | None:
-    recent = series["overflow"][-10:]
-    if sum(recent) < 3:
-        return None
-    return (
-        f"The gradient was infinite or not a number in {sum(recent):.0f} of the last {len(recent)} steps; such steps teach "
-        "nothing. Use model.dtype: bfloat16 or float32 in place of float16, or lower the learning rate."
-    )
-
-
-def _plateau(series: Series) -> str | None:
+    if sudden or (len(lengths) >= 30 and recent < 0.25 * fmean(lengths[:10])):
+        start = before if sudden else fmean(lengths[:10])
+        texts["length_collapse"] = (
+            f"Completions have collapsed from {start:.0f} to {recent:.0f} tokens. Often the reward can be had without the work: "
+            "read some of completions/, and see whether the reward pays for short or empty answers."
+        )
+    if before is not None and recent > 2 * before:
+        texts["length_explosion"] = (
+            f"Completions have grown from {before:.0f} to {recent:.0f} tokens within a few steps. Read some of completions/: "
+            "longer reasoning is fine, repetition is not. A lower learning rate or a reward that counts length helps."
+        )
+    entropy = series["entropy"]
+    if len(entropy) >= 15 and fmean(entropy[-10:]) < min(0.03, 0.1 * fmean(entropy[:5])):
+        texts["entropy_collapse"] = (
+            f"Entropy has fallen from {fmean(entropy[:5]):.2g} to {fmean(entropy[-10:]):.2g} nats per token: completions of a "
+            "group are nearly copies of each other, and little more can be learned. Lower the learning rate, raise "
+            "objective.clip.eps_high or add a KL or entropy term."
+        )
+    kl, earlier = series["kl"], series["kl"][-21:-1]
+    if len(earlier) >= 10 and kl[-1] > max(0.1, 3 * max(earlier)):
+        texts["kl_spike"] = (
+            f"The KL divergence to the reference policy jumped to {kl[-1]:.2g} nats per token, from at most {max(earlier):.2g} "
+            "in the steps before. Lower the learning rate or optimisation.max_grad_norm if it does not come back by itself."
+        )
     rewards, right = series["reward"], series["right"][-10:]
-    if len(rewards) < 20 or len(right) < 10 or fmean(right) >= 0.1:
-        return None
-    first, recent = fmean(rewards[:5]), fmean(rewards[-10:])
-    if recent - first < abs(recent) / 3 or rise_p(rewards) > LEVEL:
-        return None
-    return (
-        f"The reward rises, from {first:.2f} to {recent:.2f}, but only {fmean(right):.0%} of the answers of the last 10 steps "
-        "are right: the policy collects what the reward pays beside right answers. Pay less for parts of an answer, or let the "
-        "prompt show what is missing."
-    )
-
-
-RULES: dict[str, Callable[[Series], str | None]] = {
-    "zero_spread": _zero_spread,
-    "truncated": _truncated,
-    "length_collapse": _length_collapse,
-    "length_explosion": _length_explosion,
-    "entropy_collapse": _entropy_collapse,
-    "kl_spike": _kl_spike,
-    "plateau": _plateau,
-    "gradient_overflow": _gradient_overflow,
-}
+    if len(rewards) >= 20 and len(right) >= 10 and fmean(right) < 0.1:
+        first, last = fmean(rewards[:5]), fmean(rewards[-10:])
+        if last - first >= abs(last) / 3 and rise_p(rewards) <= LEVEL:
+            texts["plateau"] = (
+                f"The reward rises, from {first:.2f} to {last:.2f}, but only {fmean(right):.0%} of the answers of the last 10 "
+                "steps are right: the policy collects what the reward pays beside right answers. Pay less for parts of an "
+                "answer, or let the prompt show what is missing."
+            )
+    if sum(overflow) >= 3:
+        texts["gradient_overflow"] = (
+            f"The gradient was infinite or not a number in {sum(overflow):.0f} of the last {len(overflow)} steps; such steps "
+            "teach nothing. Use model.dtype: bfloat16 or float32 in place of float16, or lower the learning rate."
+        )
+    return texts
 
 
 @dataclass(frozen=True)

@@ -43,15 +43,11 @@ def build_checker(config: RunConfig, preset: Preset) -> Preset:
 def check_evaluation(config: RunConfig, checker: Preset) -> None:
     """Raises `ConfigError`, with what to set, for evaluation settings that cannot work together."""
     evaluation = config.evaluation
-    needs_every = {
-        "evaluation.patience": evaluation.patience is not None,
-        "evaluation.alarm: stop": evaluation.alarm == "stop",
-        "evaluation.alarm: rollback": evaluation.alarm == "rollback",
-    }
-    active = [name for name, is_set in needs_every.items() if is_set]
-    if active and not evaluation.every:
+    acts = evaluation.alarm in ("stop", "rollback")
+    if (evaluation.patience is not None or acts) and not evaluation.every:
+        key = "patience" if evaluation.patience is not None else f"alarm: {evaluation.alarm}"
         raise ConfigError(
-            f"{active[0]} acts on held-out scores during training, and evaluation.every is 0: there are none. Set "
+            f"evaluation.{key} acts on held-out scores during training, and evaluation.every is 0: there are none. Set "
             f"evaluation.every, for example to {max(1, config.optimisation.steps // 10)}."
         )
     if evaluation.metric not in ("auto", "greedy_reward") and checker.checker is None:
@@ -87,22 +83,18 @@ def check_metric(metric: str, config: RunConfig, where: str) -> None:
             f"{where}: there is no held-out score '{metric}'.{did_you_mean(metric, options)} With evaluation.k: {k} there are: "
             f"{', '.join(options)}."
         )
-    if metric not in ("auto", "greedy_reward") and not _is_checked(config):
+    if metric in ("auto", "greedy_reward") or config.evaluation.checker is not None:
+        return
+    import rewards
+
+    checker = None
+    if config.reward.preset is not None:
+        try:
+            checker = rewards.load(config.reward.preset, **config.reward.params).checker
+        except (ValueError, TypeError):  # an unknown preset or parameter is told when the run is prepared
+            return
+    if checker is None:
         raise ConfigError(
             f"{where}: {metric} is a share of right answers, and nothing says what is right: the reward has no checker. Set "
             "evaluation.checker to a preset that fits the data (grpo-kit reward list), or take greedy_reward."
         )
-
-
-def _is_checked(config: RunConfig) -> bool:
-    """Whether something says what is right, as far as the configuration can tell; in doubt it does."""
-    if config.evaluation.checker is not None:
-        return True
-    if config.reward.preset is None:
-        return False
-    import rewards
-
-    try:
-        return rewards.load(config.reward.preset, **config.reward.params).checker is not None
-    except (ValueError, TypeError):  # an unknown preset or parameter is told when the run is prepared
-        return True

@@ -110,7 +110,11 @@ class HeldOut:
             sampled = self._complete(model, repeated, True, progress, len(self.prompts), total)
         lengths = [own_tokens(completion) for completion in sampled]
         right, correct = self._accuracy(greedy, sampled) if self.checker_name is not None else ({}, {})
-        reward, rewarded = self._reward(greedy)
+        verdict = self._verdict(self._as_samples(self.rows, greedy), greedy, scoring_context())
+        failure = {"reward_failure": first_failure(verdict)} if verdict.failure_share else {}
+        if failure:
+            log.warning("%.0f%% of held-out rewards failed. %s.", 100 * verdict.failure_share, *failure.values())
+        shown = zip(self.rows[:SHOWN], greedy, verdict.totals, strict=False)
         return {
             "problems": len(self.rows),
             "step": step,
@@ -121,18 +125,28 @@ class HeldOut:
             "generation": self.generation.model_dump(include=set(GENERATION)),
             **({"note": self.note} if self.note else {}),
             **right,
-            **reward,
+            "greedy_reward": bootstrap_mean([total for total in verdict.totals if total is not None])._asdict(),
+            "reward_failure_share": verdict.failure_share,
+            **failure,
             "completion_tokens_mean": sum(lengths) / max(1, len(lengths)),
             "truncated_share": sum(cut for _, cut in sampled) / max(1, len(sampled)),
             "seconds": time.perf_counter() - started,
             "per_problem": {
                 "id": [problem_id(row) for row in self.rows],
                 **correct,
-                **rewarded,
+                "greedy_reward": verdict.totals,
                 "greedy_tokens": [own_tokens(completion) for completion in greedy],
                 "sampled_tokens_mean": [sum(lengths[at : at + k]) / k for at in range(0, len(lengths), k)],
             },
-            "samples": self._samples(greedy),
+            "samples": [
+                {
+                    "prompt": question(row["prompt"]),
+                    "reference": row.get("reference"),
+                    "completion": readable(done.messages) if isinstance(done, Conversation) else self._text(done[0]),
+                    "reward": total,
+                }
+                for row, done, total in shown
+            ],
         }
 
     def _accuracy(self, greedy: list[Completion], sampled: list[Completion]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -154,19 +168,6 @@ class HeldOut:
         }
         columns = {"greedy_correct": right, "sampled_correct": counts, "majority_correct": majority}
         return {name: estimate._asdict() for name, estimate in estimates.items()}, columns
-
-    def _reward(self, completions: list[Completion]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the mean reward of the greedy completions with the share of failures, and the rewards as a column."""
-        verdict = self._verdict(self._as_samples(self.rows, completions), completions, scoring_context())
-        failure = {"reward_failure": first_failure(verdict)} if verdict.failure_share else {}
-        if failure:
-            log.warning("%.0f%% of held-out rewards failed. %s.", 100 * verdict.failure_share, *failure.values())
-        result = {
-            "greedy_reward": bootstrap_mean([total for total in verdict.totals if total is not None])._asdict(),
-            "reward_failure_share": verdict.failure_share,
-            **failure,
-        }
-        return result, {"greedy_reward": verdict.totals}
 
     def _complete(
         self, model: Any, prompts: list[Prompt], sample: bool, progress: Progress | None, done: int, total: int
@@ -214,19 +215,16 @@ class HeldOut:
         import torch
 
         from kit.generation.decoding import as_in_training, fast_decoding
-        from kit.models.family import placeholders
+        from kit.models.family import adapter_of, placeholders
 
         with_images = [prompt for prompt in prompts if isinstance(prompt, ImagePrompt)]
-        if with_images and len(with_images) < len(
-            prompts
-        ):  # apart: processors want pictures for every prompt, or for none
-            made = iter(self._generate(model, list(with_images), sample, ends))
-            bare = iter(
-                self._generate(model, [one for one in prompts if not isinstance(one, ImagePrompt)], sample, ends)
-            )
-            return [next(made if isinstance(prompt, ImagePrompt) else bare) for prompt in prompts]
+        if 0 < len(with_images) < len(prompts):  # apart: processors want pictures for every prompt, or for none
+            text_only = [prompt for prompt in prompts if not isinstance(prompt, ImagePrompt)]
+            parts = {True: list[Prompt](with_images), False: text_only}
+            rows = {images: iter(self._generate(model, part, sample, ends)) for images, part in parts.items()}
+            return [next(rows[isinstance(prompt, ImagePrompt)]) for prompt in prompts]
         if with_images:
-            batch = model_inputs(self.processor, [prompt.row for prompt in with_images], self._accepts(model))
+            batch = model_inputs(self.processor, [prompt.row for prompt in with_images], adapter_of(model).accepts)
         elif all(isinstance(prompt, str) for prompt in prompts):
             batch = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=self.plain)
         else:
@@ -249,13 +247,7 @@ class HeldOut:
                 generation_config=settings,
                 **self.further,
             )
-        rows: list[list[int]] = output[:, batch["input_ids"].shape[1] :].tolist()
-        return rows
-
-    def _accepts(self, model: Any) -> frozenset[str]:
-        from kit.models.family import adapter_of
-
-        return adapter_of(model).accepts
+        return output[:, batch["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
 
     def _generation_config(self, sample: bool, ends: list[int]) -> Any:
         from transformers import GenerationConfig as HFGenerationConfig
@@ -287,9 +279,12 @@ class HeldOut:
         columns["finish_reason"] = [
             done.reason if isinstance(done, Conversation) else "length" if done[1] else "stop" for done in completions
         ]
-        asked = [self._asked_ids(row, done) for row, done in zip(rows, completions, strict=True)]
-        if all(ids is not None for ids in asked):
-            columns["prompt_ids"] = asked
+        prompt_ids: list[Any] = []  # None for pictures, and before anything was generated
+        for row, done in zip(rows, completions, strict=True):
+            prompt = done.prompt_ids if isinstance(done, Conversation) else self._prompt(row)
+            prompt_ids.append(self.asked.get(prompt) if isinstance(prompt, str) else prompt)
+        if all(isinstance(ids, list) for ids in prompt_ids):
+            columns["prompt_ids"] = prompt_ids
         if self.sampler is not None and self.sampler.interaction.environments is not None:
             columns["environments"] = [getattr(done, "environment", None) for done in completions]
         return build_samples(
@@ -298,13 +293,6 @@ class HeldOut:
             [ids for ids, _ in completions],
             **columns,
         )
-
-    def _asked_ids(self, row: dict[str, Any], completion: Completion) -> list[int] | None:
-        """The ids that the model was given; None of pictures, and before anything was generated."""
-        if isinstance(completion, Conversation):
-            return completion.prompt_ids
-        prompt = self._prompt(row)
-        return self.asked.get(prompt) if isinstance(prompt, str) else prompt if isinstance(prompt, list) else None
 
     def _verdict(self, samples: list[Sample], completions: Sequence[Completion], context: Context) -> Evaluation:
         """The preset's verdict; what environments say of their completions is added to the totals, as in training."""
@@ -326,21 +314,6 @@ class HeldOut:
 
     def _text(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
-
-    def _samples(self, completions: Sequence[Completion]) -> list[dict[str, Any]]:
-        """The first problems with their greedy completion and its reward, for people to read."""
-        shown = list(zip(self.rows, completions, strict=True))[:SHOWN]
-        samples = self._as_samples([row for row, _ in shown], [done for _, done in shown])
-        totals = self._verdict(samples, [done for _, done in shown], scoring_context()).totals
-        return [
-            {
-                "prompt": question(row["prompt"]),
-                "reference": row.get("reference"),
-                "completion": readable(done.messages) if isinstance(done, Conversation) else self._text(done[0]),
-                "reward": total,
-            }
-            for (row, done), total in zip(shown, totals, strict=True)
-        ]
 
 
 def problem_id(row: dict[str, Any]) -> str:
@@ -414,26 +387,19 @@ UNANSWERED = ("format", "error", "timeout", "infra", "not_applicable")
 
 def votes(samples: Sequence[Sample], scores: Sequence[Score]) -> list[str | None]:
     """The answer that each completion votes for, in a form that can be compared; None for no vote."""
-    extracts = any(score.info.get("extracted") is not None for score in scores)
-    return [_vote(sample, score, extracts) for sample, score in zip(samples, scores, strict=True)]
-
-
-def _vote(sample: Sample, score: Score, extracts: bool) -> str | None:
-    extracted = score.info.get("extracted")
-    if extracted is not None:
-        return normalised(str(extracted))
-    if score.status in UNANSWERED:
-        return None
-    return None if extracts and score.status != "ok" else normalised(final_text(sample.text)) or None
-
-
-def final_text(completion: str) -> str:
-    """The final answer of a completion, or its last line that is not blank, or nothing."""
     from rewards.extract import any_answer
 
-    extracted = any_answer(completion).value
-    lines = [line for line in completion.splitlines() if line.strip()]
-    return extracted if extracted is not None else lines[-1] if lines else ""
+    extracts = any(score.info.get("extracted") is not None for score in scores)
+    answers: list[str | None] = []
+    for sample, score in zip(samples, scores, strict=True):
+        answer = score.info.get("extracted")
+        if answer is None and score.status not in UNANSWERED and (score.status == "ok" or not extracts):
+            lines = ["", *(line for line in sample.text.splitlines() if line.strip())]
+            text = any_answer(sample.text).value
+            answers.append(normalised(lines[-1] if text is None else text) or None)
+        else:
+            answers.append(None if answer is None else normalised(str(answer)))
+    return answers
 
 
 def normalised(answer: str) -> str:

@@ -54,10 +54,10 @@ def value_of(result: Result, key: str) -> float | None:
 
 def scores_by_problem(result: Result, key: str) -> dict[str, float]:
     """The score of each problem by its id; problems whose reward failed are left out."""
+    ids, values = (result.get("per_problem") or {}).get("id", []), problem_scores(result, key) or []
+    pairs = enumerate(zip(ids, values, strict=False))
     # Two rows may be the same problem, so the place belongs to the id.
-    ids = [f"{problem}/{index}" for index, problem in enumerate((result.get("per_problem") or {}).get("id", []))]
-    values = problem_scores(result, key) or []
-    return {each: value for each, value in zip(ids, values, strict=False) if value is not None}
+    return {f"{problem}/{index}": value for index, (problem, value) in pairs if value is not None}
 
 
 def course(run: RunDir, until: int | None = None) -> list[Result]:
@@ -142,7 +142,10 @@ def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
                 f"Run '{run.id}' has no trained weights in {run.adapter}; they are written at its end. {there} "
                 "Choose one with --checkpoint (best, last or a step)."
             )
-        return _result_step(run), run.adapter
+        last = int(run.status().get("step") or 0)
+        turns = [event for event in run.events() if event.get("kind") in ("rollback", "resumed")]
+        rolled_back = turns and turns[-1]["kind"] == "rollback"
+        return (int(turns[-1]["to_step"]) if rolled_back else last), run.adapter
     if which == "last":
         if not by_step:
             raise RunError(f"Run '{run.id}' has no whole checkpoint yet; the first comes after run.save_every steps.")
@@ -162,12 +165,3 @@ def read_best(run: RunDir) -> dict[str, Any]:
     """Reads best.json: step, metric, value, checkpoint; empty where there is none."""
     path = run.path / BEST_FILE
     return read_result(path) if path.is_file() else {}
-
-
-def _result_step(run: RunDir) -> int:
-    """The step of the weights in adapter/: the last one, or the one to which the run was rolled back."""
-    step = int(run.status().get("step") or 0)
-    for event in run.events():
-        if event.get("kind") in ("rollback", "resumed"):
-            step = int(event["to_step"]) if event["kind"] == "rollback" else int(run.status().get("step") or 0)
-    return step

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import set_seed
+from transformers.trainer_callback import PrinterCallback
 
 from kit.data.images import IMAGES
 from kit.generation.engine import record
@@ -26,7 +27,6 @@ from kit.models.libraries import return_freed_memory
 from kit.models.loading import LoadedModel, keep_trainable_in_float32, load_model
 from kit.models.memory import (
     GIB,
-    Workload,
     budget_of,
     card_of,
     generation_batch_of,
@@ -36,7 +36,6 @@ from kit.models.memory import (
 )
 from kit.models.start import begin
 from kit.models.unsloth import OFFLOAD, loading
-from kit.runner.console import silence_steps
 from kit.runner.distributed import announce, is_first, world_size
 from kit.runner.prepare import Parts, teacher_model
 from kit.runner.recording import CompletionWriter, FailureMonitor, TokenWriter
@@ -94,16 +93,17 @@ def load(
     config = parts.config
     set_seed(config.run.seed)  # Python, numpy and torch: adapters, data order and sampling repeat
     return_freed_memory(parts.files.parameters)
-    teacher = load_teacher(config, parts)  # before the budget: memory that its weights take is not free
-    budget, told_budget = token_budget(parts, previous)
-    at_once, told_at_once = generation_batch(parts, previous)
+    teacher = None
+    if config.teacher.model is not None:  # before the sizes: memory that its weights take is not free
+        own = parts.teacher and load_model(parts.teacher, teacher_model(config)).model
+        teacher = Teacher(config.teacher, own)
+    budget, at_once, notes = chosen_sizes(parts, previous)
     loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))
     rewards = parts.preset.trl(seed=config.run.seed, strict=False)
     args = grpo_config(config, loaded.backend, folder, rewards.reward_weights, world_size())
     backoff = BatchSizeBackoff(tell, args.per_device_train_batch_size)
     if at_once is not None:
         backoff.sizes["generation"] = at_once
-    notes = {"token_budget": told_budget, "generation_batch": told_at_once}
     return Loaded(loaded, rewards, args, teacher, budget, backoff, notes)
 
 
@@ -119,6 +119,8 @@ def make_trainer(
     **keywords: Any,
 ) -> HookedGRPOTrainer:
     """The trainer of a run, and of everything that stands for one: a probe, a model check. Its weights are as a run starts.
+
+    It prints no dictionary every step and writes no model card: `Reporter` and an export do.
 
     args: its `GRPOConfig`. rows: training rows. keywords: further ones of `HookedGRPOTrainer`.
     """
@@ -140,7 +142,8 @@ def make_trainer(
     )
     keep_trainable_in_float32(trainer.model)
     begin(trainer.model, model.start, reference=trainer.beta != 0.0)
-    silence_steps(trainer)
+    trainer.remove_callback(PrinterCallback)
+    trainer.create_model_card = lambda *args, **keywords: None
     return trainer
 
 
@@ -207,66 +210,39 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff |
     return trainer, memory
 
 
-def load_teacher(config: RunConfig, parts: Parts) -> Teacher | None:
-    """Returns the teacher; another model is read from its files."""
-    if config.teacher.model is None:
-        return None
-    if parts.teacher is None:
-        return Teacher(config.teacher)
-    return Teacher(config.teacher, load_model(parts.teacher, teacher_model(config)).model)
+def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None, int | None, dict[str, str]]:
+    """Returns the token budget, the completions that are generated at once (None: no limit), and a note on each chosen one.
 
-
-def token_budget(parts: Parts, previous: PreviousRun | None = None) -> tuple[int | None, str]:
-    """The budget of the run, and what is to be said of one that was chosen; before the model takes its memory.
-
-    A run that goes on keeps what it began with: parts of another size round otherwise.
+    Call it before the model takes its memory. A run that goes on keeps both: parts of another size round otherwise, and smaller
+    batches draw other random numbers.
     """
-    config, files = parts.config, parts.files
-    if config.optimisation.token_budget is not None:
-        return config.optimisation.token_budget or None, ""
-    if previous is not None and previous.checkpoint is not None and "token_budget" in previous.env:
-        budget = previous.env["token_budget"]
-        return (
-            budget,
-            f"{at_most(budget) if budget else 'whole micro-batches go through'}, as when the run began",
+    config, files, device = parts.config, parts.files, parts.files.backend.device
+    work = workload(config, device, parts.objective, prompt_tokens(config), card_of(device))
+    room = room_of(device)
+    budget = budget_of(config, files.shape, work, room)
+    needed = "not needed: whole micro-batches go through" if budget is None else at_most(budget)
+    budget_note = f"{needed}, chosen for {room / GIB:.1f} GiB of free memory"
+    at_once = None if world_size() > 1 else generation_batch_of(config, files.shape, work, room)
+    batch_note = (
+        ""
+        if at_once is None
+        else (
+            f"Completions are generated {at_once} at a time, of {work.batch}: their key-value cache is planned for "
+            f"{room / GIB:.1f} GiB of free memory."
         )
-    work, room = work_and_room(parts)
-    chosen = budget_of(config, files.shape, work, room)
-    for_all = "not needed: whole micro-batches go through" if chosen is None else at_most(chosen)
-    return chosen, f"{for_all}, chosen for {room / GIB:.1f} GiB of free memory"
-
-
-def generation_batch(parts: Parts, previous: PreviousRun | None = None) -> tuple[int | None, str]:
-    """Completions that are generated at once, None for all of a rollout, and what is to be said of a number that was chosen.
-
-    Before the model takes its memory. Smaller batches draw other random numbers of the same distribution, so a run that goes
-    on keeps what it began with; one of before made the whole rollout at once.
-    """
-    config, files = parts.config, parts.files
-    if previous is not None and previous.checkpoint is not None:
-        return previous.env.get("generation_batch"), ""
-    work, room = work_and_room(parts)
-    chosen = generation_batch_of(config, files.shape, work, room)
-    if chosen is None or world_size() > 1:
-        return None, ""
-    return chosen, (
-        f"Completions are generated {chosen} at a time, of {work.batch}: their key-value cache is planned for "
-        f"{room / GIB:.1f} GiB of free memory."
     )
+    if previous is not None and previous.checkpoint is not None:
+        at_once, batch_note = previous.env.get("generation_batch"), ""
+        if "token_budget" in previous.env:
+            budget = previous.env["token_budget"]
+            budget_note = f"{at_most(budget) if budget else 'whole micro-batches go through'}, as when the run began"
+    if config.optimisation.token_budget is not None:
+        budget, budget_note = config.optimisation.token_budget or None, ""
+    return budget, at_once, {"token_budget": budget_note, "generation_batch": batch_note}
 
 
-def work_and_room(parts: Parts) -> tuple[Workload, float]:
-    """Returns the run's workload, and the memory for it in bytes, with that of this process, which the plan counts."""
-    device = parts.files.backend.device
-    work = workload(parts.config, device, parts.objective, prompt_tokens(parts.config), card_of(device))
-    return work, room_of(device)
-
-
-def environment(
-    backend: Any, threads: int, args: Any, seed: int, engine: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def environment(backend: Any, threads: int, args: Any, seed: int, engine: dict[str, Any]) -> dict[str, Any]:
     """Versions, hardware, seeds and TRL's arguments of a run, as plain JSON. `engine`: of `kit.generation.engine.record`."""
-    engine = engine or {"name": "hf", "seed": args.seed}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "packages": packages(),

@@ -26,7 +26,6 @@ from kit.runs.files import clock, disk_errors, one_line
 if TYPE_CHECKING:
     from kit.config import RunConfig
     from kit.runs.store import RunDir
-    from kit.trainer.trainer import HookedGRPOTrainer
 
 log = logging.getLogger("kit")
 LINES = 10
@@ -138,8 +137,9 @@ class Reporter:
             self.scores(ends)
         for name, score in ends.items():
             self.samples(f"Held-out completions, {name} (greedy)", score["samples"])
-        if best := best_line(run):
-            self.say(best)
+        if best := read_best(run):
+            name, where = best["metric"].replace("_", " "), run.path / best["checkpoint"]
+            self.say(f"Best {name}: {best['value']:.3f} at step {best['step']} ({where})")
         if stopped is not None:
             last = f"; the checkpoint is {run.checkpoints[-1]}" if run.checkpoints else ""
             self.say(f"Stopped by {stopped}{last}")
@@ -217,28 +217,12 @@ def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def best_line(run: RunDir) -> str | None:
-    """A line that names the best checkpoint; None where there is none."""
-    best = read_best(run)
-    if not best:
-        return None
-    name = best["metric"].replace("_", " ")
-    return f"Best {name}: {best['value']:.3f} at step {best['step']} ({run.path / best['checkpoint']})"
-
-
 def interval(estimate: Mapping[str, float]) -> str:
     """`0.430 [0.363, 0.499]`."""
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-class LogFile(logging.FileHandler):
-    """A log file whose write errors are ignored: a full disk loses log lines and does not end the run."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Drops the line. Writers whose data matters report a full disk themselves."""
 
 
 class LogCapture:
@@ -256,7 +240,7 @@ class LogCapture:
         kit.setLevel(logging.INFO)
         logging.captureWarnings(True)
         try:
-            with _transformers_quiet(), _torch_quiet():
+            with _libraries_quiet():
                 yield
         finally:
             logging.captureWarnings(False)
@@ -268,7 +252,9 @@ class LogCapture:
     def written_to(self, path: Path) -> Iterator[None]:
         """Inside, records go to `path`, those held back so far first. Raises `RunError` when it cannot be opened."""
         with disk_errors(path):
-            file = LogFile(path, encoding="utf-8")
+            file = logging.FileHandler(path, encoding="utf-8")
+        # A full disk loses log lines and does not end the run; writers whose data matters report it themselves.
+        file.handleError = lambda record: None  # type: ignore[method-assign]
         file.setFormatter(logging.Formatter(FORMAT))
         self._waiting.setTarget(file)
         self._waiting.flush()
@@ -281,36 +267,21 @@ class LogCapture:
 
 
 @contextmanager
-def _transformers_quiet() -> Iterator[None]:
-    """Routes transformers' log, which has its own handler, to the root logger, and turns its progress bars off.
+def _libraries_quiet() -> Iterator[None]:
+    """Routes the logs of torch and transformers, whose handlers print to stderr, to the root logger; no bars of transformers.
 
     Bars of hub downloads stay on: downloads take long.
     """
+    import torch  # noqa: F401  # sets its handlers up
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
-    from transformers.utils import logging as theirs
+    from transformers.utils import logging as transformers_logging
 
-    downloads, bars = not are_progress_bars_disabled(), theirs.is_progress_bar_enabled()
-    theirs.get_logger()  # sets its handler up, if nobody has yet
-    theirs.disable_default_handler()
-    theirs.enable_propagation()
-    theirs.disable_progress_bar()
+    transformers_logging.get_logger()  # sets its handler up, if nobody has yet
+    downloads, bars = not are_progress_bars_disabled(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     if downloads:
         enable_progress_bars()
-    try:
-        yield
-    finally:
-        theirs.enable_default_handler()
-        theirs.disable_propagation()
-        if bars:
-            theirs.enable_progress_bar()
-
-
-@contextmanager
-def _torch_quiet() -> Iterator[None]:
-    """Routes torch's logs, whose own handlers print to stderr, to the root logger."""
-    import torch  # noqa: F401  # sets them up
-
-    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "torch"]
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] in ("torch", "transformers")]
     loggers = [logger for name in names if (logger := logging.getLogger(name)).handlers]
     before = [(logger, logger.handlers, logger.propagate) for logger in loggers]
     for logger in loggers:
@@ -320,14 +291,5 @@ def _torch_quiet() -> Iterator[None]:
     finally:
         for logger, handlers, propagate in before:
             logger.handlers, logger.propagate = handlers, propagate
-
-
-def silence_steps(trainer: HookedGRPOTrainer) -> None:
-    """Keeps the trainer from printing a dictionary every step, and from writing its own model card into the run.
-
-    `Reporter` prints the progress, and an export writes the model card, with the base model, data and scores.
-    """
-    from transformers.trainer_callback import PrinterCallback
-
-    trainer.remove_callback(PrinterCallback)
-    trainer.create_model_card = lambda *args, **keywords: None
+        if bars:
+            transformers_logging.enable_progress_bar()

