@@ -41,6 +41,7 @@ let_threads_sleep()
 
 _HOME = {
     "Comparison": "kit.studies.arms",
+    "HookedGRPOTrainer": "kit.trainer.trainer",  # made on first use: another package may have to patch TRL before that
     "Run": "kit.api.run",
     "compare": "kit.studies.arms",
     "resume": "kit.api.launch",
@@ -48,36 +49,12 @@ _HOME = {
     "train": "kit.api.launch",
     "RunConfig": "kit.config",
     "load_config": "kit.config",
-    "Objective": "kit.objective",
-    "TokenBatch": "kit.objective",
-    "advantages": "kit.objective",
-    "clips": "kit.objective",
-    "recipes": "kit.objective",
-    "reductions": "kit.objective",
-    "regularizers": "kit.objective",
-    "weights": "kit.objective",
+    "recipes": "kit.objective.recipes",
 }
+_HOOKS = ("Objective", "TokenBatch", "advantages", "clips", "reductions", "regularizers", "weights")
+_HOME |= dict.fromkeys(_HOOKS, "kit.objective")
 
-__all__ = [
-    "Comparison",
-    "HookedGRPOTrainer",
-    "Objective",
-    "Run",
-    "RunConfig",
-    "TokenBatch",
-    "__version__",
-    "advantages",
-    "clips",
-    "compare",
-    "load_config",
-    "recipes",
-    "reductions",
-    "regularizers",
-    "resume",
-    "start",
-    "train",
-    "weights",
-]
+__all__ = ["__version__", *_HOME]
 
 
 class CallableModule(ModuleType):
@@ -90,16 +67,10 @@ class CallableModule(ModuleType):
 
 
 def __getattr__(name: str) -> Any:
-    if name == "HookedGRPOTrainer":
-        # Made on first use: its base class is TRL's trainer, which another package may have to patch before that.
-        value = importlib.import_module("kit.trainer.trainer").HookedGRPOTrainer
-    elif name == "recipes":
-        value = importlib.import_module("kit.objective.recipes")
-    elif name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
-    else:
+    if name not in _HOME:
         raise AttributeError(f"module 'kit' has no attribute '{name}'")
-    globals()[name] = value
+    module = importlib.import_module(_HOME[name])
+    value = globals()[name] = module if name == "recipes" else getattr(module, name)
     return value
 
 

@@ -29,12 +29,7 @@ sys.modules[__name__].__class__ = CallableModule  # importing this file binds it
 
 
 def run(
-    config: RunConfig,
-    *,
-    quiet: bool = False,
-    resume: bool = False,
-    force: bool = False,
-    adopt: bool = False,
+    config: RunConfig, *, quiet: bool = False, resume: bool = False, force: bool = False, adopt: bool = False
 ) -> RunDir:
     """Trains as configured and returns the run directory. Raises `KitError` for errors that the user can correct.
 
@@ -52,7 +47,7 @@ def run(
         reporter.say(f"grpo-kit: run '{config.run.id}'{runner.distributed.note()}")
         load_libraries(config.model)
         previous = runner.resume.load_previous_run(config, adopt=adopt) if resume else None
-        runner.prepare.check_one_gpu()
+        runner.prepare.check_environment(config, trains=True)
         threads = use_threads(config.run.threads or (previous.threads if previous else None), config.model.name)
         parts = runner.prepare.prepare(config, fresh=not (resume or adopt))
         resumption = runner.resume.check_resumable(previous, parts, force=force) if previous else None

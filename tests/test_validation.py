@@ -17,7 +17,7 @@ from kit.errors import (
     ObjectiveError,
     RewardError,
 )
-from kit.runner.prepare import check_environment, check_one_gpu, prepare, validate
+from kit.runner.prepare import check_environment, prepare, validate
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_s
         assert one.code == 2
         assert f"sees 2 GPUs, and a run trains on one. Set CUDA_VISIBLE_DEVICES={named};" in one.message
     monkeypatch.setenv("LOCAL_RANK", "0")
-    check_one_gpu()
+    check_environment(load_config(tree), trains=True)
 
 
 # --- the same steps as a run ------------------------------------------------------------------------------------------

@@ -160,15 +160,9 @@ def _check_recipe_change(before: dict[str, Any], after: dict[str, Any], override
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or old.get("recipe") == new.get("recipe"):
         return
     hooks = [name for name in ObjectiveConfig.model_fields if name != "recipe"]
-    if any(old.get(name) is None for name in hooks):
-        return
-    changed = {override.partition("=")[0].strip() for override in overrides}
-    winning = [
-        name
-        for name in hooks
-        if new.get(name) is not None and not any(f"{key}.".startswith(f"objective.{name}.") for key in changed)
-    ]
-    if winning and "objective" not in changed:
+    changed = {f"{override.partition('=')[0].strip()}." for override in overrides}
+    winning = [name for name in hooks if not any(key.startswith(f"objective.{name}.") for key in changed)]
+    if all(old.get(name) is not None for name in hooks) and winning and "objective." not in changed:
         recipe = new.get("recipe")
         raise ConfigError(
             f"objective.recipe={recipe} would change nothing of {', '.join(winning)}: the configuration spells them out, as "

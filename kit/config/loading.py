@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -44,24 +44,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path.name} is data, not a configuration. Give a preset its rows: my-data -o data.source={path}"
         )
     try:
-        tree = _parse(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path.name} is not valid YAML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path.name} holds a {type(tree).__name__}; expected sections such as 'model:' and 'data:'.")
-    return tree
+    return parse_yaml(text, path.name, empty={})
 
 
-def parse_yaml(text: str, origin: str = "The text") -> dict[str, Any]:
-    """The mapping that a YAML text holds. Raises `ConfigError`."""
+def parse_yaml(text: str, origin: str = "The text", *, empty: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The mapping that a YAML text holds, `empty` for one that holds nothing. Raises `ConfigError`."""
     try:
         tree = _parse(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin} is not valid YAML: {error}") from None
+    tree = empty if tree is None else tree
     if not isinstance(tree, dict):
         raise ConfigError(f"{origin} holds a {type(tree).__name__}; expected sections such as 'model:' and 'data:'.")
     return tree
@@ -116,15 +113,14 @@ def explain(error: ValidationError, origin: str, schema: type[BaseModel]) -> str
     """All faults of a tree that `schema` refused, one line a key: what was seen and expected, the nearest name."""
     lines: dict[str, list[str]] = {}
     for fault in error.errors():
-        loc, kinds = _without_kinds(schema, fault["loc"])
-        where = ".".join(str(part) for part in loc if not _UNION_TAG.match(str(part)))
+        where = ".".join(str(part) for part in fault["loc"] if not _UNION_TAG.match(str(part)))
         if fault["type"] == "extra_forbidden":
             section, _, key = where.rpartition(".")
-            options = list(kinds[0].model_fields) if kinds else _fields(schema, section)
+            options = _keys(schema, section)
             message = f"there is no such key.{did_you_mean(key, options)} "
             message += f"{section or 'The top level'} has: {', '.join(options)}."
         elif fault["type"] == "model_type":
-            message = f"expected keys below it, such as {_fields(schema, where)[0]} (seen: {fault['input']!r})"
+            message = f"expected keys below it, such as {_keys(schema, where)[0]} (seen: {fault['input']!r})"
         else:
             message = fault["msg"].removeprefix("Value error, ")
             message += "" if isinstance(fault["input"], (dict, BaseModel)) else f" (seen: {fault['input']!r})"
@@ -135,26 +131,14 @@ def explain(error: ValidationError, origin: str, schema: type[BaseModel]) -> str
     return f"{origin} cannot be run:\n  " + "\n  ".join(listed)
 
 
-def _without_kinds(schema: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str | int], list[type[BaseModel]]]:
-    """A fault's place without the `type` of what stands there (`space.KEY.uniform.low` to `space.KEY.low`), which pydantic
-    puts in for a union told apart by it, and the model of that type, if the fault lies in one."""
-    path: list[str | int] = []
-    kinds: list[type[BaseModel]] = [schema]
-    chosen: list[type[BaseModel]] = []
-    for part in loc:
-        of_type = [kind for kind in kinds if len(kinds) > 1 and part in _type_of(kind)]
-        if of_type:
-            kinds = chosen = of_type
-            continue
-        path.append(part)
-        fields = [kind.model_fields[part] for kind in kinds if isinstance(part, str) and part in kind.model_fields]
-        kinds = [model for field in fields for model in _models(field.annotation)] if fields else kinds
-    return path, chosen
-
-
-def _type_of(kind: type[BaseModel]) -> tuple[Any, ...]:
-    """The values that a model's `type` may have."""
-    return get_args(kind.model_fields["type"].annotation) if "type" in kind.model_fields else ()
+def _keys(schema: type[BaseModel], section: str) -> list[str]:
+    """Names of the keys of a section given by its dotted path, which names list items by number and unions by their `type`."""
+    kinds = [schema]
+    for part in filter(None, section.split(".")):
+        fields = [kind.model_fields[part] for kind in kinds if part in kind.model_fields]
+        typed = [kind for kind in kinds if "type" in kind.model_fields and part == kind.model_fields["type"].default]
+        kinds = [model for field in fields for model in _models(field.annotation)] or typed or kinds
+    return list(kinds[0].model_fields)
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -162,17 +146,3 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models(part)]
-
-
-def _fields(schema: type[BaseModel], section: str) -> list[str]:
-    """Names of the keys of a section given by its dotted path."""
-    for part in filter(None, section.split(".")):
-        if part.isdigit():  # an item of a list: its section was found with the list
-            continue
-        annotation: Any = schema.model_fields[part].annotation if part in schema.model_fields else None
-        candidates = [annotation, *getattr(annotation, "__args__", ())]  # of X | None and list[X], too
-        nested = [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if not nested:
-            return []
-        schema = nested[0]
-    return list(schema.model_fields)

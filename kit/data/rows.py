@@ -58,8 +58,8 @@ def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
         )
     if config.reference_column == prompt:
         raise DataError(f"Column '{prompt}' cannot be both prompt and reference: the model would be shown the answer.")
-    found = (name for name in REFERENCES if name in columns and name != prompt)
-    reference = config.reference_column or next(found, None)
+    known = (name for name in REFERENCES if name in columns and name != prompt)
+    reference = config.reference_column or next(known, None)
     pictures = [name for name in CUSTOMARY if name in columns and name not in rename]
     images = config.image_column or next(iter(pictures), None)
     images = None if images == NONE else images

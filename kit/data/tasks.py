@@ -65,8 +65,8 @@ def task_names() -> list[str]:
     return sorted(factory().DATASETS)
 
 
-def _generate(dataset: Any, name: str, wanted: int) -> list[Record | Fault]:
-    """Up to `wanted` records with different questions; gives up after a long row of questions already seen."""
+def _generate(dataset: Any, name: str, count: int) -> list[Record | Fault]:
+    """Up to `count` records with different questions; gives up after a long row of questions already seen."""
     records: list[Record | Fault] = []
     questions: set[str] = set()
     repeats = 0
@@ -89,7 +89,7 @@ def _generate(dataset: Any, name: str, wanted: int) -> list[Record | Fault]:
         content = json.dumps(_text_keys(entry), ensure_ascii=False, default=str)
         values = {"task": name, "prompt": entry["question"], "reference": entry["answer"], "entry": content}
         records.append(Record(len(records) + 1, values))
-        if len(records) == wanted:
+        if len(records) == count:
             break
     return records
 

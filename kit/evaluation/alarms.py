@@ -2,18 +2,7 @@
 
 `AlertMonitor` takes the lines of metrics.jsonl one by one and gives each alert once an episode: when its condition begins to
 hold, and again only after it has not held for `QUIET` lines. Nothing but the lines decides, so feeding it the file
-again gives the same alerts. The conditions, over lines that have the quantity:
-
-    zero_spread         groups whose completions all got one reward: 90 % or more over 10 lines
-    truncated           completions cut at the limit: 30 % or more over 10 lines
-    length_collapse     mean of 10 lines below half that of the up to 20 before them (at least 10), or below a quarter of
-                        that of the first 10
-    length_explosion    mean of 10 lines over twice that of the up to 20 before them (at least 10)
-    entropy_collapse    mean of 10 lines below 0.03 nats per token and below a tenth of that of the first 5
-    kl_spike            over 0.1 nats per token and over three times the largest of the 20 lines before (at least 10)
-    plateau             the reward has risen over 20 lines or more (Mann-Kendall, 0.05, and by a third of its last value), and
-                        below 10 % of the answers of the last 10 lines are right
-    gradient_overflow   3 of the last 10 gradient norms infinite or not a number
+again gives the same alerts. `conditions` has them.
 
 `reward_hacking` compares evaluations: see there.
 

@@ -79,7 +79,7 @@ class HeldOut:
         self.further: dict[str, Any] = {}  # what generate() is given beside its inputs and settings
         self.prompts = [self._prompt(row) for row in self.rows]
         self.plain = is_plain([row["prompt"] for row in self.rows])
-        for scorer in {id(one): one for one in (self.preset, self.checker)}.values():
+        for scorer in {id(preset): preset for preset in (self.preset, self.checker)}.values():
             note_opened_thinking(scorer, tokenizer, [row["prompt"] for row in self.rows[:1]])
 
     def _prompt(self, row: dict[str, Any]) -> Prompt:
@@ -188,15 +188,15 @@ class HeldOut:
     def _ended(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> Sequence[Completion]:
         """One completion a prompt, up to the token that ends it; with its turns where the model may call tools."""
 
-        def generate(asked: Sequence[Prompt]) -> list[Completion]:
-            rows = self._rows(model, list(asked), sample, ends)
+        def generate(batch: Sequence[Prompt]) -> list[Completion]:
+            rows = self._rows(model, list(batch), sample, ends)
             stops = [next((place for place, token in enumerate(row) if token in ends), None) for row in rows]
             return [(row if end is None else row[: end + 1], end is None) for row, end in zip(rows, stops, strict=True)]
 
         if self.sampler is None:
             return generate(prompts)
-        rows = [asked.row for asked in prompts if isinstance(asked, LazyPrompt)]
-        return self.sampler.converse(rows, lambda given: [ids for ids, _ in generate(given)], ends, model)
+        rows = [prompt.row for prompt in prompts if isinstance(prompt, LazyPrompt)]
+        return self.sampler.converse(rows, lambda batch: [ids for ids, _ in generate(batch)], ends, model)
 
     def _rows(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> list[list[int]]:
         """What the model generates after each prompt: all at once, or in smaller parts after running out of memory."""

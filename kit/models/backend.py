@@ -39,24 +39,24 @@ VLLM = (7, 0)
 """Volta, the oldest that vLLM generates on."""
 
 
-def precision(asked: str, capability: Capability | None, device_name: str = "this GPU") -> str:
+def precision(dtype: str, capability: Capability | None, device_name: str = "this GPU") -> str:
     """Returns float32, bfloat16 or float16: the requested one, else the best that the device computes in.
 
     Raises `ModelError` for bfloat16 on a GPU without it, `EnvironmentUnsupported` for float16 on the CPU.
     """
     if capability is None:
-        if asked == "float16":
+        if dtype == "float16":
             raise EnvironmentUnsupported(
                 "model.dtype: float16 trains on a GPU only, and this machine has none that torch can use. "
                 "Set model.dtype: float32 (or auto)."
             )
-        return "float32" if asked == "auto" else asked
-    if asked == "bfloat16" and capability < BFLOAT16:
+        return "float32" if dtype == "auto" else dtype
+    if dtype == "bfloat16" and capability < BFLOAT16:
         raise ModelError(
             f"model.dtype: bfloat16, but {described(capability, device_name)} has no bfloat16. Use float16 or auto."
         )
-    if asked != "auto":
-        return asked
+    if dtype != "auto":
+        return dtype
     return "bfloat16" if capability >= BFLOAT16 else "float16"
 
 
@@ -69,6 +69,7 @@ log = logging.getLogger("kit")
 TRANSFORMERS, UNSLOTH, UNSLOTH_CPU = "transformers", "unsloth", "unsloth-cpu"
 TESTED_UNSLOTH = "2026.10.9"
 NO_FLOAT32 = "model.dtype: float32, of which Unsloth's trainer makes bfloat16 or float16"
+TRANSFORMERS_INSTEAD = "Set model.backend: transformers."
 TRAINS_THE_SAME = "Set model.backend: transformers (or auto), which trains the same configuration."
 # Switches that would change what a run computes without standing in its configuration.
 _NEUTRAL = {
@@ -162,29 +163,19 @@ def decide(config: ModelConfig, machine: Machine) -> Backend:
     return Backend(UNSLOTH, "cuda", "model.backend: unsloth")
 
 
-def without_unsloth(backend: Backend) -> Backend:
-    """Returns the transformers backend of the same device, for generating and for trained adapters."""
-    return backend if backend.name == TRANSFORMERS else Backend(TRANSFORMERS, backend.device, "no training")
-
-
 def _best(config: ModelConfig, machine: Machine) -> Backend:
     """Resolves `auto`: Unsloth on a CUDA GPU where it is installed and can do what is asked, else transformers."""
-    if machine.capability is None:
-        return Backend(TRANSFORMERS, "cpu", "transformers + PEFT: no GPU that torch can use")
-    if machine.unsloth is None:
-        return Backend(TRANSFORMERS, "cuda", "transformers + PEFT: Unsloth is not installed")
-    if machine.old_unsloth:
-        return Backend(
-            TRANSFORMERS, "cuda", f"transformers + PEFT: Unsloth {machine.unsloth} is older than {TESTED_UNSLOTH}"
-        )
-    if machine.capability < VLLM:
-        return Backend(TRANSFORMERS, "cuda", f"transformers + PEFT: Unsloth does not support {machine.gpu}")
-    if machine.processes > 1:
-        return Backend(TRANSFORMERS, "cuda", "transformers + PEFT: several processes share the batch")
-    if config.dtype == "float32":
-        return Backend(TRANSFORMERS, "cuda", f"transformers + PEFT: {NO_FLOAT32}")
-    if config.attention is not None:
-        return Backend(TRANSFORMERS, "cuda", "transformers + PEFT: model.attention is set, and Unsloth brings its own")
+    reasons = (
+        (machine.capability is None, "no GPU that torch can use"),
+        (machine.unsloth is None, "Unsloth is not installed"),
+        (machine.old_unsloth, f"Unsloth {machine.unsloth} is older than {TESTED_UNSLOTH}"),
+        (machine.capability is not None and machine.capability < VLLM, f"Unsloth does not support {machine.gpu}"),
+        (machine.processes > 1, "several processes share the batch"),
+        (config.dtype == "float32", NO_FLOAT32),
+        (config.attention is not None, "model.attention is set, and Unsloth brings its own"),
+    )
+    if reason := next((reason for when, reason in reasons if when), None):
+        return Backend(TRANSFORMERS, machine.device, f"transformers + PEFT: {reason}")
     return Backend(UNSLOTH, "cuda", f"Unsloth {machine.unsloth} on {machine.gpu}: a GPU, and it is installed")
 
 
@@ -414,9 +405,6 @@ def quantization_config(dtype: torch.dtype, device: str) -> Any:
 # --- what a backend refuses -------------------------------------------------------------------------------------------
 
 
-TRANSFORMERS_INSTEAD = "Set model.backend: transformers."
-
-
 def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
     """The backend, or transformers where `auto` has chosen one that stops at this architecture. Raises `ModelError`."""
     try:
@@ -425,7 +413,9 @@ def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
         if config.backend != "auto":
             raise
         return Backend(TRANSFORMERS, backend.device, f"transformers + PEFT: {error}")
-    if backend.name == UNSLOTH and overflows_in_float16(model_config):
+    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
+    types = "".join(f"{getattr(each, 'model_type', '')}," for each in (model_config, text))
+    if backend.name == UNSLOTH and any(family in types for family in FLOAT32_FAMILIES):
         import torch
 
         if torch_dtype(config.dtype, backend.device) is torch.float16:
@@ -436,13 +426,6 @@ def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
 
 FLOAT32_FAMILIES = ("gemma3,", "gemma3text", "gemma3n", "gemma4", "qwen3_5")
 """Of Unsloth's `FORCE_FLOAT32` those whose experts do not keep them from it anyway; with a comma: the whole of a type."""
-
-
-def overflows_in_float16(model_config: Any) -> bool:
-    """Whether Unsloth takes float32 for this model where it was told float16."""
-    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
-    types = "".join(f"{getattr(each, 'model_type', '')}," for each in (model_config, text))
-    return any(family in types for family in FLOAT32_FAMILIES)
 
 
 def check_architecture(model_config: Any, backend: Backend, source: str) -> None:

@@ -37,36 +37,19 @@ def source_of(name: str, revision: str | None = None) -> str:
 
 
 def checked(folder: Path) -> Path:
-    """The folder, when it holds the files of its list with their checksums, and no others. Raises `ModelError`."""
-    listed = _listed(folder / CHECKSUMS)
-    for name, expected in listed.items():
-        digest = hashlib.sha256(_read(folder / name)).hexdigest()
-        if digest != expected:
-            raise ModelError(
-                f"{folder / name} is not the file that came with the kit: its SHA-256 is {digest[:12]}…, expected is "
-                f"{expected[:12]}…. {AGAIN}"
-            )
-    for path in sorted(folder.iterdir()):
-        if path.name not in {*listed, CHECKSUMS, CARD} and not path.name.startswith("."):
-            raise ModelError(
-                f"{path} is not among the files that came with the kit, and could change how the embedded model is loaded. "
-                f"If it was put there, take it away; else: {AGAIN}"
-            )
-    return folder
-
-
-def _listed(path: Path) -> dict[str, str]:
-    """SHA-256 by file name."""
+    """The folder, when it holds the files of its list with their checksums. Raises `ModelError`."""
+    path = folder / CHECKSUMS
     try:
-        return {name: digest for digest, name in (line.split("  ") for line in _read(path).decode().splitlines())}
-    except ValueError as error:
-        raise ModelError(f"{path}, the checksums of the embedded model, is damaged. {AGAIN}") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
+        for line in path.read_text(encoding="utf-8").splitlines():
+            expected, _, name = line.partition("  ")
+            path = folder / name
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            if digest != expected:
+                raise ModelError(
+                    f"{path} is not the file that came with the kit: its SHA-256 is {digest[:12]}…, expected is "
+                    f"{expected[:12]}…. {AGAIN}"
+                )
     except OSError as error:
-        raise ModelError(
-            f"{path}, a file of the embedded model, cannot be read: {error.strerror or error}. {AGAIN}"
-        ) from error
+        reason = error.strerror or error
+        raise ModelError(f"{path}, a file of the embedded model, cannot be read: {reason}. {AGAIN}") from error
+    return folder

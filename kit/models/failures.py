@@ -68,7 +68,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         text = str(error).lower()
         if any(sign in text for sign in NOT_INITIALIZED):
-            return _gpu_is_full()
+            try:
+                return torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < HANDLE_BYTES
+            except RuntimeError:  # a dead context answers nothing
+                return False
         return any(sign in text for sign in OUT_OF_MEMORY)
     return False
 
@@ -77,13 +80,6 @@ def raise_fatal(error: BaseException) -> None:
     """Raises `error` again if it is about memory or a dead GPU, and not about what was tried. For `except Exception`."""
     if is_out_of_memory(error) or is_lost(error):
         raise error
-
-
-def _gpu_is_full() -> bool:
-    try:
-        return torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < HANDLE_BYTES
-    except RuntimeError:  # a dead context answers nothing
-        return False
 
 
 def first_line(error: BaseException) -> str:
@@ -176,17 +172,17 @@ class BatchSizeBackoff:
     """
 
     def __init__(self, tell: Callable[[BackoffEvent], None] | None = None, micro_batch_size: int = 0) -> None:
-        self.tell = tell or _log
+        self.tell = tell or (lambda event: log.warning("%s (%s)", backoff_message(event), event.reason))
         self.micro_batch_size = micro_batch_size
         self.sizes: dict[str, int] = {}
         self.in_a_row = 0
         self.step = 0
 
-    def rows(self, work: str, whole: int) -> int:
-        """Rows of this kind of work that go through the model at once, of `whole`."""
-        return max(1, min(whole, self.sizes.get(work, whole)))
+    def rows(self, work: str, total: int) -> int:
+        """Rows of this kind of work that go through the model at once, of `total`."""
+        return max(1, min(total, self.sizes.get(work, total)))
 
-    def attempt(self, work: str, whole: int, do: Callable[[int], Result]) -> Result:
+    def attempt(self, work: str, total: int, do: Callable[[int], Result]) -> Result:
         """Calls `do(rows at once)`, and again with half as many rows and the same random numbers when memory runs out.
 
         Raises `ModelError` when that does not help.
@@ -194,18 +190,18 @@ class BatchSizeBackoff:
         state = rng_state()
         while True:
             try:
-                return do(self.rows(work, whole))
+                return do(self.rows(work, total))
             except Exception as error:
-                self.halve(work, whole, error)
+                self.halve(work, total, error)
             release()
             set_rng_state(state)
 
-    def halve(self, work: str, whole: int, error: Exception) -> None:
+    def halve(self, work: str, total: int, error: Exception) -> None:
         """Takes in a failure. Raises it again if it is another one, and `ModelError` when halving helps no more."""
         if not is_out_of_memory(error):
             raise error
         self.in_a_row += 1
-        size, reason = self.rows(work, whole), first_line(error)
+        size, reason = self.rows(work, total), first_line(error)
         if self.in_a_row >= LIMIT or size == 1:
             often = f"{self.in_a_row} times in a row, at last " if self.in_a_row > 1 else ""
             first = f"Lower {FIRST_ADVICE[work]}, to {size // 2} for example. " if size > 1 else ""
@@ -235,14 +231,7 @@ class BatchSizeBackoff:
 
 def report_backoff(run: RunDir, say: Callable[[str], None], event: BackoffEvent) -> None:
     """Files the event, and says what changes and what does not."""
-    run.append_event(
-        "out_of_memory",
-        step=event.step,
-        work=event.work,
-        rows=event.rows,
-        micro_batch_size=event.micro_batch_size,
-        reason=event.reason,
-    )
+    run.append_event("out_of_memory", **vars(event))
     say(backoff_message(event))
 
 
@@ -250,10 +239,6 @@ def backoff_message(event: BackoffEvent) -> str:
     """Says what changes after running out of memory, and what does not."""
     same = "the same step in smaller parts" if event.work == "training" else "the same number of completions"
     return f"Out of memory in {event.work} after step {event.step}: from here on {event.rows} completions at once ({same})."
-
-
-def _log(event: BackoffEvent) -> None:
-    log.warning("out of memory in %s; %d rows at once from now on (%s)", event.work, event.rows, event.reason)
 
 
 def release() -> None:

@@ -58,12 +58,11 @@ def read_template(processing_class: Any) -> ChatTemplate | None:
     plain, opened = _render(processing_class, [USER]), _render(processing_class, [USER], add_generation_prompt=True)
     if plain is None or opened is None:
         return None
-    text = str(source)
     return ChatTemplate(
         system=TOLD in (_render(processing_class, [SYSTEM, USER]) or ""),
         tools="kittool" in (_render(processing_class, [USER], tools=[TOOL], add_generation_prompt=True) or ""),
         opens_thinking=opened.rstrip().endswith("<think>"),
-        thinking_switch="enable_thinking" in text,
+        thinking_switch="enable_thinking" in str(source),
         turn_end=_turn_end(processing_class),
     )
 
@@ -90,19 +89,18 @@ def _turn_end(processing_class: Any) -> str | None:
     tail = rendered.rpartition(ANSWERED)[2]
     if not tail.strip():
         return None
-    special = {*tokenizer.all_special_ids, *_added(tokenizer)}
+    # Some tokenizers do not list all added tokens that are special among their special ids.
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {
+        *tokenizer.all_special_ids,
+        *(index for index, token in added.items() if getattr(token, "special", False)),
+    }
     for token in tokenizer(tail, add_special_tokens=False)["input_ids"]:
         if token in special:
             return str(tokenizer.convert_ids_to_tokens(token))
         if str(tokenizer.decode([token])).strip():
             return None  # words come first: this template closes turns with text
     return None
-
-
-def _added(tokenizer: Any) -> set[int]:
-    """Ids of added tokens that are special: some tokenizers do not list them among their special ids."""
-    decoder = getattr(tokenizer, "added_tokens_decoder", {})
-    return {index for index, token in decoder.items() if getattr(token, "special", False)}
 
 
 def end_ids(generation_config: Any, tokenizer: Any, template: ChatTemplate | None) -> tuple[int, ...]:
@@ -122,6 +120,7 @@ TOKEN_FIELD = re.compile(r"(.*_)?token_type_ids")
 POSITION_TABLE = re.compile(
     r"(.*\.)?(wpe|embed_positions|position_embeddings?|pos_embed|position_embed|pos_emb)(\.weight)?"
 )
+CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 UNSEEN = 10**9
 """Tokenizers without a limit say a number beyond this."""
 
@@ -199,26 +198,33 @@ def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool
     chat template is in use, so the end of its turns ends a completion, too. Raises `ModelError` for a configuration of
     which transformers makes neither a causal language model nor a conditional-generation one.
     """
-    model = _bare(model_or_config) if _is_model(model_or_config) else meta_model(model_or_config)
+    if hasattr(model_or_config, "named_parameters"):
+        model = model_or_config.get_base_model() if hasattr(model_or_config, "get_base_model") else model_or_config
+    else:
+        model = meta_model(model_or_config)
     config, text = model.config, model.config.get_text_config()
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    accepts = _parameters(model) | _parameters(getattr(model, "base_model", model))
-    names = (
-        frozenset(getattr(processing_class, "model_input_names", ()))
-        if processing_class is not tokenizer
-        else frozenset()
-    )
+    # Of the forward of the class: the instance's may be wrapped already.
+    forwards = (type(model).forward, type(getattr(model, "base_model", model)).forward)
+    parameters = {name for forward in forwards for name in inspect.signature(forward).parameters}
+    accepts = frozenset(parameters - {"self", "args", "kwargs"})
+    produces = getattr(processing_class, "model_input_names", ()) if processing_class is not tokenizer else ()
+    limits = [getattr(text, name, None) for name in CONTEXT_FIELDS]
+    limits = [
+        next((limit for limit in limits if isinstance(limit, int)), None),
+        getattr(tokenizer, "model_max_length", None),
+    ]
     template = read_template(processing_class) if processing_class is not None else None
     return FamilyAdapter(
         model_type=config.model_type,
         architecture=type(model).__name__,
         multimodal=is_multimodal(config),
         accepts=accepts,
-        produces=names - {"input_ids", "attention_mask"},
+        produces=frozenset(produces) - {"input_ids", "attention_mask"},
         positions="position_ids" in accepts and has_position_table(model),
         template=template,
         ends=end_ids(model.generation_config, tokenizer, template if chat else None) if tokenizer is not None else (),
-        context=_context(text, tokenizer),
+        context=min((limit for limit in limits if isinstance(limit, int) and 0 < limit < UNSEEN), default=None),
         decoder=decoder_path(model) if is_multimodal(config) else None,
         refused=refused_layers(model),
         placeholders=placeholders(config),
@@ -328,44 +334,12 @@ def refused_layers(model: Any) -> tuple[str, ...]:
     return tuple(refused)
 
 
-def _is_model(thing: Any) -> bool:
-    return hasattr(thing, "named_parameters")
-
-
-def _bare(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _parameters(model: Any) -> frozenset[str]:
-    """Of the forward of the class: the instance's may be wrapped already."""
-    return frozenset(inspect.signature(type(model).forward).parameters) - {"self", "args", "kwargs"}
-
-
-def _context(text: Any, tokenizer: Any) -> int | None:
-    of_tokenizer = getattr(tokenizer, "model_max_length", None)
-    limits = [_first(text, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), of_tokenizer]
-    known = [value for value in limits if isinstance(value, int) and 0 < value < UNSEEN]
-    return min(known) if known else None
-
-
-def _first(config: Any, *names: str) -> int | None:
-    values = (getattr(config, name, None) for name in names)
-    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
-
-
 # config field -> a model that has it; TRL's fused head does not apply these, so its log-probabilities would be wrong
 UNSUPPORTED = {"logits_soft_cap": "RecurrentGemma", "output_logit_soft_cap": "xLSTM"}
 
 
 def check_logit_transforms(config: Any) -> None:
-    """Refuse a model whose logits pass through a transform that TRL's fused head leaves out.
-
-    Args:
-        config: a transformers config; of a multimodal one the text part is looked at.
-
-    Raises:
-        ModelError: the config sets one of the fields in `UNSUPPORTED`.
-    """
+    """Refuses a model (its transformers config) whose logits pass through one of `UNSUPPORTED`. Raises `ModelError`."""
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     for field, family in UNSUPPORTED.items():
         value = getattr(text_config, field, None)

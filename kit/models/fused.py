@@ -141,8 +141,8 @@ def _forward(module: Any, x: Tensor, *rest: Any, **keywords: Any) -> Tensor:
     dtype, a, b, scaling = plain
     flat = x.reshape(-1, x.shape[-1]).to(dtype)
     with torch.autocast(x.device.type, enabled=False):
-        low, b, whole = _Adapter.apply(flat, a, b, module.base_layer, scaling)  # type: ignore[no-untyped-call]
-        result: Tensor = _Base.apply(whole, low, b, flat.detach(), module.base_layer)  # type: ignore[no-untyped-call]
+        low, b, output = _Adapter.apply(flat, a, b, module.base_layer, scaling)  # type: ignore[no-untyped-call]
+        result: Tensor = _Base.apply(output, low, b, flat.detach(), module.base_layer)  # type: ignore[no-untyped-call]
     return result.view(*x.shape[:-1], -1)
 
 
@@ -206,7 +206,7 @@ class _Base(torch.autograd.Function):
     """The layer's output, (T, out): bias + B low + W x. Keeps nothing."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, low: Tensor, b: Tensor, x: Tensor, base: Any) -> Tensor:
+    def forward(ctx: Any, output: Tensor, low: Tensor, b: Tensor, x: Tensor, base: Any) -> Tensor:
         out = torch.mm(low, b.t()) if base.bias is None else torch.addmm(base.bias.to(x.dtype), low, b.t())
         return out.addmm_(x, _weight(base, x.dtype).t())
 

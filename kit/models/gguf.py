@@ -53,7 +53,22 @@ def file_of(name: str, revision: str | None = None) -> Path | None:
     if not name.endswith(SUFFIX):
         return None
     path = Path(name).expanduser()
-    return path if path.is_file() else _download(name, revision)
+    if path.is_file():
+        return path
+    owner, _, rest = name.partition("/")
+    repository, _, file = rest.partition("/")
+    if not file or name.startswith((".", "/", "~")):
+        raise ModelError(
+            f"model.name: there is no file {name}. Give a GGUF file, or OWNER/REPOSITORY/FILE.gguf of the hub."
+        )
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(f"{owner}/{repository}", file, revision=revision))
+    except Exception as error:  # the hub's client raises by kind of failure, and any of them means the same here
+        raise ModelError(
+            f"model.name: there is no file {name} here, and the hub did not give it ({first_line(error)})."
+        ) from error
 
 
 def smollm2_file() -> Path:
@@ -74,24 +89,6 @@ def smollm2_file() -> Path:
     return path
 
 
-def _download(name: str, revision: str | None) -> Path:
-    """A GGUF file of the hub, `OWNER/REPOSITORY/FILE.gguf`. Raises `ModelError`."""
-    owner, _, rest = name.partition("/")
-    repository, _, file = rest.partition("/")
-    if not file or name.startswith((".", "/", "~")):
-        raise ModelError(
-            f"model.name: there is no file {name}. Give a GGUF file, or OWNER/REPOSITORY/FILE.gguf of the hub."
-        )
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(f"{owner}/{repository}", file, revision=revision))
-    except Exception as error:  # the hub's client raises by kind of failure, and any of them means the same here
-        raise ModelError(
-            f"model.name: there is no file {name} here, and the hub did not give it ({first_line(error)})."
-        ) from error
-
-
 def converted(path: Path) -> Path:
     """The model folder made from a GGUF file, converted at its first use; the same content is the same folder."""
     digest = file_hash(path)
@@ -110,16 +107,12 @@ def origin_note(source: str) -> str | None:
     record = origin(source)
     if not record:
         return None
-    of, terms = (
-        f" of {record['package']}" if record.get("package") else "",
-        record["license"] or "not stated in the file",
+    package = f" of {record['package']}" if record.get("package") else ""
+    rounded = f"rounded to {record['type']} in that file" if record["rounded"] else "not rounded"
+    return (
+        f"The start is {record['name']}, read from {record['file']}{package} (licence: "
+        f"{record['license'] or 'not stated in the file'}); its weights were {rounded}."
     )
-    rounded = (
-        f"its weights were rounded to {record['type']} in that file"
-        if record["rounded"]
-        else "its weights were not rounded"
-    )
-    return f"The start is {record['name']}, read from {record['file']}{of} (licence: {terms}); {rounded}."
 
 
 def file_hash(path: Path) -> str:

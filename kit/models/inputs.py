@@ -63,8 +63,8 @@ def joined(parts: Sequence[Any], device: Any = None) -> Any:
     filled = [tensor for tensor in tensors if tensor.numel()]
     if not filled:
         return None
-    whole = torch.cat(filled)
-    return whole if device is None else whole.to(device)
+    tensor = torch.cat(filled)
+    return tensor if device is None else tensor.to(device)
 
 
 def take(fields: Mapping[str, Any], rows: Sequence[int], samples: int) -> dict[str, Any]:

@@ -42,10 +42,10 @@ def with_learning_rate(config: RunConfig, model_config: Any) -> RunConfig:
     return config.model_copy(update={"optimisation": config.optimisation.model_copy(update={"learning_rate": rate})})
 
 
-def notes(asked: RunConfig, config: RunConfig, model_config: Any) -> list[str]:
-    """Returns the notes of `validate` on learning rate, rank and batch. asked: before `auto` was written out."""
+def notes(unresolved: RunConfig, config: RunConfig, model_config: Any) -> list[str]:
+    """Returns the notes of `validate` on learning rate, rank and batch. unresolved: before `auto` was written out."""
     lines, lora = [], config.model.lora
-    if asked.optimisation.learning_rate == "auto":
+    if unresolved.optimisation.learning_rate == "auto":
         why = "ten times that of all weights" if lora is not None else "all weights"
         width = (
             f"by the width of {model_config.model_type}"

@@ -24,11 +24,18 @@ from kit.models.backend import (
     quantization_config,
     suited,
     torch_dtype,
-    without_unsloth,
 )
 from kit.models.embedded import source_of
 from kit.models.failures import OUT_OF_MEMORY, first_line, raise_fatal
-from kit.models.family import FamilyAdapter, adapter_of, auto_class, end_ids, is_multimodal, is_remote
+from kit.models.family import (
+    FamilyAdapter,
+    adapter_of,
+    auto_class,
+    check_logit_transforms,
+    end_ids,
+    is_multimodal,
+    is_remote,
+)
 from kit.models.shape import ModelShape, shape_of
 from kit.models.start import Start, find_start, peft_config, with_merged
 from kit.models.unsloth import Loading
@@ -96,29 +103,45 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     template: what the chat template is told besides (`data.chat_template_kwargs`).
     """
     backend = choose_backend(config)
-    check_quantization(config, backend)
+    if config.load_in_4bit:
+        if config.lora is None:
+            raise ModelError(
+                "model.load_in_4bit freezes the weights, and model.lora: null leaves nothing to train. "
+                "Keep the LoRA section, or set load_in_4bit: false."
+            )
+        bitsandbytes()  # whether it works is tried where weights are loaded: here that would take a part of the GPU
     weights_dtype(config, backend)
     source = source_of(config.name, config.revision)
     keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    check_folder(source)
+    folder = Path(source).expanduser()
+    parts = {"configuration": ["config.json"], "tokenizer": TOKENIZER_FILES, "weights": ["*.safetensors"]}
+    for part, patterns in parts.items() if folder.is_dir() else ():  # libraries fill some gaps silently
+        if not any(any(folder.glob(pattern)) for pattern in patterns):
+            advice = f"expected {patterns[0]}; copy what is missing from the model it was made of"
+            if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+                advice = "it holds an adapter alone; merge it into its base model first"
+            raise ModelError(f"{source}: the folder has no {part} ({advice}). It holds: {_listing(folder)}.")
     start = find_start(config)
-    dressed = start is not None and (start.folder / "tokenizer.json").is_file()  # what the adapter was made with
-    origin = (
-        (str(start.folder), {**keywords, "revision": None}) if start is not None and dressed else (source, keywords)
-    )
-    tokenizer = load_tokenizer(origin[0], chat=chat, chat_template=config.chat_template, **origin[1])
+    tokenizer_source, tokenizer_revision = source, config.revision
+    if start is not None and (start.folder / "tokenizer.json").is_file():  # the one that the adapter was made with
+        tokenizer_source, tokenizer_revision = str(start.folder), None
+    tokenizer_keywords = keywords | {"revision": tokenizer_revision}
+    tokenizer = load_tokenizer(tokenizer_source, chat=chat, chat_template=config.chat_template, **tokenizer_keywords)
     if template:
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, template, source)
     model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
-    from kit.models.family import check_logit_transforms
-
     check_logit_transforms(model_config)
     shape, family = shape_of(model_config), family_of(model_config, tokenizer, chat=chat)
-    check_targets(config, shape, source)
+    if config.lora is not None and shape is not None and not isinstance(config.lora.targets, str):
+        names = sorted({name for name, _, _ in shape.modules})
+        for target in config.lora.targets:
+            if target.rpartition(".")[2] not in names:
+                raise ModelError(
+                    f"model.lora.targets: {source} has no linear layer called '{target}'.{did_you_mean(target, names)} It has: "
+                    f"{', '.join(names)}. Or set model.lora.targets: all-linear."
+                )
     backend = suited(backend, config, model_config)
-    processor = None
-    if is_multimodal(model_config):
-        processor = load_processor(source, tokenizer, **keywords)
+    processor = load_processor(source, tokenizer, **keywords) if is_multimodal(model_config) else None
     return ModelFiles(source, config.revision, model_config, tokenizer, backend, shape, family, processor, chat)
 
 
@@ -128,14 +151,16 @@ def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = N
     `with_`: what a run that trains loads them for. None: to generate, or to put a trained adapter on, which transformers
     does whatever trained it.
     """
-    backend = files.backend if with_ is not None else without_unsloth(files.backend)
+    backend = files.backend
+    if with_ is None and backend.name != TRANSFORMERS:
+        backend = Backend(TRANSFORMERS, backend.device, "no training")
     files, start = with_merged(files, config), find_start(config)
     dtype = weights_dtype(config, backend)
-    if with_ is None or backend.name == TRANSFORMERS:
-        model = _load_with_transformers(files, config, dtype)
-    else:
+    if with_ is not None and backend.name != TRANSFORMERS:
         load = partial(unsloth_model.load, files.revision, config, dtype, backend, with_)
         model = _load(files.source, "its weights", load, {})
+    else:
+        model = _load_with_transformers(files, config, dtype)
     model.config.use_cache = True
     keep_only_tokens(model)
     family = files.family or adapter_of(model, files.tokenizer, chat=files.chat)
@@ -157,8 +182,12 @@ def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch
         "dtype": dtype,
         "use_safetensors": True,
     }
-    if (attention := config.attention or capped_attention(files.config)) is not None:
-        keywords["attn_implementation"] = attention
+    if config.attention is not None:
+        keywords["attn_implementation"] = config.attention
+    elif getattr(files.config.get_text_config(), "attn_logit_softcapping", None):
+        # Gemma 2 caps the scores of attention. transformers' own choice, sdpa, leaves the cap out, and would train another
+        # policy than vLLM serves.
+        keywords["attn_implementation"] = "eager"
     if config.load_in_4bit:
         keywords["quantization_config"] = quantization_config(dtype, files.backend.device)
     if (device_map := place_of(files.backend.device, quantized=config.load_in_4bit)) is not None:
@@ -183,14 +212,6 @@ def place_of(device: str, *, quantized: bool) -> dict[str, Any] | None:
     if device == "cuda":
         return {"": torch.cuda.current_device()}
     return {"": "cpu"} if quantized else None
-
-
-def capped_attention(config: Any) -> str | None:
-    """The implementation that caps the scores of attention where the architecture does (Gemma 2); None: leave it to transformers.
-
-    transformers' own choice, sdpa, leaves the cap out, and would train another policy than vLLM serves.
-    """
-    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
 def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
@@ -291,23 +312,6 @@ def adapter(config: ModelConfig, family: FamilyAdapter | None = None) -> Any | N
     )
 
 
-def check_folder(source: str) -> None:
-    """Refuses a model folder that lacks a part: libraries fill some gaps silently. Raises `ModelError`; hub ids pass."""
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        return
-    parts = {"configuration": ["config.json"], "tokenizer": TOKENIZER_FILES, "weights": ["*.safetensors"]}
-    for part, patterns in parts.items():
-        if not any(any(folder.glob(pattern)) for pattern in patterns):
-            adapter = "it holds an adapter alone; merge it into its base model first" if _is_adapter(folder) else ""
-            advice = adapter or f"expected {patterns[0]}; copy what is missing from the model it was made of"
-            raise ModelError(f"{source}: the folder has no {part} ({advice}). It holds: {_listing(folder)}.")
-
-
-def _is_adapter(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
-
-
 def _listing(folder: Path) -> str:
     return ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
 
@@ -354,18 +358,6 @@ def with_defaults(template: Any, values: Mapping[str, Any], source: str) -> str:
     return text if text.startswith(head) else head + text
 
 
-def check_quantization(config: ModelConfig, backend: Backend) -> None:
-    """Refuses 4-bit weights that nothing would train, or that this machine cannot make. Raises `KitError`."""
-    if not config.load_in_4bit:
-        return
-    if config.lora is None:
-        raise ModelError(
-            "model.load_in_4bit freezes the weights, and model.lora: null leaves nothing to train. "
-            "Keep the LoRA section, or set load_in_4bit: false."
-        )
-    bitsandbytes()  # whether it works is tried where weights are loaded: here that would take a part of the GPU
-
-
 def _auto(name: str) -> Callable[..., Any]:
     import transformers
 
@@ -385,26 +377,23 @@ def _load(source: str, what: str, loader: Callable[..., Any], keywords: dict[str
         raise_fatal(error)
         if isinstance(error, KitError) or any(sign in str(error).lower() for sign in OUT_OF_MEMORY):
             raise
-        raise ModelError(_why(source, what, error)) from error
-
-
-def _why(source: str, what: str, error: Exception) -> str:
-    first = first_line(error)
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return (
-            f"{source}: {what} could not be loaded ({first}). A file is broken, or of another model; copy the folder again "
-            f"from the model it was made of. It holds: {_listing(folder)}."
-        )
-    if "trust_remote_code" in str(error):
-        return (
-            f"{source}: {what} comes with Python code of its own. Read that code, and if you trust it set "
-            f"model.trust_remote_code: true. ({first})"
-        )
-    return (
-        f"{source}: {what} could not be loaded. There is no such folder here; as a hub id it could not be fetched either: check "
-        f"the spelling, the network, and HF_TOKEN for gated models, or download it and give the folder. ({first})"
-    )
+        first, folder = first_line(error), Path(source).expanduser()
+        if folder.is_dir():
+            why = (
+                f"could not be loaded ({first}). A file is broken, or of another model; copy the folder again from the model it "
+                f"was made of. It holds: {_listing(folder)}."
+            )
+        elif "trust_remote_code" in str(error):
+            why = (
+                "comes with Python code of its own. Read that code, and if you trust it set model.trust_remote_code: true. "
+                f"({first})"
+            )
+        else:
+            why = (
+                "could not be loaded. There is no such folder here; as a hub id it could not be fetched either: check the "
+                f"spelling, the network, and HF_TOKEN for gated models, or download it and give the folder. ({first})"
+            )
+        raise ModelError(f"{source}: {what} {why}") from error
 
 
 def end_where_turns_end(model: Any, files: ModelFiles, family: FamilyAdapter) -> None:
@@ -419,19 +408,4 @@ def end_where_turns_end(model: Any, files: ModelFiles, family: FamilyAdapter) ->
 
 def family_of(model_config: Any, tokenizer: Any, *, chat: bool) -> FamilyAdapter | None:
     """Reads the family before the weights are loaded; None where the architecture is remote code."""
-    if is_remote(model_config):
-        return None
-    return adapter_of(model_config, tokenizer, chat=chat)
-
-
-def check_targets(config: ModelConfig, shape: ModelShape | None, source: str) -> None:
-    """Refuses adapters on modules that the model does not have. Raises `ModelError`."""
-    if config.lora is None or shape is None or isinstance(config.lora.targets, str):
-        return
-    names = sorted({name for name, _, _ in shape.modules})
-    for target in config.lora.targets:
-        if target.rpartition(".")[2] not in names:
-            raise ModelError(
-                f"model.lora.targets: {source} has no linear layer called '{target}'.{did_you_mean(target, names)} It has: "
-                f"{', '.join(names)}. Or set model.lora.targets: all-linear."
-            )
+    return None if is_remote(model_config) else adapter_of(model_config, tokenizer, chat=chat)

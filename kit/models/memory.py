@@ -16,6 +16,7 @@ What a model is like comes from its configuration alone (`kit.models.shape`): no
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -167,20 +168,29 @@ def plan_memory(shape: ModelShape, work: Workload, baseline: float | None = None
     always["process" if work.device == "cpu" else "CUDA context"] = (
         CUDA_CONTEXT if work.device == "cuda" else CPU_BASELINE if baseline is None else baseline
     )
-    asleep = work.vllm_bytes if not work.vllm_sleeps else 0.0
-    if asleep:
-        always["vLLM"] = asleep
-    rolled = min(work.batch, work.generated_at_once or work.batch)
-    phases = {"rollout": rollout_terms(shape, work, rolled), "update": update_terms(shape, work)}
+    if work.vllm_bytes and not work.vllm_sleeps:
+        always["vLLM"] = work.vllm_bytes
+    at_once = min(work.batch, work.generated_at_once or work.batch)
+    phases = {"rollout": rollout_terms(shape, work, at_once), "update": update_terms(shape, work)}
     if work.vllm_bytes:
         phases["rollout"] = {"vLLM": work.vllm_bytes if work.vllm_sleeps else 0.0}
     if work.evaluation:
         phases["evaluation"] = rollout_terms(shape, work, work.evaluation)
     if work.reference or work.old_logps:
         phases["scoring"] = scoring_terms(shape, work)
-    if work.teacher is not None:
-        phases["teaching"] = teaching_terms(shape, work, work.teacher)
-    phases["optimiser"] = optimiser_terms(shape, work)
+    if (teacher := work.teacher) is not None:  # a scoring pass with its prompts, and what it says of the whole batch
+        reading, own = replace(work, prompt=teacher.reads(work.completion)), teacher.shape or shape
+        if teacher.shape is not None:
+            reading = replace(reading, rank=None, compute_bytes=teacher.weight_bytes)
+        terms = phases["teaching"] = scoring_terms(own, reading)
+        if teacher.hidden:  # three times: token after token, laid out in rows, and beside rows without a teacher
+            terms["hidden states"] = 3.0 * reading.compute_bytes * work.batch * work.completion * own.hidden
+    # AdamW: on the GPU all weights at once (foreach), on the CPU one after the other.
+    count, largest = trained(shape, work), shape.largest if work.rank is None else 0
+    phases["optimiser"] = {
+        "gradients": 4.0 * count,
+        "arithmetic": 4.0 * count if work.device == "cuda" else 8.0 * largest,
+    }
     for terms in phases.values():
         terms["allocator"] = SLACK[work.device] * sum(terms.values())
     return MemoryPlan(work.device, always, phases, work)
@@ -304,21 +314,6 @@ def scoring_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     }
 
 
-def teaching_terms(shape: ModelShape, work: Workload, teacher: TeacherLoad) -> dict[str, float]:
-    """The teacher's pass: a scoring pass with its prompts, and what it says of the whole batch.
-
-    Hidden states stand there three times: token after token, laid out in rows, and beside rows without a teacher.
-    """
-    reading = replace(work, prompt=teacher.reads(work.completion))
-    if teacher.shape is not None:
-        reading = replace(reading, rank=None, compute_bytes=teacher.weight_bytes)
-    own = teacher.shape or shape
-    terms = scoring_terms(own, reading)
-    if teacher.hidden:
-        terms["hidden states"] = 3.0 * reading.compute_bytes * work.batch * work.completion * own.hidden
-    return terms
-
-
 def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     """Forward and backward pass of one micro-batch, or of its largest part."""
     tokens, once = work.tokens_at_once, work.tokens_of_a_pass
@@ -348,13 +343,6 @@ def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     return terms
 
 
-def optimiser_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
-    """AdamW: on the GPU all weights at once (foreach), on the CPU one after the other."""
-    count = trained(shape, work)
-    arithmetic = 4.0 * count if work.device == "cuda" else 8.0 * (shape.largest if work.rank is None else 0)
-    return {"gradients": 4.0 * count, "arithmetic": arithmetic}
-
-
 def workload(
     config: RunConfig,
     device: str,
@@ -377,7 +365,9 @@ def workload(
     checkpointing = optimisation.gradient_checkpointing
     evaluates = config.evaluation.before or config.evaluation.after or config.evaluation.every
     drawn = config.evaluation.prompts * config.evaluation.k
-    needs, vllm = objective.needs, config.generation.vllm
+    needs, vllm, engine = objective.needs, config.generation.vllm, 0.0
+    if config.generation.engine == "vllm":  # its share of the whole GPU, or the cache that it is given on the CPU
+        engine = VLLM_CPU_BYTES if device == "cpu" else vllm.gpu_memory_utilization * (card or 0.0)
     return Workload(
         device=device,
         weight_bytes=compute if lora is not None else 4,
@@ -398,7 +388,7 @@ def workload(
         entropy_gradient=objective.needs_entropy_gradient,
         hidden_rows=len(needs & fields_where(hidden=True)),
         evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
-        vllm_bytes=engine_bytes(config, device, card),
+        vllm_bytes=engine,
         vllm_sleeps=vllm.standby,
         token_budget=optimisation.token_budget or None,
         packed=device == "cuda"
@@ -494,7 +484,7 @@ def sized(config: RunConfig, shape: ModelShape, work: Workload, room: float) -> 
 def reward_model_bytes(config: RunConfig, device: str) -> float:
     """Bytes of the weights of `reward-model` presets that are loaded on `device`."""
     reward = config.reward
-    presets = [(reward.preset, reward.params), *((one.preset, one.params) for one in reward.functions)]
+    presets = [(reward.preset, reward.params), *((function.preset, function.params) for function in reward.functions)]
     models = {str(params["model"]): params for name, params in presets if name == "reward-model" and "model" in params}
     if not models:
         return 0.0
@@ -503,16 +493,6 @@ def reward_model_bytes(config: RunConfig, device: str) -> float:
     keys = ("device", "dtype", "revision")
     files = [ModelFiles(name, **{key: params[key] for key in keys if key in params}) for name, params in models.items()]
     return sum(each.bytes_on(device) for each in files)
-
-
-def engine_bytes(config: RunConfig, device: str, card: float | None) -> float:
-    """Bytes of a colocated vLLM: its share of the whole GPU, or the cache that it is given on the CPU."""
-    vllm = config.generation.vllm
-    if config.generation.engine != "vllm":
-        return 0.0
-    if device == "cpu":
-        return VLLM_CPU_BYTES
-    return vllm.gpu_memory_utilization * card if card is not None else 0.0
 
 
 GPU_MICRO_BATCH = 16
@@ -534,29 +514,20 @@ def micro_batch_size(config: RunConfig, backend: Backend, processes: int = 1) ->
 # --- does it fit? -----------------------------------------------------------------------------------------------------
 
 
-def page_cache(memory_stat: str) -> float:
-    """Bytes of a control group that are files kept at hand, which the kernel gives up when memory is asked for."""
-    fields = dict(line.split() for line in memory_stat.splitlines())
-    return float(fields.get("inactive_file", 0)) + float(fields.get("active_file", 0))
-
-
 def free_memory(device: str) -> float:
     """Bytes that can still be allocated: on the GPU, or in RAM within the control group's limit."""
     if device == "cuda":
         import torch
 
         return float(torch.cuda.mem_get_info()[0])
-    free = float("inf")
-    try:
-        with open("/proc/meminfo") as handle:
-            fields = dict(line.split(":", 1) for line in handle)
-        free = float(fields["MemAvailable"].split()[0]) * 1024
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = float(Path("/sys/fs/cgroup/memory.current").read_text())
-        used -= page_cache(Path("/sys/fs/cgroup/memory.stat").read_text())
-        free = min(free, float(limit) - used) if limit != "max" else free
-    except (OSError, KeyError, ValueError):
-        pass
+    import psutil
+
+    free, group = float(psutil.virtual_memory().available), Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):
+        limit = float((group / "memory.max").read_text())  # "max" where there is none
+        usage = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        files = float(usage.get("inactive_file", 0)) + float(usage.get("active_file", 0))  # given up when asked for
+        free = min(free, limit - float((group / "memory.current").read_text()) + files)
     return free
 
 

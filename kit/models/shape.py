@@ -67,13 +67,17 @@ def shape_of(model_config: Any) -> ModelShape | None:
     hidden = _field(text, "hidden_size", "n_embd", default=1)
     head_size = _field(text, "head_dim", default=hidden // heads)
     keys = _field(text, "num_key_value_heads", default=heads)
+    if experts := _field(text, "num_experts_per_tok", default=0):
+        wide = experts * _field(text, "moe_intermediate_size", "intermediate_size", default=4 * hidden)
+    else:
+        wide = _field(text, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     return ModelShape(
         parameters=sum(sizes),
         linear=sum(a * b for _, a, b in modules),
         largest=max(sizes),
         layers=layers,
         hidden=hidden,
-        intermediate=_intermediate(text, hidden),
+        intermediate=wide,
         query=heads * head_size,
         key=keys * head_size,
         heads=heads,
@@ -85,13 +89,6 @@ def shape_of(model_config: Any) -> ModelShape | None:
             2, sum(weight.shape == (hidden,) and "norm" in name for name, weight in model.named_parameters()) // layers
         ),
     )
-
-
-def _intermediate(text: Any, hidden: int) -> int:
-    experts = _field(text, "num_experts_per_tok", default=0)
-    if experts:
-        return experts * _field(text, "moe_intermediate_size", "intermediate_size", default=4 * hidden)
-    return _field(text, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
 
 
 def _field(config: Any, *names: str, default: int) -> int:

@@ -16,14 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kit.config import LoraConfig, ModelConfig
 from kit.errors import ModelError
 from kit.models.cache import built_once
-
-if TYPE_CHECKING:
-    pass
 
 REFERENCE = "ref"
 """The name under which TRL looks for the policy as it was."""
@@ -54,9 +51,19 @@ def find_start(config: ModelConfig) -> Start | None:
     """The adapter that the configuration names; None where it names none. Raises `ModelError`."""
     if config.adapter is None:
         return None
-    folder = Path(config.adapter).expanduser()
+    folder, name = Path(config.adapter).expanduser(), config.adapter
     if not folder.is_dir():
-        folder = _download(config.adapter)
+        if name.count("/") != 1 or name.startswith((".", "/", "~")):
+            raise ModelError(f"model.adapter: there is no folder {name}. Give an adapter's folder, or a hub id.")
+        from huggingface_hub import snapshot_download
+
+        try:
+            patterns = ["adapter_*", "token*", "*.jinja", "vocab*", "merges*"]
+            folder = Path(snapshot_download(name, allow_patterns=patterns))
+        except Exception as error:  # the hub's client raises by kind of failure, and any of them means the same here
+            raise ModelError(
+                f"model.adapter: {name} is no folder here, and could not be fetched as a hub id ({error})."
+            ) from error
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise ModelError(
@@ -70,19 +77,6 @@ def find_start(config: ModelConfig) -> Start | None:
             f"model.adapter: {folder} is an adapter with {odd}, which cannot be exported exactly after training. {MODES}"
         )
     return start
-
-
-def _download(name: str) -> Path:
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"model.adapter: there is no folder {name}. Give an adapter's folder, or a hub id.")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["adapter_*", "token*", "*.jinja", "vocab*", "merges*"]))
-    except Exception as error:  # the hub's client raises by kind of failure, and any of them means the same here
-        raise ModelError(
-            f"model.adapter: {name} is no folder here, and could not be fetched as a hub id ({error})."
-        ) from error
 
 
 def unusual(settings: dict[str, Any]) -> str:
@@ -205,11 +199,11 @@ def with_merged(files: Any, config: ModelConfig) -> Any:
     if start is None or start.mode != "merge":
         return files
     stamp = f"{files.source} {files.revision} {start.sha256()}"
-    place = built_once("merged", stamp, lambda folder: _merge(files, config, start, folder))
-    return replace(files, source=str(place), revision=None)
+    merged = built_once("merged", stamp, lambda folder: _merge(files, config, start, folder))
+    return replace(files, source=str(merged), revision=None)
 
 
-def _merge(files: Any, config: ModelConfig, start: Start, place: Path) -> None:
+def _merge(files: Any, config: ModelConfig, start: Start, folder: Path) -> None:
     """Writes the model with the adapter added in float32, in the precision of its own files."""
     import torch
     from peft import PeftModel
@@ -229,7 +223,7 @@ def _merge(files: Any, config: ModelConfig, start: Start, place: Path) -> None:
         merged = PeftModel.from_pretrained(model, str(start.folder)).merge_and_unload()
     except (RuntimeError, ValueError, KeyError) as error:
         raise _does_not_fit(start, str(error)) from error
-    merged.to(own).save_pretrained(place)
-    files.tokenizer.save_pretrained(place)
+    merged.to(own).save_pretrained(folder)
+    files.tokenizer.save_pretrained(folder)
     if files.processor is not None:
-        files.processor.save_pretrained(place)
+        files.processor.save_pretrained(folder)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,25 +42,30 @@ class Loading:
 
 def loading(config: RunConfig, backend: Backend, context: int | None) -> Loading:
     """Returns the loading settings of a run. `context`: the most tokens that the model reads; None: not known."""
-    has_engine = backend.name == UNSLOTH and config.generation.engine == "vllm"
+    vllm, lora, fast_inference = config.generation.vllm, config.model.lora, dict[str, Any]()
+    if backend.name == UNSLOTH and config.generation.engine == "vllm":
+        fast_inference["gpu_memory_utilization"] = vllm.gpu_memory_utilization
+        fast_inference |= {"max_lora_rank": lora.rank} if lora is not None else {}
+        # Not a parameter but one of its further keywords, refused where there is no engine; its default is False.
+        fast_inference |= {"enforce_eager": True} if vllm.eager else {}
     known = [length for length in (room(config), context) if length is not None]
     return Loading(
         max_seq_length=min(known) if known else None,
         seed=config.run.seed,
         checkpointing=checkpointing(config.optimisation.gradient_checkpointing, backend),
-        fast_inference=fast_inference_arguments(config) if has_engine else {},
+        fast_inference=fast_inference,
     )
 
 
-def checkpointing(asked: bool | str | None, backend: Backend) -> bool | str:
+def checkpointing(setting: bool | str | None, backend: Backend) -> bool | str:
     """Returns how activations are kept. `None`: Unsloth's way where it is there, else recomputed on a GPU only."""
-    if asked is None:
+    if setting is None:
         return CHECKPOINTING if backend.name == UNSLOTH else backend.device == "cuda"
-    if asked == OFFLOAD:
+    if setting == OFFLOAD:
         return CHECKPOINTING if backend.name == UNSLOTH else True  # transformers: `ModelPass.offload`
-    if asked == CHECKPOINTING and backend.name != UNSLOTH:
+    if setting == CHECKPOINTING and backend.name != UNSLOTH:
         return True  # its CPU backend has nowhere to move them to, and recomputes
-    return asked
+    return setting
 
 
 def model_arguments(
@@ -89,8 +92,6 @@ def model_arguments(
         arguments["max_seq_length"] = with_.max_seq_length
     if full:
         arguments["float32_mixed_precision"] = True  # weights in float32, computed in half precision
-    if with_.fast_inference and config.lora is not None:
-        arguments["max_lora_rank"] = config.lora.rank
     return arguments | dict(with_.fast_inference)
 
 
@@ -141,27 +142,20 @@ def load(
     # Inside a run its switches are set already; elsewhere they are set for as long as the model is read.
     with stdout_to_log(), switched({} if active_backend() else switches(backend)):
         fast = fast_language_model(backend)
-        with starting_engine(with_):
+        try:
             standby = os.environ.get("UNSLOTH_VLLM_STANDBY") == "1"
             model, _ = fast.from_pretrained(**arguments)
             check_engine(model, with_, standby=standby)
+        except Exception as error:
+            if not with_.fast_inference or isinstance(error, KitError):
+                raise
+            from kit.models.failures import EngineSettings, engine_failure
+
+            share = float(with_.fast_inference["gpu_memory_utilization"])  # the engine takes the most memory
+            doing = "starting, with the weights that Unsloth reads"
+            raise engine_failure(error, doing, EngineSettings(gpu_memory_utilization=share)) from error
         check_quantized(model, config, source)
     return model
-
-
-@contextmanager
-def starting_engine(with_: Loading) -> Iterator[None]:
-    """Turns failures of the block into the engine's failure where there is an engine: it takes the most memory."""
-    try:
-        yield
-    except Exception as error:
-        if not with_.fast_inference or isinstance(error, KitError):
-            raise
-        from kit.models.failures import EngineSettings, engine_failure
-
-        share = float(with_.fast_inference["gpu_memory_utilization"])
-        doing = "starting, with the weights that Unsloth reads"
-        raise engine_failure(error, doing, EngineSettings(gpu_memory_utilization=share)) from error
 
 
 def check_engine(model: Any, with_: Loading, *, standby: bool) -> None:
@@ -218,15 +212,3 @@ def room(config: RunConfig) -> int | None:
     """Tokens of prompt and completion that the engine makes room for; None: the model's context."""
     prompt = config.data.max_prompt_tokens
     return None if prompt is None else prompt + config.generation.max_completion_tokens
-
-
-def fast_inference_arguments(config: RunConfig) -> dict[str, Any]:
-    """What Unsloth's `FastLanguageModel.from_pretrained` is told of the engine that it makes (`fast_inference=True`)."""
-    vllm, lora = config.generation.vllm, config.model.lora
-    # Not a parameter but one of its further keywords, refused where there is no engine; its default is False.
-    eager = {"enforce_eager": True} if vllm.eager else {}
-    return {
-        "gpu_memory_utilization": vllm.gpu_memory_utilization,
-        **({"max_lora_rank": lora.rank} if lora is not None else {}),
-        **eager,
-    }

@@ -25,15 +25,7 @@ from kit.models.failures import BackoffEvent, BatchSizeBackoff, report_backoff
 from kit.models.gguf import origin_note
 from kit.models.libraries import return_freed_memory
 from kit.models.loading import LoadedModel, keep_trainable_in_float32, load_model
-from kit.models.memory import (
-    GIB,
-    budget_of,
-    card_of,
-    generation_batch_of,
-    prompt_tokens,
-    room_of,
-    workload,
-)
+from kit.models.memory import GIB, budget_of, card_of, generation_batch_of, prompt_tokens, room_of, workload
 from kit.models.start import begin
 from kit.models.unsloth import OFFLOAD, loading
 from kit.runner.distributed import announce, is_first, world_size

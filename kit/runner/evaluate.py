@@ -73,17 +73,11 @@ def _evaluate(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[
     with reporter.bar(f"Held-out score, {name}") as advance:
         result = heldout.score(model, advance, step=step)
     run.write_json(f"eval/{name}.json", result)
-    reporter.scores(_beside(run, name, result))
+    after = read_result(run.eval / "after.json") if (run.eval / "after.json").is_file() else {}
+    same = after.keys() >= {key for key, value in result.items() if isinstance(value, dict)}  # kinds of scores
+    reporter.scores(({"after": after} if same else {}) | {name: result})
     reporter.say(f"{result['problems']} problems, weights of step {step}: {run.eval / name}.json")
     return result
-
-
-def _beside(run: RunDir, name: str, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The new scores, after those at the end of the run if both have the same kinds of scores."""
-    path = run.eval / "after.json"
-    after = read_result(path) if path.is_file() else {}
-    same = after.keys() >= {key for key, value in result.items() if isinstance(value, dict)}
-    return ({"after": after} if same else {}) | {name: result}
 
 
 def heldout_rows(run: RunDir, config: RunConfig, files: ModelFiles, interaction: ToolSetup) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
@@ -101,22 +100,6 @@ class EvaluationPolicy:
             self.run.write_json(BEST_FILE, noted)
             self.run.append_event("best", step=best.step, metric=self.key, value=best.value)
 
-    def file_end(self, decision: Decision) -> None:
-        """Records that training ends early."""
-        best, last = decision.standing.best, decision.standing.last
-        assert best is not None
-        assert last is not None
-        self.run.append_event(
-            "early_stop",
-            step=last.step,
-            metric=self.key,
-            value=last.value,
-            best_step=best.step,
-            cause=decision.cause,
-            reason=decision.reason(),
-        )
-        self.on_message(f"Training ends early at step {last.step}: {decision.reason()}")
-
 
 class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
     """Scores the held-out problems every `evaluation.every` steps, before the step is saved, and acts on the result."""
@@ -129,7 +112,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         step = state.global_step
         if not step:
             return
-        if self._is_due(step, state) and not self._file(step).exists():
+        if self._is_due(step, state) and not (self.policy.run.eval / f"step-{step:05d}.json").exists():
             self._evaluate(model, state, control)
         self._mark_best(state, self.policy.decision(step))
         self.policy.file_best(self.policy.decision(step).standing.best_trained)
@@ -146,13 +129,10 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         every = self.policy.config.every
         return bool(every) and step > 0 and step % every == 0 and step < state.max_steps
 
-    def _file(self, step: int) -> Path:
-        return self.policy.run.eval / f"step-{step:05d}.json"
-
     def _evaluate(self, model: Any, state: Any, control: Any) -> None:
         step, run = state.global_step, self.policy.run
         try:
-            result = self.score(model, self._file(step).stem, step)
+            result = self.score(model, f"step-{step:05d}", step)
         except Stopped:  # the score is given up, but what was learned is saved
             run.write_status("stopping", step=step)
             control.should_save = control.should_training_stop = True
@@ -165,8 +145,13 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         if decision.new_best:
             control.should_save = True
         if decision.cause is not None:
-            self.policy.file_end(decision)
-            self.stop.ended = decision.reason()
+            best, last, reason = decision.standing.best, decision.standing.last, decision.reason()
+            assert best is not None
+            assert last is not None
+            score = {"metric": self.policy.key, "value": last.value, "best_step": best.step}
+            run.append_event("early_stop", step=last.step, **score, cause=decision.cause, reason=reason)
+            self.policy.on_message(f"Training ends early at step {last.step}: {reason}")
+            self.stop.ended = reason
             run.write_status("running", step=step)
             control.should_save = control.should_training_stop = True
 
@@ -247,38 +232,36 @@ def conclude(policy: EvaluationPolicy, stop: StopSignal, trainer: HookedGRPOTrai
         stop.ended = decision.reason()  # said by the callback already, unless this is a resumed run
     if decision.rollback:
         roll_back(policy, decision, step)
-    if policy.config.after:
-        _score_result(policy, decision, step, lambda: score(trainer.model, "after", step))
-
-
-def _score_result(policy: EvaluationPolicy, decision: Decision, step: int, score: Callable[[], object]) -> None:
-    """The evaluation `after`, of the weights in adapter/: not made again where it is there under another name."""
-    known = _result_at(policy.run, kept(decision) if decision.rollback else step)
-    if known is not None:
-        policy.run.write_json("eval/after.json", known)
+    if not policy.config.after:
         return
-    score()
-    final = policy.decision()
-    if alert := final.alert():
-        policy.alert(alert)
-    policy.file_best(final.standing.best_trained)
-    if final.rollback:
-        roll_back(policy, final, step)
-        policy.run.write_json("eval/after.json", _result_at(policy.run, kept(final)))
+    # The evaluation `after` is of the weights in adapter/, and not made again where it is there under another name.
+    result = _result_at(run, best_step(decision) if decision.rollback else step)
+    if result is None:
+        score(trainer.model, "after", step)
+        final = policy.decision()
+        if alert := final.alert():
+            policy.alert(alert)
+        policy.file_best(final.standing.best_trained)
+        if final.rollback:
+            roll_back(policy, final, step)
+            result = _result_at(run, best_step(final))
+    if result is not None:
+        run.write_json("eval/after.json", result)
 
 
 def roll_back(policy: EvaluationPolicy, decision: Decision, step: int) -> None:
     """Puts the model of the best checkpoint into adapter/, in place of that of the last step."""
-    run, source = policy.run, policy.run.path / f"checkpoint-{kept(decision)}"
+    run, best = policy.run, best_step(decision)
+    source = run.path / f"checkpoint-{best}"
     with disk_errors(run.adapter):
         shutil.rmtree(run.adapter, ignore_errors=True)
         shutil.copytree(source, run.adapter, ignore=shutil.ignore_patterns(*TRAINING_STATE))
     if not any(event["kind"] == "rollback" and event["step"] == step for event in run.events()):
-        run.append_event("rollback", step=step, to_step=kept(decision), checkpoint=source.name)
-    policy.on_message(f"Rolled back to the best checkpoint, step {kept(decision)}: adapter/ holds its weights.")
+        run.append_event("rollback", step=step, to_step=best, checkpoint=source.name)
+    policy.on_message(f"Rolled back to the best checkpoint, step {best}: adapter/ holds its weights.")
 
 
-def kept(decision: Decision) -> int:
+def best_step(decision: Decision) -> int:
     """The step of the best checkpoint."""
     assert decision.standing.best_trained is not None
     return decision.standing.best_trained.step

@@ -25,24 +25,17 @@ RESERVE = 64 * 1024
 """Bytes of a placeholder file that is removed at the end, so that the final status can be written on a full disk."""
 
 
-def check_run_id(config: RunConfig) -> None:
-    """Raises `RunError` for an id that is taken, before any work is done."""
-    assert config.run.id is not None, "every face gives a run its id"
-    RunStore(config.run.root).check_free(config.run.id)
-
-
 def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool = False) -> RunDir:
     """Creates the run's directory, or takes over the one to resume, and returns it.
 
     `adopt`: the caller has created or claimed it for this process; otherwise `resume` claims it. Raises `RunError` if the id
     is taken, if another process runs it, or if the disk is not writable or nearly full.
     """
-    assert config.run.id is not None, "every face gives a run its id"
-    store = RunStore(config.run.root)
-    RunDir(store.root / config.run.id).check_free_space(SPACE_AT_START)
+    store, run_id = RunStore(config.run.root), str(config.run.id)
+    RunDir(store.root / run_id).check_free_space(SPACE_AT_START)
     if not (resume or adopt):
-        return store.create(config.run.id, config=config.to_yaml(), step=0, total_steps=config.optimisation.steps)
-    folder = store.open(config.run.id)
+        return store.create(run_id, config=config.to_yaml(), step=0, total_steps=config.optimisation.steps)
+    folder = store.open(run_id)
     if adopt:
         folder.adopt()
     else:
@@ -66,24 +59,22 @@ def lifecycle(folder: RunDir, logs: LogCapture, reporter: Reporter) -> Iterator[
                     logging.getLogger("kit").exception("the run failed")
                     raise
     except KeyboardInterrupt:
-        clear_up(folder)
         _end(folder, stop, "stopped", stop.reason or "interrupted at once, without a checkpoint", 130)
         raise
     except BaseException as error:
-        clear_up(folder)
         code = getattr(error, "exit_code", 1)
         with suppress(RunError):  # the error itself matters more; without a last word the run reads `interrupted`
             _end(folder, stop, "failed", f"{type(error).__name__}: {error}", code)
         raise
-    clear_up(folder)
-    ended = stop.reason or stop.ended
-    _end(folder, stop, "stopped" if stop.reason else "finished", ended, 130 if stop.reason else 0)
+    state, code = ("stopped", 130) if stop.reason else ("finished", 0)
+    _end(folder, stop, state, stop.reason or stop.ended, code)
 
 
 def _end(folder: RunDir, stop: StopSignal, state: str, reason: str | None, code: int) -> None:
-    """Writes the report, then the final status: whoever reads that the run has ended finds its report."""
+    """Clears up, and writes the report, then the final status: whoever reads that the run has ended finds its report."""
     from kit.runner.console import draw_report
 
+    clear_up(folder)
     ending: dict[str, Any] = {"state": state, "reason": reason}
     if stop.step is not None:  # that of the last heartbeat may be some steps behind
         ending["step"] = stop.step
@@ -100,9 +91,7 @@ def clear_up(folder: RunDir) -> None:
         partial.unlink(missing_ok=True)
     clear_staging(folder.path)
     for checkpoint in folder.checkpoints:
-        if (
-            not is_whole(checkpoint) and not (checkpoint / MANIFEST).exists()
-        ):  # one that was whole is not ours to remove
+        if not is_whole(checkpoint) and not (checkpoint / MANIFEST).exists():  # one that was whole is not removed
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
@@ -141,7 +130,7 @@ class StopSignal:
 
         heard = 0.0
 
-        def wish(number: int, frame: Any) -> None:
+        def on_signal(number: int, frame: Any) -> None:
             nonlocal heard
             if self.reason is not None:
                 if time.monotonic() - heard < self.echo:
@@ -151,20 +140,18 @@ class StopSignal:
             with suppress(RuntimeError):  # "reentrant call": the signal came in the middle of another line
                 on_message("Stopping: a step in progress is finished and saved first. Once more to stop at once.")
 
-        before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+        def terminal_closed(number: int, frame: Any) -> None:
+            """The run continues, and its output goes to its log."""
+            assert self.run is not None
+            with suppress(OSError), open(self.run.log, "ab") as log:
+                for stream in (1, 2):
+                    os.dup2(log.fileno(), stream)
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         if self.run is not None and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._terminal_closed)
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, terminal_closed)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _terminal_closed(self, number: int, frame: Any) -> None:
-        """SIGHUP: the run continues, and its output goes to its log."""
-        assert self.run is not None
-        with suppress(OSError):
-            log = os.open(self.run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            for stream in (1, 2):
-                os.dup2(log, stream)
-            os.close(log)

@@ -15,7 +15,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, ObjectiveError, RewardError, refuse
 from kit.generation.engine import HF, Engine, choose_engine, reports_logps, resolve
 from kit.generation.tools import NOTHING, ToolSetup, open_row
-from kit.models.backend import choose_backend, this_machine, torch_dtype
+from kit.models.backend import choose_backend, torch_dtype
 from kit.registry import did_you_mean
 from kit.runs.store import RunStore
 
@@ -150,14 +150,26 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
 # --- the configuration and the machine --------------------------------------------------------------------------------
 
 
-def check_environment(config: RunConfig) -> None:
-    """Raises `KitError` for packages or hardware that the configuration needs and this machine lacks."""
+def check_environment(config: RunConfig, *, trains: bool = False) -> None:
+    """Raises `KitError` for packages or hardware that the configuration needs and this machine lacks.
+
+    trains: this is the training process. It may not see several GPUs, unless a launcher shares them out.
+    """
+    import torch
+
     choose_engine(config)
-    torch_dtype(config.model.dtype, this_machine().device)
+    torch_dtype(config.model.dtype, "cuda" if torch.cuda.is_available() else "cpu")
     eight_bit = config.optimisation.optimizer == "adamw_8bit"
     absent = [name for name in config.run.report_to if not any(map(find_spec, TRACKER_PACKAGES[name]))]
+    listed = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
     refuse(
         EnvironmentUnsupported,
+        (
+            trains and torch.cuda.device_count() > 1 and "LOCAL_RANK" not in os.environ,
+            f"This process sees {torch.cuda.device_count()} GPUs, and a run trains on one.",
+            f"Set CUDA_VISIBLE_DEVICES={listed[0] if listed else 0}; grpo-kit train and kit.train(...) do so where the variable "
+            "is unset.",
+        ),
         (
             eight_bit and find_spec("bitsandbytes") is None,
             "optimisation.optimizer: adamw_8bit needs bitsandbytes.",
@@ -170,21 +182,6 @@ def check_environment(config: RunConfig) -> None:
             f"Install it with: pip install {' '.join(absent)}, or take it out of run.report_to.",
         ),
     )
-
-
-def check_one_gpu() -> None:
-    """Refuses a training process that sees several GPUs, unless a launcher shares them out. Raises `EnvironmentUnsupported`."""
-    import torch
-
-    count = torch.cuda.device_count()
-    listed = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    several = (
-        count > 1 and "LOCAL_RANK" not in os.environ,
-        f"This process sees {count} GPUs, and a run trains on one.",
-        f"Set CUDA_VISIBLE_DEVICES={listed[0] if listed else 0}; grpo-kit train and kit.train(...) do so where the variable is "
-        "unset.",
-    )
-    refuse(EnvironmentUnsupported, several)
 
 
 def build_objective(config: RunConfig) -> Objective:

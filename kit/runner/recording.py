@@ -126,30 +126,23 @@ class TokenWriter(BackgroundWriter):
             "trains": tokens.live,
         }
         known = {name: value.detach()[chosen, :TOKEN_COLUMNS] for name, value in values.items() if value is not None}
+        for token in {token for ids in rows for token in ids} - self._texts.keys():
+            self._texts[token] = str(self.tokenizer.decode([token]))
         table: dict[str, list[Any]] = {
             "step": [tokens.step + 1] * len(rows),
             "rollout": [self._rollout] * len(rows),
             "row": places,
-            "text": [[self._text(one) for one in ids] for ids in rows],
+            "text": [[self._texts[token] for token in ids] for ids in rows],
         }
-        path = self.folder / f"step-{tokens.step + 1:05d}.parquet"
-        self.submit(_write_tokens, path, table, known)
 
-    def _text(self, token: int) -> str:
-        text = self._texts.get(token)
-        if text is None:
-            text = self._texts[token] = str(self.tokenizer.decode([token]))
-        return text
+        def write() -> None:
+            for name, tensor in known.items():  # numbers to five digits, so that they compress
+                pairs = zip(tensor.float().cpu().tolist(), rows, strict=True)
+                cut = [numbers[: len(ids)] for numbers, ids in pairs]
+                table[name] = [[None if x != x else float(f"{x:.5g}") for x in numbers] for numbers in cut]
+            write_parquet(self.folder / f"step-{tokens.step + 1:05d}.parquet", table)
 
-
-def _write_tokens(path: Path, table: dict[str, list[Any]], values: Mapping[str, Any]) -> None:
-    """Numbers to five digits, so that they compress."""
-    lengths = [len(ids) for ids in table["text"]]
-    for name, tensor in values.items():
-        numbers = tensor.float().cpu().numpy()
-        cut = [numbers[at, :length] for at, length in enumerate(lengths)]
-        table[name] = [[None if number != number else float(f"{number:.5g}") for number in row.tolist()] for row in cut]
-    write_parquet(path, table)
+        self.submit(write)
 
 
 def write_parquet(path: Path, table: Mapping[str, list[Any]]) -> None:
@@ -220,14 +213,14 @@ class FailureMonitor:
     ) -> None:
         self.rewards, self.limit, self.on_message = rewards, limit, on_message
         self.patience = max(1, min(PATIENCE, batches))
-        self.bad, self.told = 0, False
+        self.bad, self.warned = 0, False
 
     def state_dict(self) -> dict[str, Any]:
         """Failing batches in a row, and whether the first failure was reported."""
-        return {"bad": self.bad, "told": self.told}
+        return {"bad": self.bad, "told": self.warned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.bad, self.told = state["bad"], state["told"]
+        self.bad, self.warned = state["bad"], state["told"]
 
     def __call__(self, rollout: Rollout) -> None:
         evaluation = self.rewards.last_evaluation
@@ -241,8 +234,8 @@ class FailureMonitor:
                 f"{self.patience} batches in a row. {first_failure(evaluation)}. Mend the reward; what came of every "
                 "completion stands in completions/*.parquet."
             )
-        if share and not self.told:
-            self.told = True
+        if share and not self.warned:
+            self.warned = True
             self.on_message(
                 f"Warning: {share:.0%} of the rewards of step {rollout.step + 1} failed and count as the lowest value. "
                 f"{first_failure(evaluation)}. Later ones are not shown here; completions/*.parquet has them all."
@@ -285,7 +278,10 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         now, done = time.monotonic(), state.global_step - self.first_step
         if now - self.beat >= HEARTBEAT_SECONDS or state.global_step >= state.max_steps:
             self.beat = now
-            eta = (now - self.started) / max(done, 1) * (state.max_steps - state.global_step) + self.last_score()
+            eta = (now - self.started) / max(done, 1) * (state.max_steps - state.global_step)
+            if self.scores_after:  # the held-out score that follows takes as long as the one before training
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    eta += float(json.loads((self.run.eval / "before.json").read_text(encoding="utf-8"))["seconds"])
             self.run.write_status(
                 "running", step=state.global_step, total_steps=state.max_steps, eta_seconds=round(eta, 1)
             )
@@ -298,15 +294,6 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.run.append_event("checkpoint", step=state.global_step)
-
-    def last_score(self) -> float:
-        """Seconds of the held-out score that follows training: those of the one before it."""
-        if not self.scores_after:
-            return 0.0
-        try:
-            return float(json.loads((self.run.eval / "before.json").read_text(encoding="utf-8"))["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0.0
 
 
 def keep_heldout(run: RunDir, rows: Dataset) -> None:
@@ -334,10 +321,9 @@ class PhaseProgress:
         if now - self.beat < HEARTBEAT_SECONDS or not done:
             return
         self.beat = now
-        each = (now - self.started) / done
-        left = each * (total - done) + each * total * self.again
-        told = {"phase_done": done, "phase_total": total, "eta_seconds": round(left, 1)}
-        self.run.change_status(lambda _: told, durable=False)
+        left = (now - self.started) / done * (total - done + total * self.again)
+        progress = {"phase_done": done, "phase_total": total, "eta_seconds": round(left, 1)}
+        self.run.change_status(lambda _: progress, durable=False)
 
 
 class Together(TrainerCallback):  # type: ignore[misc]

@@ -207,11 +207,12 @@ def _wait(
                 on_line(line)
             else:
                 print(line, end="", flush=True)
-        if not terminal:
+        if not terminal and hasattr(os, "waitid"):
             # Not collected yet, so that its number stays its own. The rest of its group does not outlive a failure.
-            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            if ended is not None and (ended.si_code, ended.si_status) != (os.CLD_EXITED, DONE):
-                kill_group(process.pid)
+            with contextlib.suppress(ChildProcessError):
+                ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+                if ended is not None and (ended.si_code, ended.si_status) != (os.CLD_EXITED, DONE):
+                    kill_group(process.pid)
         process.wait()
     return process.returncode, "".join(lines)
 
@@ -426,22 +427,22 @@ class Watchdog:
         """
         if getattr(self._own, "working", False):
             return do()
-        asked = _Call(do)
+        pending = _Call(do)
         if self._thread is None:
-            asked.before = self.prepare
+            pending.before = self.prepare
             self._thread = threading.Thread(target=self._work, args=(self._calls,), name="engine", daemon=True)
             self._thread.start()
         try:
-            self._calls.put(asked)
-            if not asked.ended.wait(self.timeout):
+            self._calls.put(pending)
+            if not pending.ended.wait(self.timeout):
                 raise Hung(f"no answer within {self.timeout:g} s")
         except BaseException:  # an interrupt, too
             self._thread, self._calls = None, queue.SimpleQueue()
             Watchdog.gave_up = True
             raise
-        if asked.error is not None:
-            raise asked.error
-        result: Result = asked.result
+        if pending.error is not None:
+            raise pending.error
+        result: Result = pending.result
         return result
 
     def _work(self, calls: queue.SimpleQueue[_Call]) -> None:

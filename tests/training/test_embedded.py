@@ -83,14 +83,6 @@ def test_a_file_that_is_not_as_it_was_shipped_is_named_with_what_to_do(
         assert f"{shipped / name}" in said
 
 
-def test_a_file_that_was_put_there_is_named(shipped: Path) -> None:
-    (shipped / ".DS_Store").touch()
-    source_of("embedded")
-    (shipped / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"adapter_config\.json is not among the files that came.*take it away"):
-        source_of("embedded")
-
-
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 
 
