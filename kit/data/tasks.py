@@ -30,14 +30,15 @@ def read_task(name: str, config: DataConfig) -> Source:
         raise DataError(
             f"data.source: reasoning-gym has no task '{name}'.{did_you_mean(name, names)} All tasks: {', '.join(names)}."
         )
-    config_class: type = gym.DATASETS[name][1]
-    parameters = _parameters(config_class)
+
+    fields = dataclasses.fields(gym.DATASETS[name][1])
+    parameters = [field.name for field in fields if field.init and field.name not in ("seed", "size")]
+    listed = ", ".join(parameters) or "no parameters"
     for key in config.task_params:
         if key not in parameters:
             own = {"seed": " data.seed decides it.", "size": " data.limit decides it."}.get(key, "")
             raise DataError(
-                f"data.task_params: {name} takes no '{key}'.{own or did_you_mean(key, parameters)} "
-                f"It takes {_listed(parameters)}."
+                f"data.task_params: {name} takes no '{key}'.{own or did_you_mean(key, parameters)} It takes {listed}."
             )
     count = config.limit or TRAIN_ROWS + config.heldout
     tries = 10 * count + 1000
@@ -47,7 +48,7 @@ def read_task(name: str, config: DataConfig) -> Source:
     except Exception as error:  # tasks check their parameters with assert, or trip over them
         raise DataError(
             f"data.task_params: {name} refuses {config.task_params}: {error or type(error).__name__}. "
-            f"It takes {_listed(parameters)}."
+            f"It takes {listed}."
         ) from error
     records = _generate(dataset, name, count)
     notes = []
@@ -105,23 +106,3 @@ def _text_keys(value: Any) -> Any:
 def _spread(seed: int) -> int:
     """A seed far from its neighbours': reasoning-gym draws problem i with seed + i, so seeds 0 and 1 would overlap."""
     return int(hashlib.sha256(f"reasoning-gym {seed}".encode()).hexdigest()[:7], 16)  # below 2**28: numpy takes it
-
-
-def _parameters(config_class: Any) -> dict[str, str]:
-    """Names of a task's parameters and their defaults, as text."""
-    parameters = {}
-    for item in dataclasses.fields(config_class):
-        if item.name in ("seed", "size") or not item.init:
-            continue
-        default = item.default
-        if item.default_factory is not dataclasses.MISSING:
-            default = item.default_factory()
-        shown = repr(default)
-        parameters[item.name] = "" if default is dataclasses.MISSING else shown if len(shown) <= 40 else "..."
-    return parameters
-
-
-def _listed(parameters: dict[str, str]) -> str:
-    return (
-        ", ".join(f"{name}={default}" if default else name for name, default in parameters.items()) or "no parameters"
-    )

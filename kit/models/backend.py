@@ -341,15 +341,10 @@ def use_threads(threads: int | None, model: str) -> int:
 
 def physical_cores() -> int:
     """Cores that this process may run on, hyper-threads not counted."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = set()
-    for cpu in allowed:
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as handle:
-                siblings.add(handle.read().strip())
-        except OSError:
-            siblings.add(str(cpu))
-    return max(1, len(siblings))
+    import psutil
+
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
 
 
 def torch_dtype(name: str, device: str) -> torch.dtype:

@@ -176,7 +176,7 @@ def convert(path: Path, digest: str, folder: Path) -> None:
 
 def read_header(path: Path) -> tuple[dict[str, Any], collections.Counter[str], int]:
     """Metadata, number of weights by their type, and rows of the embedding. Raises `ModelError` for what cannot be used."""
-    from gguf import GGUFReader, dequantize
+    from gguf import GGUFReader
 
     try:
         reader = GGUFReader(path)
@@ -191,37 +191,11 @@ def read_header(path: Path) -> tuple[dict[str, Any], collections.Counter[str], i
         raise ModelError(
             f"{path} is one of {metadata['split.count']} parts of a model. Join them with llama.cpp's llama-gguf-split --merge."
         )
-    architecture, supported = str(metadata.get("general.architecture")), architectures()
-    if architecture not in supported:
-        raise ModelError(
-            f"{path} has the architecture '{architecture}', which transformers does not read from GGUF. It reads: "
-            f"{', '.join(sorted(supported))}. Set model.name to the original model's folder or hub id."
-        )
     types: collections.Counter[str] = collections.Counter()
     for tensor in tensors:
-        if tensor.tensor_type.name not in types:
-            try:
-                dequantize(tensor.data[:1], tensor.tensor_type)
-            except (NotImplementedError, ValueError) as error:
-                raise ModelError(
-                    f"{path} has weights of the type {tensor.tensor_type.name}, which the package gguf cannot multiply out. Take "
-                    "a file of another type, Q8_0 or Q4_K_M for example, or the original model."
-                ) from error
         types[tensor.tensor_type.name] += int(tensor.n_elements)
     rows = next((int(tensor.shape[-1]) for tensor in tensors if tensor.name == "token_embd.weight"), 0)
     return metadata, types, rows
-
-
-def architectures() -> set[str]:
-    """The values of `general.architecture` that transformers can read."""
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
-    names = set(GGUF_SUPPORTED_ARCHITECTURES) | {"qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2"}
-    try:
-        from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
-    except ImportError:  # before transformers 5.16
-        return names
-    return names | set(GGUF_CONFIG_ARCHS)
 
 
 def _read(path: Path, what: str, read: Callable[[], Result]) -> Result:
@@ -231,8 +205,9 @@ def _read(path: Path, what: str, read: Callable[[], Result]) -> Result:
         if isinstance(error, KitError) or is_out_of_memory(error):
             raise
         raise ModelError(
-            f"{path}: its {what} cannot be read ({first_line(error)}). The file is damaged, or mixed from two models; "
-            "download it again, or set model.name to the original model."
+            f"{path}: its {what} cannot be read ({first_line(error)}). The file is damaged, mixed from two models, or of an "
+            "architecture or a type of weights that transformers does not read from GGUF: download it again, take one of the "
+            "type Q8_0 or Q4_K_M, or set model.name to the original model."
         ) from error
 
 

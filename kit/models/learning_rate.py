@@ -18,7 +18,6 @@ BASE, FOR_ADAPTERS, WIDTH = 5e-5, 10.0, 2000
 EXPONENTS = {"llama": 0.781, "qwen": 0.0775}
 """By the beginning of `model_type`; no other family has a published one, and its width is left out."""
 ALPHA = 32.0
-ENOUGH_RANK, LARGE_BATCH = 32, 1024
 
 
 def exponent(model_config: Any) -> float:
@@ -43,7 +42,7 @@ def with_learning_rate(config: RunConfig, model_config: Any) -> RunConfig:
 
 
 def notes(unresolved: RunConfig, config: RunConfig, model_config: Any) -> list[str]:
-    """Returns the notes of `validate` on learning rate, rank and batch. unresolved: before `auto` was written out."""
+    """Returns the notes of `validate` on the learning rate. unresolved: before `auto` was written out."""
     lines, lora = [], config.model.lora
     if unresolved.optimisation.learning_rate == "auto":
         why = "ten times that of all weights" if lora is not None else "all weights"
@@ -58,14 +57,4 @@ def notes(unresolved: RunConfig, config: RunConfig, model_config: Any) -> list[s
                 f"learning rate: the rule was fitted with model.lora.alpha: 32 without rslora, and this run has alpha "
                 f"{lora.alpha:g}{' and rslora' * lora.rslora}: the update scales with it, so try half and twice the number, too"
             )
-    if lora is not None and lora.rank > ENOUGH_RANK:
-        lines.append(
-            f"LoRA: rank {lora.rank}; rewards tell a run few bits a completion, and ranks of 1 to 32 have learned as much as all "
-            "weights (LoRA Without Regret)"
-        )
-    if lora is not None and config.optimisation.batch_size > LARGE_BATCH:
-        lines.append(
-            f"LoRA: {config.optimisation.batch_size} completions a step; adapters lose more by very large batches than all "
-            "weights do, at any rank (LoRA Without Regret): more steps of fewer completions may learn more"
-        )
     return lines
