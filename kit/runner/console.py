@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -62,20 +62,7 @@ class Reporter:
         units that an earlier process has finished; the ETA leaves them out.
         """
         live = self.console.is_terminal and not self.console.quiet
-        lines = self._lines(title, log.info if live else self.say, start)
-        if not live:
-            yield lines
-            return
-        with self._live(title, start) as advance:
-
-            def both(done: int, total: int, note: str = "") -> None:
-                advance(done, total, note)
-                lines(done, total, note)
-
-            yield both
-
-    @contextmanager
-    def _live(self, title: str, start: int) -> Iterator[Advance]:
+        say = log.info if live else self.say
         parts = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -87,33 +74,27 @@ class Reporter:
         )
         progress = Progress(*parts, console=self.console)
         task = progress.add_task(escape(title), total=None, note="", start=False)
+        started = last = time.perf_counter()
+        shown = 0
 
         def advance(done: int, total: int, note: str = "") -> None:
-            if not progress.live.is_started:
+            nonlocal shown, last
+            if live and not progress.live.is_started:
                 progress.reset(task, total=total, completed=start)  # which has no part in the speed
                 progress.start()
-            progress.update(task, completed=done, total=total, note=escape(note))
+            if live:
+                progress.update(task, completed=done, total=total, note=escape(note))
+            share, now = done * LINES // max(total, 1), time.perf_counter()
+            if done == total or (share > shown and now - last >= SECONDS_BETWEEN_LINES):
+                shown, last, elapsed = share, now, now - started
+                eta = elapsed / max(done - start, 1) * (total - done)
+                say(f"{title}  {done}/{total}  {clock(elapsed)}  eta {clock(eta)}  {note}".rstrip())
 
         try:
             yield advance
         finally:
             if progress.live.is_started:
                 progress.stop()
-
-    @staticmethod
-    def _lines(title: str, say: Callable[[str], None], start: int) -> Advance:
-        started, shown, last = time.perf_counter(), 0, time.perf_counter()
-
-        def advance(done: int, total: int, note: str = "") -> None:
-            nonlocal shown, last
-            share, now = done * LINES // max(total, 1), time.perf_counter()
-            if done != total and (share <= shown or now - last < SECONDS_BETWEEN_LINES):
-                return
-            shown, last, elapsed = share, now, now - started
-            eta = elapsed / max(done - start, 1) * (total - done)
-            say(f"{title}  {done}/{total}  {clock(elapsed)}  eta {clock(eta)}  {note}".rstrip())
-
-        return advance
 
     def data(self, info: Mapping[str, Any]) -> None:
         """How many rows there are, how many were left out and why, and what else was noted when they were read."""
