@@ -99,9 +99,9 @@ def serve(
         if not is_user_error(error):
             raise
         if arguments.error_file is not None:
-            report = json.dumps({"kind": type(error).__name__, "message": str(error)})
-            with contextlib.suppress(OSError), open(arguments.error_file, "r+b") as file:  # over what was set aside
-                file.write(report.encode())
+            path, report = arguments.error_file, json.dumps({"kind": type(error).__name__, "message": str(error)})
+            with contextlib.suppress(OSError), open(path, "r+b" if path.exists() else "wb") as file:
+                file.write(report.encode())  # over what was set aside
                 file.truncate()
         label = "\x1b[31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
         with contextlib.suppress(OSError):
