@@ -54,7 +54,7 @@ _HOME = {
 _HOOKS = ("Objective", "TokenBatch", "advantages", "clips", "reductions", "regularizers", "weights")
 _HOME |= dict.fromkeys(_HOOKS, "kit.objective")
 
-__all__ = ["__version__", *_HOME]
+__all__ = sorted(["__version__", *_HOME])
 
 
 class CallableModule(ModuleType):

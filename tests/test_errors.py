@@ -113,12 +113,6 @@ def test_a_model_folder_that_lacks_a_part_is_refused(
     assert result.folder is None
 
 
-def test_a_chat_template_file_takes_the_place_of_a_missing_one(broken_model: Path, attempt: Any) -> None:
-    template = (broken_model / "chat_template.jinja").rename(broken_model.parent / "mine.jinja")
-    is_one_message(attempt("model.chat_template=none.jinja").message, "there is no file none.jinja")
-    assert attempt(f"model.chat_template={template}", "optimisation.steps=1").code == 0
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -329,13 +323,6 @@ def test_a_reward_that_fails_now_and_then_is_told_once_and_the_run_goes_on(attem
     assert result.shown.count("Warning") == 1
     lines = result.folder.metrics()
     assert [line["rewards/score/status_error"] for line in lines] == [0.125] * 6
-
-
-def test_a_reward_that_cannot_be_loaded_is_refused(attempt: Any) -> None:
-    Path("reward.py").write_text("import nothing_of_that_name\n")
-    result = attempt('reward.functions=[{"path": "reward.py:score"}]')
-    assert (result.code, result.folder) == (2, None)
-    is_one_message(result.message, "reward.py", "nothing_of_that_name")
 
 
 # --- while it trains --------------------------------------------------------------------------------------------------

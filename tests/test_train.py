@@ -166,16 +166,6 @@ def test_quickstart_writes_its_configuration_out_in_full(quickstart: kit.Run) ->
 
 
 @pytest.mark.slow
-def test_quickstart_leaves_a_log_and_a_checkpoint(quickstart: kit.Run) -> None:
-    log = (quickstart.path / "log.txt").read_text()
-    assert "Training  3/3" in log
-    assert "greedy accuracy: " in log
-    assert (quickstart.path / "checkpoint-3" / "trainer_state.json").is_file()
-    assert "checkpoint" in [event["kind"] for event in quickstart.events()]
-    assert not (quickstart.path / ".reserve").exists()
-
-
-@pytest.mark.slow
 def test_the_adapter_loads_with_peft_and_does_what_the_run_says(quickstart: kit.Run) -> None:
     import torch
     from peft import PeftModel
@@ -339,17 +329,6 @@ def test_a_preset_without_a_checker_reports_reward_and_no_accuracy(attempt: Any)
     assert "greedy_reward" in score
     assert not [key for key in score if key.startswith(("pass@", "greedy_accuracy"))]
     assert "greedy reward" in result.shown
-
-
-def test_a_jsonl_file_trains(attempt: Any, tree: Any) -> None:
-    rows = [{"question": f"{i} + 1 =", "answer": f"#### {i + 1}"} for i in range(12)]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tree["data"] = {"source": "rows.jsonl", "heldout": 4, "system_prompt": "Answer."}
-    tree["reward"] = {"preset": "gsm8k-hash"}
-    result = attempt("evaluation.before=true")
-    assert result.code == 0, result.message
-    assert len(result.folder.metrics()) == 2
-    assert json.loads((result.folder.eval / "before.json").read_text())["problems"] == 4
 
 
 def test_all_weights_train_without_lora_and_with_a_reference(attempt: Any) -> None:

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
@@ -278,11 +278,8 @@ class RunDir:
 
     def write_text(self, name: str, text: str) -> Path:
         """Like `write_json`, for text such as config.yaml."""
-        pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-            raise RunError(f"'{name}' is not a path inside the run directory {self.path}.")
-        write_atomic(self.path / pure, text)
-        return self.path / pure
+        write_atomic(self.path / name, text)
+        return self.path / name
 
     def check_free_space(self, needed: int) -> None:
         """Raises `RunError` unless `needed` bytes are free where the run lies."""

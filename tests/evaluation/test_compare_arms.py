@@ -155,14 +155,6 @@ def test_ctrl_c_ends_the_comparison_and_not_only_the_run(
     assert len(launched) == 2
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, lambda run: Outcome(STOPPED))
-    arguments = ["compare", "quickstart", "--change", CLIP, "--seeds", "1", "--root", str(tmp_path)]
-    result = CliRunner().invoke(cli.app, arguments)
-    assert result.exit_code == STOPPED
-    assert "Give the same command again" in result.output
-
-
 def test_a_run_stopped_by_hand_is_left_out_and_ends_nothing(
     tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

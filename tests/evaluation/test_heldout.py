@@ -11,7 +11,6 @@ import pytest
 import rewards
 from kit.config import EvaluationConfig, GenerationConfig, ModelConfig
 from kit.evaluation.heldout import HeldOut
-from kit.generation.prompts import question, render
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +102,6 @@ def test_gradient_checkpointing_is_off_inside_and_on_again_even_after_a_failure(
         loaded.model.gradient_checkpointing_disable()
 
 
-def test_prompts_are_rendered_with_the_template_and_texts_as_they_are(loaded: Any) -> None:
-    assert render(loaded.tokenizer, "as it is") == "as it is"
-    expected = "<|im_start|>user\nWhat is 0 + 1?<|im_end|>\n<|im_start|>assistant\n"
-    assert render(loaded.tokenizer, ROWS[0]["prompt"]) == expected
-    assert question(ROWS[0]["prompt"]) == "What is 0 + 1?"
-    assert question("text") == "text"
-
-
 def test_functions_see_messages_and_what_trainers_hand_over(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in training: TRL's own idiom is `completion[0]["content"]`."""
 
@@ -126,21 +117,6 @@ def test_functions_see_messages_and_what_trainers_hand_over(loaded: Any, monkeyp
     score = scripted(loaded, ["yes", "no", "yes", "yes"], ["no"] * 8, monkeypatch, preset=preset)
     assert score["greedy_reward"]["value"] == 3 / 4
     assert score["reward_failure_share"] == 0.0
-
-
-def test_plain_text_gets_the_special_tokens_and_a_chat_template_brings_its_own() -> None:
-    from kit.generation.prompts import count_tokens, is_plain
-
-    class Counting:
-        def apply_chat_template(self, messages: Any, **_: Any) -> str:
-            return str(messages[0]["content"])
-
-        def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
-            return {"input_ids": [[1] * add_special_tokens + [0] * len(text) for text in texts]}
-
-    assert is_plain(["abc"])
-    assert count_tokens(Counting(), ["abc", "a"]) == [4, 2]  # one for the beginning of the sequence
-    assert count_tokens(Counting(), [[{"role": "user", "content": "abc"}]]) == [3]
 
 
 def test_a_template_that_opens_thinking_is_told_to_the_reward(loaded: Any) -> None:

@@ -19,22 +19,6 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_correct_one(samples: int) -
 
 
 @pytest.mark.parametrize(
-    ("samples", "correct", "k", "value"),
-    [
-        (4, 1, 1, 0.25),  # c/n
-        (4, 1, 2, 0.5),  # 1 - C(3,2)/C(4,2) = 1 - 3/6
-        (5, 2, 3, 0.9),  # 1 - C(3,3)/C(5,3) = 1 - 1/10
-        (10, 3, 5, 1 - 21 / 252),  # 1 - C(7,5)/C(10,5)
-        (8, 0, 8, 0.0),
-        (8, 1, 8, 1.0),
-        (200, 1, 100, 0.5),  # k/n: the one correct sample is in 100 of 200 places
-    ],
-)
-def test_pass_at_k_by_hand(samples: int, correct: int, k: int, value: float) -> None:
-    assert pass_at_k(samples, correct, k) == pytest.approx(value, abs=1e-12)
-
-
-@pytest.mark.parametrize(
     ("correct", "samples", "low", "high"),
     [
         # Newcombe, Statistics in Medicine 17 (1998), table I, method 3 (score without continuity correction).

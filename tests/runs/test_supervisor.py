@@ -297,15 +297,6 @@ def test_ctrl_c_while_a_run_is_handed_over_ends_it(write_job: WriteJob, monkeypa
     assert api.Run("one").status["state"] == "stopped"
 
 
-def test_what_a_killed_supervisor_has_left_goes_with_the_next_claim(running: RunDir) -> None:
-    status = running.status()
-    kill(status["supervisor"])
-    kill(status)
-    assert list(running.control.glob("call-*"))
-    running.claim()
-    assert list(running.control.glob("call-*")) == []
-
-
 # --- what the disk does ----------------------------------------------------------------------------------------------
 
 

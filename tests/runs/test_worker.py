@@ -57,23 +57,6 @@ def test_a_file_beside_ones_data_named_like_a_package_is_not_imported(
     assert (outcome.code, outcome.error) == (worker.DONE, None)
 
 
-def test_completions_are_read_by_step(write_job) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    write_job("RunStore('runs').create('mine')")
-    run = kit.train("quickstart", run_id="mine")
-    assert run.completions() == []
-    folder = run.path / "completions"
-    folder.mkdir()
-    for step in (1, 2):
-        pyarrow.parquet.write_table(
-            pyarrow.table({"step": [step], "completion": ["x"]}), folder / f"step-{step}.parquet"
-        )
-    assert len(run.completions()) == 2
-    assert run.completions(step=2) == [{"step": 2, "completion": "x"}]
-
-
 def test_a_user_error_in_the_job_arrives_with_its_kind_and_words(write_job, capfd: pytest.CaptureFixture[str]) -> None:
     write_job("from kit.errors import DataError; raise DataError('no rows\\nsecond line')")
     with pytest.raises(kit_error("DataError"), match="no rows\nsecond line"):
