@@ -6,12 +6,10 @@
     rows.py      which column is the prompt, which the reference; records -> checked rows
     prompts.py   texts, conversations and token ids, checked and dressed with the system prompt
     images.py    pictures beside a prompt
-    tokens.py    what needs the model's tokenizer: prompts that are too long
 
 Importing this package is light: `datasets`, `pyarrow` and `reasoning_gym` are imported by the functions that use them.
 """
 
-from kit.data.load import DataSplit, load_data, preview
-from kit.data.tokens import filter_by_length
+from kit.data.load import DataSplit, filter_by_length, load_data, preview
 
 __all__ = ["DataSplit", "filter_by_length", "load_data", "preview"]
