@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from kit.evaluation.heldout import HeldOut
 from kit.evaluation.results import BEST_FILE, Mark, Result, course, metric_key, read_best
 from kit.models.loading import autocast_dtype
 from kit.runner.lifecycle import Stopped, StopSignal
-from kit.runner.recording import PhaseProgress
+from kit.runner.recording import HEARTBEAT_SECONDS
 from kit.runner.resume import earlier_scores
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir, step_of
@@ -61,12 +62,19 @@ class HeldOutScores:
     def __call__(self, model: Any, name: str, step: int) -> dict[str, Any]:
         """Scores the model as it is after `step`, and files the result as `eval/NAME.json`. Raises `Stopped`."""
         job = self.job
+        again = name == "before" and job.config.evaluation.after  # the same problems, after training
+        started = beat = time.monotonic()
         with job.folder.phase("held-out score"), job.reporter.bar(f"Held-out score, {name}") as advance:
-            report = PhaseProgress(job.folder, advance, again=name == "before" and job.config.evaluation.after)
 
             def progress(done: int, total: int) -> None:
+                nonlocal beat
                 job.stop.check()
-                report(done, total)
+                advance(done, total)
+                if done and time.monotonic() - beat >= HEARTBEAT_SECONDS:
+                    beat = time.monotonic()
+                    left = round((beat - started) / done * (total - done + total * again), 1)
+                    fields = {"phase_done": done, "phase_total": total, "eta_seconds": left}
+                    job.folder.change_status(lambda _: fields, durable=False)
 
             result = self.known[name] = self.heldout.score(model, progress, step=step)
         job.folder.write_json(f"eval/{name}.json", result)

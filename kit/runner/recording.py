@@ -305,27 +305,6 @@ def keep_heldout(run: RunDir, rows: Dataset) -> None:
         rows.to_parquet(run.heldout)
 
 
-class PhaseProgress:
-    """Says in status.json how far a held-out score has come, and how long scoring will still take.
-
-    again: the same problems are scored once more after training, which takes as long.
-    """
-
-    def __init__(self, run: RunDir, advance: Advance, *, again: bool) -> None:
-        self.run, self.advance, self.again = run, advance, again
-        self.started = self.beat = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        self.advance(done, total)
-        now = time.monotonic()
-        if now - self.beat < HEARTBEAT_SECONDS or not done:
-            return
-        self.beat = now
-        left = (now - self.started) / done * (total - done + total * self.again)
-        progress = {"phase_done": done, "phase_total": total, "eta_seconds": round(left, 1)}
-        self.run.change_status(lambda _: progress, durable=False)
-
-
 class Together(TrainerCallback):  # type: ignore[misc]
     """The last callback in every process: a wish to save or stop that one process has, all follow at this step."""
 
