@@ -2,7 +2,7 @@
 
 `python -m kit.planning.signal REQUEST` does it in a process of its own; `check` is the face. Prompts are rendered,
 completions sampled and rewards asked by the same code as held-out evaluation, with the run's generation settings. A request
-with `rows` asks for fresh completions of these rows (`generate`, for the page's Reward Lab) in place of a verdict.
+with `audit` asks for the audit of the reward, too, for the page.
 
 A group learns something only where its rewards differ: with equal rewards every advantage is 0. So the share of groups
 with spread decides, and what kind the others are says why. A verdict is given only where the 95 % interval of the share
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, RunConfig, load_config
-from kit.errors import DataError, KitError, RunError
+from kit.errors import KitError, RunError
 from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, first_failure, scoring_context
 from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
 from kit.generation.prompts import lengths_of, thinking_note
 from kit.planning.gpus import estimate_update, run_seconds
-from kit.planning.workbench import advantage_kind, group, plain
+from kit.planning.workbench import audit, plain
 from kit.runs.files import to_json
 from kit.runs.lock import held_gpu
 from kit.runs.worker import STOPPED, call
@@ -478,39 +478,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-# --- fresh completions of chosen rows, for the page -------------------------------------------------------------------
-
-MOST_ROWS, MOST_EACH = 16, 16
-
-
-def generate(
-    parts: Parts, model: Any, places: list[int], k: int, progress: Progress | None = None
-) -> list[dict[str, Any]]:
-    """k completions of each training row at `places`, scored as a group each. Raises `DataError` for a row that is not there."""
-    train = parts.data.train
-    missing = [place for place in places if not 0 <= place < len(train)]
-    if missing or not places:
-        raise DataError(
-            f"There is no training row {missing[0] if missing else '-'}; there are {len(train)}, counted from 0."
-        )
-    rows = [train[place] for place in places]
-    base = _base_model(parts, rows, k)
-    sampled = base.sample(model, progress)
-    found = []
-    for at, place in enumerate(places):
-        drawn = sampled.completions[at * k : (at + 1) * k]
-        texts = [
-            plain(base._completion(rows[at]["prompt"], one)) for one in drawn
-        ]  # with its turns, where it called tools
-        shown = group(
-            parts.preset, rows[at], texts, sampled.verdict, sampled.correct, at * k, kind=advantage_kind(parts.config)
-        )
-        for item, one in zip(shown["items"], drawn, strict=True):
-            item |= {"tokens": own_tokens(one), "cut": one[1]}
-        found.append({"row": place, **shown})
-    return found
-
-
 def job(request: dict[str, Any], quiet: bool) -> None:
     """The process: prepares as a run does, loads the model, samples, and writes the result file."""
     from kit.runner.console import LogCapture, Reporter
@@ -524,7 +491,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         from kit.models.start import as_it_starts
         from kit.runner.prepare import prepare
 
-        config, rows = load_config(request["config"]), request.get("rows")
+        config = load_config(request["config"])
         use_threads(config.run.threads, config.model.name)
         load_libraries(config.model, training=False)
 
@@ -532,14 +499,10 @@ def job(request: dict[str, Any], quiet: bool) -> None:
 
         parts = prepare(config, fresh=False)
         set_seed(config.run.seed)
-        found: Any
-        with explained(), reporter.bar("Sampling the base model" if rows is None else "Writing completions") as bar:
+        audited = {"audit": audit(config, {})} if request.get("audit") else {}
+        with explained(), reporter.bar("Sampling the base model") as bar:
             model = as_it_starts(load_model(parts.files, config.model).model, config.model)
-            if rows is None:
-                found = measure(parts, model, request["prompts"], request["k"], bar)
-            else:
-                places = [int(row) for row in rows][:MOST_ROWS]
-                found = generate(parts, model, places, min(MOST_EACH, int(request["k"])), bar)
+            found = measure(parts, model, request["prompts"], request["k"], bar) | audited
     Path(request["result"]).write_text(to_json(found), encoding="utf-8")
 
 

@@ -217,31 +217,15 @@ def scored(
     context = scoring_context(seed)
     verdict = preset.score(samples, context)
     correct = preset.is_correct(samples, context) if preset.checker is not None else None
-    return group(preset, row, completions, verdict, correct, kind=kind)
-
-
-def group(
-    preset: Preset,
-    row: Mapping[str, Any],
-    texts: Sequence[str],
-    verdict: Evaluation,
-    correct: Sequence[bool] | None,
-    first: int = 0,
-    *,
-    kind: str,
-) -> dict[str, Any]:
-    """The verdicts from `first` on, as many as there are texts: a group, as the page shows it."""
-    places = range(first, first + len(texts))
     return {
         "prompt": plain(row["prompt"])[:SHOWN_TEXT],
         "reference": _short(row.get("reference")),
         "checker": preset.checker,
         "weights": dict(verdict.weights),
         "items": [
-            _item(verdict, at, text, None if correct is None else correct[at])
-            for at, text in zip(places, texts, strict=True)
+            _item(verdict, at, text, None if correct is None else correct[at]) for at, text in enumerate(completions)
         ],
-        "advantages": advantages([verdict.totals[at] for at in places], kind),
+        "advantages": advantages(verdict.totals, kind),
     }
 
 

@@ -124,7 +124,7 @@ class Benches:
         self._heavy.close()
 
 
-MOST_RUNNING, MOST_KEPT = 2, 20
+MOST_RUNNING, MOST_KEPT = 3, 20
 
 
 @dataclass
@@ -214,18 +214,16 @@ class Jobs:
         except Exception as error:
             job.error, job.state = f"The check broke: {type(error).__name__}: {error}", "failed"
 
-    def stop(self, key: Any) -> None:
-        """Asks a job to end."""
-        job = self.get(key)
-        if job is not None and job.state == "running":
+    def stop(self, prefix: Any) -> None:
+        """Asks the jobs to end whose keys begin so."""
+        with self._lock:
+            running = [job for key, job in self._jobs.items() if job.state == "running" and key.startswith(str(prefix))]
+        for job in running:
             job.state = "stopped"
             _end(job)
 
     def close(self) -> None:
-        with self._lock:
-            running = [key for key, job in self._jobs.items() if job.state == "running"]
-        for key in running:
-            self.stop(key)
+        self.stop("")
 
 
 def _begun(job: Job, pid: int) -> None:

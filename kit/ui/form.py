@@ -222,6 +222,7 @@ class Form:
         self.said: gr.HTML
         self.tabs: gr.Tabs
         self.learns: gr.HTML
+        self.suggested: gr.Button
 
     def add(self, name: str, **changes: Any) -> gr.components.Component:
         """A box for the key `name`; `changes` are arguments that it gets instead of its own."""
@@ -235,10 +236,10 @@ class Form:
         tree = draft.tree()
         return [shown(key, lookup(tree, key.name)) for key, _ in self.boxes]
 
-    def follows(self, work: Callable[[Any], Any], *outputs: Any, **listen: Any) -> None:
-        """Fills `outputs` with `work(draft)`, whenever the draft is another; when the page is loaded it becomes one."""
+    def follows(self, work: Callable[..., Any], *outputs: Any, inputs: Sequence[Any] = (), **listen: Any) -> None:
+        """Fills `outputs` with `work(draft, *inputs)`, whenever the draft is another; when the page is loaded it becomes one."""
         how = {"trigger_mode": "always_last"} | UNSEEN
-        self.draft.change(work, [self.draft], list(outputs), **how, **listen)
+        self.draft.change(work, [self.draft, *inputs], list(outputs), **how, **listen)
 
     @property
     def shown(self) -> list[Any]:

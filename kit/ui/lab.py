@@ -1,7 +1,7 @@
-"""Step 3, the Reward Lab: what the reward says of real rows before anything is trained.
+"""The Reward Lab of New run: what the reward says of real rows before anything is trained.
 
-Pasted completions and fresh ones of the base model, part by part, with what was extracted; the known hacks; and the
-signal check, which says whether there is anything to learn.
+Pasted completions part by part, with what was extracted; the known hacks; and the signal check, which samples the model and
+says whether there is anything to learn.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from contextlib import suppress
 from typing import Any
 
 import gradio as gr
@@ -20,15 +21,14 @@ from kit.ui import results, reward
 from kit.ui.children import Job
 from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent
-from kit.ui.site import QUIET, UNSEEN, Site, poll
+from kit.ui.site import SIGNAL, UNSEEN, Site, poll
 
-SIGNAL = "kit.planning.signal"
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
-ROWS_WRITTEN, EACH_WRITTEN = 2, 4
-"""Rows and completions each of "Let it write"."""
 MOST_PROMPTS, MOST_TRIES = 256, 32
 """Prompts and completions each of a signal check."""
+UNASKED_PROMPTS = 8
+"""Prompts of the check that starts by itself."""
 READING: dict[str, Any] = {"concurrency_limit": 4} | UNSEEN
 NEVER = m.empty(
     "Not checked yet",
@@ -44,8 +44,6 @@ def build(form: Form) -> None:
     with gr.Tabs():
         with gr.Tab("Score"):
             asked = _score(form, place)
-        with gr.Tab("Let it write"):
-            _write(form, place)
         with gr.Tab("Try to cheat"):
             asked.append(_cheat(form, place))
         with gr.Tab("Signal check"):
@@ -138,19 +136,6 @@ def filled(sent: Sent, at: Any) -> list[Any]:
     return [text, scored(sent, at, text)]
 
 
-def _write(form: Form, place: gr.Number) -> None:
-    gr.HTML(m.page(m.tag("p", "The model as it is now answers this row and the ones after it, sampled as in training.",
-                         class_="dim")))  # fmt: skip
-    _job(
-        form,
-        "Write and score",
-        [place],
-        lambda config, at: {"rows": [whole(at) + number for number in range(ROWS_WRITTEN)], "k": EACH_WRITTEN},
-        lambda result: (results.show_groups(result), []),
-        m.empty("Nothing written yet", "Fresh completions show what the reward will meet in the first step."),
-    )
-
-
 def _cheat(form: Form, place: gr.Number) -> gr.Button:
     """Returns the button that reads the row."""
     gr.HTML(m.page(m.tag("p", "Known ways to earn a reward without solving anything, tried on this row: training finds each that "
@@ -183,108 +168,93 @@ def audited(sent: Sent) -> str:
 
 
 def _signal(form: Form) -> None:
-    prompts = gr.Slider(4, MOST_PROMPTS, 16, step=4, label="Prompts", info="More make the intervals narrower.")
-    _job(
-        form,
-        SIGNAL_CHECK,
-        [prompts],
-        lambda config, count: {
-            "prompts": min(MOST_PROMPTS, max(2, whole(count))),
-            "k": min(MOST_TRIES, max(2, config.generation.num_generations)),
-        },
-        lambda result: (results.show_signal(result), results.actions_of(result)),
-        NEVER,
-        tells_verdict=True,
-    )
+    """The tab of the signal check, and its verdict beside all steps.
 
-
-def _job(
-    form: Form, title: str, inputs: list[Any], ask: Any, show: Any, nothing: str, *, tells_verdict: bool = False
-) -> None:
-    """A button that starts a child, its progress and result, and a button for the settings that it suggests to change."""
+    A small check starts unasked once the data, the reward or the model is the user's own and the configuration has stayed the
+    same between two polls; an edit that makes it another question ends it.
+    """
     site = form.site
-    with gr.Row(elem_classes="tight"):
-        start = gr.Button(title, variant="primary", size="md")
-        end = gr.Button("Stop", variant="stop", size="md", visible=False)
-    out = gr.HTML(nothing)
-    apply = gr.Button("Make this change", variant="secondary", size="md", visible=False)
-    key, seen, change = gr.State(""), gr.State(""), gr.State([])
+    with gr.Row(elem_classes="tight low"):
+        prompts = gr.Slider(4, MOST_PROMPTS, 16, step=4, label="Prompts", info="More make the intervals narrower.")
+        start = gr.Button("Check", variant="primary", size="md", scale=0, min_width=120)
+        end = gr.Button("Stop", variant="stop", size="md", scale=0, min_width=100, visible=False)
+    out = gr.HTML(NEVER)
+    seen, change = gr.State(""), gr.State([])
+    outputs = [seen, form.learns, form.suggested, change, out, end]
+    configured = functools.lru_cache(maxsize=32)(lambda text: Draft.read(text).config(site.settings))
 
-    def begin(sent: Sent, *given: Any) -> list[Any]:
+    def begin(sent: Sent, count: Any) -> list[Any]:
         try:
-            config = sent.config()
-            more = ask(config, *given)
-            name = f"{job_prefix(title, config)}{sorted(more.items())}"
-            site.jobs.start(name, SIGNAL, {"config": config.model_dump(mode="json"), **more})
+            start_check(site, sent.config(), min(MOST_PROMPTS, max(2, whole(count))))
         except KitError as problem:
-            return ["", "", m.error(problem), gr.Button(visible=False), gr.Button(visible=False), []]
-        return [name, *tick(name, "")]
+            return [m.error(problem), ""]
+        return [gr.skip(), ""]
 
-    def again(draft: Any) -> list[Any]:
-        """After a reload: the check of this configuration, where there was one."""
+    def tick(draft: Any, before: str) -> list[Any]:
         try:
-            job = site.jobs.latest(job_prefix(title, Draft.read(draft).config(site.settings)))
+            config = configured(draft)
         except KitError:
-            job = None
-        return [gr.skip()] * 6 if job is None else [job.key, *tick(job.key, "")]
+            return [gr.skip()] * len(outputs)  # the page says what is wrong
+        prefix = check_prefix(config)
+        job = site.jobs.latest(prefix)
+        now = f"{prefix}|{job.stamp if job else ''}"
+        if now != before:
+            if not before.startswith(prefix) and "|" in before:
+                site.jobs.stop(before.partition("|")[0])
+            return [now, *learned(job)]
+        if job is None and is_users_own(Draft.read(draft)) and not site.live():
+            with suppress(KitError):  # as many checks as may run do already
+                start_check(site, config, UNASKED_PROMPTS)
+        return [gr.skip()] * len(outputs)
 
-    def tick(name: Any, before: Any) -> list[Any]:
-        job = site.jobs.get(name)
-        if job is None or job.stamp == before:
-            return [gr.skip()] * 5
-        html, changes = progress(job, show)
-        suggest = gr.Button(visible=bool(changes), value=results.in_words(changes))
-        return [job.stamp, html, gr.Button(visible=job.state == "running"), suggest, changes]
-
-    outputs = [seen, out, end, apply, change]
-    form.on(start.click, begin, inputs, [key, *outputs], queue=False)
-    form.blocks.load(again, [form.kept], [key, *outputs], **QUIET)
-    poll(tick, [key, seen], outputs)
-    if tells_verdict:  # the signal check, whose verdict stands beside all steps
-        seen.change(lambda draft: learned(site, draft), [form.draft], [form.learns], **QUIET)
-    end.click(lambda name: site.jobs.stop(name), [key], [], queue=False, api_visibility="private")
-    form.replaces(apply.click, made, [change])
-
-
-SIGNAL_CHECK = "Will it learn?"
+    form.on(start.click, begin, [prompts], [out, seen], queue=False)
+    form.follows(tick, *outputs, inputs=[seen], queue=False)
+    poll(tick, [form.draft, seen], outputs)
+    end.click(lambda now: site.jobs.stop(now.partition("|")[0]), [seen], [], queue=False, api_visibility="private")
+    form.replaces(form.suggested.click, made, [change])
 
 
-def learned(site: Site, value: Any) -> str:
-    """What the signal check of this very configuration says, or that there is none yet."""
-    try:
-        config = Draft.read(value).config(site.settings)
-    except KitError:
-        return ""
-    job = site.jobs.latest(job_prefix(SIGNAL_CHECK, config))
+def check_prefix(config: RunConfig) -> str:
+    """The same question has the same key in every browser; how long to train is no part of it."""
+    asked = config.model_dump_json(include={"model", "data", "reward", "generation"})
+    return f"{SIGNAL}:{hashlib.sha256(asked.encode()).hexdigest()[:16]}:"
+
+
+def start_check(site: Site, config: RunConfig, prompts: int) -> None:
+    """Starts the signal check and the audit in a child. Raises `KitError`."""
+    request = {
+        "config": config.model_dump(mode="json"),
+        "prompts": prompts,
+        "k": min(MOST_TRIES, max(2, config.generation.num_generations)),
+        "audit": True,
+    }
+    site.jobs.start(f"{check_prefix(config)}{prompts}", SIGNAL, request)
+
+
+def is_users_own(draft: Draft) -> bool:
+    """Whether data, reward or model are other than a preset's, which are known to learn."""
+    return any(key.startswith(("data", "reward", "model.name")) for key in draft.changes)
+
+
+def learned(job: Job | None) -> list[Any]:
+    """[the verdict, its button, the settings that it sets, the details, the button that stops] of a check."""
+    card, details, changes = "", NEVER, list[str]()
     if job is None or job.state == "stopped":
-        return m.page(m.note("Whether it learns is not checked: 2 Reward, Signal check.", ""))
-    if job.state == "running":
-        return m.page(m.note(job.line or "The signal check is running …", "live"))
-    if job.state == "failed":
-        return m.page(m.note("The signal check failed; it says why in 2 Reward.", "fail"))
-    return m.page(results.show_verdict(job.result))
-
-
-def made(sent: Sent, given: Any) -> tuple[Draft, str]:
-    """The draft after what a check suggests."""
-    actions = [one for one in given if isinstance(one, str)][:8] if isinstance(given, list) else []
-    done = m.page(m.note(f"{results.in_words(actions)}: done. Check again to see what it does.", "ok"))
-    return sent.draft().apply(actions), done
-
-
-def job_prefix(title: str, config: RunConfig) -> str:
-    """The same question about the same configuration has the same key in every browser."""
-    return f"{title}:{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}:"
-
-
-def progress(job: Job, show: Any) -> tuple[str, list[str]]:
-    """(what a job looks like now, overrides that it suggests)."""
-    if job.state == "running":
+        card = m.page(m.note("Whether it learns is not checked yet: 2 Reward, Signal check."))
+    elif job.state == "running":
         line = job.line or "Starting: Python and torch are loaded first …"
-        return m.page(m.panel(m.tag("b", "Working"), m.tag("p", m.tag("code", line), class_="dim"))), []
-    if job.state == "done":
-        html, changes = show(job.result)
-        return html, changes
-    if job.state == "stopped":
-        return m.page(m.note("Stopped.")), []
-    return m.error(job.error), []
+        card = m.page(m.note(f"Trying the model and the reward on a few rows: {line}", "live"))
+        details = m.page(m.panel(m.tag("b", "Working"), m.tag("p", m.tag("code", line), class_="dim")))
+    elif job.state == "failed":
+        card, details = m.page(m.note("The signal check failed; 2 Reward says why.", "fail")), m.error(job.error)
+    else:
+        card, details = m.page(results.show_card(job.result)), results.show_signal(job.result)
+        changes = results.actions_of(job.result)
+    suggest = gr.Button(visible=bool(changes), value=results.in_words(changes))
+    return [card, suggest, changes, details, gr.Button(visible=job is not None and job.state == "running")]
+
+
+def made(sent: Sent, suggested: Any) -> tuple[Draft, str]:
+    """The draft after what a check suggests."""
+    actions = [action for action in suggested if isinstance(action, str)][:8] if isinstance(suggested, list) else []
+    return sent.draft().apply(actions), m.page(m.note(f"{results.in_words(actions)}: done.", "ok"))

@@ -28,6 +28,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     form = Form(site, blocks)
     form.learns = gr.HTML(elem_id="verdict-learns", render=False)
+    form.suggested = gr.Button(visible=False, size="sm", render=False, elem_id="verdict-change")
     with gr.Row(elem_classes="tight low"):
         form.preset = gr.Dropdown(preset_names(), value=FIRST, label="Start from", scale=3, elem_id="preset")
         over = gr.Button("Start over", size="md", scale=1, min_width=110)
@@ -89,6 +90,7 @@ def _side(form: Form) -> tuple[gr.HTML, gr.HTML, gr.Textbox, gr.Code]:
         fixes = gr.Textbox("[]", visible="hidden", elem_classes="hidden-box", label="fixes")
         apply = gr.Button("Make these changes", visible=False, size="sm")
         form.learns.render()
+        form.suggested.render()
         form.add("run.id", label="Name of the run", info="", elem_id="run-name", placeholder="from preset and time")
         start = gr.Button("Start", variant="primary", size="lg", elem_id="start")
         note = gr.HTML(elem_id="start-said")
@@ -108,7 +110,6 @@ def _side(form: Form) -> tuple[gr.HTML, gr.HTML, gr.Textbox, gr.Code]:
     form.follows(lambda draft: scores(site, draft), reward, concurrency_limit=4)
     form.follows(lambda draft: measured(site, draft), fits, fixes, apply, concurrency_limit=4)
     form.replaces(apply.click, _mended, [fixes])
-    form.follows(lambda draft: lab.learned(site, draft), form.learns, queue=False)
     starting = m.page(m.note("Checking data, reward and memory, then it starts …", "live"))
     start.click(None, [], [note], js=f"() => {json.dumps(starting)}")
     form.on(start.click, lambda sent: steps.begun(site, sent.draft), [], [note, place], concurrency_limit=2,

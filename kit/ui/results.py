@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kit.runs.files import duration, one_line
+from kit.runs.files import one_line
 from kit.ui import markup as m
 
 LEVELS = {"will learn": "ok"} | dict.fromkeys(("too easy", "sample more", "borderline", "slow reward"), "warn")
@@ -37,20 +37,12 @@ def show_row(found: dict[str, Any]) -> str:
     )
 
 
-def show_groups(found: list[dict[str, Any]]) -> str:
-    """Completions of several rows, each a group."""
-    alike = sum(not _spread(one) for one in found)
-    words = f"{len(found) - alike} of {len(found)} groups have rewards that differ, so that there is something to learn from."
-    head = m.note(words, "ok" if alike == 0 else "warn" if alike < len(found) else "fail")
-    return m.page(head, *(show_group(one, f"Row {one['row']}: {one['prompt'][:140]}") for one in found))
-
-
 def _spread(found: dict[str, Any]) -> bool:
     known = [item["total"] for item in found["items"] if item["total"] is not None]
     return bool(known) and max(known) - min(known) > 1e-9
 
 
-def show_group(found: dict[str, Any], title: str = "") -> Markup:
+def show_group(found: dict[str, Any]) -> Markup:
     """Completions of one row, part by part."""
     weights = ", ".join(f"{name} × {weight:g}" for name, weight in found["weights"].items())
     if len(found["items"]) < 2:
@@ -60,7 +52,7 @@ def show_group(found: dict[str, Any], title: str = "") -> Markup:
     else:
         verdict = m.badge("all alike: no lesson in this group", "warn")
     reference = m.reference(found["reference"] or "none")
-    head = m.tag("div", m.tag("b", title or "One group") + verdict, class_="spread")
+    head = m.tag("div", m.tag("b", "One group") + verdict, class_="spread")
     body = m.join(
         _completion(item, advantage, found["checker"])
         for item, advantage in zip(found["items"], found["advantages"], strict=True)
@@ -71,15 +63,13 @@ def show_group(found: dict[str, Any], title: str = "") -> Markup:
 
 def _completion(item: dict[str, Any], advantage: float | None, checker: str | None) -> Markup:
     right = m.badge("correct", "ok") if item["correct"] else m.badge("not correct", "warn") if checker else Markup("")
-    cut = m.badge("cut at the limit", "fail") if item.get("cut") else Markup("")
-    size = m.tag("small", f"{item['tokens']} tokens") if "tokens" in item else Markup("")
     pull = Markup("")
     if advantage is not None:
         arrow = "▲" if advantage > 0.005 else "▼" if advantage < -0.005 else "•"
         words = f"{arrow} advantage {round(advantage, 2) + 0.0:+.2f}: {m.effect(advantage)}"
         pull = m.badge(words)
     total = m.tag("span", m.number(item["total"], 2), class_="big")
-    top = m.tag("div", total + right + cut + pull + size, class_="row")
+    top = m.tag("div", total + right + pull, class_="row")
     chips = m.tag(
         "div",
         m.join(m.chip(part["name"], part["value"], part["status"]) for part in item["parts"]),
@@ -134,6 +124,11 @@ def show_hacks(found: dict[str, Any]) -> str:
 
 
 def show_audit(found: dict[str, Any]) -> str:
+    """The audit alone."""
+    return m.page(audit_table(found))
+
+
+def audit_table(found: dict[str, Any]) -> Markup:
     """How often each attack is paid over some rows, and what it was."""
     results = found["results"]
     if found["passed"]:
@@ -155,9 +150,7 @@ def show_audit(found: dict[str, Any]) -> str:
         ]
         for one in results
     ]
-    return m.page(
-        verdict, m.table(["", "what", "rows paid", "longest, s", "paid (of honest ones: not paid)"], rows, numbers={3})
-    )
+    return verdict + m.table(["", "what", "rows paid", "longest, s", "example"], rows, numbers={3})
 
 
 def _case(case: dict[str, Any], works: bool) -> list[Any]:
@@ -184,8 +177,19 @@ def show_verdict(found: dict[str, Any]) -> Markup:
     return m.tag("div", words + change, class_=f"verdict {level}")
 
 
+def show_card(found: dict[str, Any]) -> Markup:
+    """The verdict, and whether the audit found an attack that pays."""
+    audit = found.get("audit")
+    note = Markup("")
+    if audit and audit["passed"]:
+        note = m.note(f"Cannot be cheated: no attack is paid on {audit['results'][0]['rows']} rows.", "ok")
+    elif audit:
+        note = m.note(f"{audit['problems'][0]} See 2 Reward, Signal check.", "warn")
+    return m.tag("div", show_verdict(found) + note, class_="stack-notes")
+
+
 def show_signal(found: dict[str, Any]) -> str:
-    """The verdict, the rates with their intervals, and the time."""
+    """The verdict, the rates with their intervals, a few answers, the time of a step, and the audit."""
     head = show_verdict(found)
     names = {**RATES, f"pass@{found['k']}": f"right in one of {found['k']} tries (pass@{found['k']})"}
     rows = [
@@ -206,14 +210,23 @@ def show_signal(found: dict[str, Any]) -> str:
             f"{m.seconds(seconds['step'])} (completions {m.seconds(seconds['rollout'])} and rewards "
             f"{m.seconds(seconds.get('reward', 0.0))}, measured; update {m.seconds(seconds['update'])}, estimated)",
         ),
-        ("whole run", f"{duration(3600 * found['hours'])}, by these"),
     ]
     chips = m.join(m.tag("span", m.join([name, " ", m.tag("b", value)]), class_="chip") for name, value in facts)
     note = m.note(found["note"]) if found.get("note") else Markup("")
     failure = m.note(f"A reward failed: {found['failure']}", "fail") if found.get("failure") else Markup("")
     title = f"{found['prompts']} prompts × {found['k']} completions"
+    answers = [
+        [_said(one["prompt"][-400:]), _said(one["completion"]), m.number(one["reward"], 2), one["why"]]
+        for one in found.get("samples") or []
+    ]
     return m.page(
-        head, failure, m.table([title, "", "95 % interval"], rows, numbers={2}), m.tag("div", chips, class_="row"), note
+        head,
+        failure,
+        m.table([title, "", "95 % interval"], rows, numbers={2}),
+        m.tag("div", chips, class_="row"),
+        note,
+        m.table(["prompt", "answer of the untrained model", "reward", "why"], answers, numbers={2}) if answers else "",
+        m.tag("h3", "Audit of the reward") + audit_table(found["audit"]) if found.get("audit") else "",
     )
 
 

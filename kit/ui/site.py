@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from kit.errors import RunError
-from kit.runs.store import RUN_ID, RunDir, RunStore
+from kit.runs.store import ALIVE, RUN_ID, RunDir, RunStore
 from kit.ui.children import Benches, Jobs
 from kit.ui.settings import Settings
 
@@ -22,6 +22,8 @@ Gradio's script tells each output of every event how it stands, hidden or not, a
 time in which New run came up. With `show_progress_on` empty it tells none."""
 QUIET: dict[str, Any] = {"queue": False} | UNSEEN
 """The same outside of the queue, for what takes milliseconds."""
+SIGNAL = "kit.planning.signal"
+"""The module of the signal check, with which the keys of its jobs begin."""
 RUN_FROM_ADDRESS = "() => new URLSearchParams(window.location.search).get('run') || ''"
 """JavaScript for `Blocks.load(js=...)`: the id in `?run=<id>`."""
 
@@ -38,6 +40,7 @@ class Site:
 
     def make_room(self) -> None:
         """Gives what this server holds of a GPU to a run that is about to start, which plans with what is free."""
+        self.jobs.stop(SIGNAL)
         self.benches.close_heavy()
         for end in self.idle:
             end()
@@ -63,6 +66,10 @@ class Site:
     def runs(self) -> list[RunDir]:
         """Those runs alone. Raises `RunError`."""
         return [run for run, _ in self.statuses()]
+
+    def live(self) -> list[str]:
+        """The runs that wait or train. Raises `RunError`."""
+        return [run.id for run, status in self.store.statuses() if status["state"] in ALIVE]
 
     def close(self) -> None:
         """Ends the children of this server; runs go on."""

@@ -253,7 +253,7 @@ def test_the_process_prepares_as_a_run_does_and_writes_no_run(
 
     def here(module: str, request: dict[str, Any], *, quiet: bool) -> Outcome:
         assert module == signal.__name__
-        signal.job(json.loads(json.dumps(request)), quiet)
+        signal.job(json.loads(json.dumps(request | {"audit": True})), quiet)
         return Outcome(0)
 
     monkeypatch.setattr(signal, "call", here)
@@ -262,3 +262,4 @@ def test_the_process_prepares_as_a_run_does_and_writes_no_run(
     assert found["prompts"] == 4
     assert found["k"] == 4
     assert {"pass@1", "pass@4", "verdict", "hours"} <= set(found)
+    assert found["audit"]["results"], "the page asks for the audit of the reward, too"

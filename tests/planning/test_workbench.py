@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from kit.errors import DataError
 from kit.planning import workbench
 from kit.planning.workbench import advantages, answer
 
@@ -192,25 +191,6 @@ def test_prints_of_a_reward_do_not_come_between(config: dict[str, Any], tmp_path
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["answer"]["items"][0]["total"] == 1.0
     assert "forged" in done.stderr
-
-
-def test_fresh_completions_are_scored_as_groups(tree: dict[str, Any]) -> None:
-    from kit.config import load_config
-    from kit.models.loading import load_model
-    from kit.planning.signal import generate
-    from kit.runner.prepare import prepare
-
-    parts = prepare(load_config(tree), fresh=False)
-    model = load_model(parts.files, parts.config.model).model
-    found = generate(parts, model, [0, 2], 3)
-    assert [group["row"] for group in found] == [0, 2]
-    for group in found:
-        assert len(group["items"]) == len(group["advantages"]) == 3
-        assert all(1 <= item["tokens"] <= 12 for item in group["items"])
-    again = generate(parts, model, [0, 2], 3)
-    assert [item["text"] for item in again[0]["items"]] == [item["text"] for item in found[0]["items"]]
-    with pytest.raises(DataError, match="no training row 99"):
-        generate(parts, model, [99], 2)
 
 
 def test_columns_and_rows_as_the_model_sees_them(config: dict[str, Any]) -> None:

@@ -105,22 +105,28 @@ def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
     return found
 
 
-def test_fresh_completions_and_the_signal_check(page: Any, tab: Callable[..., Tab]) -> None:
+def test_the_signal_check_runs_by_itself_for_data_of_ones_own(page: Any, tab: Callable[..., Tab]) -> None:
     new = tab(page, "/new")
+    card = new.locator("#verdict-learns")
+    expect(card).to_contain_text("not checked yet")  # a preset as it is
     step(new, "3 Model and training")
     for key, value in QUICK.items():
         fill(new, key, value)
-    step(new, "2 Reward")
-    step(new, "Let it write")
-    press(new, "Write and score")
-    sees(new, re.compile(r"\d of 2 groups have rewards that differ"))
-    step(new, "Signal check")
-    press(new, "Will it learn?")
-    sees(new, re.compile("rewards differ in .* of groups"))
+    step(new, "1 Data")
+    new.get_by_text("Limits, other column names, tasks").click()
+    limit = new.locator("#key-data-limit textarea, #key-data-limit input").first
+    limit.fill("300")
+    limit.blur()
+    expect(card).to_contain_text(re.compile("rewards differ in .* of groups"), timeout=120_000)
+    expect(card).to_contain_text(re.compile("Cannot be cheated|is paid"))
+    step(new, "3 Model and training")
+    fill(new, "optimisation.steps", "3")  # no part of the question
+    expect(card).to_contain_text(re.compile("rewards differ in .* of groups"))
     new.reload()
+    expect(card).to_contain_text(re.compile("rewards differ in .* of groups"))  # found again
     step(new, "2 Reward")
     step(new, "Signal check")
-    sees(new, re.compile("rewards differ in .* of groups"))  # found again
+    sees(new, "answer of the untrained model")
 
 
 def test_the_draft_is_there_after_a_reload_and_in_another_browser_it_is_not(page: Any, tab: Callable[..., Tab]) -> None:

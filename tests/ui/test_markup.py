@@ -19,8 +19,8 @@ EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"' style=x {0}"
 def test_texts_are_escaped_everywhere() -> None:
     part = {"name": EVIL, "value": 1.0, "status": EVIL, "seconds": 0.1, "reason": EVIL, "extracted": EVIL}
     group = {
-        "row": 0, "prompt": EVIL, "reference": EVIL, "checker": EVIL, "weights": {EVIL: 1.0}, "advantages": [1.0],
-        "items": [{"text": EVIL, "total": 1.0, "correct": True, "parts": [part], "tokens": 3, "cut": True}],
+        "prompt": EVIL, "reference": EVIL, "checker": EVIL, "weights": {EVIL: 1.0}, "advantages": [1.0],
+        "items": [{"text": EVIL, "total": 1.0, "correct": True, "parts": [part]}],
     }  # fmt: skip
     hacks = {
         "passed": False, "problems": [EVIL], "notes": [EVIL], "right": EVIL, "wrong": EVIL, "style": EVIL,
@@ -35,8 +35,7 @@ def test_texts_are_escaped_everywhere() -> None:
         return {"passed": passed, "problems": [EVIL], "results": [one]}
 
     pages = [
-        results.show_group(group, EVIL),
-        results.show_groups([group]),
+        results.show_group(group),
         results.show_row({"place": 0, "prompt": EVIL, "reference": EVIL}),
         results.show_hacks(hacks),
         *(results.show_audit(audited(passed)) for passed in (True, False)),
@@ -111,7 +110,8 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
         "prompts": 8,
         "k": 8,
         "completion_tokens_mean": 13.0,
-        "hours": 0.5,
+        "samples": [{"prompt": "p", "completion": "<i>", "reward": 0.25, "why": "not right"}],
+        "audit": {"passed": False, "problems": ["echo is paid on 3 of 12 rows"], "results": []},
         "seconds": {"rollout": 1.0, "reward": 0.0, "update": 1.0, "step": 2.0},
     }
     html = results.show_signal(found)
@@ -122,6 +122,10 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
     assert results.actions_of(found) == ["generation.num_generations=16", "optimisation.batch_size=64"]
     assert "Set generation.num_generations to 16 and optimisation.batch_size to 64: the button below" in html
     assert "measured; update 1.0 s, estimated" in html
+    assert "&lt;i&gt;" in html
+    assert "0.25" in html
+    assert html.count("echo is paid on 3 of 12 rows") == 1
+    assert "echo is paid on 3 of 12 rows" in results.show_card(found)
     without = found | {"verdict": {"verdict": "will learn", "because": "x", "change": ""}}
     assert results.actions_of(without) == []
 
