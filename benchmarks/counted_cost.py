@@ -353,7 +353,7 @@ def give_model(trainer: Any, case: Case) -> None:
     from kit.models.fused import Fused
     from kit.scoring.proof import Verdict
 
-    trainer._build_parts(packing=True, share_prompts=True, checked=False, fast_decoding=False, token_sink=None)
+    trainer._build_parts(packing=True, share_prompts=True, checked=False, fast_decoding=False)
     trainer.set_savings(token_budget=case.budget)
     trainer.scorer.offload = case.offload
     trainer.scorer.verdicts[id(trainer.model)] = Verdict("packed")

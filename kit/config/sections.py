@@ -419,8 +419,7 @@ class RunSection(Section):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
     """Checkpoints kept; older ones are removed."""
     save_completions: bool = True
-    """Write every completion with its rewards to completions/*.parquet, and what the policy said of single tokens of a few
-    completions a step to tokens/*.parquet."""
+    """Write every completion with its rewards to completions/*.parquet."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads of torch; null: OMP_NUM_THREADS, or else one for the embedded models, and for others the number of physical
     cores that this process may use."""

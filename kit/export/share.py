@@ -36,7 +36,6 @@ class Publication:
     run: RunDir
     files: dict[str, str]
     completions: bool
-    notes: bool
 
     @property
     def told(self) -> list[str]:
@@ -50,8 +49,7 @@ class Publication:
         )
         return [
             f"{len(self.files)} files, {size}: {', '.join(self.files)}",
-            "scores, curves, events, configuration, packages and hardware of the run"
-            + (", and your notes" if self.notes else ""),
+            "scores, curves, events, configuration, packages and hardware of the run",
             rows,
             "never: weights, logs, keys and tokens ([hidden] where one stood), and the path of your home folder",
         ]
@@ -81,7 +79,7 @@ def publication(run: RunDir, *, completions: bool = False, kind: Kind | None = N
         MARKER: json.dumps(marker, indent=1) + "\n",
         "README.md": readme(record, kind),
     }
-    return Publication(run, {name: cleaned(text) for name, text in files.items()}, completions, bool(record.notes))
+    return Publication(run, {name: cleaned(text) for name, text in files.items()}, completions)
 
 
 def cleaned(text: str) -> str:

@@ -33,7 +33,6 @@ class Record:
     events: list[Tree]
     evaluations: dict[str, Tree]
     faults: list[str] = field(default_factory=list)
-    notes: str = ""
 
     def value(self, key: str) -> Any:
         """A value of the configuration by its dotted key, None where it has none."""
@@ -58,16 +57,7 @@ def read(run: RunDir) -> Record:
         events=_lines(run.events, run.events_file, faults),
         evaluations={path.stem: _json(path, faults) for path in sorted(run.eval.glob("*.json"))},
         faults=faults,
-        notes=_notes(run, faults),
     )
-
-
-def _notes(run: RunDir, faults: list[str]) -> str:
-    try:
-        return run.read_notes()
-    except RunError as error:
-        faults.append(str(error))
-        return ""
 
 
 def read_tree(path: Path) -> Tree:

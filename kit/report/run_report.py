@@ -84,8 +84,6 @@ def render(record: Record, leave_out: Collection[str] = ()) -> str:
         "Configuration": configuration,
         "Data and environment": provenance,
     }
-    if record.notes:
-        parts = {"Summary": summary, "Notes": lambda of: section("notes", of.notes), **parts}
     sections = [(title, _part(make, record)) for title, make in parts.items() if title not in leave_out]
     return redact(page(record.id, sections, subtitle=subtitle(record)))
 

@@ -30,7 +30,7 @@ from kit.models.start import begin
 from kit.models.unsloth import OFFLOAD, loading
 from kit.runner.distributed import announce, is_first, world_size
 from kit.runner.prepare import Parts, teacher_model
-from kit.runner.recording import CompletionWriter, FailureMonitor, TokenWriter
+from kit.runner.recording import CompletionWriter, FailureMonitor
 from kit.runner.resume import git_state, inputs, packages, with_history
 from kit.trainer.arguments import changes, check_precision, engine_settings, grpo_config
 from kit.trainer.savings import at_most
@@ -157,7 +157,6 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff |
 
     batches = config.optimisation.steps // config.optimisation.iterations
     writer = CompletionWriter(folder.completions, config.run.save_completions and is_first())
-    token_writer = TokenWriter(folder.tokens, ready.model.tokenizer, config.run.save_completions and is_first())
     watch = FailureMonitor(ready.rewards, config.reward.max_failure_share, say, batches)
     if notes["generation_batch"]:
         say(notes["generation_batch"])
@@ -172,13 +171,12 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff |
         parts.objective,
         say,
         parts.interaction,
-        rollout_sinks=[writer, token_writer, watch],
+        rollout_sinks=[writer, watch],
         stateful={"failure_watch": watch, **({"memory": memory} if memory else {})},
         memory=memory,
         selection=config.selection,
         teacher=ready.teacher,
         token_budget=ready.token_budget,
-        token_sink=token_writer.seen,
         was_stopped=lambda: job.stop.reason is not None,
         check_anew=job.resumption is not None and job.resumption.forced,
     )

@@ -28,8 +28,6 @@ from kit.runs.store import RunDir
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from kit.objective import TokenBatch
-    from kit.trainer.micro_batch import MicroBatch
     from kit.trainer.rollout import Rollout
     from kit.trainer.trainer import HookedGRPOTrainer
     from rewards.adaptors import TrlRewards
@@ -38,111 +36,29 @@ log = logging.getLogger("kit")
 PATIENCE = 5
 
 
-class BackgroundWriter:
-    """Writes files in a thread, one after the other, while the step trains.
+class CompletionWriter:
+    """A rollout sink that writes one file per generation batch: `completions/step-00001.parquet` and so on.
 
-    A disk error is raised at the next `submit` or `flush`; every checkpoint calls `flush` first.
+    Writes in a thread, one file after the other, while the step trains. A disk error is raised at the next batch or `flush`;
+    every checkpoint calls `flush` first.
     """
 
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, name)  # begins with the first file; the interpreter waits for it
+    def __init__(self, folder: Path, save: bool = True) -> None:
+        self.folder, self.save = folder, save
+        self._thread = ThreadPoolExecutor(1, "completions")  # begins with the first file; the interpreter waits for it
         self._writing: Future[None] | None = None
 
-    def submit(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Begins to write a file, once the one before it is on disk."""
-        self.flush()
-        self._writing = self._thread.submit(write, *arguments)
+    def __call__(self, rollout: Rollout) -> None:
+        if self.save:
+            self.flush()
+            path = self.folder / f"step-{rollout.step + 1:05d}.parquet"
+            self._writing = self._thread.submit(write_parquet, path, columns(rollout))
 
     def flush(self) -> None:
         """Returns once everything handed over is on disk. Raises what writing it raised."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
-
-
-class CompletionWriter(BackgroundWriter):
-    """A rollout sink that writes one file per generation batch: `completions/step-00001.parquet` and so on."""
-
-    def __init__(self, folder: Path, save: bool = True) -> None:
-        super().__init__("completions")
-        self.folder, self.save = folder, save
-
-    def __call__(self, rollout: Rollout) -> None:
-        if self.save:
-            self.submit(write_parquet, self.folder / f"step-{rollout.step + 1:05d}.parquet", columns(rollout))
-
-
-TOKEN_ROWS, TOKEN_COLUMNS = 4, 512
-"""Completions of a step of which the values of single tokens are kept, and tokens of each, at most: some 65 KB a step."""
-
-
-class TokenWriter(BackgroundWriter):
-    """Keeps what the policy said of single tokens, of a few completions a step: `tokens/step-00001.parquet` and so on.
-
-    A sink of rollouts, whose ids say which row of `completions/` a completion is, and of micro-batches (`seen`), of which the
-    first of each optimiser step is taken. The device is waited for in a thread.
-    """
-
-    def __init__(self, folder: Path, tokenizer: Any, save: bool = True) -> None:
-        super().__init__("tokens")
-        self.folder, self.tokenizer, self.save = folder, tokenizer, save
-        self._places: dict[tuple[int, ...], int] = {}
-        self._rollout, self._step = 0, -1
-        self._texts: dict[int, str] = {}
-
-    def __call__(self, rollout: Rollout) -> None:
-        if self.save and rollout.mode == "train":
-            self._places = {tuple(ids): place for place, ids in reversed(list(enumerate(rollout.completion_ids)))}
-            self._rollout = rollout.step + 1
-
-    def seen(self, batch: MicroBatch, tokens: TokenBatch) -> None:
-        """Takes from the first micro-batch of a step the first completions that the policy has scored."""
-        if not self.save or tokens.step == self._step:
-            return
-        width = batch.completion_ids.shape[1]
-        host, chosen = batch.on_host, list[int]()
-        places, rows = list[int](), list[list[int]]()
-        skipped = ~host.advantage if tokens.scored is not None else host.advantage & False  # no stand-ins for scores
-        for number in (~skipped).nonzero().flatten().tolist():
-            ids = host.ids[number, -width:][host.mask[number, -width:].bool()].tolist()
-            place = self._places.get(tuple(ids))
-            if place is not None and place not in places:
-                chosen.append(number)
-                places.append(place)
-                rows.append(ids[:TOKEN_COLUMNS])
-            if len(chosen) == TOKEN_ROWS:
-                break
-        if not chosen:
-            return
-        self._step = tokens.step
-        teacher = batch.get("teacher_logps")
-        values = {
-            "logp": tokens.logps,
-            "log_ratio": tokens.log_ratio,
-            "entropy": tokens.entropy,
-            "advantage": tokens.advantages.expand(tokens.logps.shape),
-            "reference_logp": tokens.ref_logps,
-            "teacher_logp": teacher,
-            "trains": tokens.live,
-        }
-        known = {name: value.detach()[chosen, :TOKEN_COLUMNS] for name, value in values.items() if value is not None}
-        for token in {token for ids in rows for token in ids} - self._texts.keys():
-            self._texts[token] = str(self.tokenizer.decode([token]))
-        table: dict[str, list[Any]] = {
-            "step": [tokens.step + 1] * len(rows),
-            "rollout": [self._rollout] * len(rows),
-            "row": places,
-            "text": [[self._texts[token] for token in ids] for ids in rows],
-        }
-
-        def write() -> None:
-            for name, tensor in known.items():  # numbers to five digits, so that they compress
-                pairs = zip(tensor.float().cpu().tolist(), rows, strict=True)
-                cut = [numbers[: len(ids)] for numbers, ids in pairs]
-                table[name] = [[None if x != x else float(f"{x:.5g}") for x in numbers] for numbers in cut]
-            write_parquet(self.folder / f"step-{tokens.step + 1:05d}.parquet", table)
-
-        self.submit(write)
 
 
 def write_parquet(path: Path, table: Mapping[str, list[Any]]) -> None:

@@ -309,7 +309,7 @@ def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], N
     _cut_lines(run.events_file, lambda line: line.get("kind") == "resumed" or is_before(line))
     best = run.path / "best.json"
     later = [] if is_before(_read(best) or {"step": step + 1}) else [best]
-    for folder in (run.completions, run.tokens, run.eval):
+    for folder in (run.completions, run.eval):
         for path in filter(Path.is_file, sorted(folder.glob("*"))):
             number = path.stem.removeprefix("step-")
             damaged = path.suffix == ".partial" or (path.suffix == ".json" and not _read(path))

@@ -6,7 +6,6 @@ runs/<id>/
     data.json       source, rows, hash, split         completions/    *.parquet
     status.json     state, pid, heartbeat, step       eval/           held-out scores
     log.txt         what the process printed          control/        sentinels: stop, save
-    notes.md        what somebody noted about it      tokens/         *.parquet: values of single tokens
     checkpoint-*/   to resume from                    adapter/        the result
 """
 
@@ -40,8 +39,6 @@ from kit.runs.lock import exclusive
 from kit.runs.process import identity, runs
 
 RUN_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
-LONGEST_NOTES = 20_000
-"""Characters of the notes on a run."""
 ENDING = ("state", "reason", "exit", "ended")
 """The fields that tell how a run has ended."""
 
@@ -67,9 +64,7 @@ class RunDir:
     metrics_file = Part("metrics.jsonl")
     events_file = Part("events.jsonl")
     log = Part("log.txt")
-    notes = Part("notes.md")
     completions = Part("completions")
-    tokens = Part("tokens")
     eval = Part("eval")
     control = Part("control")
     adapter = Part("adapter")
@@ -222,34 +217,6 @@ class RunDir:
     def last_metrics(self) -> Iterator[dict[str, Any]]:
         """The last whole lines (some dozens, by size), the latest first; at one cost however long the file is."""
         return read_last_lines(self.metrics_file)
-
-    def read_notes(self) -> str:
-        """Returns the notes on the run; '' without notes. Raises `RunError` when they cannot be read."""
-        try:
-            return self.notes.read_text(encoding="utf-8").rstrip()
-        except FileNotFoundError:
-            return ""
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.notes} cannot be read: {error}") from None
-
-    def write_notes(self, text: str, *, seen: str | None = None) -> None:
-        """Replaces the notes; an empty text removes them. Raises `RunError` for more than `LONGEST_NOTES` characters, where they
-        are no longer what the writer had `seen`, and when the disk refuses."""
-        text = text.rstrip()
-        if len(text) > LONGEST_NOTES:
-            raise RunError(
-                f"The notes have {len(text):,} characters; at most {LONGEST_NOTES:,} are kept. Shorten them."
-            )
-        with self._lock, exclusive(self.path):
-            if seen is not None and self.read_notes() != seen.rstrip():
-                raise RunError(
-                    "The notes have been changed meanwhile, by another page or the command line; nothing was replaced. Copy "
-                    "yours, reload the page, and put them in again."
-                )
-            if text:
-                write_atomic(self.notes, text + "\n")
-            else:
-                self.notes.unlink(missing_ok=True)
 
     def append_event(self, kind: str, **fields: Any) -> None:
         """Adds one event with the time (seconds since the epoch). Raises `RunError` when the disk refuses."""

@@ -19,7 +19,7 @@ Both are exact by the chain rule; the latter is gradient caching, arXiv 2101.069
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,8 +120,7 @@ class MicroBatchPlan:
 class PolicyLoss:
     """The loss of one run. `whole` leaves its graph to the caller; `step` sends the gradient to the weights itself.
 
-    router_coef: weight of a mixture of experts' load balance; None where it is not asked for. token_sink: is shown what the
-    objective read of every micro-batch of training.
+    router_coef: weight of a mixture of experts' load balance; None where it is not asked for.
     """
 
     token_budget: int | None = None
@@ -134,12 +133,11 @@ class PolicyLoss:
         services: Services,
         *,
         router_coef: float | None = None,
-        token_sink: Callable[[MicroBatch, TokenBatch], None] | None = None,
     ) -> None:
         self.objective, self.scorer, self.critic = services.objective, services.scorer, services.critic
         self.policy, self.backward = services.model, services.accelerator.backward
         self.metrics, self.memory = services.metrics, services.memory
-        self.router_coef, self.token_sink = router_coef, token_sink
+        self.router_coef = router_coef
         self.at_once = 1
         """Completions of the largest pass of the last `step`."""
         self.returned: Tensor | None = None
@@ -351,8 +349,6 @@ class PolicyLoss:
         self._compare_with_sampler(tokens)
         result: LossOutput = self.objective.loss(tokens, context.scale)
         self.metrics.take_in(result)
-        if context.training and self.token_sink is not None:
-            self.token_sink(batch, tokens)
         return result.loss
 
     def _token_batch(self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext) -> TokenBatch:

@@ -40,7 +40,7 @@ from kit.models.backend import active_backend, is_unsloths
 from kit.models.failures import BatchSizeBackoff, EngineSettings
 from kit.models.family import adapter_of
 from kit.models.libraries import check_trl
-from kit.objective import LossScale, Objective, TokenBatch
+from kit.objective import LossScale, Objective
 from kit.objective.batch import fields_where
 from kit.objective.hook import remedy
 from kit.objective.objective import to_regrouping
@@ -101,7 +101,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     selection: a `kit.config.SelectionConfig`: replace flat groups (`kit.trainer.dynamic_sampling`), count what was spent.
     teacher: a `kit.trainer.teacher.Teacher`, for an objective that learns from one.
     replay_support: as under `generation:`. offload: what checkpointing keeps waits in main memory.
-    token_sink: a function called with every micro-batch of training, and with what the objective read of it.
     was_stopped: whether somebody ended the run: a checkpoint then notes that steps are left to make.
     check_anew: prove the first steps of a resumed run again, because something that matters has changed.
     fast_decoding: generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of one seed.
@@ -132,7 +131,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         fast_decoding: bool = False,
         replay_support: bool = False,
         offload: bool = False,
-        token_sink: Callable[[MicroBatch, TokenBatch], None] | None = None,
         was_stopped: Callable[[], bool] = lambda: False,
         check_anew: bool = False,
         **keywords: Any,
@@ -155,7 +153,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         with making_engine(GRPOTrainer, engine):
             super().__init__(model, reward_funcs, args, *rest, **keywords)
         self.aux_loss_enabled = balances_experts(self.model, configured=self.aux_loss_enabled)
-        self._build_parts(packing, share_prompts, first_step_checks, fast_decoding, token_sink)
+        self._build_parts(packing, share_prompts, first_step_checks, fast_decoding)
         self.scorer.offload, self.generator.replay_support = offload, replay_support
         self.set_savings(token_budget=token_budget, skip_flat_groups=skip_flat_groups)
         dynamic = selection.dynamic_sampling if selection is not None else None
@@ -178,9 +176,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if engine is not None and engine.compared:
             self.add_callback(SamplerAlarm(engine.tell))
 
-    def _build_parts(
-        self, packing: bool, share_prompts: bool, checked: bool, fast_decoding: bool, token_sink: Any
-    ) -> None:
+    def _build_parts(self, packing: bool, share_prompts: bool, checked: bool, fast_decoding: bool) -> None:
         """Builds the parts that the methods below use. Raises `ObjectiveError` for a need of the objective that is not met."""
         objective, policy, accelerator = self.objective, self.accelerator.unwrap_model(self.model), self.accelerator
         unsloth = is_unsloths(type(self))
@@ -227,7 +223,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.critic,
         )
         router_coef = self.router_aux_loss_coef if self.aux_loss_enabled else None
-        loss = self.policy_loss = PolicyLoss(services, router_coef=router_coef, token_sink=token_sink)
+        loss = self.policy_loss = PolicyLoss(services, router_coef=router_coef)
         self.checks = SanityChecks(services, lambda: loss.returned) if checked else None
         self.advantages = AdvantageComputer(
             services,

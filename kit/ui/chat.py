@@ -1,6 +1,6 @@
 """Chat: the model before and after training side by side, the same prompt and seed, streamed, with the run's reward of each.
 
-From the bottom up: the models that are kept loaded, what is said of answers, the screen.
+From the bottom up: the model that is kept loaded, what is said of answers, the screen.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,67 +16,50 @@ from markupsafe import Markup
 
 from kit.chat.client import SIDES, ChatSession, open_chat
 from kit.errors import ConfigError, KitError, RunError
-from kit.runs.store import ALIVE, RunDir
+from kit.runs.store import RunDir
 from kit.ui import markup as m
 from kit.ui.export import checkpoint_of, weights
 from kit.ui.site import QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, is_id, run_box, stamp, to_address
 
-MOST_SESSIONS = 2
 IDLE_SECONDS = 600.0
 
 
-class Pool:
-    """Sessions by run and weights."""
+class Loaded:
+    """The one session of the page: its process holds a model, on a machine that may have room for one."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
         self._lock = threading.Lock()
-        self._sessions: OrderedDict[str, tuple[str, ChatSession]] = OrderedDict()
+        self._key = ""
+        self._session: ChatSession | None = None
 
     def session(self, run: RunDir, checkpoint: str | None) -> ChatSession:
-        """A session on these weights as they are now, loaded or not; other weights of the same run take its place.
-
-        Raises `KitError`.
-        """
+        """The session on these weights as they are now, loaded or not; the one on other weights ends. Raises `KitError`."""
         checkpoint, key = resolved(run, checkpoint)
         with self._lock:
-            known = self._sessions.get(run.id)
-            if known is not None and known[0] == key:
-                self._sessions.move_to_end(run.id)
-                if known[1].alive:
-                    return known[1]
-        self.check_idle()
-        with self._lock:
-            known = self._sessions.get(run.id)
-            if known is not None and known[0] == key:  # ended when it was idle, or another browser was faster
-                return known[1]
-            fresh = open_chat(run, checkpoint, idle=IDLE_SECONDS)
-            old = [self._sessions.pop(run.id)] if known is not None else []
-            while len(self._sessions) >= MOST_SESSIONS:
-                old.append(self._sessions.popitem(last=False)[1])
-            self._sessions[run.id] = (key, fresh)
-        for _, session in old:
-            session.close()
-        return fresh
+            if self._key == key and self._session is not None and self._session.alive:
+                return self._session
+            self.check_idle()
+            if self._session is None or self._key != key:
+                if self._session is not None and self._session.answering:
+                    raise RunError("Another model is answering, perhaps in another tab. Ask again when it has ended.")
+                self.close_idle()
+                self._key, self._session = key, open_chat(run, checkpoint, idle=IDLE_SECONDS)
+            return self._session
 
-    def loaded(self, run_id: str) -> ChatSession | None:
-        """The run's session while its process lives."""
-        with self._lock:
-            known = self._sessions.get(run_id)
-        return known[1] if known is not None and known[1].alive else None
+    def of(self, run_id: str) -> ChatSession | None:
+        """The session if it is of this run and its process lives."""
+        session = self._session
+        return session if session is not None and session.alive and session.run.id == run_id else None
 
     def close_idle(self) -> None:
-        """Ends the sessions that nobody waits for an answer of; the next question loads the model again."""
-        with self._lock:
-            sessions = [session for _, session in self._sessions.values()]
-        for session in sessions:
-            if session.alive and not session.answering:
-                session.close()
+        """Ends the process unless somebody waits for an answer of it; the next question loads the model again."""
+        if self._session is not None and self._session.alive and not self._session.answering:
+            self._session.close()
 
     def check_idle(self) -> None:
         """Raises `RunError` where a run is training: the model could take the memory that it needs."""
-        live = [run.id for run, status in self.site.store.statuses() if status["state"] in ALIVE]
-        if live:
+        if live := self.site.live():
             raise RunError(
                 f"'{live[0]}' is training and needs this machine's memory. Stop it, or wait until it has ended."
             )
@@ -177,15 +159,15 @@ class Screen:
     """The event handlers of the screen. Every value comes from a browser and is validated."""
 
     def __init__(self, site: Site) -> None:
-        self.site, self.pool = site, Pool(site)
-        site.idle.append(self.pool.close_idle)
+        self.site, self.loaded = site, Loaded(site)
+        site.idle.append(self.loaded.close_idle)
 
     def load(self, run_id: Any, which: Any) -> Iterator[list[Any]]:
         """Loads the model, and fills the picker: [status, picker]."""
         yield [m.page(m.note("Loading the model in a process of its own …", "live")), gr.skip()]
         try:
             run = self.site.run(run_id)
-            session = self.pool.session(run, checkpoint_of(which))
+            session = self.loaded.session(run, checkpoint_of(which))
             about = session.start()
             rows = session.heldout(1, PICKED)["rows"]
         except KitError as problem:
@@ -215,7 +197,7 @@ class Screen:
             run = self.site.run(run_id)
             question = question_of(prompt, picked, reference)
             how = sampling(seed, heat, most)
-            session = self.pool.session(run, checkpoint_of(which))
+            session = self.loaded.session(run, checkpoint_of(which))
             words = question.get("prompt") or f"Held-out prompt {question['heldout']}"
             note = "" if session.alive else m.page(m.note("Loading the model first …", "live"))
             yield [*_chats(before, words, texts), note, gr.Button(visible=True), gr.skip()]
@@ -240,12 +222,12 @@ class Screen:
 
     def stop(self, run_id: Any, request: gr.Request | None = None) -> None:
         """Ends the answer that this browser is given; those of others, who share the model, go on."""
-        if is_id(run_id) and (session := self.pool.loaded(run_id)) is not None:
+        if is_id(run_id) and (session := self.loaded.of(run_id)) is not None:
             session.cancel(_browser(request))
 
     def status(self, run_id: Any) -> Any:
         """What is loaded, after a question that may have loaded other weights."""
-        session = self.pool.loaded(run_id) if is_id(run_id) else None
+        session = self.loaded.of(run_id) if is_id(run_id) else None
         return gr.skip() if session is None else _loaded(session.ready)
 
     def choices(self, run_id: Any) -> list[Any]:
@@ -254,7 +236,7 @@ class Screen:
         try:
             run = self.site.run(run_id)
             found = weights(run)
-            session = self.pool.loaded(run.id)
+            session = self.loaded.of(run.id)
             text = _not_loaded(bool(found)) if session is None else _loaded(session.ready)
         except KitError as problem:
             text = _no_runs() if not run_id else m.error(problem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
@@ -17,8 +16,6 @@ from kit.report.record import split
 from kit.runs.store import RunDir
 
 NAME = re.compile(r"step-(\d{1,12})\.parquet")
-MOST_PASSES = 16
-"""Optimiser steps on one generation batch whose tokens are looked for."""
 SEARCH_SECONDS = 1.5
 """A search of many steps ends after this time, at least one step read."""
 MOST_MATCHES = 200
@@ -87,18 +84,6 @@ def groups(run: RunDir, path: Path) -> list[Group]:
     for row in rows(run, path):
         by_group.setdefault(row["group"], []).append(row)
     return [Group(int(members[0].get("step") or 0), number, members) for number, members in by_group.items()]
-
-
-def with_tokens(run: RunDir, step: int) -> dict[int, Row]:
-    """What the policy said of single tokens, by the row of the completions of that step; of several passes the last."""
-    following = next((each for each in steps(run) if each > step), step + MOST_PASSES)
-    found: dict[int, Row] = {}
-    for later in range(step, min(step + MOST_PASSES, following)):
-        path = run.tokens / f"step-{later:05d}.parquet"
-        if path.is_file():
-            with contextlib.suppress(RunError):
-                found |= {row["row"]: row for row in read(path) if row.get("rollout") == step}
-    return found
 
 
 def search(run: RunDir, matches: Callable[[Row], bool]) -> Matches:

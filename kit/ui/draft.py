@@ -161,7 +161,8 @@ def from_yaml(text: str, settings: Settings) -> Draft:
     """A draft that amounts to this YAML: the quickstart preset, and every leaf that differs. Raises `ConfigError`."""
     if len(text) > LONGEST_YAML:
         raise ConfigError(f"A configuration has at most {LONGEST_YAML} letters here.")
-    refuse_aliases(text)
+    if has_aliases(text):
+        raise ConfigError("Anchors and aliases (& and *) are not taken from the page.")
     tree = parse_yaml(text)
     wanted = load_config(tree).model_dump(mode="json")
     base = preset_tree(FIRST)
@@ -173,14 +174,12 @@ def from_yaml(text: str, settings: Settings) -> Draft:
     return draft
 
 
-def refuse_aliases(text: str) -> None:
-    """Raises `ConfigError` for YAML with anchors: a few lines of them can stand for gigabytes."""
+def has_aliases(text: str) -> bool:
+    """Whether YAML has anchors, a few lines of which can stand for gigabytes."""
     try:
-        marked = any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text))
+        return any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text))
     except (yaml.YAMLError, RecursionError):
-        return  # whoever parses it will say so
-    if marked:
-        raise ConfigError("Anchors and aliases (& and *) are not taken from the page.")
+        return False  # whoever parses it will say so
 
 
 def deeper(value: Any, levels: int) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -12,7 +13,7 @@ from markupsafe import Markup, escape
 from kit.errors import KitError
 from kit.runs.files import shorten
 from kit.runs.store import RunDir
-from kit.ui import completions, tokens
+from kit.ui import completions
 from kit.ui import markup as m
 from kit.ui.completions import Group, Row
 from kit.ui.site import QUIET, Site
@@ -23,11 +24,13 @@ FULL_PULL = 2.0
 """Advantage at which its bar is full."""
 GROUPS_A_PAGE, MATCHES_SHOWN = 3, 24
 LONGEST_SEARCH = 200
+LONGEST_CALL = 2000
+"""Letters of a call that are shown."""
 FARTHEST = 100_000_000
 
 
 def show_group(group: Group) -> Markup:
-    """One prompt with all its completions; `kept` and `colour` of a row ask for its tokens in colour."""
+    """One prompt with all its completions."""
     verdict = m.badge(
         *(("rewards differ: this group teaches", "ok") if group.differs else ("all alike: no lesson", "warn"))
     )
@@ -42,9 +45,9 @@ def show_group(group: Group) -> Markup:
 
 
 def alike(rows: Sequence[Row]) -> list[list[Row]]:
-    """Completions of the same text and reward together, in the order of the first of each; one with token values leads."""
+    """Completions of the same text and reward together, in the order of the first of each."""
     same: dict[tuple[Any, ...], list[Row]] = {}
-    for row in sorted(rows, key=lambda each: each.get("kept") is None):
+    for row in rows:
         key = (row.get("completion"), row["total"], row.get("advantage"), row.get("finish_reason"))
         same.setdefault(key, []).append(row)
     return list(same.values())
@@ -76,14 +79,46 @@ def show_completion(row: Row, search: str = "", *, origin: bool = False, times: 
 
 
 def _text(row: Row, search: str) -> Markup:
-    """The completion: its tokens in colour where they are known and asked for, its turns where it has some, else its text."""
-    if row.get("kept") is not None:
-        return tokens.show(row["kept"], str(row["colour"]))
-    if turns := tokens.turns(row):
-        return tokens.conversation(turns, lambda text: marked(shorten(text, LONGEST), search))
+    """The completion: its turns where it has some, else its text."""
+    if messages := turns(row):
+        shown = [_turn(number, message, search) for number, message in enumerate(messages, 1)]
+        return m.tag("div", m.join(shown), class_="turns")
     text = marked(shorten(str(row.get("completion") or ""), LONGEST), search)
-    missing = m.tag("small", "No token values were kept of this completion.") if row.get("colour") else Markup("")
-    return m.tag("div", text or "(empty)", class_="said", tabindex="0") + missing
+    return m.tag("div", text or "(empty)", class_="said", tabindex="0")
+
+
+def turns(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The messages of a completion of several turns; [] where it has only one, or they cannot be read."""
+    try:
+        messages = json.loads(row.get("turns") or "[]")
+    except (TypeError, ValueError):
+        return []
+    messages = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
+    return messages if len(messages) > 1 or any(message.get("tool_calls") for message in messages) else []
+
+
+def _turn(number: int, message: Mapping[str, Any], search: str) -> Markup:
+    """A message: what the model wrote, which trains, or what a tool answered, which does not."""
+    role = str(message.get("role") or "assistant")
+    own = role == "assistant"
+    name = f"{message.get('name') or 'tool'} answers" if role == "tool" else "model" if own else role
+    head = m.tag("b", f"{number}. {name}") + m.badge("trains" if own else "does not train", "ok" if own else "")
+    content = message.get("content")
+    words = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
+    parts = [m.tag("div", head, class_="row")]
+    if words:
+        parts.append(m.tag("div", marked(shorten(words, LONGEST), search), class_="said", tabindex="0"))
+    parts += [_call(call) for call in message.get("tool_calls") or [] if isinstance(call, dict)]
+    return m.tag("div", m.join(parts), class_=f"turn {'own' if own else 'other'}")
+
+
+def _call(call: Mapping[str, Any]) -> Markup:
+    function = call["function"] if isinstance(call.get("function"), dict) else call
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, Mapping):
+        arguments = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+    code = m.tag("code", f"{function.get('name')}({arguments})"[:LONGEST_CALL])
+    return m.tag("div", m.join([m.tag("small", "calls "), code]), class_="call")
 
 
 def pull(advantage: Any) -> Markup:
@@ -137,7 +172,7 @@ class Explorer:
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    def look(self, run_id: Any, step: Any, search: Any, page: Any, colour: Any) -> list[Any]:
+    def look(self, run_id: Any, step: Any, search: Any, page: Any) -> list[Any]:
         """What the tab shows for values that a browser sent; those that are none of the choices count as not given."""
         text = search.strip()[:LONGEST_SEARCH] if isinstance(search, str) else ""
         try:
@@ -153,7 +188,7 @@ class Explorer:
                 groups = completions.groups(run, files[at])
                 pages = max(1, -(-len(groups) // GROUPS_A_PAGE))
                 number = min(max(1, _whole(page)), pages)
-                html = _groups(run, groups, number, colour if isinstance(colour, str) else "")
+                html = _groups(run, groups, number)
         except KitError as problem:
             return [gr.skip(), gr.Number(visible=False), m.error(problem)]
         slider = gr.Slider(
@@ -163,18 +198,10 @@ class Explorer:
         return [slider, gr.Number(value=number, label=f"Page, of {pages}", visible=pages > 1), html]
 
 
-def _groups(run: RunDir, groups: list[Group], page: int, colour: str) -> str:
+def _groups(run: RunDir, groups: list[Group], page: int) -> str:
     teach = sum(group.differs for group in groups)
     words = f"Step {groups[0].step:,}: {teach} of {len(groups)} groups teach" if groups else "This step has no rows."
     shown = groups[(page - 1) * GROUPS_A_PAGE : page * GROUPS_A_PAGE]
-    if colour in tokens.COLOURS and groups:
-        kept = completions.with_tokens(run, groups[0].step)
-        shown = [
-            Group(
-                group.step, group.number, [row | {"colour": colour, "kept": kept.get(row["row"])} for row in group.rows]
-            )
-            for group in shown
-        ]
     level = "ok" if teach * 2 >= len(groups) else "warn"
     return m.page(_weights_note(run, groups[0].rows if groups else []), m.note(words, level), *map(show_group, shown))
 
@@ -212,16 +239,14 @@ def build(site: Site, chosen: gr.Dropdown) -> Explorer:
         # Bounds that hold after a restart of the server, too, which forgets those of a run.
         step = gr.Slider(0, FARTHEST, value=0, step=1, label="Step", visible=False, scale=4, min_width=200, buttons=[],
                          elem_id="completions-step")  # fmt: skip
-        colour = gr.Dropdown([tokens.NO_COLOUR, *tokens.COLOURS], value=tokens.NO_COLOUR, label="Colour tokens by", scale=2,
-                             min_width=150, elem_id="completions-colour")  # fmt: skip
         search = gr.Textbox(label="Search all steps", placeholder="in prompts, completions, references", scale=3,
                             min_width=180, max_length=LONGEST_SEARCH, elem_id="completions-search")  # fmt: skip
         page = gr.Number(1, minimum=1, precision=0, label="Page", visible=False, scale=1, min_width=110,
                          elem_id="completions-page")  # fmt: skip
     shown = gr.HTML(elem_id="completions-shown")
-    explorer.inputs, explorer.outputs = [chosen, step, search, page, colour], [step, page, shown]
+    explorer.inputs, explorer.outputs = [chosen, step, search, page], [step, page, shown]
     look: dict[str, Any] = {"fn": explorer.look, "inputs": explorer.inputs, "outputs": explorer.outputs} | QUIET
-    for event in (colour.input, search.submit, search.blur, step.input):
+    for event in (search.submit, search.blur, step.input):
         event(lambda: 1, [], [page], trigger_mode="always_last", **QUIET).then(**look)
     page.submit(**look)
     page.blur(**look)

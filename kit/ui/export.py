@@ -17,7 +17,7 @@ from kit.errors import ConfigError, KitError, RunError
 from kit.export.request import FORMATS, QUANTIZATIONS, exports
 from kit.export.target import MARKER
 from kit.runs.files import human_size
-from kit.runs.store import ALIVE, LONGEST_NOTES, RunDir, step_of, whole_checkpoints
+from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
 from kit.ui.children import Job
 from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, is_id, poll, run_box, stamp, to_address
@@ -265,23 +265,11 @@ class Screen:
             found = []
         return gr.Dropdown(choices=found, value=found[0] if found else None)
 
-    def notes(self, run_id: Any) -> list[Any]:
-        """[the notes, as they were read, the report's links, nothing said] of the run that is chosen."""
+    def report(self, run_id: Any) -> str:
         try:
-            run = self.site.run(run_id)
-            text = run.read_notes()
-        except KitError as problem:
-            return [gr.Textbox("", interactive=False), "", m.error(problem) if run_id else "", ""]
-        return [gr.Textbox(text, interactive=True), text, report_links(run), ""]
-
-    def save_notes(self, run_id: Any, text: Any, before: Any) -> list[Any]:
-        """[the notes as they are now, what is said]; notes that changed meanwhile stay."""
-        try:
-            run = self.site.run(run_id)
-            run.write_notes(str(text or ""), seen=str(before or ""))
-        except KitError as problem:
-            return [gr.skip(), m.error(problem)]
-        return [run.read_notes(), m.page(m.note("Saved. They stand in report.html when it is next written.", "ok"))]
+            return report_links(self.site.run(run_id))
+        except KitError:
+            return ""  # the notice says it
 
     def begin(self, run_id: Any, *asked: Any) -> list[Any]:
         """[what is said, seen]."""
@@ -339,24 +327,16 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="export-stop")
     said, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
     results = gr.HTML(elem_id="export-results")
-    with gr.Accordion("Report and notes", open=False, elem_id="share-fold"):
-        report = gr.HTML(elem_id="share-report")
-        notes = gr.Textbox(
-            label="Notes on this run", lines=5, max_lines=24, max_length=LONGEST_NOTES, interactive=False,
-            placeholder="What was tried, what came of it, what to try next.", elem_id="share-notes",
-        )  # fmt: skip
-        save, saved, before = gr.Button("Save notes", size="md", elem_id="share-save"), gr.HTML(), gr.State("")
+    report = gr.HTML(elem_id="share-report")
     outputs = [seen, notice, progress, results, stop]
     look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | QUIET
-    noted = [notes, before, report, saved]
     first = blocks.load(lambda run_id: _choices(site, run_id), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET)
     for event in (first.then, chosen.input):
-        event(screen.choices, [chosen], [which], **QUIET).then(**look).then(screen.notes, [chosen], noted, **QUIET)
+        event(screen.choices, [chosen], [which], **QUIET).then(**look).then(screen.report, [chosen], [report], **QUIET)
     chosen.input(None, [chosen], [], js=to_address("export"))
     kind.input(lambda kind: [gr.Dropdown(visible=kind in QUANTISED), ""], [kind], [quantization, said], **QUIET).then(
         **look
     )
-    save.click(screen.save_notes, [chosen, notes, before], [before, saved], **QUIET)
     start.click(
         screen.begin, [chosen, kind, which, quantization, force], [said, seen],
         queue=False, api_visibility="private", trigger_mode="once",

@@ -1,4 +1,4 @@
-"""The form of New run: inputs for some keys of the configuration, made from its schema.
+"""The form of New run: inputs for some keys of the configuration.
 
 The server writes into a box only when a click replaces the whole draft. Every click sends all boxes as they are at that moment,
 and the draft that they were filled from; what differs between the two is what the user has changed. So the values used are the
@@ -11,185 +11,52 @@ from __future__ import annotations
 import functools
 import json
 import time
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal
 
 import gradio as gr
 import yaml
-from pydantic.fields import FieldInfo
 
-import rewards
-from kit.config import RunConfig, Section
+from kit.config import RunConfig
 from kit.config.loading import parse_value
-from kit.config.schema import document
 from kit.errors import ConfigError, KitError
 from kit.ui import markup as m
-from kit.ui.draft import FIRST, UNREADABLE, Draft, Tree, lookup, preset_tree, refuse_aliases
+from kit.ui.draft import FIRST, UNREADABLE, Draft, Tree, has_aliases, lookup, preset_tree
 from kit.ui.site import QUIET, UNSEEN, Site
 
 NULL = "null"
 TOGETHER = "(...given) => JSON.stringify(given)"
-HIDDEN = frozenset({"run.root"})
-"""Keys that the server decides."""
-
-
-def _recipes() -> list[str]:
-    from kit.objective.recipes import recipe_names
-
-    return list(recipe_names())
-
-
-NAMES: dict[str, Callable[[], list[str]]] = {
-    "objective.recipe": _recipes,
-    "reward.preset": rewards.names,
-    "evaluation.checker": rewards.names,
-}
-"""Texts of the schema that are names of something registered."""
+Kind = Literal["switch", "section", "choice", "text", "yaml"]
 
 
 @dataclass(frozen=True)
-class Key:
-    """One leaf of the schema."""
+class Box:
+    """The input of one key. `kind` is how its value is written: switch, section (on or off), choice, text or yaml."""
 
     name: str
-    field: FieldInfo
-
-    @property
-    def section(self) -> str:
-        return self.name.partition(".")[0]
-
-    @property
-    def label(self) -> str:
-        """Section and key, as the command and the YAML have them: `every` alone says nothing."""
-        return self.name
-
-    @property
-    def members(self) -> list[Any]:
-        return list(_members(self.field.annotation))
-
-    @property
-    def optional(self) -> bool:
-        return type(None) in self.members
-
-    @property
-    def kind(self) -> str:
-        """choice, section, switch, whole, number, text or yaml: which component stands for it."""
-        if self.nested is not None:
-            return "section"
-        if self.name in NAMES:
-            return "choice"
-        plain = [_bare(one) for one in self.members if one is not type(None)]
-        if all(get_origin(one) is Literal for one in plain) or (plain == [bool] and self.optional):
-            return "choice"
-        simple = {bool: "switch", int: "whole", float: "number", str: "text"}
-        if float in plain and self.words:
-            return "number"
-        return simple.get(plain[0], "yaml") if len(plain) == 1 else "yaml"
-
-    @property
-    def words(self) -> list[str]:
-        """What a number may say instead, such as `auto`."""
-        return [str(value) for one in self.members if get_origin(one) is Literal for value in get_args(one)]
-
-    @property
-    def nested(self) -> type[Section] | None:
-        """The section that may be null, for a key that stands for one."""
-        return next((one for one in self.members if isinstance(one, type) and issubclass(one, Section)), None)
-
-    @property
-    def choices(self) -> list[str]:
-        if self.name in NAMES:
-            return [NULL] * self.optional + NAMES[self.name]()
-        found = self.words or ["true", "false"]
-        return [NULL, *found] if self.optional else found
+    kind: Kind
+    made: gr.components.Component
 
 
-def keys(model: type[Section] = RunConfig, prefix: str = "") -> Iterator[Key]:
-    """Every leaf of the schema, in order; sections that may be null are entered, too."""
-    for name, info in model.model_fields.items():
-        nested = [one for one in _members(info.annotation) if isinstance(one, type) and issubclass(one, Section)]
-        if nested:
-            if type(None) in list(_members(info.annotation)):
-                yield Key(f"{prefix}{name}", info)
-            yield from keys(nested[0], f"{prefix}{name}.")
-        elif f"{prefix}{name}" not in HIDDEN:
-            yield Key(f"{prefix}{name}", info)
-
-
-def _members(annotation: Any) -> Iterator[Any]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        for one in get_args(annotation):
-            yield from _members(one)
-    else:
-        yield annotation
-
-
-def _bare(annotation: Any) -> Any:
-    return get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
-
-
-def component(key: Key, value: Any, **changes: Any) -> gr.components.Component:
-    """The input of one key, showing `value`."""
-    common: dict[str, Any] = {
-        "label": key.label,
-        "info": document(key.field),
-        "value": shown(key, value),
-        "elem_id": f"key-{key.name.replace('.', '-')}",
-        "interactive": True,
-        "min_width": 220,
-    } | changes
-    if key.kind == "choice" or "choices" in changes:
-        return gr.Dropdown(**({"choices": key.choices} | common))
-    if key.kind in ("switch", "section"):
-        return gr.Checkbox(**common)
-    lines = common["value"].count("\n") + 1
-    return gr.Textbox(**({"lines": min(lines, 6), "max_lines": 12, "placeholder": ""} | common))
-
-
-def shown(key: Key, value: Any) -> Any:
-    """A value of the configuration as the component shows it. Numbers stand in text boxes: 1e-5 stays 1e-5."""
-    if key.kind == "choice":
-        return NULL if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    if key.kind in ("switch", "section"):
-        return bool(value) if key.kind == "switch" else value is not None
+def shown(kind: Kind, value: Any) -> Any:
+    """A value of the configuration as its input shows it. Numbers stand in text boxes: 1e-5 stays 1e-5."""
+    if kind in ("switch", "section"):
+        return bool(value) if kind == "switch" else value is not None
     if value is None:
-        return ""
-    if key.kind == "yaml" and not isinstance(value, str):
+        return NULL if kind == "choice" else ""
+    if isinstance(value, (Mapping, list)):
         return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=True, width=1000).strip()
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def read(key: Key, value: Any) -> Any:
-    """From what the component sent to a value of the configuration. Raises `ConfigError`."""
-    if key.kind == "switch":
+def read(kind: Kind, value: Any) -> Any:
+    """From what an input sent to a value of the configuration. Whether it is one of its key is for the configuration to say."""
+    if kind in ("switch", "section"):
         return bool(value)
-    if key.nested is not None:
-        return key.nested().model_dump(mode="json") if value else None
-    if value is None or value == "" or (key.kind == "choice" and value == NULL):
-        if key.optional:
-            return None
-        return "" if key.kind == "text" else _refuse(key, "a value")
-    if not isinstance(value, str):
-        return value
-    if key.kind == "choice":
-        return value == "true" if key.choices[-2:] == ["true", "false"] else value
-    if key.kind in ("whole", "number"):
-        if value in key.words:
-            return value
-        try:
-            return int(value) if key.kind == "whole" else float(value)
-        except ValueError:
-            return _refuse(key, "a whole number" if key.kind == "whole" else "a number", value)
-    if key.kind == "yaml":
-        refuse_aliases(value)
-        return parse_value(value)
-    return value
-
-
-def _refuse(key: Key, wanted: str, seen: str = "") -> Any:
-    raise ConfigError(f"{key.name}: expected {wanted}" + (f" (seen: {seen[:80]!r})" if seen else "") + ".")
+    if value is None or value == "" or (kind == "choice" and value == NULL):
+        return None
+    return parse_value(value) if kind == "yaml" and isinstance(value, str) and not has_aliases(value) else value
 
 
 def kept_draft() -> gr.BrowserState:
@@ -210,8 +77,7 @@ class Form:
 
     def __init__(self, site: Site, blocks: gr.Blocks) -> None:
         self.site, self.blocks = site, blocks
-        self.keys = {key.name: key for key in keys()}
-        self.boxes: list[tuple[Key, Any]] = []
+        self.boxes: list[Box] = []
         self._later: list[Callable[[], Any]] = []
         self.draft, self.kept = gr.State(), kept_draft()
         self.base = gr.Textbox(Draft().as_text(), visible="hidden", elem_classes="hidden-box", label="base")
@@ -223,18 +89,34 @@ class Form:
         self.tabs: gr.Tabs
         self.learns: gr.HTML
         self.suggested: gr.Button
+        self.timer: gr.Timer
 
-    def add(self, name: str, **changes: Any) -> gr.components.Component:
-        """A box for the key `name`; `changes` are arguments that it gets instead of its own."""
-        key = self.keys[name]
-        made = component(key, lookup(preset_tree(FIRST), name), **changes)
-        self.boxes.append((key, made))
+    def add(
+        self, name: str, label: str, info: str = "", *, kind: Kind = "yaml", **more: Any
+    ) -> gr.components.Component:
+        """An input for the key `name`; `more` are arguments of its component."""
+        common: dict[str, Any] = {
+            "label": label,
+            "info": info,
+            "value": shown(kind, lookup(preset_tree(FIRST), name)),
+            "elem_id": f"key-{name.replace('.', '-')}",
+            "interactive": True,
+            "min_width": 220,
+        } | more
+        made: gr.components.Component
+        if "choices" in more:
+            made = gr.Dropdown(**common)
+        elif kind in ("switch", "section"):
+            made = gr.Checkbox(**common)
+        else:
+            made = gr.Textbox(**({"lines": 1, "max_lines": 12} | common))
+        self.boxes.append(Box(name, kind, made))
         return made
 
     def values(self, draft: Draft) -> list[Any]:
         """What each box shows for a draft."""
         tree = draft.tree()
-        return [shown(key, lookup(tree, key.name)) for key, _ in self.boxes]
+        return [shown(box.kind, lookup(tree, box.name)) for box in self.boxes]
 
     def follows(self, work: Callable[..., Any], *outputs: Any, inputs: Sequence[Any] = (), **listen: Any) -> None:
         """Fills `outputs` with `work(draft, *inputs)`, whenever the draft is another; when the page is loaded it becomes one."""
@@ -244,7 +126,7 @@ class Form:
     @property
     def shown(self) -> list[Any]:
         """What `filled` gives values for."""
-        return [self.base, self.preset, self.aside, self.back, *(made for _, made in self.boxes)]
+        return [self.base, self.preset, self.aside, self.back, *(box.made for box in self.boxes)]
 
     def on(
         self,
@@ -289,7 +171,7 @@ class Form:
             return work(Sent.of(self, given[-1]), *given[:-1])
 
         how = {"api_visibility": "private"} | listen
-        gathered = event(None, [self.base, *(made for _, made in self.boxes)], [self.together], js=TOGETHER)
+        gathered = event(None, [self.base, *(box.made for box in self.boxes)], [self.together], js=TOGETHER)
         gathered.then(call, [*inputs, self.together], list(outputs), **how)
 
     def filled(self, draft: Draft | None, boxes: Sequence[Any]) -> list[Any]:
@@ -308,12 +190,10 @@ class Form:
         switch is used, or all is replaced: one call after the other, the last one with what stands there last. It gives the
         `outputs` and the draft's text, None for none."""
         triggers = [self.base.change]
-        for key, made in self.boxes:
+        for box in self.boxes:
             # A text's own `input` knows of keys that were pressed, and nothing of pasting.
-            events = [made.input] if isinstance(made, (gr.Dropdown, gr.Checkbox)) else [made.blur, made.submit]
-            triggers += events
-            if key.nested is not None:
-                self._fill_when_switched_on(key, made)
+            made: Any = box.made
+            triggers += [made.input] if isinstance(made, (gr.Dropdown, gr.Checkbox)) else [made.blur, made.submit]
         for register in self._later:
             register()
         drafts = [self.draft, self.kept]
@@ -332,20 +212,6 @@ class Form:
             return self.filled(kept_or_new(kept), self.values(Draft()))
 
         self.blocks.load(load, [self.kept], self.shown, **QUIET)
-
-    def _fill_when_switched_on(self, section: Key, switch: Any) -> None:
-        """Boxes of a section that was null are empty; switched on, they show what its keys begin with."""
-        below = [(key, made) for key, made in self.boxes if key.name.startswith(f"{section.name}.")]
-        assert section.nested is not None
-        tree = section.nested().model_dump(mode="json")
-        fresh = [shown(key, lookup(tree, key.name.removeprefix(f"{section.name}."))) for key, _ in below]
-
-        def fill(on: Any, *boxes: Any) -> Any:
-            found = [new if on and old in (None, "") else gr.skip() for old, new in zip(boxes, fresh, strict=True)]
-            return found if len(found) > 1 else found[0]
-
-        made = [one for _, one in below]
-        switch.input(fill, [switch, *made], made, **QUIET)
 
 
 @dataclass(frozen=True)
@@ -371,40 +237,30 @@ class Sent:
         """What the boxes were filled from. Raises `ConfigError` for what no page sends."""
         return Draft.read(self.base if isinstance(self.base, str) else None)
 
-    def edited(self) -> tuple[Draft, list[str]]:
-        """What the boxes amount to, and what is wrong with those that hold no value of their key and are left out; one that
-        holds None is as it was. Raises `ConfigError` for what no page sends."""
-        draft, keys = self.before(), self.form.keys
-        given: dict[str, Any] = {}
-        for (key, _), old, new in zip(self.form.boxes, self.form.values(draft), self.boxes, strict=True):
-            if new is not None and new != old:
-                given.setdefault(key.name, new)
-        faults, tree = list[str](), draft.tree()
-        for name in sorted(given, key=lambda name: keys[name].kind != "section"):  # sections before their keys
-            if not _in_null(tree, name):
-                try:
-                    draft = Draft.read(changed(draft, keys[name], given[name]).as_dict())
-                except ConfigError as problem:
-                    faults.append(str(problem))
-                else:
-                    tree = draft.tree()
-        return draft, faults
-
     def draft(self) -> Draft:
-        """Raises `ConfigError` for what is no value of its key."""
-        draft, faults = self.edited()
-        if faults:
-            raise ConfigError(faults[0])
-        return draft
+        """What the boxes amount to; one that holds None is as it was. Raises `ConfigError` for what no page sends."""
+        draft = self.before()
+        edits = [
+            (box, new)
+            for box, old, new in zip(self.form.boxes, self.form.values(draft), self.boxes, strict=True)
+            if new is not None and new != old
+        ]
+        for box, new in sorted(edits, key=lambda edit: edit[0].kind != "section"):  # sections before their keys
+            value = read(box.kind, new)
+            if box.kind == "section":
+                value = (lookup(preset_tree(draft.preset), box.name) or {}) if value else None
+            if not _in_null(draft.tree(), box.name):
+                draft = draft.change(box.name, value)
+        return Draft.read(draft.as_dict())
 
     def config(self) -> RunConfig:
         """Validated and guarded. Raises `ConfigError`."""
         return self.draft().config(self.form.site.settings)
 
     def valid(self) -> Draft:
-        """The draft without what is no value, for clicks that replace it anyway; of what no page sends nothing is left."""
+        """The draft for clicks that replace it anyway; of what no page sends nothing is left."""
         try:
-            return self.edited()[0]
+            return self.draft()
         except ConfigError:
             return Draft()
 
@@ -431,8 +287,3 @@ def _put_aside(draft: Draft | None) -> list[Any]:
     several = number != 1
     words = f"Your {number} change{'s' * several} of '{draft.preset}' {'are' if several else 'is'} put aside."
     return [m.page(m.note(words, "warn")), gr.Button(visible=True)]
-
-
-def changed(draft: Draft, key: Key, value: Any) -> Draft:
-    """The draft after an edit of one component. Raises `ConfigError` for what is no value of the key."""
-    return draft.change(key.name, read(key, value))

@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import rewards
 from kit.config import EMBEDDED, SMOLLM2, RunConfig, load_config, preset_names
 from kit.data.sentences import SENTENCES
 from kit.errors import ConfigError
-from kit.objective.recipes import recipe_names
-from kit.registry import did_you_mean
 from kit.ui import uploads
 from kit.ui.settings import Settings, is_loopback
 
@@ -59,7 +56,6 @@ NO_PATHS = ("data.split", "data.subset", "data.revision", "model.revision")
 
 def check(config: RunConfig, settings: Settings) -> None:
     """Raises `ConfigError` for what is not taken from a page."""
-    _check_names(config)
     _check_texts(config, settings)
     _check_files(config, settings)
     _check_reward(config)
@@ -70,21 +66,6 @@ def check(config: RunConfig, settings: Settings) -> None:
         )
     if Path(config.run.root) != settings.root:
         raise ConfigError(f"run.root: runs of this page lie in {settings.root}; start the page with --root for others.")
-
-
-def _check_names(config: RunConfig) -> None:
-    for key, name in (("reward.preset", config.reward.preset), ("evaluation.checker", config.evaluation.checker)):
-        if name is not None and name not in rewards.names():
-            raise ConfigError(f"{key}: there is no '{name[:60]}'.{did_you_mean(name[:60], rewards.names())}")
-    for one in config.reward.functions:
-        if one.preset is not None and one.preset not in rewards.names():
-            raise ConfigError(
-                f"reward.functions: there is no preset '{one.preset[:60]}'.{did_you_mean(one.preset[:60], rewards.names())}"
-            )
-    if config.objective.recipe not in recipe_names():
-        raise ConfigError(
-            f"objective.recipe: there is no '{config.objective.recipe[:60]}'. There are: {', '.join(recipe_names())}."
-        )
 
 
 def _check_texts(config: RunConfig, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Home: the runs that are on, the ways to begin, recent runs and the machine."""
+"""Home: the runs that are on, the ways to begin, and recent runs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import contextlib
 import functools
 import importlib.util
 import os
-import shutil
-import subprocess
 import tempfile
-import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import psutil
 from markupsafe import Markup
 
 from kit.config import INSTALL_SMOLLM2
@@ -29,61 +25,6 @@ from kit.ui.outcome import progress
 from kit.ui.site import QUIET, UNSEEN, Site, address, poll, stamp
 from kit.ui.steps import begun
 
-SECONDS = 3.0
-_QUERY = "--query-gpu=name,utilization.gpu,memory.used,memory.total,temperature.gpu"
-
-
-def gpu_figures() -> list[list[str]]:
-    """[name, load %, used MiB, total MiB, °C] of each GPU, read at most every few seconds however many browsers ask."""
-    return _ask_nvidia(int(time.monotonic() / SECONDS))
-
-
-@functools.lru_cache(maxsize=1)
-def _ask_nvidia(period: int) -> list[list[str]]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    command = [program, _QUERY, "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 4]
-
-
-psutil.cpu_percent()  # the first reading is always 0
-
-
-def strip() -> Markup:
-    """Cards for each GPU, the processor and the memory."""
-    cards = [_gpu(*one) for one in gpu_figures()]
-    if not cards:
-        cards = [_gauge("GPU", "none", "runs use the CPU, which is right for the embedded model", None)]
-    load, memory = psutil.cpu_percent(), psutil.virtual_memory()
-    cards.append(_gauge("CPU", f"{load:.0f} %", f"{psutil.cpu_count()} cores", load / 100))
-    used = memory.total - memory.available
-    cards.append(
-        _gauge("Memory", f"{used / 1024**3:.1f} of {memory.total / 1024**3:.0f} GiB", "in use", used / memory.total)
-    )
-    return m.tag("div", m.join(cards), class_="grid")
-
-
-def _gpu(name: str, load: str, used: str, total: str, heat: str) -> Markup:
-    try:
-        share = float(used) / float(total)
-        memory = f"{float(used) / 1024:.1f} of {float(total) / 1024:.0f} GiB"
-    except (ValueError, ZeroDivisionError):
-        share, memory = 0.0, "memory unknown"
-    return _gauge(name, memory, f"{load} % busy, {heat} °C", share)
-
-
-def _gauge(name: str, value: str, more: str, share: float | None) -> Markup:
-    level = "" if share is None or share < 0.85 else "warn" if share < 0.95 else "fail"
-    scale = m.bar(share, level, f"{name}: {value}") if share is not None else Markup("")
-    head = m.tag("div", m.tag("b", name) + m.tag("span", value, class_="num"), class_="spread")
-    return m.panel(head, scale, m.tag("small", more))
-
-
 RECENT = 20
 
 
@@ -93,12 +34,10 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     active = gr.HTML(m.page(m.panel(m.tag("p", "Reading the runs …", class_="dim"))))
     _doors(site)
     recent = gr.HTML()
-    machine = gr.HTML(m.page(strip()))
 
     outputs = [seen, active, recent]
     blocks.load(lambda before: look(site, before), [seen], outputs, **QUIET)
     poll(lambda before: look(site, before), [seen], outputs)
-    poll(lambda: m.page(strip()), [], [machine], seconds=5.0)
 
 
 def look(site: Site, before: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from kit.ui import results, reward
 from kit.ui.children import Job
 from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent
-from kit.ui.site import SIGNAL, UNSEEN, Site, poll
+from kit.ui.site import QUIET, SIGNAL, UNSEEN, Site
 
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
@@ -209,7 +209,7 @@ def _signal(form: Form) -> None:
 
     form.on(start.click, begin, [prompts], [out, seen], queue=False)
     form.follows(tick, *outputs, inputs=[seen], queue=False)
-    poll(tick, [form.draft, seen], outputs)
+    form.timer.tick(tick, [form.draft, seen], outputs, **QUIET)
     end.click(lambda now: site.jobs.stop(now.partition("|")[0]), [seen], [], queue=False, api_visibility="private")
     form.replaces(form.suggested.click, made, [change])
 

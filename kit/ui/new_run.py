@@ -15,7 +15,7 @@ from kit.ui import lab, steps
 from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft, from_yaml
 from kit.ui.form import Form, Sent
-from kit.ui.site import QUIET, Site
+from kit.ui.site import POLL_SECONDS, QUIET, Site
 
 STEPS = {
     "1 Data": steps.data_step,
@@ -29,6 +29,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     form = Form(site, blocks)
     form.learns = gr.HTML(elem_id="verdict-learns", render=False)
     form.suggested = gr.Button(visible=False, size="sm", render=False, elem_id="verdict-change")
+    form.timer = gr.Timer(POLL_SECONDS)  # not in a tab: what stands in one that was never opened is not there
     with gr.Row(elem_classes="tight low"):
         form.preset = gr.Dropdown(preset_names(), value=FIRST, label="Start from", scale=3, elem_id="preset")
         over = gr.Button("Start over", size="md", scale=1, min_width=110)
@@ -43,12 +44,12 @@ def build(site: Site, blocks: gr.Blocks) -> None:
                     with gr.Tab(title, id=number):
                         step(form)
         with gr.Column(scale=4, min_width=300, elem_classes="side"):
-            faults, state, command, yaml = _side(form)
+            state, command, yaml = _side(form)
     blocks.load(None, [], [form.tabs], js=STEP_FROM_ADDRESS)
     form.replaces(form.preset.input, _from_preset, [form.preset])
     form.replaces(over.click, lambda sent: (Draft().instead_of(sent.valid()), ""))
     form.replaces(form.back.click, _bring_back)
-    form.wire(lambda sent: written(sent), [form.said, faults, state, command, yaml])
+    form.wire(lambda sent: written(sent), [form.said, state, command, yaml])
 
 
 STEP_FROM_ADDRESS = """() => {
@@ -81,17 +82,17 @@ SCROLLED = """() => {
 CHECKING = m.page(m.tag("p", "Checking …", class_="dim"))
 
 
-def _side(form: Form) -> tuple[gr.HTML, gr.HTML, gr.Textbox, gr.Code]:
+def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
     """Beside every step: the verdict with Start, the command, the YAML. Gives what `written` fills."""
     site = form.site
     with gr.Group(elem_id="verdict", elem_classes="verdict-card"):
-        faults, state = gr.HTML(), gr.HTML()
+        state = gr.HTML()
         reward, fits = gr.HTML(CHECKING, elem_id="verdict-reward"), gr.HTML(CHECKING, elem_id="verdict-fits")
         fixes = gr.Textbox("[]", visible="hidden", elem_classes="hidden-box", label="fixes")
         apply = gr.Button("Make these changes", visible=False, size="sm")
         form.learns.render()
         form.suggested.render()
-        form.add("run.id", label="Name of the run", info="", elem_id="run-name", placeholder="from preset and time")
+        form.add("run.id", "Name of the run", kind="text", elem_id="run-name", placeholder="from preset and time")
         start = gr.Button("Start", variant="primary", size="lg", elem_id="start")
         note = gr.HTML(elem_id="start-said")
         place = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
@@ -115,7 +116,7 @@ def _side(form: Form) -> tuple[gr.HTML, gr.HTML, gr.Textbox, gr.Code]:
     form.on(start.click, lambda sent: steps.begun(site, sent.draft), [], [note, place], concurrency_limit=2,
             trigger_mode="once", show_progress="hidden", show_progress_on=[])  # fmt: skip
     place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
-    return faults, state, command, yaml
+    return state, command, yaml
 
 
 def _mended(sent: Sent, given: Any) -> tuple[Draft, str]:
@@ -133,23 +134,21 @@ def _from_text(sent: Sent, text: Any) -> tuple[Draft, str]:
 
 
 def written(sent: Sent) -> list[Any]:
-    """[what the last click said, what is wrong with boxes, what is wrong with all or that nothing is, command, YAML, the
-    draft's text or None]."""
+    """[what the last click said, what is wrong or that nothing is, command, YAML, the draft's text or None]."""
     settings = sent.form.site.settings
     try:
-        draft, faults = sent.edited()
+        draft = sent.draft()
     except KitError as problem:
-        return ["", "", m.error(problem), "", "", None]
-    said = "" if faults or draft != sent.before() else gr.skip()
-    wrong = "".join(map(m.error, faults))
+        return ["", m.error(problem), "", "", None]
+    said = "" if draft != sent.before() else gr.skip()
     command = draft.command(settings)
     try:
         config = draft.config(settings)
     except KitError as problem:
-        return [said, wrong, m.error(problem), command, gr.skip(), draft.as_text()]
+        return [said, m.error(problem), command, gr.skip(), draft.as_text()]
     changes = len(draft.changes)
     text = f"Settings are valid: {draft.preset}" + (f", {changes} change{'s' * (changes != 1)}." if changes else ".")
-    return [said, wrong, m.page(m.tag("p", text, class_="dim")), command, config.to_yaml(), draft.as_text()]
+    return [said, m.page(m.tag("p", text, class_="dim")), command, config.to_yaml(), draft.as_text()]
 
 
 def scores(site: Site, value: Any) -> str:

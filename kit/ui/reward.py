@@ -49,7 +49,7 @@ def choices() -> list[tuple[str, str]]:
 
 def build(form: Form) -> None:
     """Preset, its description and parameters, what its parts can earn."""
-    form.add("reward.preset", label="Reward", info="", choices=choices())
+    form.add("reward.preset", "Reward", kind="choice", choices=choices())
     about = gr.HTML()
     with gr.Accordion("Parameters and weights", open=False):
         form.add(

@@ -25,7 +25,7 @@ from kit.ui.form import kept_draft, kept_or_new
 from kit.ui.run_texts import alerts, checkpoint_table, configuration, head, log_tail
 from kit.ui.site import POLL_SECONDS, QUIET, Site, is_id, run_box, stamp
 
-BUTTONS = ("like", "stop", "now", "resume", "force", "report", "delete")
+BUTTONS = ("like", "stop", "now", "resume", "delete")
 RESUME, AGAIN = "Resume", "Start again from the beginning"
 TABS = ("charts", "completions", "log", "more")
 FIRST_CHARTS = 5
@@ -44,7 +44,7 @@ TO_TAB = (
 """JavaScript: run and tab are in the address, so that a reload, and a link that is passed on, show what is shown now."""
 
 
-def buttons(status: Mapping[str, Any] | None, *, anew: bool = False, reported: bool = False) -> list[Any]:
+def buttons(status: Mapping[str, Any] | None, *, anew: bool = False) -> list[Any]:
     """Which of `BUTTONS` a run in this state has. `anew`: it has no checkpoint to go on from."""
     there, live = status is not None, status is not None and status["state"] in ALIVE
     resumable = status is not None and not live and status["state"] != "finished"
@@ -52,12 +52,10 @@ def buttons(status: Mapping[str, Any] | None, *, anew: bool = False, reported: b
         "like": there,
         "stop": live,
         "now": live,
-        "report": there and (live or not reported),
         "delete": there and not live,
     }
     visible = {name: gr.Button(visible=value) for name, value in shown.items()}
     visible["resume"] = gr.Button(AGAIN if anew else RESUME, visible=resumable)
-    visible["force"] = gr.Checkbox(visible=resumable and bool(status and status.get("refused")))
     return [visible[name] for name in BUTTONS]
 
 
@@ -75,10 +73,6 @@ def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any
             "stop": button("stop", "Stop & save", 130, "stop"),
             "now": button("now", "Stop now …", 120),
             "resume": button("resume", RESUME, 120, "primary"),
-            "force": gr.Checkbox(
-                label="Resume although that has changed (it is recorded)", visible=False, elem_id="run-force"
-            ),
-            "report": button("report", "Write the report", 160),
             "delete": button("delete", "Delete …", 110),
         }
     said = gr.HTML(elem_id="run-said")
@@ -101,23 +95,14 @@ def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any
         queue=False,
         **listen,
     )
-    # Forced once: what is refused the next time may be something else.
-    listen_once = listen | {"concurrency_limit": 1}
-    resumed = made["resume"].click(
-        lambda run_id, forced: [go_on(site, run_id, forced), False],
-        [chosen, made["force"]],
-        [said, made["force"]],
-        **listen_once,
-    )
-    # Nothing that was ticked or said of one run is there for the next.
-    chosen.input(lambda: [False, ""], [], [made["force"], said], **QUIET)
-    written = made["report"].click(lambda run_id: write_report(site, run_id), [chosen], [said], **listen_once)
+    resumed = made["resume"].click(lambda run_id: go_on(site, run_id), [chosen], [said], concurrency_limit=1, **listen)
+    chosen.input(lambda: "", [], [said], **QUIET)  # it was said of another run
     draft = kept_draft()
     made["like"].click(
         lambda run_id, kept: like(site, run_id, kept), [chosen, draft], [draft, said, place], queue=False, **listen
     )
     place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
-    return [made[name] for name in BUTTONS], [stopped, ended, deleted, resumed, written]
+    return [made[name] for name in BUTTONS], [stopped, ended, deleted, resumed]
 
 
 CONFIRM = "(id) => confirm(`{}`.replaceAll('RUN', id)) ? id : null"
@@ -191,37 +176,18 @@ def stop_now(site: Site, run_id: Any) -> str:
     return m.page(m.note(f"{run.id} has ended: {status['state']}.", "ok"))
 
 
-def go_on(site: Site, run_id: Any, forced: Any) -> str:
-    """Resumes a run in a process of its own. What is refused at once is said here, the rest above, by its status.
-
-    `forced` counts only for a run whose resumption was refused: what to resume "although" must have been seen.
-    """
+def go_on(site: Site, run_id: Any) -> str:
+    """Resumes a run in a process of its own. What is refused at once is said here, the rest above, by its status."""
     from kit.api.launch import resume
 
     try:
         run = site.run(run_id)
-        force = forced is True and bool(run.status().get("refused"))
         where = run.where_resumed()  # asked before: the run may write its first checkpoint at any moment from now on
         site.make_room()
-        resume(run.id, site.settings.root, force=force, detach=True)
+        resume(run.id, site.settings.root, detach=True)
     except KitError as problem:
         return m.error(problem)
     return m.page(m.note(f"{run.id} {where}.", "ok"))
-
-
-def write_report(site: Site, run_id: Any) -> str:
-    """Makes report.html anew of what there is now."""
-    from kit.report.run_report import write_report as write
-
-    try:
-        run = site.run(run_id)
-        if not run.config.is_file():
-            raise RunError(f"Run '{run.id}' has no config.yaml, so there is nothing to report.")
-        write(run)
-    except KitError as problem:
-        return m.error(problem)
-    link = m.tag("a", "Open it", href=f"/runs/{run.id}/report.html", target="_blank", rel="noopener")
-    return m.page(m.note(m.join(["The report is written. ", link]), "ok"))
 
 
 class View:
@@ -303,7 +269,7 @@ class View:
             notes += [warnings]
             found["notes"] = m.page(m.tag("div", m.join(notes), class_="stack-notes")) if any(notes) else ""
             live = status["state"] in ALIVE
-            found["buttons"] = buttons(status, anew=not live and run.last_checkpoint is None, reported=reported)
+            found["buttons"] = buttons(status, anew=not live and run.last_checkpoint is None)
             found["timer"] = gr.Timer(POLL_SECONDS if live else ENDED_POLL_SECONDS)
         drawn = panels(columns, scores)
         learning = [panel for panel in drawn if panel.topic == LEARNING]

@@ -60,7 +60,9 @@ def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers],
         level = "fail" if state == "failed" else "warn" if state == "interrupted" else ""
         parts.append(m.note(_reason(run, str(status["reason"])), level))
     if status.get("refused"):
-        parts.append(m.note(m.tag("h4", "It was not resumed") + m.tag("div", str(status["refused"])), "fail"))
+        force = m.tag("code", f"grpo-kit resume {run.id} --force{run.root_option}")
+        words = m.tag("p", m.join(["To resume it all the same: ", force]))
+        parts.append(m.note(m.tag("h4", "It was not resumed") + m.tag("div", str(status["refused"])) + words, "fail"))
     cells = m.join(
         m.tag("div", m.tag("small", name) + m.tag("div", value, class_="num"))
         for name, value in figures(run, status, columns)

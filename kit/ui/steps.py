@@ -13,6 +13,7 @@ from markupsafe import Markup
 from kit.config import EMBEDDED, load_config, preset_names
 from kit.data.sources import READERS
 from kit.errors import ConfigError, KitError, RunError
+from kit.objective.recipes import recipe_names
 from kit.runs.files import one_line
 from kit.runs.store import ALIVE
 from kit.ui import markup as m
@@ -86,27 +87,28 @@ def data_step(form: Form) -> None:
         )
         source = form.add(
             "data.source",
-            label="Source",
-            info="A file, a hub id or a task.",
+            "Source",
+            "A file, a hub id or a task.",
+            kind="text",
             choices=data_choices(form),
             allow_custom_value=True,
         )
     table = gr.HTML()
     with gr.Row():
         roles = [
-            form.add(f"data.{role}_column", label=label, info=info, choices=[BY_NAME], allow_custom_value=True)
+            form.add(f"data.{role}_column", label, info, kind="text", choices=[BY_NAME], allow_custom_value=True)
             for role, label, info in ROLES
         ]
-    form.add("data.system_prompt", label="System prompt", info="Sent before every prompt. Empty: none.", lines=2)
+    form.add("data.system_prompt", "System prompt", "Sent before every prompt. Empty: none.", kind="text", lines=2)
     form.follows(lambda draft: mapped(form.site, draft), table, *roles, concurrency_limit=4)
     with gr.Accordion("Limits, other column names, tasks", open=False):
         with gr.Row():
-            form.add("data.limit", label="Rows at most", info="Empty: all.")
-            form.add("data.heldout", label="Held-out rows", info="Set apart to measure with.")
-            form.add("data.max_prompt_tokens", label="Longest prompt", info="In tokens; longer ones are left out.")
+            form.add("data.limit", "Rows at most", "Empty: all.")
+            form.add("data.heldout", "Held-out rows", "Set apart to measure with.")
+            form.add("data.max_prompt_tokens", "Longest prompt", "In tokens; longer ones are left out.")
         with gr.Row():
-            form.add("data.rename", label="Other columns", info="Column: the name that the reward has for it.")
-            form.add("data.task_params", label="Task parameters", info="For reasoning-gym.")
+            form.add("data.rename", "Other columns", "Column: the name that the reward has for it.")
+            form.add("data.task_params", "Task parameters", "For reasoning-gym.")
     count = gr.Button("Show rows as the model sees them", size="md", min_width=160)
     rows = gr.HTML()
     form.replaces(drop.upload, _uploaded, [drop], [drop, source, rows], queue=True, concurrency_limit=4, js=SENT)
@@ -314,16 +316,17 @@ IMPORTANT = (
 
 def train_step(form: Form) -> None:
     """Model and the keys that matter most; every other key is in the YAML."""
-    form.add("model.name", label="Model", info="The embedded one, a folder, or a hub id.", choices=model_choices(form),
+    form.add("model.name", "Model", "The embedded one, a folder, or a hub id.", kind="text", choices=model_choices(form),
              allow_custom_value=True, filterable=True)  # fmt: skip
     with gr.Row():
-        form.add("model.load_in_4bit", label="4-bit weights (QLoRA)", info="")
-        form.add("model.lora", label="Train an adapter (LoRA)", info="Off: all weights are trained.")
-        form.add("model.lora.rank", label="Size of the adapter", info="16 suits most runs.")
+        form.add("model.load_in_4bit", "4-bit weights (QLoRA)", kind="switch")
+        form.add("model.lora", "Train an adapter (LoRA)", "Off: all weights are trained.", kind="section")
+        form.add("model.lora.rank", "Size of the adapter", "16 suits most runs.", placeholder="16")
     for names in IMPORTANT:
         with gr.Row():
             for name, (label, info) in names.items():
-                form.add(name, label=label, info=info, elem_id=f"first-{name.replace('.', '-')}")
+                listed: dict[str, Any] = {"kind": "choice", "choices": list(recipe_names())} if "recipe" in name else {}
+                form.add(name, label, info, elem_id=f"first-{name.replace('.', '-')}", **listed)
 
 
 MOST_LIVE = 8

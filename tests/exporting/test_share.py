@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kit.cli.app import app
 from kit.errors import RunError
 from kit.export.share import MARKER, publication, to_hub
-from kit.runs.store import LONGEST_NOTES, RunDir
+from kit.runs.store import RunDir
 
 sys.path.append(str(Path(__file__).parents[1] / "ui"))
 from made_runs import make
@@ -34,24 +34,6 @@ def said(*words: str, code: int = 0, **more: Any) -> str:
     return result.output
 
 
-def test_notes_are_kept_and_stand_in_the_report(run: RunDir) -> None:
-    run.write_notes("a <b>first</b> try")
-    assert run.read_notes() == "a <b>first</b> try"
-    assert "a &lt;b&gt;first&lt;/b&gt; try" in publication(run).files["index.html"]
-    run.write_notes("")
-    assert run.read_notes() == ""
-    assert not run.notes.exists()
-
-
-def test_notes_that_changed_meanwhile_or_are_too_long_stay(run: RunDir) -> None:
-    run.write_notes("theirs")
-    with pytest.raises(RunError, match="changed meanwhile"):
-        run.write_notes("mine", seen="")
-    with pytest.raises(RunError, match="at most 20,000"):
-        run.write_notes("x" * (LONGEST_NOTES + 1))
-    assert run.read_notes() == "theirs"
-
-
 def test_completions_leave_only_where_that_is_asked_for(run: RunDir) -> None:
     sample = {"prompt": SECRET_ROW, "reference": "4", "completion": "It is 4", "reward": 1.0}
     run.write_json("eval/after.json", {"step": 3, "problems": 1, "samples": [sample]})
@@ -65,7 +47,7 @@ def test_completions_leave_only_where_that_is_asked_for(run: RunDir) -> None:
 def test_secrets_and_the_home_folder_stay(run: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("HOME", str(tmp_path))
-    run.write_notes(f"my key {TOKEN}, in {tmp_path}/keys")
+    run.append_event("alert", step=1, name="x", severity="error", message=f"my key {TOKEN}, in {tmp_path}/keys")
     text = "".join(publication(run, completions=True).files.values())
     assert TOKEN not in text
     assert str(tmp_path) not in text

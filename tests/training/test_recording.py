@@ -13,9 +13,7 @@ import torch
 
 from kit.errors import RewardError, RunError
 from kit.runner import recording
-from kit.runner.recording import TOKEN_ROWS, CompletionWriter, FailureMonitor, TokenWriter, columns
-
-from .rollouts import NewTrainer
+from kit.runner.recording import CompletionWriter, FailureMonitor, columns
 
 
 def rollout(step: int = 0, **changes: Any) -> Any:
@@ -64,32 +62,6 @@ def test_each_batch_is_a_file_that_reads_back(tmp_path: Path) -> None:
     assert names == ["step-00001.parquet", "step-00002.parquet"]
     rows = pq.read_table(tmp_path / "completions" / names[1]).to_pylist()
     assert [row["reward/format"] for row in rows] == [0.25, None]
-
-
-def test_values_of_tokens_are_those_of_the_pass_and_name_their_row(new_trainer: NewTrainer, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    rollouts: list[Any] = []
-    processing = SimpleNamespace(decode=lambda ids: f"<{ids[0]}>")
-    writer = TokenWriter(tmp_path / "tokens", processing)
-    trainer = new_trainer(
-        objective="grpo", max_steps=3, num_iterations=2, extra={"rollout_sinks": [rollouts.append, writer]}
-    )
-    trainer.policy_loss.token_sink = writer.seen
-    trainer.train()
-    writer.flush()
-    steps = [pq.read_table(path).to_pylist() for path in sorted((tmp_path / "tokens").iterdir())]
-    assert [rows[0]["step"] for rows in steps] == [1, 2, 3]
-    assert [rows[0]["rollout"] for rows in steps] == [1, 1, 3]
-    for rows in steps:
-        assert 0 < len(rows) <= TOKEN_ROWS
-        for row in rows:
-            made = next(one for one in rollouts if one.step + 1 == row["rollout"])
-            assert row["text"] == [f"<{token}>" for token in made.completion_ids[row["row"]]]
-            assert len(row["entropy"]) == len(row["logp"]) == len(row["text"])
-            assert row["advantage"][0] == pytest.approx(made.advantages[row["row"]].item(), abs=1e-4)
-    assert not any(any(row["log_ratio"]) for row in steps[0]), "the policy that generated"
-    assert any(any(row["log_ratio"]) for row in steps[1]), "one step later"
 
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:

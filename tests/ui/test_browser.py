@@ -149,7 +149,7 @@ def test_what_is_wrong_is_said_in_the_kits_words(page: Any, tab: Callable[..., T
     box = new.locator("#first-optimisation-steps textarea, #first-optimisation-steps input").first
     box.fill("many")
     box.blur()
-    sees(new, re.compile("expected a whole number"))
+    sees(new, re.compile("should be a valid integer"))
     step(new, "1 Data")
     press(new, "Show rows as the model sees them")
     assert "Traceback" not in new.content()

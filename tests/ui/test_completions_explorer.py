@@ -27,7 +27,7 @@ def explorer(tmp_path: Path) -> Explorer:
 
 
 def look(explorer: Explorer, **asked: Any) -> str:
-    given = {"step": 0, "search": "", "page": 1, "colour": ""}
+    given = {"step": 0, "search": "", "page": 1}
     return str(explorer.look("one", *(given | asked).values())[2])
 
 
@@ -47,12 +47,12 @@ def test_the_reward_is_the_weighted_sum_and_groups_are_the_prompts(explorer: Exp
 def test_a_step_is_shown_in_pages_and_values_that_are_none_are_not_given(explorer: Explorer) -> None:
     run = explorer.site.run("one")
     batch(run.completions, 22, [f"{number} + 0 =" for number in range(7)])
-    found = explorer.look("one", 22, "", 2, "")
+    found = explorer.look("one", 22, "", 2)
     assert found[1].label == "Page, of 3"
     assert found[2].count('class="group"') == tab.GROUPS_A_PAGE
-    assert explorer.look("one", 22, "", 99, "")[2].count('class="group"') == 1
+    assert explorer.look("one", 22, "", 99)[2].count('class="group"') == 1
     for odd in (None, [], {}, "x" * 10_000, float("nan"), float("inf"), -1, True, {"__class__": 1}):
-        assert isinstance(explorer.look("one", odd, odd, odd, odd)[2], str)
+        assert isinstance(explorer.look("one", odd, odd, odd)[2], str)
 
 
 def test_all_steps_are_searched_from_the_latest_as_far_as_time_lets(
@@ -110,33 +110,7 @@ def test_a_run_without_completions_says_so(explorer: Explorer) -> None:
     run = make(explorer.site.settings.root, "none")
     for path in run.completions.iterdir():
         path.unlink()
-    assert "No completions on record" in explorer.look("none", *[None] * 4)[2]
-
-
-def token_file(run: Any, step: int, rollout: int, row: int, **columns: list[Any]) -> None:
-    run.tokens.mkdir(exist_ok=True)
-    table = {"step": step, "rollout": rollout, "row": row, **columns}
-    pq.write_table(pa.Table.from_pylist([table]), run.tokens / f"step-{step:05d}.parquet")
-
-
-def test_tokens_are_coloured_by_what_was_kept_of_the_last_pass(explorer: Explorer) -> None:
-    run = explorer.site.run("one")
-    values: dict[str, list[Any]] = {"text": ["<b>", " x", "!"], "logp": [-0.5, -2.0, -1.0], "trains": [1.0, 1.0, 0.0]}
-    token_file(run, 20, 20, 5, **values, log_ratio=[0.0, 0.0, 0.0], advantage=[1.0, 1.0, 1.0])
-    token_file(run, 21, 20, 5, **values, log_ratio=[0.05, -0.05, 0.0], advantage=[1.0, 1.0, 1.0])
-    token_file(run, 22, 21, 5, **values | {"text": ["other"] * 3})  # of another generation batch
-    text = look(explorer, colour="log ratio")
-    assert '<i class="u" style="--s:0.50"' in text
-    assert "&lt;b&gt;</i>" in text
-    assert '<i class="d" style="--s:0.50"' in text
-    assert 'class="off" title="does not train' in text
-    assert "log ratio: -0.05 to 0.05, mean 0" in text
-    assert "other" not in text
-    assert "No token values were kept" in text  # of the others
-    assert "no entropy of single tokens" in look(explorer, colour="entropy")
-    assert "--s:" not in look(explorer)
-    (run.tokens / "step-00021.parquet").write_bytes(b"broken")
-    assert "log ratio: 0 to 0" in look(explorer, colour="log ratio")
+    assert "No completions on record" in explorer.look("none", *[None] * 3)[2]
 
 
 def test_a_completion_of_several_turns_is_a_conversation(explorer: Explorer) -> None:

@@ -1,115 +1,76 @@
-"""The form and the schema: they cannot differ."""
+"""The inputs of New run: what is shown of a value is what is read of it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Any, get_args
 
+import gradio as gr
 import pytest
-from pydantic import Field
 
-from kit.config import RunConfig, Section, load_config, preset_names
-from kit.errors import ConfigError
+from kit.config import RunConfig, load_config, preset_names
 from kit.ui.draft import Draft, lookup
-from kit.ui.form import HIDDEN, Key, changed, component, keys, read, shown
-
-KEYS = {key.name: key for key in keys()}
-
-
-def leaves() -> set[str]:
-    """Dotted names of the leaves of the schema, from pydantic's own JSON schema and not from the form."""
-    found: set[str] = set()
-    schema = RunConfig.model_json_schema()
-
-    def walk(node: dict[str, Any], name: str) -> None:
-        node = schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
-        inner = [one for one in node.get("anyOf", []) if "$ref" in one]
-        if "properties" in node:
-            for key, value in node["properties"].items():
-                walk(value, f"{name}.{key}" if name else key)
-        elif inner:
-            found.add(name)
-            walk(inner[0], name)
-        else:
-            found.add(name)
-
-    walk(schema, "")
-    return found
+from kit.ui.form import Form, read, shown
+from kit.ui.new_run import build
+from kit.ui.settings import Settings
+from kit.ui.site import Site
 
 
-def test_every_key_of_the_schema_is_in_the_form() -> None:
-    assert set(KEYS) == leaves() - HIDDEN
+@pytest.fixture(scope="module")
+def form(tmp_path_factory: pytest.TempPathFactory) -> Form:
+    """The whole screen's."""
+    folder: Path = tmp_path_factory.mktemp("form")
+    made: list[Form] = []
+    start = Form.__init__
+
+    class Kept(Form):
+        def __init__(self, site: Site, blocks: gr.Blocks) -> None:
+            start(self, site, blocks)
+            made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch, gr.Blocks() as blocks:
+        patch.setattr("kit.ui.new_run.Form", Kept)
+        build(Site(Settings(root=folder / "runs", folder=folder)), blocks)
+    return made[0]
+
+
+def test_every_box_is_of_a_key_and_has_a_name(form: Form) -> None:
+    assert len(form.boxes) == len({box.name for box in form.boxes}) > 20
+    for box in form.boxes:
+        model: Any = RunConfig
+        for part in box.name.split(".")[:-1]:
+            annotation = model.model_fields[part].annotation
+            model = next(one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
+        assert box.name.rpartition(".")[2] in model.model_fields
+        assert box.made.label
 
 
 @pytest.mark.parametrize("preset", preset_names())
-def test_what_is_shown_is_what_is_read(preset: str) -> None:
+def test_what_is_shown_is_what_is_read(form: Form, preset: str) -> None:
     tree = load_config(preset).model_dump(mode="json")
-    for key in KEYS.values():
-        value = lookup(tree, key.name)
-        if key.kind == "section" or (value is None and not key.optional):
-            continue  # the second: keys of a section that is null
-        assert read(key, shown(key, value)) == value, key.name
-
-
-def test_every_key_has_its_words() -> None:
-    for key in KEYS.values():
-        info = component(key, lookup(Draft().tree(), key.name)).info
-        assert info, f"{key.name} has no documentation"
-
-
-class Later(Section):
-    """A section to come."""
-
-    flavour: Literal["sweet", "sour"] = "sweet"
-    """How it tastes."""
-    amount: Annotated[int, Field(ge=1, le=9)] | None = None
-    """How much of it."""
-    fresh: bool | None = None
-    """Whether it is."""
-
-
-def test_a_new_key_appears_by_itself() -> None:
-    found = {key.name: key for key in keys(Later, "later.")}
-    flavour = component(found["later.flavour"], "sweet")
-    assert [choice for choice, _ in flavour.choices] == ["sweet", "sour"]
-    amount = component(found["later.amount"], None)
-    assert "≥ 1 and ≤ 9 or null" in amount.info
-    assert (amount.value, amount.placeholder) == ("", "")
-    assert [choice for choice, _ in component(found["later.fresh"], None).choices] == ["null", "true", "false"]
-    assert read(found["later.fresh"], "true") is True
-    assert read(found["later.fresh"], "null") is None
-    assert read(found["later.amount"], "7") == 7
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("optimisation.steps", "many"), ("optimisation.steps", ""), ("optimisation.learning_rate", "fast")],
-)
-def test_what_is_no_value_is_said(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        changed(Draft(), KEYS[name], value)
+    for box in form.boxes:
+        value = lookup(tree, box.name)
+        if box.kind != "section":
+            assert read(box.kind, shown(box.kind, value)) == value, box.name
 
 
 def test_a_small_learning_rate_stays_as_it_was_written() -> None:
-    key = KEYS["optimisation.learning_rate"]
-    assert read(key, "1e-5") == 1e-5
-    assert read(key, "auto") == "auto"
-    assert shown(key, "auto") == "auto"
-    assert shown(key, 1e-5) == "1e-05"
+    assert read("yaml", "1e-5") == 1e-5
+    assert shown("yaml", 1e-5) == "1e-05"
+    assert read("yaml", "1e-05") == 1e-5
+    assert read("yaml", shown("yaml", "auto")) == "auto"
 
 
-def test_adapters_can_be_turned_off_and_on() -> None:
-    key = KEYS["model.lora"]
-    off = changed(Draft(), key, False)
-    assert off.changes == {"model.lora": None}
-    assert changed(off, key, True).tree()["model"]["lora"]["rank"] == 16
+def test_a_text_is_no_yaml_and_anchors_are_not_followed() -> None:
+    assert read("text", "3: {x}") == "3: {x}"
+    assert read("yaml", "{x: 3}") == {"x": 3}
+    assert read("yaml", "[&a [1], *a]") == "[&a [1], *a]"
 
 
-def test_a_label_names_its_section() -> None:
-    assert component(KEYS["evaluation.every"], 0).label == "evaluation.every"
-
-
-def test_names_are_chosen_from_what_is_registered() -> None:
+def test_names_are_chosen_from_what_is_registered(form: Form) -> None:
     import rewards
 
-    assert set(rewards.names()) <= set(KEYS["reward.preset"].choices)
-    assert "dapo" in Key("objective.recipe", RunConfig.model_fields["objective"]).choices
+    choices = {box.name: [value for _, value in box.made.choices] for box in form.boxes if box.kind == "choice"}
+    assert set(rewards.names()) <= set(choices["reward.preset"])
+    assert "dapo" in choices["objective.recipe"]
+    assert Draft().tree()["objective"]["recipe"] in choices["objective.recipe"]

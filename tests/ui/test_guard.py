@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,8 @@ def test_what_it_may_say(settings: Settings, override: str) -> None:
         ("objective.clip=other.py:clip", "code is not taken"),
         ("objective.clip={name: 'os.path:join'}", "code is not taken"),
         ("objective.regularizers=[{name: kl, coef: {schedule: 'os:system'}}]", "code is not taken"),
-        ("evaluation.checker=os:system", "there is no 'os:system'"),
-        ("reward.preset=gsm8k-reasonin", "gsm8k-reasoning"),
-        ("objective.recipe=os:system", "There are: "),
+        ("evaluation.checker=os:system", "code is not taken"),
+        ("objective.recipe=os:system", "code is not taken"),
         ("run.root=/tmp/elsewhere", "run.root"),
         ("reward.params={api_key_env: HF_TOKEN}", "not taken from the page"),
         ("reward.params={allow_unsafe: true}", "not taken from the page"),
@@ -107,24 +107,25 @@ def test_what_it_may_not(settings: Settings, override: str, why: str) -> None:
         judged(settings, override)
 
 
-def test_every_text_of_the_schema_is_looked_at(settings: Settings) -> None:
+def test_every_text_of_a_configuration_is_looked_at(settings: Settings) -> None:
     """A key to come that takes code is refused as long as nobody says otherwise: the walk finds it."""
     from kit.ui import guard
-    from kit.ui.form import keys
 
     tree: dict[str, Any] = load_config("quickstart").model_dump(mode="json")
-    for key in keys():
-        if key.kind not in ("text", "yaml") or any(
-            key.name == one or key.name.startswith(f"{one}.") for one in guard.FREE
-        ):
-            continue
-        parent, leaf = tree, key.name.split(".")
-        for part in leaf[:-1]:
-            parent = parent[part]
-        before, parent[leaf[-1]] = parent[leaf[-1]], "os:system"
-        found = [name for name, text in guard._leaves(tree) if text == "os:system"]
-        parent[leaf[-1]] = before
-        assert found == [key.name]
+
+    def leaves(node: dict[str, Any], name: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:
+        for key, value in node.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{name}{key}.")
+            if not value or isinstance(value, str):
+                yield node, key, f"{name}{key}"
+
+    places = [place for place in leaves(tree) if not any(f"{place[2]}.".startswith(f"{free}.") for free in guard.FREE)]
+    assert len(places) > 30
+    for node, key, name in places:
+        before, node[key] = node[key], "os:system"
+        assert [found for found, text in guard._leaves(tree) if text == "os:system"] == [name]
+        node[key] = before
 
 
 def test_code_of_a_model_is_never_run(settings: Settings) -> None:

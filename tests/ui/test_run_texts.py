@@ -61,21 +61,6 @@ def test_an_alert_lapses_when_its_condition_is_over() -> None:
     assert holding == 0
 
 
-def test_notes_are_saved_from_the_page_and_not_over_those_of_others(site: Site) -> None:
-    screen, run = export.Screen(site), site.run("one")
-    notes, before, links, _ = screen.notes("one")
-    assert (notes.value, notes.interactive, before) == ("", True, "")
-    assert "no report.html yet" in links
-    assert "grpo-kit share one --space OWNER/NAME" in links
-    now, words = screen.save_notes("one", "tried <b>that</b>", before)
-    assert "Saved" in words
-    assert now == run.read_notes() == "tried <b>that</b>"
-    assert "changed meanwhile" in screen.save_notes("one", "mine", before)[1]
-    assert "../x" in screen.save_notes("../x", "mine", "")[1]
-    (run.path / "report.html").write_text("x")
-    assert 'href="/runs/one/report.html"' in screen.notes("one")[2]
-
-
 def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
         alive, ready, ended, asked = True, dict[str, Any](), list[object](), list[object]()
@@ -89,8 +74,8 @@ def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pyt
 
     screen, session = chat.Screen(site), Session()
     run = site.store.list()[0]
-    monkeypatch.setattr(screen.pool, "session", lambda *_: session)
-    monkeypatch.setattr(screen.pool, "loaded", lambda *_: session)
+    monkeypatch.setattr(screen.loaded, "session", lambda *_: session)
+    monkeypatch.setattr(screen.loaded, "of", lambda *_: session)
     pages: list[Any] = [SimpleNamespace(session_hash=name) for name in ("one", "two")]
     for page in pages:
         list(screen.ask(run.id, None, "?", None, None, None, None, None, None, page))
@@ -101,11 +86,11 @@ def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("state", "shown"),
     [
-        ("running", ["like", "stop", "now", "report"]),
-        ("stopping", ["like", "stop", "now", "report"]),
-        ("stopped", ["like", "resume", "report", "delete"]),
-        ("interrupted", ["like", "resume", "report", "delete"]),
-        ("finished", ["like", "report", "delete"]),
+        ("running", ["like", "stop", "now"]),
+        ("stopping", ["like", "stop", "now"]),
+        ("stopped", ["like", "resume", "delete"]),
+        ("interrupted", ["like", "resume", "delete"]),
+        ("finished", ["like", "delete"]),
     ],
 )
 def test_a_state_has_its_buttons(state: str, shown: list[str]) -> None:
@@ -141,11 +126,6 @@ def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: 
 def test_what_a_stop_saves_is_said(state: str, said: str, site: Site) -> None:
     site.store.create("live").write_status(state)
     assert said in ask_to_stop(site, "live")
-
-
-def test_a_refused_resume_offers_force() -> None:
-    found = run_page.buttons({"state": "stopped", "refused": "the data has changed"})
-    assert found[run_page.BUTTONS.index("force")].visible
 
 
 def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
@@ -281,7 +261,7 @@ def test_answers_grow_and_stay_when_the_next_is_asked(site: Site, monkeypatch: p
             yield {"event": "done", "prompt": "2 + 2 =", "reference": None}
 
     screen = chat.Screen(site)
-    monkeypatch.setattr(screen.pool, "session", lambda *_: Session())
+    monkeypatch.setattr(screen.loaded, "session", lambda *_: Session())
     asked = ("one", None, "2 + 2 =", None, None, None, None, None)
     *_, last = screen.ask(*asked, [[], []])
     assert [messages[-1]["content"] for messages in last[:2]] == ["base 4", "tuned 4"]
@@ -291,18 +271,18 @@ def test_answers_grow_and_stay_when_the_next_is_asked(site: Site, monkeypatch: p
 
 
 def test_a_model_is_not_loaded_while_a_run_trains(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = chat.Pool(site)
+    pool = chat.Loaded(site)
     pool.check_idle()  # nothing is training
     monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
     with pytest.raises(RunError, match="'one' is training"):
         pool.check_idle()
 
 
-def test_one_process_a_run_and_two_in_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_in_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     class Fake:
-        alive = False
+        alive, answering = True, False
 
         def __init__(self, run: Any, checkpoint: Any, idle: float) -> None:
             self.name = f"{run.id}:{checkpoint}"
@@ -311,17 +291,19 @@ def test_one_process_a_run_and_two_in_all(site: Site, monkeypatch: pytest.Monkey
             closed.append(self.name)
 
     monkeypatch.setattr(chat, "open_chat", lambda run, checkpoint, idle: Fake(run, checkpoint, idle))
-    monkeypatch.setattr(chat, "resolved", lambda run, checkpoint: (checkpoint, str(checkpoint)))
-    for name in ("two", "three"):
-        make(site.settings.root, name)
-    pool = chat.Pool(site)
+    monkeypatch.setattr(chat, "resolved", lambda run, checkpoint: (checkpoint, f"{run.id} {checkpoint}"))
+    make(site.settings.root, "two")
+    pool = chat.Loaded(site)
     first = pool.session(site.run("one"), None)
     assert pool.session(site.run("one"), None) is first, "also before it is loaded, for two browsers at once"
     assert pool.session(site.run("one"), "best") is not first
     assert closed == ["one:None"]
-    pool.session(site.run("two"), None)
-    pool.session(site.run("three"), None)
+    other = pool.session(site.run("two"), None)
     assert closed == ["one:None", "one:best"]
+    monkeypatch.setattr(Fake, "answering", True)
+    with pytest.raises(RunError, match="answering, perhaps in another tab"):
+        pool.session(site.run("one"), None)
+    assert pool.session(site.run("two"), None) is other
 
 
 def checkpoint(run: RunDir, step: int) -> Path:
@@ -337,7 +319,7 @@ def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatc
     opened: list[Any] = []
 
     class Fake:
-        alive = True
+        alive, answering = True, False
 
         def close(self) -> None:
             opened.append("closed")
@@ -347,24 +329,24 @@ def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatc
         return Fake()
 
     monkeypatch.setattr(chat, "open_chat", open_chat)
-    run, pool = site.run("one"), chat.Pool(site)
+    run, pool = site.run("one"), chat.Loaded(site)
     checkpoint(run, 10)
     first = pool.session(run, "last")
     assert pool.session(run, "last") is first
     assert pool.session(run, "10") is first, "the same folder"
     checkpoint(run, 20)
     assert pool.session(run, "last") is not first
-    assert opened == ["10", "20", "closed"]
+    assert opened == ["10", "closed", "20"]
     run.write_json("best.json", {"step": 10})
     pool.session(run, "best")
-    assert opened[3:] == ["10", "closed"]
+    assert opened[3:] == ["closed", "10"]
     run.write_json("adapter/adapter_config.json", {})
     (run.adapter / "weights").write_bytes(b"1")
     result = pool.session(run, None)
     assert pool.session(run, None) is result
     (run.adapter / "weights").write_bytes(b"22")  # the run was resumed and has ended again
     assert pool.session(run, None) is not result
-    assert opened[5:] == [None, "closed", None, "closed"]
+    assert opened[5:] == ["closed", None, "closed", None]
     monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
     assert chat.resolved(run, None)[0] == "20", "what a live run has is its last checkpoint"
 

@@ -116,9 +116,7 @@ def test_a_foreign_id_does_nothing_anywhere(page: Any, config: dict[str, Any], v
         harmless(page, call(page, event, [value] * len(event["inputs"])), before)
 
 
-@pytest.mark.parametrize(
-    "button", ["run-now", "run-delete", "run-resume", "run-report", "export-start", "chat-ask", "chat-load"]
-)
+@pytest.mark.parametrize("button", ["run-now", "run-delete", "run-resume", "export-start", "chat-ask", "chat-load"])
 @pytest.mark.parametrize("value", ["../one", {"id": "one"}, "two\0"], ids=str)
 def test_no_button_takes_a_path(page: Any, config: dict[str, Any], button: str, value: Any) -> None:
     before = listing(page)
@@ -145,19 +143,9 @@ def test_the_true_id_is_answered(page: Any, config: dict[str, Any]) -> None:
 
 
 def test_a_finished_run_is_not_resumed(page: Any, config: dict[str, Any]) -> None:
-    said = call(page, of(config, "run-resume"), ["one", True])
+    said = call(page, of(config, "run-resume"), ["one"])
     assert "there is nothing to resume" in said
     assert json.loads((page.root / "one" / "status.json").read_text())["state"] == "finished"
-
-
-def test_a_report_is_written_and_served(page: Any, config: dict[str, Any]) -> None:
-    said = call(page, of(config, "run-report"), ["two"])
-    assert "/runs/two/report.html" in said
-    assert "not distinguishable" not in said
-    answer = page.ask("GET", "/runs/two/report.html")
-    assert answer.status == 200
-    assert "two" in answer.text
-    (page.root / "two" / "report.html").unlink()
 
 
 def test_a_comparison_is_judged_by_a_child(page: Any, config: dict[str, Any]) -> None:

@@ -214,13 +214,11 @@ def test_what_was_opened_for_one_run_is_gone_for_the_next(
 
     monkeypatch.setattr(RunDir, "status", status)
     one = tab(here, "/run?run=one")
-    one.locator("#run-force input").check()
     choose(one, "run-chosen", "two")
     expect(one.locator("#run-head h2")).to_contain_text("two")
-    expect(one.locator("#run-force input")).not_to_be_checked()
     one.locator("#run-resume").click()
     one.wait_for_timeout(1000)
-    assert asked[-1] == ("resume", "two", False)
+    assert asked[-1] == ("resume", "two")
     live.append(1)
     one.goto(here.url + "/run?run=one")
     asked_first: list[str] = []
