@@ -1,4 +1,4 @@
-"""From what people write to a tree of plain values, and from pydantic's faults to sentences. For kit.config."""
+"""Parsing of YAML and overrides to a tree of plain values, and pydantic's errors as sentences. For kit.config."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _leaf(name: str, value: Any) -> list[str]:
 
 
 def document(field: FieldInfo, value: Any = None) -> str:
-    """What a field means, followed by its valid values: `Softmax temperature of sampling. [> 0]`."""
+    """Returns the meaning of a field, followed by its valid values: `Softmax temperature of sampling. [> 0]`."""
     text = field.description or (type(value).__doc__ if isinstance(value, Section) else "") or ""
     valid = valid_values(field)
     return f"{' '.join(text.split())} [{valid}]" if valid else " ".join(text.split())

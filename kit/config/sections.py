@@ -208,7 +208,8 @@ class ObjectiveConfig(Section):
 
 
 class TeacherConfig(Section):
-    """Whom the policy learns from, token by token, beside its rewards: needed by `sdpo`, `teacher_reweight` and `distill`."""
+    """A teacher that the policy learns from token by token, in addition to its rewards. `sdpo`, `teacher_reweight` and `distill`
+    need one."""
 
     model: str | None = None
     """`self`: the policy itself, shown more than its prompt (`prompt`). Or a model folder or hub id with the same tokenizer.

@@ -1,4 +1,4 @@
-"""From a dataset's name or file to checked rows `{prompt, reference, ...}`, split without a leak.
+"""Datasets: from a name or file to checked rows `{prompt, reference, ...}`, split without a leak.
 
     load.py      load_data: the whole way, read this first; the split by a hash of the prompt, rows -> datasets.Dataset
     sources.py   source -> records: files, folders, saved `datasets` folders, hub layout

@@ -1,4 +1,4 @@
-"""From records to rows: the roles of columns, records that cannot be used and why, and rows as the trainer gets them."""
+"""Rows made of records: the roles of columns, records that cannot be used and why, and rows as the trainer gets them."""
 
 from __future__ import annotations
 

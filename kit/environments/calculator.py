@@ -1,4 +1,4 @@
-"""A calculator: the smallest environment that is worth asking. It keeps what was asked of it.
+"""A calculator: the smallest environment that is worth asking. It records the expressions that it evaluates.
 
     generation:
       environment: kit.environments.calculator:Calculator
@@ -34,7 +34,7 @@ class Calculator:
         self.asked: list[str] = []
 
     def reset(self, **columns: Any) -> None:
-        """Forgets what was asked. The prompt stays as it is."""
+        """Clears the list of expressions. The prompt does not change."""
         self.asked = []
 
     def calculate(self, expression: str) -> str:

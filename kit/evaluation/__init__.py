@@ -1,1 +1,1 @@
-"""How good a model is on problems that it was not trained on."""
+"""Scores of a model on problems that it was not trained on."""

@@ -1,4 +1,4 @@
-"""What looks wrong in a run, in plain words: pure functions over metric lines and evaluations. No torch.
+"""Alerts of a run in plain words: pure functions over metric lines and evaluations. No torch.
 
 `AlertMonitor` takes the lines of metrics.jsonl one by one and gives each alert once an episode: when its condition begins to
 hold, and again only after it has not held for `QUIET` lines. Nothing but the lines decides, so feeding it the file

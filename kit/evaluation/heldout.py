@@ -44,10 +44,10 @@ Prompt = str | list[int] | LazyPrompt | ImagePrompt
 
 
 class HeldOut:
-    """A fixed set of held-out problems, scored the same way each time it is asked.
+    """A fixed set of held-out problems, scored the same way at every evaluation.
 
-    What is right is said by `checker`, a preset of which only the checker component is asked; without one by `preset`'s
-    own. The reward is always that of `preset`, which is what is trained on.
+    The checker component of `checker`, or without one that of `preset`, decides what is right. The reward is always that of
+    `preset`, on which the policy trains.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class HeldOut:
         return self.sampler.converse(rows, lambda batch: [ids for ids, _ in generate(batch)], ends, model)
 
     def _rows(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> list[list[int]]:
-        """What the model generates after each prompt: all at once, or in smaller parts after running out of memory."""
+        """Generates after each prompt: all at once, or in smaller parts after running out of memory."""
 
         def parts(size: int) -> list[list[int]]:
             chunks = [prompts[start : start + size] for start in range(0, len(prompts), size)]
@@ -306,7 +306,7 @@ class HeldOut:
         return dataclasses.replace(verdict, totals=both)
 
     def _completion(self, prompt: Any, completion: Completion) -> Any:
-        """What a reward is given in training, too: messages after messages, text after text."""
+        """Returns a completion as rewards get it in training: messages after messages, text after text."""
         if isinstance(completion, Conversation):
             return completion.messages
         text = self._text(completion[0])

@@ -67,14 +67,10 @@ def course(run: RunDir, until: int | None = None) -> list[Result]:
     file cannot be read.
     """
     by_step: dict[int, Result] = {}
-    for path in sorted(run.eval.glob("*.json"), key=lambda path: path.stem == "after"):
-        if path.stem not in ("before", "after") and not path.stem.removeprefix("step-").isdigit():
-            continue
-        result = read_result(path)
-        step = int(result["step"])
-        if until is None or step <= until:
-            by_step.setdefault(step, result)
-    return [by_step[step] for step in sorted(by_step)]
+    for name, result in run.evaluations().items():
+        if name in ("before", "after") or name.removeprefix("step-").isdigit():
+            by_step.setdefault(int(result["step"]), result)
+    return [by_step[step] for step in sorted(by_step) if until is None or step <= until]
 
 
 def read_result(path: Path) -> dict[str, Any]:

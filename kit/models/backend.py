@@ -1,4 +1,4 @@
-"""Who loads the model, in which precision, on which device. The only place that may import Unsloth.
+"""The library that loads the model, its precision and device. The only module that may import Unsloth.
 
 Unsloth rewrites TRL's classes when it is imported, and reads environment variables while it is. So the choice is made
 here from what is installed, and carried out before anything imports `trl`. What a backend refuses of a model is said
@@ -164,7 +164,7 @@ def decide(config: ModelConfig, machine: Machine) -> Backend:
 
 
 def _best(config: ModelConfig, machine: Machine) -> Backend:
-    """Resolves `auto`: Unsloth on a CUDA GPU where it is installed and can do what is asked, else transformers."""
+    """Resolves `auto`: Unsloth on a CUDA GPU where it is installed and can train this configuration, else transformers."""
     reasons = (
         (machine.capability is None, "no GPU that torch can use"),
         (machine.unsloth is None, "Unsloth is not installed"),
@@ -186,7 +186,7 @@ _active: Backend | None = None
 
 
 def active_backend() -> Backend | None:
-    """The backend that this process runs on; None: nobody said, and any trainer class will do."""
+    """The backend that this process runs on; None: no backend is active, and any trainer class will do."""
     return _active
 
 
@@ -315,7 +315,7 @@ def is_of_the_kit() -> bool:
 
 
 def is_unsloths(base: type) -> bool:
-    """Whether a trainer class is the one that Unsloth generates: told by the class, not by the machine."""
+    """Whether a trainer class is the one that Unsloth generates, by the names of its classes."""
     return any(cls.__name__.startswith(("Unsloth", "_Unsloth")) for cls in base.__mro__)
 
 
@@ -323,7 +323,7 @@ def is_unsloths(base: type) -> bool:
 
 
 def use_threads(threads: int | None, model: str) -> int:
-    """Sets torch's CPU threads and returns the number: as many as asked for, else OMP_NUM_THREADS, else one a physical core.
+    """Sets torch's CPU threads and returns the number: `threads`, else OMP_NUM_THREADS, else one per physical core.
 
     Cores are those that this process may use; processes that a launcher has started on one machine share them. The embedded
     models gain little from a second thread, and on crowded cores two wait for each other: they get one.

@@ -97,7 +97,7 @@ NO_ROOM = ("no available memory for the cache", "free memory on device", "kv cac
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Settings of a watched vLLM engine beside TRL's arguments. `dtype` None: that of the model's weights."""
+    """Settings of a watched vLLM engine in addition to TRL's arguments. `dtype` None: that of the model's weights."""
 
     seed: int = 0
     timeout: float = 1800.0  # seconds
@@ -156,7 +156,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class BackoffEvent:
-    """A halved batch size: kind of work, rows at once from now on, and what the allocator said."""
+    """A halved batch size: kind of work, rows at once from now on, and the message of the allocator."""
 
     work: str
     rows: int
@@ -221,7 +221,7 @@ class BatchSizeBackoff:
         self.step = self.step if step is None else step
 
     def state_dict(self) -> dict[str, int]:
-        """The sizes that are no longer as asked for."""
+        """The sizes that are smaller than configured."""
         return dict(self.sizes)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -1,7 +1,7 @@
-"""What a model family needs of a trainer, found by looking at the model and not in a list of names.
+"""Needs of a model family, read from the model and not from a list of names.
 
-`adapter_of` reads a model's class and configuration and its tokenizer or processor; what it finds says how the trainer
-treats each input of the model, where completions end, and what the chat template can do.
+`adapter_of` reads a model's class and configuration and its tokenizer or processor. The result says how the trainer treats
+each input of the model, where completions end, and what the chat template can do.
 """
 
 from __future__ import annotations
@@ -135,8 +135,7 @@ class FamilyAdapter:
     """Whether it takes more than text; such a model is loaded with `AutoModelForImageTextToText`."""
     accepts: frozenset[str]
     """Names of the parameters of `forward`."""
-    produces: frozenset[str]
-    """Model inputs that the processor makes beside `input_ids` and `attention_mask`."""
+
     positions: bool
     """Positions are looked up in a learned table: with left padding they must be counted from the attention mask."""
     template: ChatTemplate | None
@@ -208,7 +207,7 @@ def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool
     forwards = (type(model).forward, type(getattr(model, "base_model", model)).forward)
     parameters = {name for forward in forwards for name in inspect.signature(forward).parameters}
     accepts = frozenset(parameters - {"self", "args", "kwargs"})
-    produces = getattr(processing_class, "model_input_names", ()) if processing_class is not tokenizer else ()
+
     limits = [getattr(text, name, None) for name in CONTEXT_FIELDS]
     limits = [
         next((limit for limit in limits if isinstance(limit, int)), None),
@@ -220,7 +219,6 @@ def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool
         architecture=type(model).__name__,
         multimodal=is_multimodal(config),
         accepts=accepts,
-        produces=frozenset(produces) - {"input_ids", "attention_mask"},
         positions="position_ids" in accepts and has_position_table(model),
         template=template,
         ends=end_ids(model.generation_config, tokenizer, template if chat else None) if tokenizer is not None else (),

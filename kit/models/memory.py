@@ -71,7 +71,7 @@ class TeacherLoad:
 
 @dataclass(frozen=True)
 class Workload:
-    """The sizes of a run beside its model. Sizes in completions and tokens."""
+    """The sizes of a run apart from its model, in completions and tokens."""
 
     device: str
     weight_bytes: int  # of a loaded weight: 4 or 2
@@ -296,7 +296,7 @@ def scorer_terms(shape: ModelShape, work: Workload, gradient: bool) -> float:
 
 
 def transient_bytes(shape: ModelShape, work: Workload) -> float:
-    """Bytes a token of the backward pass of a feed-forward part, beside what is kept of it.
+    """Bytes a token of the backward pass of a feed-forward part, in addition to what autograd keeps of it.
 
     Gradients of product, gate, up and of what the adapters add; of the product and one more, where LoRA layers are one node.
     """
@@ -499,7 +499,7 @@ GPU_MICRO_BATCH = 16
 
 
 def micro_batch_size(config: RunConfig, backend: Backend, processes: int = 1) -> int:
-    """Completions per forward pass: as asked, else the whole batch (CPU) or its largest divisor up to 16 (GPU).
+    """Completions per forward pass: as configured, else the whole batch (CPU) or its largest divisor up to 16 (GPU).
 
     Of several processes each has its share of the batch.
     """

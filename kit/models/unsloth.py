@@ -159,7 +159,7 @@ def load(
 
 
 def check_engine(model: Any, with_: Loading, *, standby: bool) -> None:
-    """Refuses an engine that Unsloth made other than asked, of which it only prints a line. Raises `EngineError`."""
+    """Refuses an engine that Unsloth made other than configured, of which it only prints a line. Raises `EngineError`."""
     if not with_.fast_inference:
         return
     engine = getattr(model, "vllm_engine", None)
@@ -186,7 +186,7 @@ def with_adapter(model: Any, adapter: LoraConfig, backend: Backend, with_: Loadi
 
 
 def check_quantized(model: Any, config: ModelConfig, source: str) -> None:
-    """Refuses a model that came in another precision than asked: Unsloth goes on without 4-bit and only prints so."""
+    """Refuses a model that came in another precision than configured: Unsloth goes on without 4-bit and only prints so."""
     if config.load_in_4bit and not getattr(model, "is_loaded_in_4bit", False):
         raise ModelError(
             f"model.load_in_4bit: true, but Unsloth loaded {source} in {model.dtype}: bitsandbytes does not quantise it here "

@@ -1,4 +1,4 @@
-"""What a run prints: phases, progress bars with ETA on a terminal, plain lines elsewhere, and the closing table.
+"""Output of a run on the terminal: phases, progress bars with ETA on a terminal, plain lines elsewhere, and the closing table.
 
 Nothing else prints to the terminal: what libraries log, warn of and draw goes to the run's log.
 """
@@ -97,7 +97,7 @@ class Reporter:
                 progress.stop()
 
     def data(self, info: Mapping[str, Any]) -> None:
-        """How many rows there are, how many were left out and why, and what else was noted when they were read."""
+        """Prints how many rows there are, how many were left out and why, and the notes of reading them."""
         rows = info["rows"]
         self.say(f"{rows['train']} training and {rows['heldout']} held-out problems from {info['source']}")
         if skipped := rows.get("skipped"):
@@ -214,7 +214,7 @@ class LogCapture:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Inside, nothing that libraries log or warn of, and no bar of transformers, reaches the terminal."""
+        """Keeps logs and warnings of libraries, and bars of transformers, from the terminal inside the block."""
         root, kit = logging.getLogger(), logging.getLogger("kit")
         level = kit.level
         root.addHandler(self._waiting)
@@ -231,7 +231,7 @@ class LogCapture:
 
     @contextmanager
     def written_to(self, path: Path) -> Iterator[None]:
-        """Inside, records go to `path`, those held back so far first. Raises `RunError` when it cannot be opened."""
+        """Writes records to `path` inside the block, those held back so far first. Raises `RunError` when it cannot be opened."""
         with disk_errors(path):
             file = logging.FileHandler(path, encoding="utf-8")
         # A full disk loses log lines and does not end the run; writers whose data matters report it themselves.

@@ -116,7 +116,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         self.policy, self.score, self.stop = policy, score, stop
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """In a resumed run: the best so far, as the files say, and the evaluation that a stop had cut short."""
+        """Restores the best score of a resumed run from its files, and makes the evaluation that a stop had cut short."""
         step = state.global_step
         if not step:
             return

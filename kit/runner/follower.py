@@ -1,4 +1,4 @@
-"""What every process but the first does in a run that several share (`kit.runner.distributed`): the same trainer's steps."""
+"""The loop of every process but the first in a run that several share (`kit.runner.distributed`): the same trainer's steps."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool
 
 @contextmanager
 def lifecycle(folder: RunDir, logs: LogCapture, reporter: Reporter) -> Iterator[StopSignal]:
-    """Inside, Ctrl-C stops the run after its step. On leaving, the final status is written, whatever ended the run."""
+    """Stops the run after its step on Ctrl-C, and writes the final status at the end, whatever ended the run."""
     from kit.models.failures import explained
 
     stop, reserve = StopSignal(folder), folder.path / ".reserve"
@@ -126,7 +126,7 @@ class StopSignal:
 
     @contextmanager
     def listening(self, on_message: Callable[[str], None]) -> Iterator[None]:
-        """Inside, the first Ctrl-C or SIGTERM is a request to stop; a second one interrupts at once."""
+        """Takes the first Ctrl-C or SIGTERM inside the block as a request to stop; a second one interrupts at once."""
 
         heard = 0.0
 

@@ -1,4 +1,4 @@
-"""What a run writes while it trains: metrics, heartbeat, events, and the completions of every generation batch as Parquet."""
+"""Files of a run in training: metrics, heartbeat, events, and the completions of every generation batch as Parquet."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def keep_heldout(run: RunDir, rows: Dataset) -> None:
 
 
 class Together(TrainerCallback):  # type: ignore[misc]
-    """The last callback in every process: a wish to save or stop that one process has, all follow at this step."""
+    """The last callback in every process: all processes follow a request of one of them to save or stop, at the same step."""
 
     def __init__(self, stop: StopSignal, run: RunDir) -> None:
         self.stop, self.run = stop, run
@@ -243,7 +243,7 @@ class Together(TrainerCallback):  # type: ignore[misc]
 
 @contextmanager
 def flushed(trainer: HookedGRPOTrainer) -> Iterator[None]:
-    """Afterwards the sinks have written. After a failure, too: saved completions help to find its cause, and it is told first."""
+    """Flushes the sinks at the end, after a failure, too: saved completions help to find its cause, which is raised first."""
     try:
         yield
     except BaseException:

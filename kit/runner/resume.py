@@ -136,7 +136,7 @@ def train_on(trainer: HookedGRPOTrainer, resumption: Resumption | None) -> None:
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """A run as its directory has it, and the configuration `asked` for now.
+    """A run as its directory has it, and the configuration `asked` of the resumption.
 
     `checkpoint` is the last whole one. Without one, `step` is 0 and the run starts again from the beginning.
     """
@@ -266,7 +266,7 @@ def git_state() -> dict[str, Any] | None:
 
 
 def inputs(parts: Parts) -> dict[str, str]:
-    """Content hashes of the files that a run uses beside its data: hooks, rewards, a chat template, model weights."""
+    """Content hashes of the files that a run uses in addition to its data: hooks, rewards, a chat template, model weights."""
     tree = parts.config.model_dump(mode="json")
     paths = set(
         OWN_FILE.findall(json.dumps([tree[name] for name in ("objective", "reward", "generation")], ensure_ascii=False))

@@ -18,7 +18,7 @@ from kit.errors import RunError
 
 
 def free_bytes(path: Path) -> int | None:
-    """Free bytes on the file system of `path` or of its nearest existing parent; None when it cannot be asked."""
+    """Free bytes on the file system of `path` or of its nearest existing parent; None when the system does not tell."""
     for folder in (path, *path.absolute().parents):
         if folder.exists():
             try:
@@ -131,12 +131,14 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     with disk_errors(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            end, newline = os.fstat(handle).st_size, -1
+            size = end = os.fstat(handle).st_size
+            newline = -1
             while end > 0 and newline < 0:
                 start = max(0, end - 4096)
                 newline = os.pread(handle, end - start, start).rfind(b"\n")
                 end = start + newline + 1
-            os.ftruncate(handle, end)
+            if end < size:
+                os.ftruncate(handle, end)
             try:
                 while data:
                     data = data[os.write(handle, data) :]

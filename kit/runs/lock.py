@@ -55,7 +55,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def gpus(environment: Mapping[str, str] | None = None, devices: Path = Path("/dev")) -> list[str]:
-    """The GPUs that a run started in this environment may use, as CUDA_VISIBLE_DEVICES names them; no torch is asked.
+    """The GPUs that a run started in this environment may use, as CUDA_VISIBLE_DEVICES names them; torch is not imported.
 
     None without an NVIDIA device, or where all are hidden. Without a choice it is the first, as the trainer is shown.
     """

@@ -84,7 +84,7 @@ def what_is_saved(status: Mapping[str, Any]) -> str:
 
 
 def grace(run: RunDir, status: dict[str, Any]) -> float:
-    """Seconds within which a healthy run ends after being asked to: a few times its longest recent step."""
+    """Seconds within which a healthy run ends after a request to stop: a few times its longest recent step."""
     if status["state"] == "queued":
         return GRACE_STARTING
     if status["state"] == "starting" and not (run.eval.is_dir() or run.metrics_file.exists()):

@@ -44,7 +44,7 @@ ENDING = ("state", "reason", "exit", "ended")
 
 
 class Part:
-    """A file or folder of the run, by its name. Put together when asked for: a list of runs asks for few."""
+    """A file or folder of the run, by its name. The path is built on access: a list of runs needs few of them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -102,10 +102,8 @@ class RunDir:
 
         `fields` are step, total_steps, eta_seconds, exit, reason and whatever else is worth telling. A live state is
         signed with the pid, creation time and host of this process unless `pid` is given. Raises `RunError` when the
-        disk refuses, `ValueError` for an unknown state.
+        disk refuses.
         """
-        if state not in ALIVE + ENDED:
-            raise ValueError(f"unknown state {state!r}; one of {', '.join(ALIVE + ENDED)}")
         self.change_status(lambda record: signed(record, state, fields, self.path))
 
     @contextmanager
@@ -408,7 +406,7 @@ def place(folder: Path) -> list[int] | None:
 
 
 def is_elsewhere(record: Mapping[str, Any]) -> bool:
-    """Whether a record is of another machine, whose processes cannot be asked."""
+    """Whether a record is of another machine, whose processes cannot be looked up."""
     return record.get("host") not in (None, socket.gethostname())
 
 

@@ -239,7 +239,7 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def _colab_token() -> str | None:
-    """The secret HF_TOKEN of a notebook in Colab, if there is one and the notebook may read it; it is asked for once."""
+    """The secret HF_TOKEN of a notebook in Colab, if there is one and the notebook may read it; it is read once."""
     colab = sys.modules.get("google.colab")
     try:
         return colab.userdata.get("HF_TOKEN") or None if colab is not None else None
@@ -291,14 +291,14 @@ def _outcome(code: int, output: str, error_file: Path) -> Outcome:
     return Outcome(CRASHED, RunError(text), False, output, code if code >= 0 else 128 - code)
 
 
-# --- a process that answers as long as it is asked ---------------------------------------------------------------------
+# --- a process that answers requests until it is closed ---------------------------------------------------------------------
 
 MOST_BYTES = 8 * 1024 * 1024
 """Longest message of a worker, in bytes; a worker that sends a longer one is ended."""
 
 
 class Worker:
-    """The process `python -m MODULE ARGUMENTS`, asked and answering in JSON objects, one a line.
+    """The process `python -m MODULE ARGUMENTS`, which takes and answers requests as JSON objects, one per line.
 
     It has a session of its own: Ctrl-C in a terminal is its owner's to handle. `on_message` is called in a thread with
     each object that it writes, and once with None when it has ended. `stderr`: a file for what it prints there, else this
@@ -387,7 +387,7 @@ def claim_stdout() -> BinaryIO:
     return replies
 
 
-# --- a call that may hang, made in a thread of its own so that waiting for it can end ---------------------------------
+# --- a call that may hang, made in a thread of its own ---------------------------------
 
 Result = TypeVar("Result")
 
