@@ -26,54 +26,26 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from kit.config.loading import apply_override, explain, leaves, read_yaml
-from kit.config.sections import (
-    EMBEDDED,
-    EMBEDDED_MODELS,
-    INSTALL_SMOLLM2,
-    SMOLLM2,
-    SMOLLM2_PACKAGE,
-    DataConfig,
-    EvaluationConfig,
-    GenerationConfig,
-    LoraConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    OptimisationConfig,
-    RewardConfig,
-    RewardFunction,
-    RunSection,
-    Section,
-    SelectionConfig,
-    TeacherConfig,
-)
+from kit.config.sections import EMBEDDED as EMBEDDED
+from kit.config.sections import EMBEDDED_MODELS as EMBEDDED_MODELS
+from kit.config.sections import INSTALL_SMOLLM2 as INSTALL_SMOLLM2
+from kit.config.sections import SMOLLM2 as SMOLLM2
+from kit.config.sections import SMOLLM2_PACKAGE as SMOLLM2_PACKAGE
+from kit.config.sections import DataConfig as DataConfig
+from kit.config.sections import EvaluationConfig as EvaluationConfig
+from kit.config.sections import GenerationConfig as GenerationConfig
+from kit.config.sections import LoraConfig as LoraConfig
+from kit.config.sections import ModelConfig as ModelConfig
+from kit.config.sections import ObjectiveConfig as ObjectiveConfig
+from kit.config.sections import OptimisationConfig as OptimisationConfig
+from kit.config.sections import RewardConfig as RewardConfig
+from kit.config.sections import RewardFunction as RewardFunction
+from kit.config.sections import RunSection as RunSection
+from kit.config.sections import Section as Section
+from kit.config.sections import SelectionConfig as SelectionConfig
+from kit.config.sections import TeacherConfig as TeacherConfig
 from kit.errors import ConfigError
 from kit.registry import did_you_mean
-
-__all__ = [
-    "EMBEDDED",
-    "EMBEDDED_MODELS",
-    "INSTALL_SMOLLM2",
-    "SMOLLM2",
-    "SMOLLM2_PACKAGE",
-    "DataConfig",
-    "EvaluationConfig",
-    "GenerationConfig",
-    "LoraConfig",
-    "ModelConfig",
-    "ObjectiveConfig",
-    "OptimisationConfig",
-    "RewardConfig",
-    "RewardFunction",
-    "RunConfig",
-    "RunSection",
-    "Section",
-    "SelectionConfig",
-    "TeacherConfig",
-    "find_config",
-    "load_config",
-    "non_defaults",
-    "preset_names",
-]
 
 PRESET_FOLDER = Path(__file__).parent / "presets"
 
