@@ -328,32 +328,6 @@ def test_a_reward_that_fails_now_and_then_is_told_once_and_the_run_goes_on(attem
 # --- while it trains --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9000000000 bytes."),
-        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        MemoryError(),
-    ],
-    ids=["cpu", "cuda", "python"],
-)
-def test_running_out_of_memory_ends_with_advice(
-    failure: Exception, attempt: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kit.objective import Objective
-
-    def exhausted(*_: Any) -> None:
-        raise failure
-
-    monkeypatch.setattr(Objective, "loss", exhausted)
-    result = attempt()
-    assert (result.code, result.error["kind"]) == (2, "ModelError")
-    is_one_message(result.message, "out of memory", "optimisation.micro_batch_size")
-    assert "out of memory" in result.folder.status()["reason"]
-    assert result.folder.status()["state"] == "failed"
-    assert "Traceback" in result.folder.log.read_text()
-
-
 # --- bad rows ---------------------------------------------------------------------------------------------------------
 
 

@@ -18,14 +18,6 @@ def colours() -> Registry[int]:
     return registry
 
 
-def test_registered_objects_come_back_by_name_in_order(colours: Registry[int]) -> None:
-    assert colours["red"] == 1
-    assert list(colours) == ["green", "red"]
-    assert len(colours) == 2
-    assert "red" in colours
-    assert "blue" not in colours
-
-
 def test_a_name_cannot_be_registered_twice(colours: Registry[int]) -> None:
     with pytest.raises(ConfigError, match="colour 'red' is already registered"):
         colours.register("red")(3)
@@ -35,14 +27,6 @@ def test_a_name_cannot_be_registered_twice(colours: Registry[int]) -> None:
 def test_an_unknown_name_is_met_with_the_nearest_and_all_others(colours: Registry[int]) -> None:
     with pytest.raises(ConfigError, match=r"No colour is called 'gren'. Did you mean 'green'\? Known: green, red"):
         colours["gren"]
-
-
-def test_an_object_comes_from_a_file_once(tmp_path: Path) -> None:
-    (tmp_path / "hooks.py").write_text("state = []\ndef mine():\n    return state\n")
-    first = import_object("hooks.py:mine", base=tmp_path)
-    again = import_object(f"{tmp_path / 'hooks.py'}:mine")
-    assert first is again
-    assert first() is again()
 
 
 def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:

@@ -111,12 +111,3 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, config, name, content, me
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         load_data(config(tmp_path / name))
-
-
-def test_importing_the_package_is_light():
-    import subprocess
-    import sys
-
-    heavy = {"datasets", "torch", "transformers", "pyarrow", "reasoning_gym"}
-    code = f"import sys, kit.data; print({heavy} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +63,6 @@ def test_what_else_differs_has_intervals(root: Path) -> None:
     assert found["training time"]["arms"]["base"] == pytest.approx(9 + 19)
     assert found["peak memory"]["arms"]["base"] == pytest.approx(501)
     assert found.keys() >= {"pass@4", "held-out length", "completion length", "training reward", "greedy_reward"}
-
-
-def test_only_what_differs_in_configuration_is_shown(root: Path) -> None:
-    differences = compare_runs(ids("base", "slow"), root)["config_differences"]
-    assert differences == {"optimisation.learning_rate": {"base": 5e-4, "slow": 1e-4}}
 
 
 def test_one_seed_is_about_weights(root: Path) -> None:
@@ -155,10 +148,6 @@ def test_the_verb_prints_and_leaves_a_page_and_json(root: Path) -> None:
     )
 
 
-def test_the_verb_as_json_prints_nothing_else(root: Path) -> None:
-    assert json.loads(command(root, "base-s0", "clip-s0", "--json"))["kind"] == "comparison"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -172,16 +161,6 @@ def test_mistakes_are_one_message(root: Path, arguments: list[str], words: str) 
     output = command(root, *arguments, code=2)
     assert output.startswith("error: ")
     assert words in output
-
-
-def test_comparing_needs_nothing_heavy() -> None:
-    code = (
-        "import kit.studies.compare, kit.studies.compare, kit.studies.arms, kit.studies.sweep\n"
-        "import sys; print(*sorted({'torch', 'transformers', 'trl', 'datasets', 'matplotlib', 'pyarrow', 'optuna'} "
-        "& sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
 
 
 def test_texts_of_runs_are_data_on_the_page(tmp_path: Path) -> None:

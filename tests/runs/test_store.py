@@ -149,15 +149,6 @@ def test_a_killed_writer_reads_interrupted_also_while_it_is_a_zombie(store: RunS
     assert store.open("k").status()["state"] == "interrupted"
 
 
-def test_a_pid_that_is_used_again_is_not_taken_for_the_run(run: RunDir) -> None:
-    run.write_status("running")
-    record = json.loads(run.status_file.read_text())
-    if record["create_time"] is None:
-        pytest.skip("this system does not tell when a process began")
-    run.status_file.write_text(json.dumps(record | {"create_time": record["create_time"] - 60}))
-    assert run.status()["state"] == "interrupted"
-
-
 @pytest.mark.parametrize(("silence", "state"), [(0.0, "running"), (SILENCE_LIMIT + 1, "interrupted")])
 def test_a_run_on_another_machine_is_judged_by_its_heartbeat(run: RunDir, silence: float, state: str) -> None:
     run.write_status("running", host="elsewhere", pid=1, heartbeat=time.time() - silence)

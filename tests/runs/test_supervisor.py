@@ -256,16 +256,6 @@ def test_a_run_that_may_not_go_on_stays_as_it_was(running: RunDir, write_job: Ca
     assert api.resume("one", detach=True).wait(20).status["refused"] is None
 
 
-def test_a_finished_run_is_refused_before_it_is_handed_over(start: Start, write_job: Callable[..., None]) -> None:
-    write_job("run.write_status('finished', step=3)")
-    run = start("mine", steps=3)
-    earlier = api.Run("mine").wait(20).status
-    with pytest.raises(RunError, match="there is nothing to resume"):
-        api.resume("mine", detach=True, force=True, overrides=["run.save_every=7"])
-    assert run.status() == earlier
-    assert api.resume("mine", detach=True, overrides=["optimisation.steps=4"]).wait(20).status["state"] == "finished"
-
-
 # --- between the face and the supervisor -----------------------------------------------------------------------------
 
 
