@@ -25,7 +25,7 @@ def read_pictures(value: Any, column: str, folder: Path | None) -> list[Picture]
     value: a path (from `folder`), bytes, `{"bytes", "path"}`, or a list of these.
     """
     values = value if isinstance(value, list) else [] if value is None else [value]
-    return [_picture(one, place, column, folder) for place, one in enumerate(values, start=1)]
+    return [_picture(item, place, column, folder) for place, item in enumerate(values, start=1)]
 
 
 def digest(pictures: list[Picture]) -> str:

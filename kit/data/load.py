@@ -211,11 +211,11 @@ def filter_by_length(
     count_tokens: Callable[[list[Any]], list[int]],
     max_prompt_tokens: int | None,
     *,
-    whole: bool = False,
+    with_pictures: bool = False,
 ) -> DataSplit:
     """The split without prompts of more than `max_prompt_tokens` tokens, with `info` brought up to date.
 
-    count_tokens: up to 1000 prompts -> their lengths in tokens, chat template included; with `whole` it is given 16 rows
+    count_tokens: up to 1000 prompts -> their lengths in tokens, chat template included; with `with_pictures` it is given 16 rows
     with their pictures, not decoded. None filters nothing. Raises `DataError` if a side that had rows is left with none;
     the message names the median length.
     """
@@ -224,8 +224,8 @@ def filter_by_length(
     sides: list[Dataset] = []
     for name, rows in (("train", split.train), ("held-out", split.heldout)):
         lengths: list[int] = []
-        for start in range(0, len(rows), ROWS if whole else BATCH):
-            if whole:
+        for start in range(0, len(rows), ROWS if with_pictures else BATCH):
+            if with_pictures:
                 lengths += count_tokens(rows.select(range(start, min(start + ROWS, len(rows)))).to_list())
             else:
                 lengths += count_tokens(list(rows[start : start + BATCH]["prompt"]))

@@ -176,17 +176,17 @@ class FamilyAdapter:
         return "|".join(parts) or None
 
 
-def _call(family: FamilyAdapter, model: Any, **given: Any) -> Any:
+def _call(family: FamilyAdapter, model: Any, **inputs: Any) -> Any:
     """A forward pass with positions counted from the mask, and zeros for token fields that are not given."""
     import torch
 
-    mask = given["attention_mask"]
-    if family.positions and given.get("position_ids") is None:
-        given["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    mask = inputs["attention_mask"]
+    if family.positions and inputs.get("position_ids") is None:
+        inputs["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
     for name in family.fills:
-        if given.get(name) is None:
-            given[name] = torch.zeros_like(given["input_ids"])
-    return model(**given)
+        if inputs.get(name) is None:
+            inputs[name] = torch.zeros_like(inputs["input_ids"])
+    return model(**inputs)
 
 
 def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool = True) -> FamilyAdapter:
