@@ -13,7 +13,6 @@ from rewards.preset import Gate, Preset, Weighted, combine, gate
 from rewards.presets import describe, load, names, parameters
 from rewards.protocol import Component, Context, ItemComponent, Sample, Score, Status
 from rewards.samples import build_samples
-from rewards.schedules import Linear, Piecewise
 
 __all__ = [
     "Component",
@@ -22,8 +21,6 @@ __all__ = [
     "FunctionPathError",
     "Gate",
     "ItemComponent",
-    "Linear",
-    "Piecewise",
     "Preset",
     "PresetError",
     "RewardsError",

@@ -14,7 +14,7 @@ Of the functions that are written here each docstring names the differences from
 - factories return objects that can be pickled, with the `__name__` under which trainers log.
 
 Not here: `ioi_code_reward` and `cf_code_reward` of open-r1. Both need a Piston server with the problem packages of
-their contests on it. For problems with inputs and expected outputs there is the preset `code-contest`. Those of the GSM8K
+their contests on it. For problems with inputs and expected outputs there is the preset `code-stdio`. Those of the GSM8K
 notebooks are the preset `gsm8k-xml`.
 """
 

@@ -43,44 +43,16 @@ class Evaluation:
         """Milliseconds per item at `quantile` (0 to 1) for one component."""
         return 1000.0 * percentile(self.latencies[name], quantile)
 
-    def mean(self, name: str | None = None) -> float:
-        """Mean value of one component, native, or of the totals; over those that are not None, NaN without any."""
-        values = self._numbers(name)
-        return math.fsum(values) / len(values) if values else math.nan
-
-    def std(self, name: str | None = None) -> float:
-        """Standard deviation (of the population) of one component, native, or of the totals; NaN without values."""
-        values = self._numbers(name)
-        mean = self.mean(name)
-        return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)) if values else math.nan
-
-    def zero_spread_share(self, name: str | None = None) -> float:
-        """Share of groups whose completions all have one value, for one component or the totals: no signal for GRPO.
+    def zero_spread_share(self, name: str) -> float:
+        """Share of groups whose completions all have one value for one component: no signal for GRPO.
 
         Values of None are left out, and so are groups with nothing else; 0.0 without any group.
         """
         members: dict[int, list[float]] = {}
-        for group, value in zip(self.groups, self._column(name), strict=True):
+        for group, value in zip(self.groups, self.values[name], strict=True):
             if value is not None:
                 members.setdefault(group, []).append(value)
         return _share([max(values) == min(values) for values in members.values()])
-
-    def summary(self, name: str) -> dict[str, float]:
-        """What is logged for one component: mean, std, zero_spread, status_*, latency_p50_ms, latency_p95_ms."""
-        return {
-            "mean": self.mean(name),
-            "std": self.std(name),
-            "zero_spread": self.zero_spread_share(name),
-            **{f"status_{status}": share for status, share in self.status_shares(name).items()},
-            "latency_p50_ms": self.latency_ms(name, 0.5),
-            "latency_p95_ms": self.latency_ms(name, 0.95),
-        }
-
-    def _column(self, name: str | None) -> list[float | None]:
-        return self.totals if name is None else self.values[name]
-
-    def _numbers(self, name: str | None) -> list[float]:
-        return [value for value in self._column(name) if value is not None]
 
 
 class Scorer(Protocol):
@@ -90,8 +62,6 @@ class Scorer(Protocol):
     def itemwise(self) -> bool: ...
     @property
     def weights(self) -> dict[str, float]: ...
-    @property
-    def scheduled(self) -> frozenset[str]: ...
 
     def score(self, samples: Sequence[Sample], ctx: Context | None = None) -> Evaluation: ...
     def scores(self, samples: Sequence[Sample], ctx: Context) -> dict[str, list[Score]]: ...

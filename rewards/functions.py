@@ -20,7 +20,6 @@ from rewards.errors import FunctionPathError, nearest
 from rewards.preset import Preset, Weighted
 from rewards.protocol import Component, Context, Sample, Score, failure_reason, shown
 from rewards.samples import REFERENCE_COLUMNS, completion_text
-from rewards.schedules import Weight
 
 
 def load_function(path: str, *, base: Path | None = None) -> Callable[..., Any]:
@@ -175,7 +174,7 @@ class FunctionComponent:
 def from_function(
     fn: RewardFunction | str,
     name: str | None = None,
-    weight: Weight = 1.0,
+    weight: float = 1.0,
     *,
     low: float | None = None,
     high: float | None = None,
@@ -185,7 +184,7 @@ def from_function(
     Args:
         fn: TRL's calling convention, sync or async; or `file.py:function`, or `package.module:function`.
         name: by default the function's own.
-        weight: factor on its value in the weighted sum, or a schedule of it.
+        weight: factor on its value in the weighted sum.
         low, high: the range of its values; by default the function's attributes `low` and `high`, else unbounded. A
             preset with a checker accepts only bounded shaping.
 
@@ -196,7 +195,7 @@ def from_function(
 
 
 def from_functions(
-    functions: Sequence[tuple[RewardFunction | Component | str, Weight]],
+    functions: Sequence[tuple[RewardFunction | Component | str, float]],
     *,
     base: Preset | None = None,
     name: str = "functions",
@@ -291,7 +290,7 @@ async def _awaited(scores: Sequence[Any], key: str) -> Any:
     return _numbers(await asyncio.gather(*scores), key)
 
 
-def _component(function: RewardFunction | Component | str, weight: Weight) -> Weighted:
+def _component(function: RewardFunction | Component | str, weight: float) -> Weighted:
     if isinstance(function, Component):
         return Weighted(function, weight)
     return from_function(function, weight=weight)

@@ -2,27 +2,26 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rewards.errors import PresetError, nearest
 from rewards.evaluation import Evaluation, run_component
-from rewards.protocol import Component, Context, Sample, Score, failure_reason
-from rewards.schedules import Piecewise, Weight, corners, weight_at
+from rewards.protocol import Component, Context, Sample, Score
 
 if TYPE_CHECKING:
     from rewards.adaptors import EasyR1Reward, TrlRewards, VerlReward
 
 
 class Weighted(NamedTuple):
-    """A component and its weight in a preset: a number, or a schedule (see `rewards.schedules`)."""
+    """A component and its weight in a preset."""
 
     component: Component
-    weight: Weight
+    weight: float
 
 
-def weighted(*parts: tuple[Component, Weight]) -> list[Weighted]:
+def weighted(*parts: tuple[Component, float]) -> list[Weighted]:
     """Return the components whose weight is not 0."""
     return [Weighted(component, weight) for component, weight in parts if weight != 0]
 
@@ -47,8 +46,7 @@ class Preset:
     """Weighted components that score a completion together.
 
     Args:
-        components: pairs (component, weight); native values are multiplied by the weight and summed. A weight may be a
-            function of (step, total_steps), such as `rewards.schedules.Linear`.
+        components: pairs (component, weight); native values are multiplied by the weight and summed.
         name: shown in errors and tables.
         gates: see `gate`.
         checker: name of the component whose status `ok` means "correct" in held-out evaluation, or None.
@@ -64,7 +62,7 @@ class Preset:
 
     def __init__(
         self,
-        components: Sequence[tuple[Component, Weight]],
+        components: Sequence[tuple[Component, float]],
         *,
         name: str = "custom",
         gates: Sequence[Gate] = (),
@@ -74,7 +72,7 @@ class Preset:
     ) -> None:
         self.name = name
         self.thinking_opened = thinking_opened
-        self.components = [Weighted(part, w if callable(w) else float(w)) for part, w in components]
+        self.components = [Weighted(component, float(weight)) for component, weight in components]
         self.gates = tuple(gates)
         self.checker = checker
         self.allow_shaping_above_correctness = allow_shaping_above_correctness
@@ -90,21 +88,8 @@ class Preset:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weight by component name, in order; of a schedule, the one at the start."""
-        return self.weights_at(0, 0)
-
-    @property
-    def scheduled(self) -> frozenset[str]:
-        """Names of the components whose weight changes over training."""
-        return frozenset(component.name for component, weight in self.components if callable(weight))
-
-    def weights_at(self, step: int, total_steps: int) -> dict[str, float]:
-        """Weight by component name, in order, at a step of a run; `total_steps` is 0 when it is not known.
-
-        Raises:
-            PresetError: a schedule gives something that is no finite number.
-        """
-        return {component.name: weight_at(weight, step, total_steps) for component, weight in self.components}
+        """Weight by component name, in order."""
+        return {component.name: weight for component, weight in self.components}
 
     def __repr__(self) -> str:
         return f"Preset({self.name!r}: {self.parts})"
@@ -112,8 +97,7 @@ class Preset:
     @property
     def parts(self) -> str:
         """Components and their weights in words: `accuracy x 1, format x 0.1`."""
-        parts = (f"{c.name} x {'(schedule)' if callable(weight) else f'{weight:g}'}" for c, weight in self.components)
-        return ", ".join(parts)
+        return ", ".join(f"{name} x {weight:g}" for name, weight in self.weights.items())
 
     def score(self, samples: Sequence[Sample], ctx: Context | None = None) -> Evaluation:
         """Score every sample by every component. Never raises for what a component or a completion does."""
@@ -133,7 +117,7 @@ class Preset:
 
     def evaluation(self, ordered: dict[str, list[Score]], samples: Sequence[Sample], ctx: Context) -> Evaluation:
         """The record of `scores` of these samples, which may have been made in parts."""
-        weights = self.weights_at(ctx.step, ctx.total_steps)
+        weights = self.weights
         tokens = {n: [s.token_values for s in c] for n, c in ordered.items() if any(s.token_values for s in c)}
         return Evaluation(
             weights=weights,
@@ -202,8 +186,7 @@ def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:
     checker says what is right; a part whose name stands already gets its preset's name in front.
 
     Raises:
-        PresetError: see `Preset`, also where the parts of the others outweigh the checker; or a preset whose weight follows
-            a schedule is to count other than once.
+        PresetError: see `Preset`, also where the parts of the others outweigh the checker.
     """
     parts: list[Weighted] = []
     gates: list[Gate] = []
@@ -216,11 +199,7 @@ def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:
                 component = copy.copy(component)
                 object.__setattr__(component, "name", f"{preset.name}.{name}")
             names[name] = component.name
-            if callable(weight) and factor != 1.0:
-                raise PresetError(
-                    f"Preset {preset.name!r}: the weight of {name!r} follows a schedule; count it once (1.0)."
-                )
-            parts.append(Weighted(component, weight if callable(weight) else weight * factor))
+            parts.append(Weighted(component, weight * factor))
         gates += [Gate(names[one.first], names[one.then]) for one in preset.gates]
         if checker is None and preset.checker is not None:
             checker = names[preset.checker]
@@ -285,9 +264,7 @@ def _check_components(preset: Preset) -> None:
     if repeated:
         raise PresetError(f"Component names must differ, {', '.join(repeated)} is repeated. Pass name= to one of them.")
     for component, weight in preset.components:
-        if callable(weight):
-            _check_schedule(component.name, weight)
-        elif not math.isfinite(weight):
+        if not math.isfinite(weight):
             raise PresetError(f"Weight of {component.name!r} is {weight}. Give a finite number.")
         if not (math.isfinite(component.floor) and component.low <= component.floor <= component.high):
             raise PresetError(
@@ -297,17 +274,6 @@ def _check_components(preset: Preset) -> None:
     for role, name in [("gate", n) for g in preset.gates for n in g] + [("checker", preset.checker)]:
         if name is not None and name not in names:
             raise PresetError(f"The {role} names {name!r}, which is no component here. {nearest(name, names)}")
-
-
-def _check_schedule(name: str, weight: Weight) -> None:
-    for step, total in ((0, 0), (0, 100), (50, 100), (100, 100)):
-        try:
-            weight_at(weight, step, total)
-        except Exception as failure:
-            raise PresetError(
-                f"The weight schedule of {name!r} fails at step {step} of {total}: {failure_reason(failure)}. Give a "
-                "function of (step, total_steps) that returns a finite number; total_steps is 0 when it is not known."
-            ) from failure
 
 
 def _evaluation_order(preset: Preset) -> list[Component]:
@@ -325,34 +291,15 @@ def _evaluation_order(preset: Preset) -> list[Component]:
 
 
 def _check_shaping(preset: Preset, checker: str) -> None:
-    """Check every corner of the weights' course: between two of them all weights are straight lines, so that shaping less
-    correctness is convex and nowhere larger than at one of its ends."""
-    fractions = {0.0, 1.0}
-    for component, weight in preset.components:
-        known = corners(weight)
-        if known is None:
-            raise PresetError(
-                f"The weight of {component.name!r} follows a function of which nothing is known, so shaping could outweigh "
-                "correctness. Use rewards.schedules.Linear or Piecewise, or pass allow_shaping_above_correctness=True."
-            )
-        fractions.update(known)
-    for fraction in sorted(fractions):
-        weights = {c.name: w.at(fraction) if isinstance(w, Piecewise) else w for c, w in preset.components}
-        when = f" at {fraction:.0%} of the run" if preset.scheduled else ""
-        _check_shaping_with(preset, checker, weights, when)
-
-
-def _check_shaping_with(preset: Preset, checker: str, weights: Mapping[str, Weight], when: str) -> None:
-    plain = {name: float(w) for name, w in weights.items() if not callable(w)}
-    spans = {c.name: abs(plain[c.name]) * (c.high - c.low) if plain[c.name] else 0.0 for c, _ in preset.components}
+    spans = {c.name: abs(weight) * (c.high - c.low) if weight else 0.0 for c, weight in preset.components}
     shaping = {name: span for name, span in spans.items() if name != checker}
-    if plain[checker] <= 0:
-        raise PresetError(f"Weight of the checker {checker!r} is {plain[checker]:g}{when}. Give it a positive one.")
+    if preset.weights[checker] <= 0:
+        raise PresetError(f"Weight of the checker {checker!r} is {preset.weights[checker]:g}. Give it a positive one.")
     if sum(shaping.values()) <= spans[checker] + 1e-12:
         return
     parts = " + ".join(f"{name} {span:g}" for name, span in shaping.items())
     raise PresetError(
-        f"Shaping could outweigh correctness{when}: {parts} = {sum(shaping.values()):g} (|weight| x range) against "
+        f"Shaping could outweigh correctness: {parts} = {sum(shaping.values()):g} (|weight| x range) against "
         f"{checker} {spans[checker]:g}, so a wrong answer could beat a right one. Lower the shaping weights, raise "
         f"{checker}'s, declare low= and high= where a range is unbounded, or pass allow_shaping_above_correctness=True."
     )

@@ -46,7 +46,6 @@ LAYERS = [
 REWARDS_LAYERS = [
     "rewards.errors",
     "rewards.protocol",
-    "rewards.schedules",
     "rewards.parameters",
     "rewards.extract",
     "rewards.samples",

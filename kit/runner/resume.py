@@ -207,16 +207,15 @@ def differences(
     """
     rows, backend = parts.data.info, parts.files.backend
     trees = () if config is None else (config, parts.config, asked or parts.config)
-    schedule, scheduled = parts.config.optimisation.schedule, sorted(parts.preset.scheduled)
+    schedule = parts.config.optimisation.schedule
     if trees:
         old, new, unresolved = (dict(leaves(tree.model_dump(mode="json"))) for tree in trees)
         for key in sorted(old.keys() | new.keys()):
             why = ""
             if key == "optimisation.steps":  # the total number of steps, where it influences each one
-                why = f", and the {schedule} learning rate depends on it" if schedule != "constant" else ""
-                why = why or (f", and the weights of {', '.join(scheduled)} depend on it" if scheduled else "")
-                if not why:
+                if schedule == "constant":
                     continue
+                why = f", and the {schedule} learning rate depends on it"
             if old.get(key) not in (new.get(key), unresolved.get(key)) and key not in HARMLESS:
                 yield f"{key}: {old.get(key)!r} when it was started, {new.get(key)!r} now{why}"
     if data and data.get("sha256") != rows["sha256"]:

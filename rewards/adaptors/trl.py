@@ -98,9 +98,8 @@ RIGHT = "answers/right"
 class TrlReward:
     """One component of a preset, called the way TRL's GRPOTrainer calls a reward function.
 
-    Returns native values, unweighted: TRL applies `reward_weights`. Those are fixed for a run, so a component whose
-    weight follows a schedule returns its values already multiplied by the weight of this step, and its reward weight
-    is 1. Process rewards of all components, weighted, are reported once a batch in the column `token_rewards`.
+    Returns native values, unweighted: TRL applies `reward_weights`. Process rewards of all components, weighted, are reported
+    once a batch in the column `token_rewards`.
     """
 
     def __init__(self, name: str, evaluator: BatchEvaluator) -> None:
@@ -125,11 +124,7 @@ class TrlReward:
                 log_extra(TOKEN_REWARDS, evaluation.token_rewards)
         if callable(log_metric := given.get("log_metric")):
             self._log_metrics(evaluation, log_metric)
-        values = evaluation.values[self.__name__]
-        if self.__name__ not in self._evaluator.preset.scheduled:
-            return list(values)
-        weight = evaluation.weights[self.__name__]
-        return [None if value is None else weight * value for value in values]
+        return list(evaluation.values[self.__name__])
 
     def _log_columns(self, evaluation: Evaluation, log_extra: Callable[[str, list[Any]], None]) -> None:
         name = self.__name__
@@ -151,7 +146,7 @@ class TrlReward:
 
 
 class TrlRewards(list[TrlReward]):
-    """What TRL takes as `reward_funcs`, with `reward_weights` for its GRPOConfig (1 where a schedule sets the weight).
+    """What TRL takes as `reward_funcs`, with `reward_weights` for its GRPOConfig.
 
     What a component failed to score is logged as a warning, once for each reason. Where a component could not score a
     single completion of the first batch (no reference column, a function that raises), `RewardsError` says why, since
@@ -174,7 +169,7 @@ class TrlRewards(list[TrlReward]):
         """One reward function per component, all sharing one evaluation per batch."""
         evaluator = BatchEvaluator(preset, seed, reference_column, strict)
         rewards = cls(TrlReward(name, evaluator) for name in preset.weights)
-        rewards.reward_weights = [1.0 if n in preset.scheduled else w for n, w in preset.weights.items()]
+        rewards.reward_weights = list(preset.weights.values())
         return rewards
 
     @property

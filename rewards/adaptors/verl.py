@@ -14,11 +14,11 @@ _NOT_COLUMNS = frozenset({"response", "response_length", "prompt"})
 class EasyR1Reward:
     """Called with a batch of dicts, or with one of them: `worker.reward.reward_type` batch or sequential.
 
-    Each dict has `response` and `ground_truth`, usually `response_length` in tokens, and perhaps more, which become
-    columns. Consecutive ones with the same prompt (or, where none is given, the same ground truth) form a group. The
-    answer has `overall`, the weighted sum, and each component's native value under its name, `<name>_score` where a
-    component is itself called overall. EasyR1 tells no step, so weights that follow a schedule stay at their start. What a
-    component failed to score is logged as a warning; statuses and reasons of a batch are in `last_evaluation`.
+    Each dict has `response` and `ground_truth`, usually `response_length` in tokens, and perhaps more, which become columns.
+    Consecutive ones with the same prompt (or, where none is given, the same ground truth) form a group. The answer has
+    `overall`, the weighted sum, and each component's native value under its name, `<name>_score` where a component is itself
+    called overall. What a component failed to score is logged as a warning; statuses and reasons of a batch are in
+    `last_evaluation`.
 
     >>> from rewards import load
     >>> compute_score = load("gsm8k-hash").easyr1()
@@ -87,10 +87,9 @@ class VerlReward:
     """`compute_score(data_source, solution_str, ground_truth, extra_info)`, as verl's reward managers call it.
 
     `extra_info`, when it is a dict, becomes columns, and its `prompt` or `question` the prompt. The answer is a dict with
-    `score`, the weighted sum, and each component's native value under its name; or the sum alone, with
-    `as_dict=False`. The batch manager's plural arguments give a list. verl tells no step, so weights that follow a
-    schedule stay at their start. What a component failed to score is logged as a warning; statuses and reasons of a batch
-    are in `last_evaluation`.
+    `score`, the weighted sum, and each component's native value under its name; or the sum alone, with `as_dict=False`. The
+    batch manager's plural arguments give a list. What a component failed to score is logged as a warning; statuses and
+    reasons of a batch are in `last_evaluation`.
 
     >>> from rewards import load
     >>> compute_score = load("gsm8k-hash").verl()

@@ -14,7 +14,6 @@ __all__ = ["describe", "load", "names", "parameters"]
 # The module of each preset and the package that it needs; the function that builds it has the preset's name.
 _PRESETS = {
     "classification-label": ("text", None),
-    "code-contest": ("code", None),
     "code-function": ("code", None),
     "code-stdio": ("code", None),
     "countdown": ("reasoning", None),
@@ -26,7 +25,6 @@ _PRESETS = {
     "judge-ranking": ("judge", "httpx"),
     "judge-rubric": ("judge", "httpx"),
     "length-target": ("text", None),
-    "math-boxed": ("math", "math-verify"),
     "math-cosine": ("math", "math-verify"),
     "math-dapo": ("math", "math-verify"),
     "math-kimi-length": ("math", "math-verify"),

@@ -48,20 +48,25 @@ class ProgramOptions:
 def code_stdio(
     *,
     seconds: float = 5.0,
+    time_factor: float = 1.0,
+    budget_seconds: float = 120.0,
     tolerance: float | None = None,
     options: ProgramOptions,
 ) -> Preset:
-    """Programs that read stdin and print, in the last fenced block after `</think>`. Python with its standard library; other
-    packages by `python`.
+    """Programs that read stdin and print, as in contests, in the last fenced block after `</think>`. Python with its standard
+    library; other packages by `python`.
 
     Formula: accuracy = 1 when every test passes, else 0; with `scoring="share"`, passed / tests. A test passes when the
-    program ends with exit code 0 and printed the expected lines: as many, each equal but for white space at its end.
+    program ends with exit code 0 and printed the expected lines: as many, each equal but for white space at its end; with
+    `tolerance`, words are compared, numbers with a decimal point or exponent within it, whole numbers exactly.
     Range: [0, 1].
     Checker: accuracy.
     Columns: `reference` (or `tests`, `test_cases`, `input_output`, `verification_info`): a list of {input, output}, or
-    {inputs: [...], outputs: [...]}, or either as JSON.
-    Source: tests by input and output of APPS (2105.09938), unit tests as a reward of CodeRL (2207.01780). Differs from
-    graders that compare lines with `zip`, where a prefix of the expected output passes.
+    {inputs: [...], outputs: [...]}, or either as JSON; `time_limit` in seconds and `memory_limit` in MiB where a row has
+    them.
+    Source: tests by input and output of APPS (2105.09938), CodeContests (2203.07814) and TACO (2312.14852), unit tests as a
+    reward of CodeRL (2207.01780). Differs from graders that compare lines with `zip`, where a prefix of the expected output
+    passes.
     Hacks: printing a prefix of the expected output (line counts must agree); `sys.exit(0)` before printing (only output
     counts); reading the tests or the grader (expected outputs never enter the sandbox, nothing else is there to read);
     changing builtins (comparison is in another process); tests that expect nothing (a row of such tests is an error);
@@ -69,7 +74,9 @@ def code_stdio(
     (hold rows out, or draw with `max_tests`).
 
     Args:
-        seconds: wall clock for each test, with about 30 ms for the start of the sandbox.
+        seconds: wall clock for each test, where the row has no `time_limit`.
+        time_factor: factor on `time_limit`, for limits that were set for compiled languages.
+        budget_seconds: wall clock for all tests of a completion; tests that it leaves no time for have failed.
         tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
         options: see `ProgramOptions`.
 
@@ -83,6 +90,9 @@ def code_stdio(
     require_sandbox(options.allow_unsafe)
     component = CodeStdio(
         seconds=seconds,
+        row_limits=True,
+        time_factor=time_factor,
+        budget_seconds=budget_seconds,
         tolerance=tolerance,
         **vars(options),
     )
@@ -131,53 +141,6 @@ def code_function(
         seconds=seconds,
         tolerance=tolerance,
         prelude=_USUAL if prelude is None else prelude,
-        **vars(options),
-    )
-    return Preset([(component, 1.0)], checker="accuracy")
-
-
-@with_options(ProgramOptions)
-def code_contest(
-    *,
-    seconds: float = 5.0,
-    time_factor: float = 1.0,
-    budget_seconds: float = 120.0,
-    tolerance: float | None = 1e-6,
-    options: ProgramOptions,
-) -> Preset:
-    """Contest problems: many tests of input and output, with the problem's own limits. Python with its standard library.
-
-    Formula: accuracy = 1 when every test passes, else 0, stopping at the first that fails; with `scoring="share"`,
-    passed / tests. Words are compared line by line, numbers with a decimal point or exponent within
-    `tolerance`, whole numbers exactly.
-    Range: [0, 1].
-    Checker: accuracy.
-    Columns: tests as for code-stdio; `time_limit` in seconds and `memory_limit` in MiB where a row has them.
-    Source: problems of CodeContests (AlphaCode, 2203.07814) and TACO (2312.14852).
-    Hacks: those of code-stdio; printing one of few possible answers ("YES", "-1") passes a share of the tests, so that
-    "share" pays for guessing; a slow program that passes the small tests earns their share.
-
-    Args:
-        seconds: wall clock for each test, where the row has no `time_limit`.
-        time_factor: factor on `time_limit`, for limits that were set for compiled languages.
-        budget_seconds: wall clock for all tests of a completion; tests that it leaves no time for have failed.
-        tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
-        options: see `ProgramOptions`.
-
-    >>> from rewards import build_samples, load
-    >>> tests = {"inputs": ["1 2", "3 4", "0 0"], "outputs": ["3", "7", "0"]}
-    >>> completions = ["```python\\nprint(sum(map(int, input().split())))\\n```", "```python\\nprint(0)\\n```"]
-    >>> samples = build_samples(["Add."] * 2, completions, reference=[tests] * 2, time_limit=[2.0] * 2)
-    >>> [round(total, 3) for total in load("code-contest", scoring="share").score(samples).totals]
-    [1.0, 0.333]
-    """
-    require_sandbox(options.allow_unsafe)
-    component = CodeStdio(
-        seconds=seconds,
-        budget_seconds=budget_seconds,
-        tolerance=tolerance,
-        row_limits=True,
-        time_factor=time_factor,
         **vars(options),
     )
     return Preset([(component, 1.0)], checker="accuracy")

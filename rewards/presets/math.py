@@ -55,11 +55,13 @@ def math_match(*, answer_in: str = "boxed", lenient: bool = False) -> Preset:
 def math_verify(
     *,
     answer_in: str = "boxed",
+    format_weight: float = 0.0,
     options: MathOptions,
 ) -> Preset:
     r"""Mathematics by meaning: math-verify in a worker process, made stricter where it is fooled.
 
-    Formula: 1 when the answer equals the reference, else 0. Equal are the same number, expression, equation, set (in
+    Formula: accuracy (+ format_weight format). accuracy is 1 when the answer equals the reference, else 0; format is 1 when
+    the last `\boxed{…}` after the reasoning is closed and not blank. Equal are the same number, expression, equation, set (in
     any order), tuple or interval (order and brackets), matrix (entry by entry) or word, with or without units, `$`,
     `x =` and thousands separators; `50\%` is 50 and 0.5; a decimal has to agree to six places and four digits.
     Repeating decimals, powers of ten (`1.5e3`) and mixed numbers are exact. Behind `\approx`, a decimal counts where it
@@ -86,6 +88,7 @@ def math_verify(
 
     Args:
         answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
+        format_weight: weight of a box with anything in it; 0 leaves it out.
         options: see `MathOptions`.
 
     Raises:
@@ -98,42 +101,8 @@ def math_verify(
     ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
     """
     accuracy = MathVerify(answer_in=answer_in, **vars(options))
-    return Preset([(accuracy, 1.0)], checker="accuracy")
-
-
-@with_options(MathOptions)
-def math_boxed(
-    *,
-    format_weight: float = 0.1,
-    options: MathOptions,
-) -> Preset:
-    r"""Mathematics with the answer in a box: nine tenths for the answer, one for the box.
-
-    Formula: (1 - w) accuracy + w format, w = 0.1. accuracy is that of `math-verify`; format is 1 when the last
-    `\boxed{…}` after the reasoning is closed and not blank.
-    Range: [0, 1].
-    Checker: accuracy.
-    Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`.
-    Source: the weights of EasyR1's maths reward; its pattern for the layout takes time quadratic in the completion and
-    does not span lines in every version, here it is a scan.
-    Hacks: a box with anything in it earns the format, at most 0.1. Otherwise as for `math-verify`.
-
-    Args:
-        format_weight: share of the box, below 0.5.
-        options: see `MathOptions`.
-
-    Raises:
-        PresetError: math-verify is not installed, or the box could outweigh the answer.
-
-    >>> from rewards import build_samples, load
-    >>> completions = [r"so \boxed{$12$ cm}", r"so \boxed{13}", "so 12"]
-    >>> load("math-boxed").score(build_samples(["?"] * 3, completions, answer=["12"] * 3)).totals
-    [1.0, 0.1, 0.0]
-    """
-    accuracy = MathVerify(**vars(options))
     layout = BoxFormat(strict=not options.lenient)
-    parts = [(accuracy, 1.0 - format_weight), (layout, format_weight)]
-    return Preset(parts, checker="accuracy")
+    return Preset(weighted((accuracy, 1.0), (layout, format_weight)), checker="accuracy")
 
 
 @with_options(MathOptions)
@@ -260,7 +229,7 @@ def math_kimi_length(
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`. Needs whole groups in a batch:
     consecutive equal prompts.
-    Source: Kimi k1.5 (2501.12599), 2.3.3; the paper turns it on only after a while, by a schedule of its weight.
+    Source: Kimi k1.5 (2501.12599), 2.3.3; the paper turns it on only after a while.
     Hacks: empty completions are the shortest: a wrong answer earns at most 0 for its length. A long wrong sibling makes
     the others' share larger, which no single completion controls. Otherwise as for `math-verify`.
 

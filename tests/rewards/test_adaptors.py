@@ -7,7 +7,6 @@ import pytest
 from reward_parts import Fixed, answered
 
 from rewards import Preset, RewardsError, Score, from_functions, load
-from rewards.schedules import Linear
 
 RIGHT, WRONG = answered("72"), answered("70")
 
@@ -170,24 +169,6 @@ def test_process_rewards_are_reported_once_a_batch_weighted_and_summed():
     assert log["token_rewards"] == [[2.5, 4.0], [6.0]]
     assert columns == [[0.0, 0.0], [0.0, 0.0]]
     assert call(rewards, **batch)[1]["token_rewards"] == [[2.5, 4.0], [6.0]]  # the same batch once more
-
-
-def test_weights_that_change_are_folded_into_the_values():
-    parts = [
-        (Fixed("a", [Score(1.0), Score(None, "infra")]), 2.0),
-        (Fixed("b", [Score(0.5)] * 2), Linear(start=1, end=0)),
-    ]
-    rewards = Preset(parts).trl()
-    assert rewards.reward_weights == [2.0, 1.0]
-    for step in (0, 4, 10):
-        columns, _ = call(rewards, ["x", "y"], step=step)
-        # a stays native; b is 0.5 x (1 - step / 10)
-        assert columns == [[1.0, None], [pytest.approx(0.5 * (1 - step / 10))] * 2]
-        weighted = [
-            sum(w * v for w, v in zip(rewards.reward_weights, row, strict=True) if v is not None)
-            for row in zip(*columns, strict=True)
-        ]
-        assert weighted == pytest.approx(rewards.last_evaluation.totals)
 
 
 def test_share_of_groups_without_spread_is_logged():

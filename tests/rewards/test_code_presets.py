@@ -1,4 +1,4 @@
-"""The three code presets against right, wrong and dishonest programs."""
+"""The code presets against right, wrong and dishonest programs."""
 
 import os
 import pickle
@@ -131,19 +131,19 @@ def test_a_share_is_paid_only_when_asked_for():
 
 def test_contests_take_limits_from_the_row():
     slow = f"import time\ntime.sleep(0.3)\n{HONEST_STDIO}"
-    assert evaluate("code-contest", slow, reference=SQUARES[:1]).totals == [1.0]
-    late = evaluate("code-contest", slow, reference=SQUARES[:1], time_limit=0.25)
+    assert evaluate("code-stdio", slow, reference=SQUARES[:1]).totals == [1.0]
+    late = evaluate("code-stdio", slow, reference=SQUARES[:1], time_limit=0.25)
     assert late.totals == [0.0]
     assert "stopped after 0.25 s" in late.infos["accuracy"][0]["reason"]
-    assert evaluate("code-contest", slow, reference=SQUARES[:1], time_limit=0.25, time_factor=8).totals == [1.0]
+    assert evaluate("code-stdio", slow, reference=SQUARES[:1], time_limit=0.25, time_factor=8).totals == [1.0]
     big = f"kept = bytearray(300 << 20)\n{HONEST_STDIO}"
-    assert evaluate("code-contest", big, reference=SQUARES[:1]).totals == [1.0]
-    assert evaluate("code-contest", big, reference=SQUARES[:1], memory_limit=200).totals == [0.0]
+    assert evaluate("code-stdio", big, reference=SQUARES[:1]).totals == [1.0]
+    assert evaluate("code-stdio", big, reference=SQUARES[:1], memory_limit=200).totals == [0.0]
 
 
 def test_a_budget_ends_the_tests_of_a_completion():
     slow = f"import time\ntime.sleep(0.2)\n{HONEST_STDIO}"
-    evaluation = evaluate("code-contest", slow, reference=SQUARES * 20, scoring="share", budget_seconds=0.5)
+    evaluation = evaluate("code-stdio", slow, reference=SQUARES * 20, scoring="share", budget_seconds=0.5)
     assert 0.0 <= evaluation.totals[0] <= 3 / 60
     assert evaluation.statuses["accuracy"] == ["wrong"]
 
@@ -157,7 +157,7 @@ def test_drawn_tests_are_the_same_for_a_group_and_follow_the_seed():
     assert all(other != pick(samples[0], seed=1, step=2) for other in others)
 
 
-@pytest.mark.parametrize("name", ["code-stdio", "code-function", "code-contest"])
+@pytest.mark.parametrize("name", ["code-stdio", "code-function"])
 @pytest.mark.parametrize(
     "reference", [None, 7, "", "x", "{", [], {}, [None], {"inputs": 1}, "\ud800", "\0", [[]], {"test_cases": 3}]
 )
@@ -227,7 +227,7 @@ def test_a_sandbox_that_does_not_start_is_infra_and_excludes(monkeypatch):
 
 def test_without_a_sandbox_presets_are_refused_when_loaded(monkeypatch):
     monkeypatch.setattr(runner, "level", lambda: None)
-    for name in ("code-stdio", "code-function", "code-contest"):
+    for name in ("code-stdio", "code-function"):
         with pytest.raises(PresetError, match="Allow user namespaces"):
             load(name)
         assert load(name, allow_unsafe=True).checker == "accuracy"
@@ -246,7 +246,7 @@ def test_without_a_sandbox_presets_are_refused_when_loaded(monkeypatch):
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(params, says):
-    for name in ("code-stdio", "code-function", "code-contest"):
+    for name in ("code-stdio", "code-function"):
         with pytest.raises(PresetError, match=says):
             load(name, **params)
 

@@ -77,16 +77,12 @@ def test_match_says_when_there_is_no_reference():
     assert evaluate("math-match", r"\boxed{72}", reference=None).statuses["accuracy"] == ["error"]
 
 
-# math-boxed
-
-
-def test_boxed_is_nine_tenths_and_one():
-    assert evaluate("math-boxed", r"\boxed{72}", r"\boxed{70}", "72", r"\boxed{").totals == [1.0, 0.1, 0.0, 0.0]
-
-
-def test_boxed_refuses_a_box_worth_more_than_the_answer():
+def test_verify_pays_for_a_box_only_when_asked_for():
+    texts = (r"\boxed{72}", r"\boxed{70}", "72", r"\boxed{")
+    assert evaluate("math-verify", *texts, params={"format_weight": 0.1}).totals == [1.1, 0.1, 0.0, 0.0]
+    assert evaluate("math-verify", *texts).totals == [1.0, 0.0, 0.0, 0.0]
     with pytest.raises(PresetError, match="outweigh"):
-        load("math-boxed", format_weight=0.6)
+        load("math-verify", format_weight=1.1)
 
 
 # math-dapo
@@ -165,5 +161,5 @@ def test_r1_zero_layout_refuses_what_loose_patterns_accept(junk):
 
 def test_every_checker_says_whether_a_completion_is_correct():
     right = build_samples(["?"], [r"\boxed{72}"], [[1] * 5000], reference=["72"], budget=[10])
-    for name in ("math-boxed", "math-cosine", "math-dapo", "math-kimi-length", "math-length-budget", "math-match"):
+    for name in ("math-verify", "math-cosine", "math-dapo", "math-kimi-length", "math-length-budget", "math-match"):
         assert load(name).is_correct(right) == [True], name

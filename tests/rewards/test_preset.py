@@ -4,7 +4,6 @@ import pytest
 from reward_parts import Fixed
 
 from rewards import Context, Preset, PresetError, Score, combine, gate, load
-from rewards.schedules import Linear
 
 OK = Score(1.0)
 
@@ -32,9 +31,6 @@ def test_combined_presets_keep_the_limit_on_shaping():
     assert combine([(right, 1.0), (load("length-target"), 0.7)]).weights["length"] == pytest.approx(0.7)
     with pytest.raises(PresetError, match="Shaping could outweigh correctness"):
         combine([(right, 1.0), (load("length-target"), 0.8)])
-    scheduled = Preset([(Fixed("a", [Score(1.0)]), Linear(start=0.0, end=1.0))], name="rising")
-    with pytest.raises(PresetError, match="follows a schedule"):
-        combine([(right, 1.0), (scheduled, 0.5)])
 
 
 @pytest.mark.parametrize("status", ["wrong", "format", "timeout", "error"])

@@ -27,7 +27,7 @@ def evaluate(preset, *completions, reference="72", task="chain_sum", entry=ENTRY
 def test_unknown_names_and_parameters_come_with_the_nearest():
     with pytest.raises(UnknownPresetError, match="Did you mean 'gsm8k-reasoning'"):
         load("gsm8k_reasonin")
-    with pytest.raises(UnknownPresetError, match="Valid: classification-label, code-contest"):
+    with pytest.raises(UnknownPresetError, match="Valid: classification-label, code-function"):
         describe("zzz")
     with pytest.raises(UnknownParameterError, match="Did you mean 'format_weight'"):
         load("gsm8k-reasoning", format_wieght=0.1)
