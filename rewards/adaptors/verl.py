@@ -1,7 +1,7 @@
 """Presets as the reward functions of EasyR1 and verl."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rewards.adaptors.failures import FailureLog
 from rewards.evaluation import Evaluation, Scorer
@@ -11,7 +11,42 @@ from rewards.samples import make_sample, same
 _NOT_COLUMNS = frozenset({"response", "response_length", "prompt"})
 
 
-class EasyR1Reward:
+class _Reward:
+    """A preset that scores rows of (prompt, completion, reference, columns, number of tokens)."""
+
+    total: ClassVar[str]
+    """Name of the weighted sum among the scores."""
+
+    def __init__(self, preset: Scorer, *, seed: int = 0) -> None:
+        self.preset = preset
+        self.seed = seed
+        self.last_evaluation: Evaluation | None = None
+        self._failures = FailureLog()
+        self.__name__ = "compute_score"
+
+    def _score(self, rows: Sequence[tuple[Any, Any, Any, Mapping[str, Any], int | None]]) -> list[dict[str, float]]:
+        """The weighted sum and each component's native value. Consecutive rows of one prompt (of one reference, where there
+        is no prompt) form a group."""
+        samples: list[Sample] = []
+        group, before = -1, object()
+        for index, (prompt, completion, reference, columns, n_tokens) in enumerate(rows):
+            question = reference if prompt is None else prompt
+            group += not same(question, before)
+            before = question
+            samples.append(make_sample(prompt, completion, reference, columns, index, group, n_tokens=n_tokens))
+        evaluation = self.last_evaluation = self.preset.score(samples, Context(seed=self.seed))
+        self._failures.look_at(evaluation)
+        names = {name: f"{name}_score" if name == self.total else name for name in evaluation.values}
+        return [
+            {
+                self.total: total or 0.0,
+                **{names[name]: column[row] or 0.0 for name, column in evaluation.values.items()},
+            }
+            for row, total in enumerate(evaluation.totals)
+        ]
+
+
+class EasyR1Reward(_Reward):
     """Called with a batch of dicts, or with one of them: `worker.reward.reward_type` batch or sequential.
 
     Each dict has `response` and `ground_truth`, usually `response_length` in tokens, and perhaps more, which become columns.
@@ -26,64 +61,28 @@ class EasyR1Reward:
     [{'overall': 1.1, 'accuracy': 1.0, 'format': 1.0}]
     """
 
-    def __init__(self, preset: Scorer, *, seed: int = 0) -> None:
-        self.preset = preset
-        self.seed = seed
-        self.last_evaluation: Evaluation | None = None
-        self._failures = FailureLog()
-        self.__name__ = "compute_score"
+    total = "overall"
 
     def __call__(self, reward_inputs: Any, **options: Any) -> Any:
         """A list of scores for a batch, one dict of scores for one dict. `options` (EasyR1's `reward_function_kwargs`)
         become columns of every row."""
         if isinstance(reward_inputs, Mapping):
-            return self._scores([reward_inputs], options)[0]
-        return self._scores(reward_inputs, options)
-
-    def _scores(self, rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[dict[str, float]]:
-        samples: list[Sample] = []
-        group, before = -1, object()
-        for index, row in enumerate(rows):
-            asked = row.get("prompt", row.get("ground_truth"))
-            group += not same(asked, before)
-            before = asked
-            columns = {**options, **{str(key): value for key, value in row.items() if key not in _NOT_COLUMNS}}
-            samples.append(
-                make_sample(
-                    row.get("prompt"),
-                    row.get("response"),
-                    row.get("ground_truth"),
-                    columns,
-                    index,
-                    group,
-                    n_tokens=_count(row.get("response_length")),
-                )
-            )
-        self.last_evaluation = self.preset.score(samples, Context(seed=self.seed))
-        self._failures.look_at(self.last_evaluation)
-        return score_dicts(self.last_evaluation, "overall")
+            return self._score([_easyr1_row(reward_inputs, options)])[0]
+        return self._score([_easyr1_row(row, options) for row in reward_inputs])
 
 
-def _count(length: Any) -> int | None:
+def _easyr1_row(
+    row: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Any, Any, Any, Mapping[str, Any], int | None]:
+    columns = {**options, **{str(key): value for key, value in row.items() if key not in _NOT_COLUMNS}}
     try:
-        return int(length)
+        n_tokens = int(row.get("response_length"))  # type: ignore[arg-type]  # None is a TypeError
     except (TypeError, ValueError, OverflowError):
-        return None
+        n_tokens = None
+    return row.get("prompt"), row.get("response"), row.get("ground_truth"), columns, n_tokens
 
 
-def score_dicts(evaluation: Evaluation, total: str) -> list[dict[str, float]]:
-    """Return for each completion the weighted sum under `total`, and each component's native value."""
-    names = {name: f"{name}_score" if name == total else name for name in evaluation.values}
-    return [
-        {
-            total: evaluation.totals[row] or 0.0,
-            **{names[name]: column[row] or 0.0 for name, column in evaluation.values.items()},
-        }
-        for row in range(len(evaluation.totals))
-    ]
-
-
-class VerlReward:
+class VerlReward(_Reward):
     """`compute_score(data_source, solution_str, ground_truth, extra_info)`, as verl's reward managers call it.
 
     `extra_info`, when it is a dict, becomes columns, and its `prompt` or `question` the prompt. The answer is a dict with
@@ -97,13 +96,11 @@ class VerlReward:
     {'score': 1.1, 'accuracy': 1.0, 'format': 1.0}
     """
 
+    total = "score"
+
     def __init__(self, preset: Scorer, *, seed: int = 0, as_dict: bool = True) -> None:
-        self.preset = preset
-        self.seed = seed
+        super().__init__(preset, seed=seed)
         self.as_dict = as_dict
-        self.last_evaluation: Evaluation | None = None
-        self._failures = FailureLog()
-        self.__name__ = "compute_score"
 
     def __call__(
         self,
@@ -127,18 +124,12 @@ class VerlReward:
         return self._scores(list(zip(sources, solution_strs, truths, infos, strict=True)), options)
 
     def _scores(self, rows: Sequence[tuple[Any, Any, Any, Any]], options: Mapping[str, Any]) -> list[Any]:
-        samples = []
-        group, before = -1, object()
-        for index, (source, solution, truth, extra) in enumerate(rows):
+        complete = []
+        for source, solution, truth, extra in rows:
             info = {str(key): value for key, value in extra.items()} if isinstance(extra, Mapping) else {}
             prompt = info.get("prompt", info.get("question"))
             prompt = getattr(prompt, "tolist", lambda prompt=prompt: prompt)()  # parquet gives messages as an array
-            asked = truth if prompt is None else prompt
-            group += not same(asked, before)
-            before = asked
             columns = {**options, **info, "data_source": source, "ground_truth": truth, "extra_info": extra}
-            samples.append(make_sample(prompt, solution, truth, columns, index, group))
-        self.last_evaluation = self.preset.score(samples, Context(seed=self.seed))
-        self._failures.look_at(self.last_evaluation)
-        scores = score_dicts(self.last_evaluation, "score")
-        return list(scores) if self.as_dict else [score["score"] for score in scores]
+            complete.append((prompt, solution, truth, columns, None))
+        scores = self._score(complete)
+        return list(scores) if self.as_dict else [score[self.total] for score in scores]

@@ -20,7 +20,7 @@ class IsolatedComponent(ItemComponent):
 
     `task` and `verdict` run here and must be cheap; the function that `task` names runs in a worker. An item that
     overruns is `timeout`, one whose function raises, crashes or runs out of memory is `error`, both at the floor; the
-    other items keep their scores. Results of repeatable tasks are remembered by content.
+    other items keep their scores. Results are remembered by content.
 
     Args:
         deadline: seconds an item may take.
@@ -91,14 +91,13 @@ class IsolatedComponent(ItemComponent):
         fresh = {
             key: outcome.value
             for key, outcome in outcomes.items()
-            if outcome.status == "ok" and todo[key].repeatable and not key.startswith("only:")
+            if outcome.status == "ok" and not key.startswith("only:")
         }
         cache.put_many(fresh)
         return [outcomes[key] if key in outcomes else Outcome("ok", known[key]) for key in keys]
 
     def _key(self, task: Task, position: int) -> str:
-        """Cache key by content; by position for tasks that are not repeatable or whose arguments are not plain."""
+        """Cache key by content; by position for tasks whose arguments are not plain."""
         kind = f"{type(self).__module__}.{type(self).__qualname__}"
         configuration = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NOT_CONTENT]
-        key = content_key(kind, self.version, configuration, task.function, task.arguments) if task.repeatable else None
-        return key or f"only:{position}"
+        return content_key(kind, self.version, configuration, task.function, task.arguments) or f"only:{position}"

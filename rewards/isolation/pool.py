@@ -50,7 +50,6 @@ class Task:
             has a function `warm_up()`, that is called once after the import.
         arguments: plain picklable values.
         info: what a score says beside the reason when the call fails, for instance the extracted answer.
-        repeatable: the same arguments always give the same result, so that it may come from a cache.
         grace: seconds after the deadline before the worker is killed, for a function that can be interrupted: on a busy
             machine, or inside a library's C code, it may be late to hear of the alarm. 0: it is killed at the deadline.
     """
@@ -58,7 +57,6 @@ class Task:
     function: str
     arguments: tuple[Any, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
-    repeatable: bool = True
     grace: float = 0.0
 
 
@@ -174,8 +172,6 @@ class Pool:
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers is {workers}. Give at least 1, or None for one a core.")
         self.size = workers or min(_MAX_WORKERS, max(2, cores()))
         self._fresh()
         _POOLS.add(self)

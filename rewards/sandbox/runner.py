@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rewards.parallel import concurrently
 from rewards.sandbox import commands
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rewards.sandbox.process import Ended
 
 
-_DEFAULTS = Job(program="")
 _PROBE = Job(program="print(input()[::-1])", stdin="ko", seconds=10.0)
 _MEANING: dict[Level, str] = {
     "namespaces": "own namespaces without network, home or /proc, a filter of system calls, limits; forked from a warm Python",
@@ -36,41 +35,20 @@ def describe() -> list[LevelReport]:
     return [_report(name) for name in LEVELS]
 
 
-def run(
-    program: str,
-    stdin: str = "",
-    *,
-    seconds: float = _DEFAULTS.seconds,
-    memory_mb: int = _DEFAULTS.memory_mb,
-    output_bytes: int = _DEFAULTS.output_bytes,
-    files: Mapping[str, str | bytes] = _DEFAULTS.files,
-    processes: int = _DEFAULTS.processes,
-    disk_mb: int = _DEFAULTS.disk_mb,
-    python: str | None = None,
-    at: Level | None = None,
-    allow_unsafe: bool = False,
-) -> Result:
-    """Runs a Python program and waits for its end; see `Job` for the limits.
+def run(program: str, stdin: str = "", *, at: Level | None = None, allow_unsafe: bool = False, **limits: Any) -> Result:
+    """Run a Python program and wait for its end.
 
     Args:
+        program: Python source.
+        stdin: what the program reads, as text.
         at: insist on one level; by default the best one.
         allow_unsafe: run with mere limits where no level of isolation works.
+        limits: the other fields of `Job`: limits, files and the interpreter.
 
     Raises:
         SandboxError: nothing keeps the program apart here and `allow_unsafe` is not given, or `at` does not work here.
     """
-    job = Job(
-        program=program,
-        stdin=stdin,
-        seconds=seconds,
-        memory_mb=memory_mb,
-        output_bytes=output_bytes,
-        files=files,
-        processes=processes,
-        disk_mb=disk_mb,
-        python=python,
-    )
-    return _run_at(choose(at, allow_unsafe), job)
+    return _run_at(choose(at, allow_unsafe), Job(program=program, stdin=stdin, **limits))
 
 
 def run_all(

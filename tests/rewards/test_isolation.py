@@ -13,7 +13,7 @@ import pytest
 
 import rewards
 from rewards import Context, Preset, Score, build_samples
-from rewards.isolation import Cache, IsolatedComponent, Pool, Task, clear_recent, content_key, shared_pool
+from rewards.isolation import Cache, IsolatedComponent, Pool, Task, clear_recent, content_key
 
 HERE = str(Path(__file__).parent)
 
@@ -263,12 +263,6 @@ def test_a_limit_that_leaves_nothing_is_refused(pool):
             pool.run([call("double", 1)], **limits)
 
 
-def test_a_pool_needs_a_worker():
-    with pytest.raises(ValueError, match="at least 1"):
-        Pool(0)
-    assert Pool().size >= 2
-
-
 def test_a_forked_child_has_workers_of_its_own(pool):
     mine = {o.value for o in pool.run([call("pid")] * 50)}
     read, write = os.pipe()
@@ -350,14 +344,11 @@ class Doubled(IsolatedComponent):
     high: float = 100.0
     function: str = "double"
     factor: int = 1
-    repeatable: bool = True
 
     def task(self, sample, ctx):
         if not sample.text:
             return Score(None, "format", {"reason": "blank"})
-        return call(
-            self.function, *sample.columns["arguments"], info={"extracted": sample.text}, repeatable=self.repeatable
-        )
+        return call(self.function, *sample.columns["arguments"], info={"extracted": sample.text})
 
     def verdict(self, sample, result):
         return Score(float(self.factor * result), "ok", {"extracted": sample.text})
@@ -409,11 +400,7 @@ def test_another_version_or_configuration_is_not_taken_from_the_cache(tmp_path, 
     assert marks.read_text() == "xx"
 
 
-def test_what_is_not_repeatable_or_failed_runs_again(tmp_path):
-    marks = tmp_path / "marks"
-    evaluate(Doubled(function="count", repeatable=False), *[("a", [str(marks)])] * 2)
-    evaluate(Doubled(function="count", repeatable=False), ("a", [str(marks)]))
-    assert marks.read_text() == "xxx"
+def test_what_failed_runs_again(tmp_path):
     evaluate(Doubled(function="count"), ("a", [str(tmp_path / "no" / "folder")]))
     (tmp_path / "no").mkdir()
     assert evaluate(Doubled(function="count"), ("a", [str(tmp_path / "no" / "folder")])).statuses["doubled"] == ["ok"]
@@ -426,8 +413,7 @@ def test_isolated_components_are_picklable_and_take_no_workers_along():
     assert pickle.loads(pickle.dumps(preset)).score(samples).totals == [2.0]
 
 
-def test_all_components_share_one_pool_that_is_started_when_needed():
-    assert shared_pool() is shared_pool()
+def test_importing_starts_no_worker():
     code = "import rewards.isolation as i; print(len(i.shared_pool()._alive))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "0\n"
 

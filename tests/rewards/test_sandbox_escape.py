@@ -679,7 +679,3 @@ def test_an_interrupted_start_leaves_no_process(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         sandbox.run("print(1)", at="namespaces")
     assert survivors() == []
-
-
-def test_there_are_more_than_25_programs():
-    assert len(PROGRAMS) >= 25
