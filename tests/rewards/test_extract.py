@@ -6,6 +6,7 @@ from pairwise import rest_in_matrix
 from rewards.extract import (
     MAX_ANSWER_CHARS,
     MAX_CHARS,
+    Extracted,
     any_answer,
     boxed_answer,
     hash_answer,
@@ -15,10 +16,8 @@ from rewards.extract import (
     think_answer_problem,
 )
 
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
+ANSWERS = {
+    tagged_answer: [
         ("<answer>7</answer>", "7"),
         ("<think>a</think>\n<answer>\n 7 \n</answer>\n", "7"),
         ("<think>I will write <answer>5</answer> first</think><answer>7</answer>", "7"),
@@ -26,14 +25,68 @@ from rewards.extract import (
         ("<answer>a < b > c</answer>", "a < b > c"),
         ("<answer>line one\nline two</answer>", "line one\nline two"),
     ],
-)
-def test_tagged_answer_is_the_one_after_the_reasoning(text: str, answer: str) -> None:
-    assert tagged_answer(text).value == answer
+    boxed_answer: [
+        (r"\boxed{7}", "7"),
+        (r"\boxed{1} then \boxed{2}.", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"<think>\boxed{5}</think> \boxed{7}", "7"),
+        (r"\boxed{a\\}", r"a\\"),
+        (r"\(\boxed{1}\) and \(\boxed{-2}\).", "1, -2"),
+        (r"$x = \boxed{3}$ or $x = \boxed{\frac{2}{5}}$", r"3, \frac{2}{5}"),
+        (r"\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}", "(2, 2), (6, 2)"),
+        (r"\boxed{1}, \boxed{2}, and \boxed{3}", "1, 2, 3"),
+        (r"first \boxed{2}. So \boxed{1} and \boxed{2}", "1, 2"),
+        (r"\boxed{7} and \boxed{8} and \boxed{7}", "7, 8"),
+        (r"\boxed{1} papers and \boxed{2} bins", "1, 2"),
+        (r"$\boxed{1}$ apples or $\boxed{2}$ pears", "1, 2"),
+        (r"\boxed{3} from this and so \boxed{4}", "4"),
+        (r"\boxed{} and \boxed{7}", "7"),
+        (r"$\boxed{1}\boxed{2}$", "1, 2"),
+        (r"\boxed{(3, 3)} \text{ for part (a) and } \boxed{(1, 1)}", "(3, 3), (1, 1)"),
+        (r"\boxed{6} and, as I have said above already at some length and for good reasons, then also \boxed{7}", "7"),
+    ],
+    line_answer: [
+        ("so\nAnswer: 72", "72"),
+        ("**Final Answer:** $72$", "$72$"),
+        ("### The final answer is 72.", "72"),
+        ("Therefore, the answer is: 72\n\n", "72"),
+        ("<think>Answer: 5</think>\nAnswer: 72", "72"),
+        ("Answer: 72\nAnswer: 72", "72"),
+        ("So the answer is 6.\nAnswer: 6", "6"),
+        ("The answer is $6$ apples.\n\n**Answer: 6**", "6"),
+        ("Answer:\n6", "6"),
+        ("**Answer:**\n\n  6\n", "6"),
+        ("Answer:\n$$\n6\n$$", "$$\n6\n$$"),
+        ("Answer:\nThe answer is 6.", "6"),
+    ],
+    any_answer: [
+        (r"so \boxed{7}.", "7"),
+        ("<answer>7</answer>", "7"),
+        ("#### 7", "7"),
+        ("Answer: 7", "7"),
+        (r"<answer>It is \boxed{7}</answer>", "7"),
+        (r"Answer: $\boxed{7}$", "7"),
+        ("Answer: 7\n<answer>7</answer>", "7"),
+        ("so $\\boxed{7}$\nAnswer: $7$", "7"),
+        ("so $\\boxed{7}$\n\nFinal answer: 7 apples.", "7"),
+    ],
+    hash_answer: [
+        ("#### 72", "72"),
+        ("a\nb\n  #### 72 \n\n", "72"),
+        ("<think>#### 5</think>\n#### 72", "72"),
+        ("####72", "72"),
+    ],
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+@pytest.mark.parametrize(("scan", "text", "answer"), [(scan, *row) for scan, rows in ANSWERS.items() for row in rows])
+def test_each_layout_has_its_answer(scan, text: str, answer: str) -> None:
+    assert scan(text).value == answer
+
+
+REASONS = {
+    tagged_answer: [
         ("", "missing"),
         ("the answer is 7", "missing"),
         ("<answer>7", "unterminated"),
@@ -51,39 +104,7 @@ def test_tagged_answer_is_the_one_after_the_reasoning(text: str, answer: str) ->
         ("<answer>" + "7" * (MAX_ANSWER_CHARS + 1) + "</answer>", "too_long"),
         ("<answer>7</answer>" + " " * MAX_CHARS, "too_long"),
     ],
-)
-def test_tagged_answer_says_why_there_is_none(text: str, reason: str) -> None:
-    found = tagged_answer(text)
-    assert found.value is None
-    assert found.reason == reason
-
-
-def test_lenient_tagged_answer_takes_the_last_pair_and_ignores_what_follows() -> None:
-    assert tagged_answer("<answer>7</answer><answer>8</answer> done", False).value == "8"
-
-
-def test_lenient_tagged_answer_does_not_recover_an_earlier_pair_when_the_last_is_open() -> None:
-    assert tagged_answer("<answer>7</answer><answer>8", False).value is None
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"\boxed{7}", "7"),
-        (r"\boxed{1} then \boxed{2}.", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"<think>\boxed{5}</think> \boxed{7}", "7"),
-        (r"\boxed{a\\}", r"a\\"),
-    ],
-)
-def test_boxed_answer_balances_braces(text: str, answer: str) -> None:
-    assert boxed_answer(text).value == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+    boxed_answer: [
         ("7", "missing"),
         (r"\boxed{7} and \boxed{8", "unterminated"),
         (r"\boxed{\frac{1}{2}", "unterminated"),
@@ -93,10 +114,43 @@ def test_boxed_answer_balances_braces(text: str, answer: str) -> None:
         (r"<think>\boxed{7}</think>", "missing"),
         (r"\boxed{" + "7" * (MAX_ANSWER_CHARS + 100) + "}", "too_long"),
     ],
-)
-def test_boxed_answer_says_why_there_is_none(text: str, reason: str) -> None:
-    found = boxed_answer(text)
-    assert (found.value, found.reason) == (None, reason)
+    line_answer: [
+        ("72", "missing"),
+        ("my answer: 72", "missing"),
+        ("Answers 72", "missing"),
+        ("Answer:", "blank"),
+        ("Answer: **.**", "blank"),
+        ("Answer: 7\nAnswer: 8", "duplicated_line"),
+        ("Answer: 7\nor 8", "text_after_answer"),
+        ("Answer:\n7\nor 8", "text_after_answer"),
+        ("So the answer is 7x.\nAnswer: 7", "duplicated_line"),
+        ("So the answer is 72.\nAnswer: 7", "duplicated_line"),
+    ],
+    any_answer: [
+        ("7", "missing"),
+        (r"\boxed{8} <answer>7</answer>", "several_answers"),
+        ("#### 7\n<answer>8</answer>", "several_answers"),
+        ("#### 7\nor maybe 8", "text_after_answer"),
+        (r"<answer>7</answer> \boxed{8", "unterminated"),
+        (r"\boxed{7} <answer>", "unterminated"),
+        (r"\boxed{7} \boxed{8}", "duplicated_box"),
+        (r"<think> \boxed{7}", "unterminated_think"),
+    ],
+    hash_answer: [
+        ("72", "missing"),
+        ("so #### 72", "missing"),
+        ("##### 72", "missing"),
+        ("### 72", "missing"),
+        ("####", "blank"),
+        ("#### 7\n#### 8", "duplicated_tag"),
+        ("#### 7\nor 8", "text_after_answer"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("scan", "text", "reason"), [(scan, *row) for scan, rows in REASONS.items() for row in rows])
+def test_each_layout_says_why_there_is_no_answer(scan, text: str, reason: str) -> None:
+    assert scan(text) == Extracted(None, reason)
 
 
 @pytest.mark.parametrize(
@@ -115,138 +169,6 @@ def test_boxed_answer_says_why_there_is_none(text: str, reason: str) -> None:
 def test_strict_boxed_answer_refuses_boxes_that_differ(text: str, reason: str | None) -> None:
     assert boxed_answer(text, True).reason == reason
     assert boxed_answer(text, False).value in ("7", "72", "7, 72")
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"\(\boxed{1}\) and \(\boxed{-2}\).", "1, -2"),
-        (r"$x = \boxed{3}$ or $x = \boxed{\frac{2}{5}}$", r"3, \frac{2}{5}"),
-        (r"\boxed{(2, 2)} \quad \text{and} \quad \boxed{(6, 2)}", "(2, 2), (6, 2)"),
-        (r"\boxed{1}, \boxed{2}, and \boxed{3}", "1, 2, 3"),
-        (r"first \boxed{2}. So \boxed{1} and \boxed{2}", "1, 2"),
-        (r"\boxed{7} and \boxed{8} and \boxed{7}", "7, 8"),
-        (r"\boxed{1} papers and \boxed{2} bins", "1, 2"),
-        (r"$\boxed{1}$ apples or $\boxed{2}$ pears", "1, 2"),
-        (r"\boxed{3} from this and so \boxed{4}", "4"),
-        (r"\boxed{} and \boxed{7}", "7"),
-        (r"$\boxed{1}\boxed{2}$", "1, 2"),
-        (r"\boxed{(3, 3)} \text{ for part (a) and } \boxed{(1, 1)}", "(3, 3), (1, 1)"),
-        (r"\boxed{6} and, as I have said above already at some length and for good reasons, then also \boxed{7}", "7"),
-    ],
-)
-def test_boxes_side_by_side_are_one_list(text: str, answer: str) -> None:
-    assert boxed_answer(text).value == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("so\nAnswer: 72", "72"),
-        ("**Final Answer:** $72$", "$72$"),
-        ("### The final answer is 72.", "72"),
-        ("Therefore, the answer is: 72\n\n", "72"),
-        ("<think>Answer: 5</think>\nAnswer: 72", "72"),
-        ("Answer: 72\nAnswer: 72", "72"),
-        ("So the answer is 6.\nAnswer: 6", "6"),
-        ("The answer is $6$ apples.\n\n**Answer: 6**", "6"),
-        ("Answer:\n6", "6"),
-        ("**Answer:**\n\n  6\n", "6"),
-        ("Answer:\n$$\n6\n$$", "$$\n6\n$$"),
-        ("Answer:\nThe answer is 6.", "6"),
-    ],
-)
-def test_line_answer_is_the_rest_of_the_line(text: str, answer: str) -> None:
-    assert line_answer(text).value == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("72", "missing"),
-        ("my answer: 72", "missing"),
-        ("Answers 72", "missing"),
-        ("Answer:", "blank"),
-        ("Answer: **.**", "blank"),
-        ("Answer: 7\nAnswer: 8", "duplicated_line"),
-        ("Answer: 7\nor 8", "text_after_answer"),
-        ("Answer:\n7\nor 8", "text_after_answer"),
-        ("So the answer is 7x.\nAnswer: 7", "duplicated_line"),
-        ("So the answer is 72.\nAnswer: 7", "duplicated_line"),
-    ],
-)
-def test_line_answer_says_why_there_is_none(text: str, reason: str) -> None:
-    found = line_answer(text)
-    assert (found.value, found.reason) == (None, reason)
-
-
-def test_lenient_line_answer_takes_the_last_line() -> None:
-    assert line_answer("Answer: 7\nAnswer: 8\nbye", False).value == "8"
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"so \boxed{7}.", "7"),
-        ("<answer>7</answer>", "7"),
-        ("#### 7", "7"),
-        ("Answer: 7", "7"),
-        (r"<answer>It is \boxed{7}</answer>", "7"),
-        (r"Answer: $\boxed{7}$", "7"),
-        ("Answer: 7\n<answer>7</answer>", "7"),
-        ("so $\\boxed{7}$\nAnswer: $7$", "7"),
-        ("so $\\boxed{7}$\n\nFinal answer: 7 apples.", "7"),
-    ],
-)
-def test_any_answer_finds_every_layout(text: str, answer: str) -> None:
-    assert any_answer(text).value == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("7", "missing"),
-        (r"\boxed{8} <answer>7</answer>", "several_answers"),
-        ("#### 7\n<answer>8</answer>", "several_answers"),
-        ("#### 7\nor maybe 8", "text_after_answer"),
-        (r"<answer>7</answer> \boxed{8", "unterminated"),
-        (r"\boxed{7} <answer>", "unterminated"),
-        (r"\boxed{7} \boxed{8}", "duplicated_box"),
-        (r"<think> \boxed{7}", "unterminated_think"),
-    ],
-)
-def test_any_answer_does_not_choose_for_the_model(text: str, reason: str) -> None:
-    found = any_answer(text)
-    assert (found.value, found.reason) == (None, reason)
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [("#### 72", "72"), ("a\nb\n  #### 72 \n\n", "72"), ("<think>#### 5</think>\n#### 72", "72"), ("####72", "72")],
-)
-def test_hash_answer_is_the_rest_of_the_line(text: str, answer: str) -> None:
-    assert hash_answer(text).value == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("72", "missing"),
-        ("so #### 72", "missing"),
-        ("##### 72", "missing"),
-        ("### 72", "missing"),
-        ("####", "blank"),
-        ("#### 7\n#### 8", "duplicated_tag"),
-        ("#### 7\nor 8", "text_after_answer"),
-    ],
-)
-def test_hash_answer_says_why_there_is_none(text: str, reason: str) -> None:
-    found = hash_answer(text)
-    assert (found.value, found.reason) == (None, reason)
-
-
-def test_lenient_hash_answer_takes_the_last_line() -> None:
-    assert hash_answer("#### 7\n#### 8\nbye", False).value == "8"
 
 
 @pytest.mark.parametrize(
@@ -296,6 +218,13 @@ def test_other_tags_make_a_layout_too() -> None:
 
 def test_answers_inside_an_open_reasoning_block_do_not_count() -> None:
     assert tagged_answer("<reasoning>maybe <answer>7</answer>").reason == "unterminated_think"
+
+
+def test_a_lenient_scanner_takes_the_last_answer_and_none_before_an_open_tag() -> None:
+    assert tagged_answer("<answer>7</answer><answer>8</answer> done", False).value == "8"
+    assert tagged_answer("<answer>7</answer><answer>8", False).value is None
+    assert line_answer("Answer: 7\nAnswer: 8\nbye", False).value == "8"
+    assert hash_answer("#### 7\n#### 8\nbye", False).value == "8"
 
 
 MEGABYTE = 1_000_000
