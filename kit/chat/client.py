@@ -27,7 +27,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import queue
 import tempfile
 import threading
@@ -202,7 +201,7 @@ class ChatSession:
             self.close()
 
     def _spawn(self) -> None:
-        request = {"run_dir": str(self.run.path.resolve()), "idle": self.idle, "parent": os.getpid(),
+        request = {"run_dir": str(self.run.path.resolve()), "idle": self.idle,
                    "checkpoint": None if self.checkpoint is None else str(self.checkpoint)}  # fmt: skip
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, lives as long as the process
         self._waiting = {"": queue.SimpleQueue()}

@@ -1,6 +1,6 @@
 """The process of a chat: `python -m kit.chat.server REQUEST` (JSON). See client.py for what it reads and writes.
 
-It ends when it is told to, when nobody has asked for a while, when its stdin ends, and when the process that started it is
+It ends when it is told to, when nobody has asked for a while, and when its stdin ends because the process that started it is
 gone, also in the middle of an answer.
 """
 
@@ -21,23 +21,21 @@ from kit.runs.worker import claim_stdout, decode, encode, is_lost, is_user_error
 if TYPE_CHECKING:
     from kit.chat.answering import ChatModels
 
-WATCH_SECONDS = 1.0
+CLOSING_SECONDS = 1.0
 
 
 class Wire:
     """The JSON lines from and to the session. `questions`: a queue; `cancelled`: ids of cancelled questions."""
 
-    def __init__(self, incoming: TextIO, outgoing: BinaryIO, parent: int | None) -> None:
+    def __init__(self, incoming: TextIO, outgoing: BinaryIO) -> None:
         self.questions: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.cancelled: set[str] = set()
-        self._in, self._out, self._parent = incoming, outgoing, parent
+        self._in, self._out = incoming, outgoing
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Listens from here on."""
         threading.Thread(target=self._listen, daemon=True).start()
-        if self._parent is not None:
-            threading.Thread(target=self._watch, daemon=True).start()
 
     def send(self, event: str, **fields: Any) -> None:
         """Sends one event. Ends the process if its owner is gone."""
@@ -64,12 +62,7 @@ class Wire:
         if not closed:  # the session's process is gone: nobody waits for an answer
             os._exit(0)
         self.questions.put(None)
-        time.sleep(WATCH_SECONDS)
-        os._exit(0)
-
-    def _watch(self) -> None:
-        while os.getppid() == self._parent:
-            time.sleep(WATCH_SECONDS)
+        time.sleep(CLOSING_SECONDS)
         os._exit(0)
 
 
@@ -169,7 +162,7 @@ def _words(error: Exception) -> dict[str, str]:
 def main(argv: list[str]) -> int:
     """Reserves stdout for the protocol: whatever else is printed goes to stderr."""
     request = json.loads(argv[0])
-    wire = Wire(sys.stdin, claim_stdout(), request.get("parent"))
+    wire = Wire(sys.stdin, claim_stdout())
     wire.start()
     with contextlib.suppress(KeyboardInterrupt):
         serve(request, wire)

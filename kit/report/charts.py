@@ -27,7 +27,6 @@ from kit.report.panels import (
     columns_of,
     downsample,
     panels,
-    thinned,
     trend,
 )
 
@@ -91,18 +90,15 @@ def svg(
     """A panel as SVG, with (x, text) `marks` as vertical lines. Without a number to draw it says so.
 
     Long series are drawn with at most 500 points, peaks kept, and, where the panel is smooth, with their running mean over
-    the single values; of a stack the means of 250 equal stretches, so that its parts add up.
+    the single values.
     """
     series = [one for one in map(Series.finite, panel.series) if len(one.y)]
     if not series:
         return _empty(panel.title)
     legend, top = _legend([one.name for one in series])
-    sums = [thinned(one) for one in panel.stack()] if panel.stacked and len(series[0].x) > 1 else []
-    frame = _frame(sums or series, (panel.low, panel.high), top)
+    frame = _frame(series, (panel.low, panel.high), top)
     body = [*legend, *_axes(frame, x_label, panel.label), *_marks(frame, marks)]
-    for place, one in enumerate(sums):
-        body.append(_area(frame, one, sums[place - 1] if place else None, place))
-    for place, one in enumerate(series if not sums else ()):
+    for place, one in enumerate(series):
         color = place if one.color is None else one.color
         body += _dots(frame, one, color) if one.dots else _curve(frame, one, color, smooth=panel.smooth)
     return _svg(panel.title, describe(series, x_label, panel.label), frame.bottom + BOTTOM, body)
@@ -214,14 +210,6 @@ def _curve(frame: Frame, one: Series, color: int, *, smooth: bool) -> list[Marku
         return [*body, _polyline(frame, one.x, one.y, MOST_POINTS, color, 1.8)]
     body.append(_polyline(frame, one.x, one.y, MOST_POINTS, color, 0.8, opacity=0.35))
     return [*body, _polyline(frame, one.x, mean, MOST_POINTS // 2, color, 2)]
-
-
-def _area(frame: Frame, one: Series, below: Series | None, color: int) -> Markup:
-    """What a part of a stack adds to those below it."""
-    floor = np.zeros_like(one.y) if below is None else below.y
-    outline = f"{frame.path(one.x, one.y)} {frame.path(one.x[::-1], floor[::-1])}"
-    shape = '<polygon points="{}" style="fill:{};fill-opacity:.75"><title>{}</title></polygon>'
-    return Markup(shape).format(outline, _color(color), one.name)
 
 
 def _polyline(

@@ -88,17 +88,7 @@ class Panel:
     """What the y axis reaches at least."""
     smooth: bool = True
     """Whether a running mean is drawn over long series."""
-    stacked: bool = False
-    """Whether the series are parts of a whole, drawn as areas one above the other; a part without a number counts 0."""
     topic: str = LEARNING
-
-    def stack(self) -> list[Series]:
-        """Its series, which share their steps, as sums: each with those below it. Steps without any number are left out."""
-        known = np.any([np.isfinite(one.y) for one in self.series], axis=0)
-        parts = np.cumsum([np.nan_to_num(one.y[known], nan=0.0) for one in self.series], axis=0)
-        return [
-            replace(one, x=one.x[known], y=y, low=None, high=None) for one, y in zip(self.series, parts, strict=True)
-        ]
 
 
 SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
@@ -138,7 +128,7 @@ MACHINES: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("Memory", "GiB", {"of the process": ("memory/process",), "most on the GPU so far": ("memory/gpu",)}),
     ("Speed, end to end", "completion tokens a second", {"tokens": ("tokens/per_second",)}),
 )
-"""The same of what the machine did; the phases of a step are stacked."""
+"""The same of what the machine did."""
 
 
 def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Panel]:
@@ -176,10 +166,9 @@ def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Pan
         found.append(Panel(title, label, lines, low=None if title == "Entropy" else 0.0, smooth=noisy))
     for title, label, names in MACHINES:
         lines = [one for name, keys in names.items() for one in series(name, *keys)]
-        stacked = title == "Time a step" and bool(lines)
         if title == "Time a step" and not lines:  # stock TRL logs the whole
             lines, label = series("step", "step_time"), "seconds"
-        found.append(Panel(title, label, lines, low=0.0, stacked=stacked, topic=MACHINE))
+        found.append(Panel(title, label, lines, low=0.0, topic=MACHINE))
     return [panel for panel in found if panel.series]
 
 
@@ -244,17 +233,6 @@ def downsample(y: Numbers, most: int = MOST_POINTS) -> NDArray[np.intp]:
     for start, end in itertools.pairwise(edges.tolist()):
         kept += [start + int(y[start:end].argmin()), start + int(y[start:end].argmax())]
     return np.unique(kept)
-
-
-def thinned(one: Series, most: int = MOST_POINTS // 2) -> Series:
-    """A series without gaps as the means of at most `most` equal stretches, each at the middle of its steps; sums stay sums."""
-    if len(one.y) <= most:
-        return one
-    edges = np.arange(most + 1) * len(one.y) // most
-    counts = np.diff(edges)
-    x, y = (np.add.reduceat(values, edges[:-1]) / counts for values in (one.x, one.y))
-    x[0], x[-1] = one.x[0], one.x[-1]
-    return replace(one, x=x, y=y, low=None, high=None)
 
 
 def running_mean(y: Numbers, window: int) -> Numbers:

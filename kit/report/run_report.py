@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from kit.report.charts import intervals, number, svg
 from kit.report.page import page, piece
 from kit.report.panels import LEARNING, MACHINE, columns_of, panels
 from kit.report.record import Record, Tree, read, words
-from kit.report.scores import Difference, Scores, difference, ends, estimates, interval, signed
+from kit.report.scores import Difference, Scores, difference, ends, estimates, interval, sentence, signed
 from kit.runs.files import clock, human_size, shorten, write_atomic
 from kit.runs.metrics import is_number, last_step, placed, points, result_of
 from kit.runs.secrets import redact, redacted
@@ -40,7 +39,6 @@ MOST_SAMPLES = 8
 ROUTINE = ("checkpoint", "evaluation", "memory")
 """Kinds of events of which only the number and the last are told."""
 HOOKS = ("advantage", "clip", "weights", "regularizers", "reduction")
-MAIN_PACKAGES = ("grpo-kit", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "reasoning-gym", "vllm")
 STATES = {
     "queued": ("info", "waits for its turn"),
     "starting": ("info", "is starting"),
@@ -196,7 +194,7 @@ def scores(record: Record) -> Markup:
     known = {key: found for key, found in differences.items() if found is not None}
     drawn = [(key.replace("_", " "), d.value, d.low, d.high) for key, d in known.items()]
     chart = intervals(drawn, "Difference, after less before", reference=0.0) if drawn else None
-    verdict = next((_verdict(key, found) for key, found in known.items()), None)
+    verdict = next((_verdict(key, old, new, found) for key, found in known.items()), None)
     return section("scores", result, verdict, body if before or after else [], chart, _how(before or new, known))
 
 
@@ -205,24 +203,15 @@ def _score_row(key: str, before: Scores, after: Scores, change: Difference | Non
     return [*cells, signed(change.value, change.low, change.high), change.verdict] if change else [*cells, "–", "–"]
 
 
-def _verdict(key: str, change: Difference) -> tuple[str, str]:
+def _verdict(key: str, before: Scores, after: Scores, change: Difference) -> tuple[str, str]:
     """The main score's difference in a sentence or two, and the kind of notice that holds it."""
-    kind, start = {
-        "better": ("good", "The trained model is better"),
-        "worse": ("error", "The trained model is worse"),
-        "not distinguishable": ("warning", f"Before and after are not distinguishable with {change.problems} problems"),
-    }[change.verdict]
-    text = f"{start}: {key.replace('_', ' ')} {signed(change.value, change.low, change.high)}. "
+    kind = {"better": "good", "worse": "error", "not distinguishable": "warning"}[change.verdict]
+    text = sentence(key, before, after, change)
     if not change.paired:
-        text += (
-            "The two evaluations cannot be compared problem by problem, which makes the interval wider than need be."
-        )
-        return text, kind
-    text += f"Of the same {change.problems} problems {change.better} became better and {change.worse} worse"
-    if change.chance is None:
-        return f"{text}.", kind
-    chance = "below 0.0001" if change.chance < 1e-4 else f"{change.chance:.2g}"
-    text += f"; chance alone would split them so unevenly with a probability of {chance} (exact McNemar test)."
+        text += " The two evaluations are not of the same problems, which makes the interval wider."
+    if change.chance is not None:
+        chance = "below 0.0001" if change.chance < 1e-4 else f"{change.chance:.2g}"
+        text += f" By chance so many would change one way with a probability of {chance} (exact McNemar test)."
     return text, kind
 
 
@@ -317,18 +306,9 @@ def configuration(record: Record) -> Markup:
 
 def provenance(record: Record) -> Markup:
     """The content of data.json and env.json, folded, and the commands that train the same again."""
-    packages = record.env.get("packages") or {}
     commit = (record.env.get("git") or {}).get("commit")
-    pins = [
-        f"{name}=={packages[name]}"
-        for name in MAIN_PACKAGES
-        if name in packages and not (commit and name == "grpo-kit")
-    ]
     commands = [f"git checkout {commit}"] if commit else []
-    commands += [shlex.join(["pip", "install", *pins])] if pins else []
-    commands.append(
-        shlex.join(["grpo-kit", "train", "config.yaml", "-o", f"run.id={record.id[:58].rstrip('-')}-again"])
-    )
+    commands.append(f"grpo-kit train config.yaml -o run.id={record.id[:58].rstrip('-')}-again")
     files = {name: _yaml(redacted(tree)) for name, tree in (("Data", record.data), ("Environment", record.env)) if tree}
     return section("provenance", files, "\n".join(commands))
 

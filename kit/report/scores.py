@@ -65,6 +65,27 @@ def difference(key: str, before: Scores, after: Scores) -> Difference | None:
     return _unpaired(first, last, int(after.get("problems") or 0))
 
 
+TITLES = {"better": "Better", "worse": "Worse", "not distinguishable": "No clear difference"}
+
+
+def sentence(key: str, before: Scores, after: Scores, change: Difference) -> str:
+    """The result of a run: `Better: 0 % to 88 % of 100 held-out problems; 88 became right, 0 became wrong.`"""
+    title = TITLES[change.verdict]
+    first, last = (percent(key, side[key]["value"]) for side in (before, after))
+    if key == "greedy_accuracy":
+        text = f"{title}: {first} to {last} of {change.problems} held-out problems"
+        return f"{text}; {change.better} became right, {change.worse} became wrong." if change.paired else f"{text}."
+    text = f"{title}: held-out reward {first} to {last} on {change.problems} problems"
+    return f"{text}; {change.better} improved, {change.worse} got worse." if change.paired else f"{text}."
+
+
+def percent(key: str, value: float, *, signed: bool = False) -> str:
+    """`88 %` for an accuracy, `0.88` for a reward."""
+    sign = "+" if signed and value >= 0 else ""
+    text = f"{sign}{100 * value:.0f} %" if key == "greedy_accuracy" else f"{sign}{value:.2f}"
+    return text.replace("-", "−")
+
+
 def identities(scores: Scores) -> list[str] | None:
     """Content hashes of the problems; evaluations can be paired only if these are equal."""
     found = (scores.get("per_problem") or {}).get("id")

@@ -19,7 +19,7 @@ from kit.errors import ConfigError, KitError, RunError
 from kit.runs.store import RunDir
 from kit.ui import markup as m
 from kit.ui.export import checkpoint_of, weights
-from kit.ui.site import QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, is_id, run_box, stamp, to_address
+from kit.ui.site import NO_RUNS, QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, has_weights, is_id, run_box, stamp, to_address
 
 IDLE_SECONDS = 600.0
 
@@ -93,12 +93,6 @@ ENDS = {"stop": ("complete", "ok"), "length": ("cut at the limit", "fail"), "can
         "tool_calls": ("last call not answered", "fail")}  # fmt: skip
 
 
-def _no_runs() -> str:
-    return m.empty(
-        "No trained model yet", m.join([m.tag("a", "Train one", href="/new"), " first; then both can be asked here."])
-    )
-
-
 def _not_loaded(has_weights: bool) -> str:
     """Before the model is loaded."""
     if not has_weights:
@@ -112,10 +106,10 @@ def _loaded(about: Mapping[str, Any]) -> str:
     return m.page(m.note(words, "ok"), note)
 
 
-def summary(answers: Mapping[str, Mapping[str, Any]], how: Mapping[str, Any], reference: Any) -> str:
-    """What the reward says of both answers, how they ended, and what they were sampled with."""
+def summary(answers: Mapping[str, Mapping[str, Any]], reference: Any) -> str:
+    """What the reward says of both answers, and how they ended."""
     lines = [m.tag("div", m.tag("b", NAMES[side]) + _facts(one), class_="row") for side, one in answers.items()]
-    return m.page(m.panel(*lines, m.reference(reference), m.tag("small", _made_with(how))), _verdict(answers))
+    return m.page(m.panel(*lines, m.reference(reference)), _verdict(answers))
 
 
 def _facts(one: Mapping[str, Any]) -> Markup:
@@ -128,18 +122,6 @@ def _facts(one: Mapping[str, Any]) -> Markup:
     parts.append(m.badge(*ENDS.get(str(one.get("finish")), ("ended", ""))))
     parts.append(m.tag("small", f"{m.number(one.get('tokens'))} tokens in {m.seconds(float(one.get('seconds') or 0))}"))
     return m.join(parts)
-
-
-def _made_with(how: Mapping[str, Any]) -> str:
-    """Seed, temperature, limit and step; what is not known is left out."""
-    heat = how.get("temperature")
-    parts = [
-        f"seed {how['seed']} on both sides",
-        *([f"temperature {heat:g}" + (" (greedy)" if heat == 0 else "")] if isinstance(heat, (int, float)) else []),
-        *([f"at most {how['max_tokens']:,} tokens"] if isinstance(how.get("max_tokens"), int) else []),
-        *([f"weights of step {how['step']}"] if how.get("step") is not None else []),
-    ]
-    return ", ".join(parts)
 
 
 def _verdict(answers: Mapping[str, Mapping[str, Any]]) -> Markup:
@@ -211,8 +193,7 @@ class Screen:
                     texts[side], answers[side] = str(event.get("text") or "(empty)"), event
                 elif event["event"] == "done":
                     chats = _chats(before, str(event.get("prompt")), texts)
-                    made = used(session.ready, how)
-                    yield [*chats, summary(answers, made, event.get("reference")), hidden, chats]
+                    yield [*chats, summary(answers, event.get("reference")), hidden, chats]
                     return
                 if event["event"] != "token" or time.monotonic() - last > EVERY_SECONDS:
                     last = time.monotonic()
@@ -239,7 +220,7 @@ class Screen:
             session = self.loaded.of(run.id)
             text = _not_loaded(bool(found)) if session is None else _loaded(session.ready)
         except KitError as problem:
-            text = _no_runs() if not run_id else m.error(problem)
+            text = NO_RUNS if not run_id else m.error(problem)
         return [gr.Dropdown(choices=found, value=found[0] if found else None), text, gr.Dropdown(choices=[], value=None),
                 [], [], "", [[], []]]  # fmt: skip
 
@@ -297,12 +278,6 @@ def _number(value: Any, label: str, low: float, high: float, *, whole: bool = Fa
     return int(number) if whole else number
 
 
-def used(ready: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
-    """What an answer was made with: the run's own settings, those that were asked for, and the step of the weights."""
-    own = ready.get("sampling")
-    return {**(own if isinstance(own, dict) else {}), **how, "step": ready.get("step")}
-
-
 def _browser(request: gr.Request | None) -> str:
     """What Gradio calls an open page of a browser."""
     return str(getattr(request, "session_hash", None) or "nobody")
@@ -355,7 +330,9 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     inputs = [chosen, which, prompt, picked, reference, seed, heat, most, history]
     slow: dict[str, Any] = {"concurrency_limit": 4, "trigger_mode": "once"} | UNSEEN
     fresh = [which, status, picked, *chats, about, history]
-    first = blocks.load(lambda run_id: _choices(site, run_id), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET)
+    first = blocks.load(
+        lambda run_id: site.choices(run_id, has_weights), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET
+    )
     for event in (first.then, chosen.input):
         event(screen.choices, [chosen], fresh, **QUIET)
     chosen.input(None, [chosen], [], js=to_address("chat"))
@@ -366,12 +343,3 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             screen.status, [chosen], [status], **QUIET
         )
     stop.click(screen.stop, [chosen], [], queue=False, api_visibility="private")
-
-
-def _choices(site: Site, run_id: Any) -> Any:
-    """Runs with weights; the one that the address names, else the latest."""
-    try:
-        ids = [run.id for run in site.runs() if run.adapter.is_dir() or run.checkpoints]
-    except RunError:
-        ids = []
-    return gr.Dropdown(choices=ids, value=run_id if is_id(run_id) else next(iter(ids), None))

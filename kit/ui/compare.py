@@ -13,23 +13,11 @@ from kit.runs.files import to_json
 from kit.runs.store import RunDir
 from kit.studies.compare import METHOD, at_a_glance
 from kit.ui import markup as m
-from kit.ui.children import Job
-from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, address, poll, run_box, stamp, to_address
+from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, address, job_state, poll, run_box, stamp, to_address
 
 JOB = "kit.studies.compare"
 MOST_RUNS = 12
-
-
-def progress(job: Job | None) -> str:
-    """Where the comparison is, or its result."""
-    if job is None:
-        return ""
-    if job.state == "running":
-        line = m.tag("p", job.line or "Reading the scores of single problems …", class_="dim")
-        return m.page(m.panel(m.tag("b", "Comparing"), line))
-    if job.state == "failed":
-        return m.error(job.error)
-    return result(job.result) if job.state == "done" else m.page(m.note("Stopped."))
+WAITING = "Reading the scores of single problems …"
 
 
 def result(found: Mapping[str, Any]) -> str:
@@ -75,7 +63,7 @@ class Screen:
         job = self.site.jobs.get(key)
         if job is None or job.stamp == seen:
             return [gr.skip()] * 3
-        return [job.stamp, progress(job), gr.Button(visible=job.state == "running")]
+        return [job.stamp, job_state(job, "Comparing", WAITING, result), gr.Button(visible=job.state == "running")]
 
     def judge(self, ids: Any) -> list[Any]:
         """[key of the job, what stands in place of the verdict]."""

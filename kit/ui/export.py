@@ -15,12 +15,21 @@ from markupsafe import Markup
 from kit.config import load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.export.request import FORMATS, QUANTIZATIONS, exports
-from kit.export.target import MARKER
 from kit.runs.files import human_size
 from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
-from kit.ui.children import Job
-from kit.ui.site import QUIET, RUN_FROM_ADDRESS, Site, is_id, poll, run_box, stamp, to_address
+from kit.ui.site import (
+    NO_RUNS,
+    QUIET,
+    RUN_FROM_ADDRESS,
+    Site,
+    has_weights,
+    job_state,
+    poll,
+    run_box,
+    stamp,
+    to_address,
+)
 
 MOST_FILES = 60
 LOAD = {
@@ -32,14 +41,6 @@ LOAD = {
 }
 
 
-def _no_runs() -> str:
-    """The text where there is no run at all."""
-    return m.empty(
-        "No trained model yet",
-        m.join([m.tag("a", "Train one", href="/new"), " first; then its weights can be taken from here."]),
-    )
-
-
 def _notice(status: Mapping[str, Any], found: Sequence[str]) -> str:
     """What to know before exporting."""
     if not found:
@@ -47,16 +48,6 @@ def _notice(status: Mapping[str, Any], found: Sequence[str]) -> str:
     if status["state"] in ALIVE:
         return m.page(m.note("This run is still training: what is exported is its last whole checkpoint.", "warn"))
     return ""
-
-
-def _progress(job: Job | None) -> str:
-    """The export under way, or why the last one failed."""
-    if job is None or job.state == "done":
-        return ""
-    if job.state == "running":
-        line = m.tag("p", m.tag("code", job.line or "Starting: Python and torch are loaded first …"), class_="dim")
-        return m.page(m.panel(m.tag("b", "Exporting and verifying"), line))
-    return m.page(m.note("Stopped; nothing of it is left.")) if job.state == "stopped" else m.error(job.error)
 
 
 def results(run_id: str, found: Mapping[str, Mapping[str, Any]], base: str | None = None) -> str:
@@ -170,7 +161,7 @@ QUANTISED = ("gguf", "ollama")
 WRITTEN = {name: words for name, words in FORMATS.items() if name != "hub"}
 """Formats of the page; the command line pushes to the hub."""
 MOST_EXPORTS = 200
-REPLACE = "Replace an earlier export of this format"
+WAITING = "Starting: Python and torch are loaded first …"
 
 
 def weights(run: RunDir) -> list[str]:
@@ -194,7 +185,7 @@ def checkpoint_of(value: Any) -> str | None:
     return match[1]
 
 
-def wish_of(kind: Any, which: Any, quantization: Any, force: Any) -> dict[str, Any]:
+def wish_of(kind: Any, which: Any, quantization: Any) -> dict[str, Any]:
     """What a browser asks for, looked at one by one: no folder, no program and no base model can be named from a page.
 
     Raises `ConfigError`.
@@ -206,7 +197,7 @@ def wish_of(kind: Any, which: Any, quantization: Any, force: Any) -> dict[str, A
     return {
         "format": kind,
         "checkpoint": checkpoint_of(which),
-        "force": force is True,
+        "force": True,  # an earlier export of this format is replaced
         "quantization": quantization if kind in QUANTISED else "q4_k_m",
     }
 
@@ -242,7 +233,7 @@ class Screen:
             run = self.site.run(run_id)
         except KitError as problem:
             now = {"problem": str(problem)}
-            text = _no_runs() if not run_id else m.error(problem)
+            text = NO_RUNS if not run_id else m.error(problem)
             return [gr.skip()] * 5 if known == now else [now, text, "", "", gr.Button(visible=False)]
         job = self.site.jobs.get(self.key(run, kind))
         folder = run.path / "export"
@@ -253,7 +244,7 @@ class Screen:
         return [
             now,
             _notice(run.status(), weights(run)),
-            _progress(job),
+            job_state(job, "Exporting and verifying", WAITING, lambda result: ""),
             results(run.id, exports(run), base_of(run)),
             gr.Button(visible=job is not None and job.state == "running"),
         ]
@@ -277,11 +268,6 @@ class Screen:
             run, wish = self.site.run(run_id), wish_of(*asked)
             if not weights(run):
                 raise RunError(f"Run '{run.id}' has no weights yet: they come with its first checkpoint.")
-            if not wish["force"] and (run.path / "export" / wish["format"] / MARKER).is_file():
-                raise RunError(
-                    f"This run was exported as {wish['format']} before; the files are below. To make them anew, tick "
-                    f"'{REPLACE}'."
-                )
             self._check(run, wish)
             self.site.jobs.start(self.key(run, wish["format"]), JOB, {"run_dir": str(run.path.resolve()), "wish": wish})
         except KitError as problem:
@@ -323,14 +309,15 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     )
     with gr.Row(elem_classes="tight"):
         start = gr.Button("Export and verify", variant="primary", elem_id="export-start")
-        force = gr.Checkbox(label=REPLACE, elem_id="export-force")
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="export-stop")
     said, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
     results = gr.HTML(elem_id="export-results")
     report = gr.HTML(elem_id="share-report")
     outputs = [seen, notice, progress, results, stop]
     look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | QUIET
-    first = blocks.load(lambda run_id: _choices(site, run_id), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET)
+    first = blocks.load(
+        lambda run_id: site.choices(run_id, has_weights), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET
+    )
     for event in (first.then, chosen.input):
         event(screen.choices, [chosen], [which], **QUIET).then(**look).then(screen.report, [chosen], [report], **QUIET)
     chosen.input(None, [chosen], [], js=to_address("export"))
@@ -338,7 +325,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         **look
     )
     start.click(
-        screen.begin, [chosen, kind, which, quantization, force], [said, seen],
+        screen.begin, [chosen, kind, which, quantization], [said, seen],
         queue=False, api_visibility="private", trigger_mode="once",
     ).then(**look)  # fmt: skip
     stop.click(screen.stop, [chosen, kind], [], queue=False, api_visibility="private")
@@ -361,13 +348,3 @@ def report_links(run: RunDir) -> str:
         m.tag("a", "Download", href=path, download=f"{run.id}.html", class_="button"),
     ]
     return m.page(m.tag("div", m.tag("b", "report.html") + m.join(links), class_="row"), publish)
-
-
-def _choices(site: Site, wanted: Any) -> Any:
-    """Runs, those with weights first."""
-    try:
-        found = [(run.id, bool(run.adapter.is_dir() or run.checkpoints)) for run in site.runs()]
-    except RunError:
-        found = []
-    ids = [name for name, ready in found if ready] + [name for name, ready in found if not ready]
-    return gr.Dropdown(choices=ids, value=wanted if is_id(wanted) else next(iter(ids), None))

@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from kit.report.charts import intervals
-from kit.report.scores import Difference, difference
+from kit.report.scores import difference, percent, sentence
 from kit.runs.files import duration
 from kit.runs.metrics import result_of
 from kit.runs.store import RunDir
@@ -22,7 +22,7 @@ SHOWN = 3
 """Answers that are shown before and after."""
 LONGEST = 1200
 """Letters of a prompt or an answer that are shown."""
-WORDS = {"better": ("Better", "ok"), "worse": ("Worse", "fail"), "not distinguishable": ("No clear difference", "warn")}
+LEVELS = {"better": "ok", "worse": "fail", "not distinguishable": "warn"}
 METRICS = ("greedy_accuracy", "greedy_reward")
 
 
@@ -36,16 +36,15 @@ def outcome(run: RunDir, evaluations: Mapping[str, Any], last_step: int) -> Mark
     change = difference(key, before, after) if key else None
     if key is None or change is None:
         return Markup("")
-    title, level = WORDS[change.verdict]
-    sentence = m.tag("div", f"{title}: {_sentence(key, before, after, change)}", class_="big")
-    gap = [_value(key, end, signed=True).replace(" %", "") for end in (change.value, change.low, change.high)]
+    headline = m.tag("div", sentence(key, before, after, change), class_="big")
+    gap = [percent(key, end, signed=True).replace(" %", "") for end in (change.value, change.low, change.high)]
     unit = " points" if key == "greedy_accuracy" else ""
     sure = Markup("")
     if not change.paired or change.better + change.worse:
         words = f"The difference is {gap[0]}, between {gap[1]} and {gap[2]}{unit} (95 % interval)."
         sure = m.tag("p", words, class_="dim")
     picture = _picture(key, {"before": before[key], "after": after[key]})
-    return m.tag("div", sentence + sure + picture, class_=f"verdict {level}") + _answers(before, after)
+    return m.tag("div", headline + sure + picture, class_=f"verdict {LEVELS[change.verdict]}") + _answers(before, after)
 
 
 def _whole(path: Path) -> dict[str, Any]:
@@ -60,21 +59,6 @@ def _whole(path: Path) -> dict[str, Any]:
 def _read(path: Path, changed: int, size: int) -> dict[str, Any]:
     found = json.loads(path.read_text(encoding="utf-8"))
     return found if isinstance(found, dict) else {}
-
-
-def _sentence(key: str, before: Mapping[str, Any], after: Mapping[str, Any], change: Difference) -> str:
-    first, last = (_value(key, side[key]["value"]) for side in (before, after))
-    if key == "greedy_accuracy":
-        text = f"{first} to {last} of {change.problems} held-out problems"
-        return f"{text}; {change.better} became right, {change.worse} became wrong." if change.paired else f"{text}."
-    text = f"held-out reward {first} to {last} on {change.problems} problems"
-    return f"{text}; {change.better} improved, {change.worse} got worse." if change.paired else f"{text}."
-
-
-def _value(key: str, value: float, *, signed: bool = False) -> str:
-    sign = "+" if signed and value >= 0 else ""
-    text = f"{sign}{100 * value:.0f} %" if key == "greedy_accuracy" else f"{sign}{value:.2f}"
-    return text.replace("-", "−")
 
 
 def _picture(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -28,12 +27,6 @@ KINDS = {
     "labels": ("classification-label", "mcq-letter"),
 }  # fmt: skip
 """Rewards by what the reference holds; any other is about free text."""
-FILES = (".csv", ".xlsx")
-"""Files whose cells cannot hold the `entry` of a reasoning-gym task, which is a mapping."""
-UNFIT = (
-    "This reward asks the checker of a reasoning-gym task, and {} has no such task in its rows. Choose another reward above, "
-    "such as math-match for numbers or qa-short for words."
-)
 
 
 def choices() -> list[tuple[str, str]]:
@@ -65,10 +58,10 @@ def build(form: Form) -> None:
 
 
 def described(value: Any) -> list[str]:
-    """[what the preset rewards and whether it can score the data that is chosen, its parameters]."""
+    """[what the preset rewards, its parameters]."""
     try:
         tree = Draft.read(value).tree()
-        name, source = tree["reward"]["preset"], str(tree["data"]["source"])
+        name = tree["reward"]["preset"]
         text = rewards.describe(name).strip() if name else ""
         parameters = rewards.parameters(name) if name else []
     except (KitError, rewards.RewardsError) as problem:
@@ -80,8 +73,6 @@ def described(value: Any) -> list[str]:
     title = m.join(
         m.tag("code", part) if at % 2 else part for at, part in enumerate(first.replace("``", "`").split("`"))
     )
-    unfit = name == "reasoning-gym" and source.endswith(FILES)
-    warning = m.note(UNFIT.format(Path(source).name), "fail") if unfit else Markup("")
     more = m.tag("details", m.tag("summary", m.tag("b", title)) + m.tag("pre", rest.strip(), class_="said"))
     rows = [
         [
@@ -92,7 +83,7 @@ def described(value: Any) -> list[str]:
         for one in parameters
         if one.name not in COMMAND_LINE_ONLY
     ]
-    return [m.page(warning, more), m.page(m.table(["parameter", "default", "what it means"], rows))]
+    return [m.page(more), m.page(m.table(["parameter", "default", "what it means"], rows))]
 
 
 def limited(site: Site, value: Any) -> str:
@@ -104,20 +95,17 @@ def limited(site: Site, value: Any) -> str:
 
 
 def earnings(found: Mapping[str, Any]) -> Markup:
-    """A row for each part: the least and the most it adds to the total, and a bar for the width between them."""
+    """A row for each part: the least and the most it adds to the total."""
     ends = {part["name"]: _ends(part) for part in found["parts"]}
     spans = {name: None if both is None else both[1] - both[0] for name, both in ends.items()}
-    most = max([span for span in spans.values() if span is not None] or [1.0]) or 1.0
     rows = []
     for part in found["parts"]:
-        both, span = ends[part["name"]], spans[part["name"]]
+        both = ends[part["name"]]
         checker = part["name"] == found["checker"]
         adds = "not limited" if both is None else f"{both[0]:.2f} to {both[1]:.2f}"
-        bar = m.bar(span / most, "ok" if checker else "", f"{part['name']}: {adds}") if span is not None else ""
         name = m.tag("b", part["name"]) + (m.badge("decides right or wrong", "ok") if checker else "")
-        bar = m.tag("div", bar, style="min-width:140px")
-        rows.append([m.tag("div", name, class_="row"), f"{part['weight']:g}", bar, adds])
-    return m.panel(m.table(["part", "weight", "", "adds"], rows, numbers={1, 3}), _limit(found, spans))
+        rows.append([m.tag("div", name, class_="row"), f"{part['weight']:g}", adds])
+    return m.panel(m.table(["part", "weight", "adds"], rows, numbers={1, 2}), _limit(found, spans))
 
 
 def _ends(part: Mapping[str, Any]) -> tuple[float, float] | None:

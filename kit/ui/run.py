@@ -26,7 +26,7 @@ from kit.ui.run_texts import alerts, checkpoint_table, configuration, head, log_
 from kit.ui.site import POLL_SECONDS, QUIET, Site, is_id, run_box, stamp
 
 BUTTONS = ("like", "stop", "now", "resume", "delete")
-RESUME, AGAIN = "Resume", "Start again from the beginning"
+RESUME, AGAIN = "Resume", "Start again"
 TABS = ("charts", "completions", "log", "more")
 FIRST_CHARTS = 5
 MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
@@ -199,87 +199,55 @@ class View:
         self.site = site
 
     def look(self, run_id: Any, tab: Any, seen: Any) -> list[Any]:
-        """[what the browser has now, *parts, *buttons]: what has not changed is skipped."""
-        nothing = [gr.skip()] * (len(self.parts) + len(BUTTONS))
-        known = seen if isinstance(seen, dict) else {}
+        """[what the browser has now, *parts, *buttons]; all skipped where nothing has changed, and tabs that are not open."""
+        nothing = [gr.skip()] * (1 + len(self.parts) + len(BUTTONS))
         try:
             if not run_id and self.site.runs():
-                return [gr.skip(), *nothing]  # the address has not been read yet
+                return nothing  # the address has not been read yet
             run = self.site.run(run_id)
-            if known.get("run") != run.id:
-                known = {"run": run.id}
-            fresh = self._fresh(run, tab if tab in TABS else TABS[0], known)
+            at = tab if tab in TABS else TABS[0]
+            status = run.status()
+            now = _stamp(run, status, at)
+            return nothing if now == seen else [now, *self._fresh(run, status, at)]
         except KitError as problem:
-            if known.get("problem") == str(problem):
-                return [gr.skip(), *nothing]
-            return [{"problem": str(problem)}, *self._problem(run_id, str(problem))]
-        if not fresh:
-            return [gr.skip(), *nothing]
-        stamps = fresh.pop("stamps")
-        found = [fresh.get(name, gr.skip()) for name in self.parts]
-        return [known | stamps, *found, *fresh.get("buttons", [gr.skip()] * len(BUTTONS))]
+            return nothing if seen == str(problem) else [str(problem), *self._problem(run_id, str(problem))]
 
     def _problem(self, run_id: Any, text: str) -> list[Any]:
-        blank: list[Any] = ["" for _ in self.parts[2:]] + [gr.Timer(ENDED_POLL_SECONDS)]
-        if not run_id:
-            text_or_empty = m.empty("No run yet", m.join(["Start one on ", m.tag("a", "New run", href="/new"), "."]))
-        else:
-            text_or_empty = m.error(text)
-        return [text_or_empty, *blank, *buttons(None)]
+        start = m.join(["Start one on ", m.tag("a", "New run", href="/new"), "."])
+        head = m.error(text) if run_id else m.empty("No run yet", start)
+        return [head, *["" for _ in self.parts[2:]], gr.Timer(ENDED_POLL_SECONDS), *buttons(None)]
 
-    def _fresh(self, run: RunDir, tab: str, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Parts by name that are not as the browser has them, and their stamps; {} when all are."""
-        status = run.status()
-        state = (status["state"], status.get("reason"), status.get("refused"))
-        report = run.path / "report.html"
-        now = {
-            "head": stamp([run.status_file, run.metrics_file, run.events_file, run.adapter, report], state),
-            tab: f"{tab}:{self._stamp(run, tab)}",
-        }
-        changed = {name: text for name, text in now.items() if known.get(name) != text}
-        if not changed:
-            return {}
-        found: dict[str, Any] = {"stamps": {"run": run.id} | now}
-        if "head" in changed or (tab in ("charts", "more") and tab in changed):
-            found |= self._numbers(run, status, tab, changed)
-        if tab == "log" and tab in changed:
-            found["log"] = log_tail(run)
-        return found
-
-    def _stamp(self, run: RunDir, tab: str) -> str:
-        if tab == "log":
-            return stamp([run.log])
-        if tab == "completions":
-            return ""
-        scores = sorted(run.eval.glob("*.json"))
-        files = [run.metrics_file, run.events_file, *scores]
-        if tab == "more":
-            files += [run.config, run.data, run.env, run.path / "best.json", run.adapter, *run.checkpoints]
-        return stamp(files, len(scores))
-
-    def _numbers(self, run: RunDir, status: dict[str, Any], tab: str, changed: Mapping[str, str]) -> dict[str, Any]:
+    def _fresh(self, run: RunDir, status: dict[str, Any], tab: str) -> list[Any]:
         columns, scores, problems = _read(run)
         events = _events(run)
-        found: dict[str, Any] = {}
-        if "head" in changed:
-            warnings, holding = alerts(events, columns)
-            reported = (run.path / "report.html").is_file()
-            found["head"] = head(run, status, columns, scores, holding, reported)
-            notes = [m.note(problem, "fail") for problem in problems]
-            notes += [warnings]
-            found["notes"] = m.page(m.tag("div", m.join(notes), class_="stack-notes")) if any(notes) else ""
-            live = status["state"] in ALIVE
-            found["buttons"] = buttons(status, anew=not live and run.last_checkpoint is None)
-            found["timer"] = gr.Timer(POLL_SECONDS if live else ENDED_POLL_SECONDS)
+        warnings, holding = alerts(events, columns)
+        notes = [*(m.note(problem, "fail") for problem in problems), warnings]
+        live = status["state"] in ALIVE
         drawn = panels(columns, scores)
         learning = [panel for panel in drawn if panel.topic == LEARNING]
+        shown: dict[str, Any] = {
+            "head": head(run, status, columns, scores, holding, (run.path / "report.html").is_file()),
+            "notes": m.page(m.tag("div", m.join(notes), class_="stack-notes")) if any(notes) else "",
+            "timer": gr.Timer(POLL_SECONDS if live else ENDED_POLL_SECONDS),
+        }
+        if tab == "log":
+            shown["log"] = log_tail(run)
         if tab == "charts":
-            found["charts"] = m.charts(learning[:FIRST_CHARTS], _marks(events)) or _no_charts(status)
+            shown["charts"] = m.charts(learning[:FIRST_CHARTS], _marks(events)) or _no_charts(status)
         if tab == "more":
             machine = [panel for panel in drawn if panel.topic == MACHINE]
             folds = m.page(checkpoint_table(run, scores), configuration(run))
-            found["more"] = folds + m.charts([*learning[FIRST_CHARTS:], *machine], _marks(events))
-        return found
+            shown["more"] = folds + m.charts([*learning[FIRST_CHARTS:], *machine], _marks(events))
+        anew = not live and run.last_checkpoint is None
+        return [*(shown.get(name, gr.skip()) for name in self.parts), *buttons(status, anew=anew)]
+
+
+def _stamp(run: RunDir, status: Mapping[str, Any], tab: str) -> str:
+    """A text that changes with what the screen shows."""
+    files = [run.status_file, run.metrics_file, run.events_file, run.config, run.adapter, run.path / "report.html"]
+    files += [run.path / "best.json", *sorted(run.eval.glob("*.json")), *run.checkpoints]
+    files += [run.log] if tab == "log" else []
+    return stamp(files, (run.id, tab, status["state"], status.get("reason"), status.get("refused")))
 
 
 def _read(run: RunDir) -> tuple[dict[str, Numbers], dict[str, dict[str, Any]], list[str]]:
@@ -319,12 +287,7 @@ def _marks(events: list[dict[str, Any]]) -> list[tuple[float, str]]:
 def build(site: Site, blocks: gr.Blocks) -> None:
     """The screen."""
     view = View(site)
-    named, wanted_tab, tab, seen = (
-        run_box(),
-        run_box(),
-        run_box(),
-        gr.JSON({}, visible="hidden", elem_classes="hidden-box"),
-    )
+    named, wanted_tab, tab, seen = (run_box() for _ in range(4))
     chosen = gr.Dropdown([], label="Run", allow_custom_value=True, elem_id="run-chosen", filterable=True)
     head = gr.HTML(m.page(m.panel(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head")
     buttons, actions = _build_actions(site, chosen)
@@ -371,16 +334,5 @@ def _where(name: str, part: Any) -> Any:
 def _asked(site: Site, wanted: Any, tab: Any) -> list[Any]:
     """[runs to choose from, the tabs, the open one], as the address says."""
     at = tab if tab in TABS else TABS[0]
-    return [_choices(site, wanted), gr.Tabs(selected=at), at]
-
-
-def _choices(site: Site, wanted: Any) -> Any:
-    """All runs, and the one that the address names, else a live one, else the latest."""
-    try:
-        found = site.statuses()
-    except RunError:
-        found = []
-    ids = [run.id for run, _ in found]
-    live = [run.id for run, status in found if status["state"] in ALIVE]
-    first = wanted if is_id(wanted) else next(iter([*live, *ids]), None)
-    return gr.Dropdown(choices=ids, value=first)
+    runs = site.choices(wanted, lambda run, status: status["state"] in ALIVE)
+    return [runs, gr.Tabs(selected=at), at]

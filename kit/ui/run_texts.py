@@ -73,11 +73,11 @@ def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers],
 
 def _reason(run: RunDir, text: str) -> str:
     """The reason of an end; the sentinel's name is no word."""
-    last = f"saved at step {step_of(run.checkpoints[-1])}" if run.checkpoints else "before its first step"
+    last = f"saved at step {step_of(run.checkpoints[-1])}" if run.checkpoints else "nothing was saved"
     if text == "control/stop":
         return f"Stopped by you; {last}."
     if text in ("SIGTERM", "SIGINT"):
-        return f"Ended at once ({text}); {last}."
+        return f"Stopped at once ({text}); {last}."
     if "crashed with exit code" in text and (said := last_words(run)):
         return f"{text}\n{said}"
     return text
@@ -209,7 +209,7 @@ def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) 
     usable = whole_checkpoints(found)
 
     def line(folder: Path, step: str, score: Mapping[str, Any] | None, *marks: Markup) -> list[Any]:
-        return [m.tag("code", folder.name), step, _score(score), human_size(_size(folder)), m.join(marks, " ")]
+        return [m.tag("code", folder.name), step, _score(score), m.join(marks, " ")]
 
     rows = [line(run.adapter, "result", evaluations.get("after"), m.badge("the run's result", "ok"))]
     rows = rows if run.adapter.is_dir() else []
@@ -223,19 +223,9 @@ def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) 
         rows.append(line(path, m.number(step), scores.get(step), *marks))
     if not rows:
         return m.fold("Checkpoints", m.note("None yet: the first comes after run.save_every steps, or at the end."))
-    return m.fold("Checkpoints", m.table(["folder", "step", "held-out", "size", ""], rows, numbers={1, 3}))
+    return m.fold("Checkpoints", m.table(["folder", "step", "held-out", ""], rows, numbers={1}))
 
 
 def _score(scores: Mapping[str, Any] | None) -> str:
     keys = ("greedy_accuracy", "greedy_reward")
     return interval(next((scores[key] for key in keys if key in scores), None)) if scores else "–"
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
-    return total

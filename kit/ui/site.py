@@ -12,7 +12,8 @@ import gradio as gr
 
 from kit.errors import RunError
 from kit.runs.store import ALIVE, RUN_ID, RunDir, RunStore
-from kit.ui.children import Benches, Jobs
+from kit.ui import markup as m
+from kit.ui.children import Benches, Job, Jobs
 from kit.ui.settings import Settings
 
 UNSEEN: dict[str, Any] = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
@@ -67,6 +68,15 @@ class Site:
         """Those runs alone. Raises `RunError`."""
         return [run for run, _ in self.statuses()]
 
+    def choices(self, wanted: Any, first: Callable[[RunDir, dict[str, Any]], bool]) -> gr.Dropdown:
+        """The list of runs: those that `first(run, status)` names above the others; chosen is `wanted`, else the uppermost."""
+        try:
+            found = sorted(self.statuses(), key=lambda pair: not first(*pair))
+        except RunError:
+            found = []
+        ids = [run.id for run, _ in found]
+        return gr.Dropdown(choices=ids, value=wanted if is_id(wanted) else next(iter(ids), None))
+
     def live(self) -> list[str]:
         """The runs that wait or train. Raises `RunError`."""
         return [run.id for run, status in self.store.statuses() if status["state"] in ALIVE]
@@ -80,6 +90,15 @@ class Site:
 def is_id(value: Any) -> bool:
     """Whether a value from a browser has the form of a run id."""
     return isinstance(value, str) and RUN_ID.fullmatch(value) is not None
+
+
+NO_RUNS = m.empty("No trained model yet", m.join([m.tag("a", "Train one", href="/new"), " first."]))
+"""What stands where weights are needed and there is no run at all."""
+
+
+def has_weights(run: RunDir, status: object = None) -> bool:
+    """Whether there is something to chat with or to export."""
+    return run.adapter.is_dir() or bool(run.checkpoints)
 
 
 def run_box() -> gr.Textbox:
@@ -98,6 +117,17 @@ def to_address(screen: str) -> str:
 def address(screen: str, run_id: str | None = None) -> str:
     """`/run?run=<id>`."""
     return f"/{screen}" + (f"?run={run_id}" if run_id is not None else "")
+
+
+def job_state(job: Job | None, title: str, waiting: str, done: Callable[[Any], str]) -> str:
+    """Where a job is: its last line, why it failed, or `done(result)`."""
+    if job is None:
+        return ""
+    if job.state == "running":
+        return m.page(m.panel(m.tag("b", title), m.tag("p", m.tag("code", job.line or waiting), class_="dim")))
+    if job.state == "done":
+        return done(job.result)
+    return m.error(job.error) if job.state == "failed" else m.page(m.note("Stopped."))
 
 
 POLL_SECONDS = 2.0

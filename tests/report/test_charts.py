@@ -116,22 +116,6 @@ def test_names_and_labels_are_text() -> None:
         assert ElementTree.fromstring(drawing).findtext(f"{SVG}title") == bad
 
 
-def test_parts_of_a_whole_lie_on_one_another() -> None:
-    x = np.arange(3.0)
-    parts = [Series("a", x, np.array([1.0, 2.0, np.nan])), Series("b", x, np.array([3.0, np.nan, np.nan]))]
-    panel = Panel("T", "y", parts, low=0.0, stacked=True)
-    assert [one.y.tolist() for one in panel.stack()] == [[1, 2], [4, 2]], (
-        "a gap counts 0, a step without any is left out"
-    )
-    below, above = [
-        [tuple(map(float, pair.split(","))) for pair in one.attrib["points"].split()]
-        for one in ElementTree.fromstring(svg(panel)).iter(f"{SVG}polygon")
-    ]
-    assert above[2:] == below[1::-1], "the upper part's floor is the lower part's top"
-    floor = below[2][1]
-    assert floor - above[0][1] == pytest.approx(4 * (floor - below[0][1]), abs=0.3)
-
-
 def test_a_band_lies_around_its_line_and_whiskers_stand_at_their_points() -> None:
     x, y = np.arange(4.0), np.array([1.0, 2.0, np.nan, 3.0])
     band = Series("a", x, y, y - 1, y + 1)

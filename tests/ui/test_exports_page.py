@@ -33,9 +33,9 @@ def screen(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     site.close()
 
 
-def asked(screen: Screen, kind: str, quantization: str = "q8_0", force: bool = False) -> list[str]:
+def asked(screen: Screen, kind: str, quantization: str = "q8_0") -> list[str]:
     """[what is said at once, what stands in the place of progress at the end, the results], after a click."""
-    said = screen.begin("it", kind, "the run's result", quantization, force)[0]
+    said = screen.begin("it", kind, "the run's result", quantization)[0]
     end = time.monotonic() + SECONDS
     while (job := screen.site.jobs.get(screen.key(screen.site.run("it"), kind))) and job.state == "running":
         assert time.monotonic() < end, job.line
@@ -51,16 +51,14 @@ def verdict(results: str, name: str) -> str:
     return next(part for part in results.split('<div class="verdict ')[1:] if f"<b>{name}</b>" in part)
 
 
-def test_a_merged_model_is_verified_and_replaced_only_when_that_is_wished(screen: Screen) -> None:
+def test_a_merged_model_is_verified_and_replaced(screen: Screen) -> None:
     said, progress, results = asked(screen, "merged-16bit")
     assert (said, progress) == ("", "")
     found = verdict(results, "merged-16bit")
     assert found.startswith("ok")
     assert "tokens on which both agree" in found
     assert "/runs/it/export/merged-16bit/model.safetensors" in found
-    said, progress, _ = asked(screen, "merged-16bit")
-    assert re.search("note fail.*was exported as merged-16bit before.*tick", said + progress)
-    assert asked(screen, "merged-16bit", force=True)[:2] == ["", ""]
+    assert asked(screen, "merged-16bit")[:2] == ["", ""]
 
 
 def test_a_quantised_model_is_verified_within_its_own_limits(screen: Screen) -> None:

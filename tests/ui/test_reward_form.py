@@ -18,18 +18,6 @@ def test_every_parameter_is_listed_with_its_words_but_those_of_the_command_line(
             assert (f"<code>{parameter.name}</code>" in table) == (parameter.name not in guard.COMMAND_LINE_ONLY)
 
 
-def test_a_reward_that_cannot_score_the_chosen_file_says_so_at_once() -> None:
-    """Before rows are scored or anything is validated; a reward that it names is one."""
-    draft = Draft()
-    assert 'class="note fail"' not in reward.described(draft.as_text())[0]
-    file = draft.change("data.source", "mine/x.csv")
-    assert "x.csv has no such task in its rows" in reward.described(file.as_text())[0]
-    for name in ("math-match", "qa-short"):
-        assert name in rewards.names()
-        assert name in reward.UNFIT
-        assert 'class="note fail"' not in reward.described(file.change("reward.preset", name).as_text())[0]
-
-
 def weights(**given: Any) -> Any:
     said = answer({"question": "weights", "config": {"reward": given}})
     return said.get("answer", said.get("error"))

@@ -105,11 +105,11 @@ def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: 
     run.write_status("starting", pid=2**22 + 1)
     found = View(site).look("early", "charts", {})
     assert found[label].visible
-    assert found[label].value == "Start again from the beginning"
+    assert found[label].value == "Start again"
     assert "interrupted" in found[1]
     assert "the process ended without a word while the run was starting" in found[1]
     run.write_status("stopped", reason="control/stop")
-    assert "Stopped by you; before its first step." in View(site).look("early", "charts", {})[1]
+    assert "Stopped by you; nothing was saved." in View(site).look("early", "charts", {})[1]
     run.write_json("checkpoint-3/trainer_state.json", {})
     found = View(site).look("early", "charts", {})
     assert found[label].value == "Resume"
@@ -194,23 +194,15 @@ def test_an_adapter_is_loaded_onto_the_model_that_it_names(site: Site) -> None:
     assert export.base_of(run) == "org/base"
 
 
-def test_an_export_that_is_there_is_replaced_by_the_box_of_the_page(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Options of the command line, which the refusal of the export itself names, are nowhere on a page."""
+def test_an_export_that_is_there_is_replaced(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     run = site.run("one")
     run.adapter.mkdir()
-    run.write_json(f"export/adapter/{export.MARKER}", {"files": []})
+    run.write_json("export/adapter/manifest.json", {"files": []})
     screen = export.Screen(site)
     begun: list[dict[str, Any]] = []
     monkeypatch.setattr(screen, "_check", lambda run, wish: None)
     monkeypatch.setattr(site.jobs, "start", lambda key, module, request: begun.append(request["wish"]))
-    asked = ("one", "adapter", None, None)
-    said = screen.begin(*asked, False)[0]
-    assert export.REPLACE in said
-    assert "--" not in said
-    assert not begun
-    assert screen.begin(*asked, True) == ["", {}]
+    assert screen.begin("one", "adapter", None, None) == ["", {}]
     assert begun[0]["force"]
 
 
@@ -223,9 +215,9 @@ def test_another_quantisation_is_not_ignored_while_one_is_made(site: Site, monke
     monkeypatch.setattr(screen, "_check", lambda run, wish: None)
     monkeypatch.setattr(Jobs, "_work", lambda *args: None)  # goes on for ever
     asked = ("one", "gguf", None)
-    assert screen.begin(*asked, "q8_0", False) == ["", {}]
-    assert screen.begin(*asked, "q8_0", False) == ["", {}], "asked again by another browser"
-    assert "running already with other settings" in screen.begin(*asked, "q4_k_m", False)[0]
+    assert screen.begin(*asked, "q8_0") == ["", {}]
+    assert screen.begin(*asked, "q8_0") == ["", {}], "asked again by another browser"
+    assert "running already with other settings" in screen.begin(*asked, "q4_k_m")[0]
 
 
 def test_rewards_stand_beside_both_answers() -> None:
@@ -233,13 +225,10 @@ def test_rewards_stand_beside_both_answers() -> None:
     done = {"prompt": "2 + 2 =", "reference": "4"}
     answers = {"base": {"text": "5", "finish": "stop", "tokens": 1, "seconds": 0.1, "reward": reward | {"total": 0.2}},
                "tuned": {"text": "<b>4</b>", "finish": "length", "tokens": 1, "seconds": 0.1, "reward": reward}}  # fmt: skip
-    ready = {"step": 12, "sampling": {"seed": 0, "temperature": 0.7, "max_tokens": 64}}
-    text = chat.summary(answers, chat.used(ready, {"seed": 3}), done["reference"])
+    text = chat.summary(answers, done["reference"])
     assert "The answer after training earns 1.00 more" in text
     assert "cut at the limit" in text
     assert "<code>4</code>" in text
-    assert "seed 3 on both sides, temperature 0.7, at most 64 tokens, weights of step 12" in text
-    assert "temperature 0 (greedy)" in chat.summary({}, chat.used(ready, {"seed": 3, "temperature": 0.0}), None)
 
 
 def test_answers_grow_and_stay_when_the_next_is_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

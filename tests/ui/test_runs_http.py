@@ -174,13 +174,13 @@ def test_compared_are_runs_only(page: Any, config: dict[str, Any], ids: Any) -> 
 @pytest.mark.parametrize(
     "values",
     [
-        ("../adapter", None, "q4_k_m", False),
-        ({"format": "adapter"}, None, "q4_k_m", False),
-        ("adapter", "../../checkpoint-1", "q4_k_m", False),
-        ("adapter", "step 1/../..", "q4_k_m", False),
-        ("gguf", None, "q4_k_m; rm -rf /", False),
-        ("gguf", None, ["q8_0"], False),
-        ("hub", None, "q4_k_m", False),
+        ("../adapter", None, "q4_k_m"),
+        ({"format": "adapter"}, None, "q4_k_m"),
+        ("adapter", "../../checkpoint-1", "q4_k_m"),
+        ("adapter", "step 1/../..", "q4_k_m"),
+        ("gguf", None, "q4_k_m; rm -rf /"),
+        ("gguf", None, ["q8_0"]),
+        ("hub", None, "q4_k_m"),
     ],
     ids=str,
 )
@@ -191,8 +191,8 @@ def test_an_export_asked_for_with_forged_values_is_refused(values: tuple[Any, ..
 
 
 def test_an_export_names_no_folder_program_or_model_of_its_own() -> None:
-    found = wish_of("gguf", "last checkpoint", "q8_0", 1)
-    assert found == {"format": "gguf", "checkpoint": "last", "force": False, "quantization": "q8_0"}
+    found = wish_of("gguf", "last checkpoint", "q8_0")
+    assert found == {"format": "gguf", "checkpoint": "last", "force": True, "quantization": "q8_0"}
     assert checkpoint_of("step 12") == "12"
 
 
