@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kit.chat.client import check_sampling
 from kit.data.images import IMAGES
 from kit.errors import ConfigError, DataError, RunError
 from kit.evaluation.heldout import Completion, HeldOut, scoring_context
@@ -23,10 +24,6 @@ from kit.runs.lock import gpu_holder
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
     from rewards import Evaluation
-
-SAMPLING = {"seed": int, "temperature": float, "top_p": float, "top_k": int, "min_p": float, "max_tokens": int}
-LEAST = {"seed": 0, "temperature": 0.0, "top_p": 1e-6, "top_k": 0, "min_p": 0.0, "max_tokens": 1}
-MOST = {"temperature": 100.0, "top_p": 1.0, "min_p": 1.0, "max_tokens": 65536}
 
 
 @dataclass(frozen=True)
@@ -76,23 +73,11 @@ class ChatModels:
                  "sampling": self.sampling({}), "reward": config.reward.preset}  # fmt: skip
         return found | ({"note": self.note} if self.note else {})
 
-    def sampling(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The run's own settings with `given` over them. Raises `ConfigError` for what is out of range."""
+    def sampling(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The run's own settings with `changes` over them. Raises `ConfigError` for what is out of range."""
         own = self.source.config.generation
-        found: dict[str, Any] = {"seed": 0, "temperature": own.temperature, "top_p": own.top_p, "top_k": own.top_k,
-                                 "min_p": own.min_p or 0.0, "max_tokens": own.max_completion_tokens}  # fmt: skip
-        for name, value in given.items():
-            if name not in SAMPLING or isinstance(value, bool):
-                raise ConfigError(f"There is no sampling option '{name}'. Known: {', '.join(SAMPLING)}.")
-            if value is None:
-                continue
-            try:
-                found[name] = SAMPLING[name](value)
-            except (TypeError, ValueError, OverflowError):
-                raise ConfigError(f"{name}: {value!r} is no number.") from None
-            if not LEAST[name] <= found[name] <= MOST.get(name, 2**63 - 1):
-                raise ConfigError(f"{name}: {value} is out of range, {LEAST[name]} to {MOST.get(name, 2**63 - 1)}.")
-        return found
+        return {"seed": 0, "temperature": own.temperature, "top_p": own.top_p, "top_k": own.top_k,
+                "min_p": own.min_p or 0.0, "max_tokens": own.max_completion_tokens} | check_sampling(changes)  # fmt: skip
 
     def question(self, message: Mapping[str, Any]) -> Question:
         """A checked question. Raises `KitError`."""

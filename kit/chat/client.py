@@ -51,6 +51,37 @@ GOING = 5.0
 """Seconds that a closed process is given before it is killed."""
 
 
+SAMPLING: dict[str, tuple[type[int] | type[float], float, float]] = {
+    "seed": (int, 0, 2**53),
+    "temperature": (float, 0.0, 100.0),
+    "top_p": (float, 1e-6, 1.0),
+    "top_k": (int, 0, 2**31),
+    "min_p": (float, 0.0, 1.0),
+    "max_tokens": (int, 1, 65536),
+}
+"""Type, least and most of each sampling setting."""
+
+
+def check_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of sampling settings, which may be texts; None and empty ones are left out. Raises `ConfigError`."""
+    numbers = {}
+    for name, value in settings.items():
+        if name not in SAMPLING:
+            raise ConfigError(f"There is no sampling option '{name}'. Known: {', '.join(SAMPLING)}.")
+        if value is None or (isinstance(value, str) and not value.strip()):
+            continue
+        kind, low, high = SAMPLING[name]
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not low <= number <= high or (kind is int and not number.is_integer()):
+            expected = f"a {'whole ' if kind is int else ''}number from {low:,.10g} to {high:,.10g}"
+            raise ConfigError(f"{name}: '{str(value)[:40]}' was given; expected {expected}.")
+        numbers[name] = kind(number)
+    return numbers
+
+
 class ChatSession:
     """Base and tuned model of a run, ready to be asked. Usable as a context manager; safe to use from several threads.
 
@@ -133,9 +164,7 @@ class ChatSession:
         """
         if (prompt is None) == (heldout is None):
             raise ConfigError("Ask either a prompt of your own or a held-out one.")
-        for name, value in sampling.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"{name}: {value} was given; {name} must be a finite number.")
+        sampling = check_sampling(sampling)
         if unknown := [side for side in sides if side not in SIDES] or ([] if sides else ["none"]):
             raise ConfigError(f"There is no side '{unknown[0]}'; expected base, tuned or both.")
         self.start()

@@ -5,7 +5,6 @@ From the bottom up: the model that is kept loaded, what is said of answers, the 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import gradio as gr
 from markupsafe import Markup
 
-from kit.chat.client import SIDES, ChatSession, open_chat
+from kit.chat.client import SIDES, ChatSession, check_sampling, open_chat
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs.store import RunDir
 from kit.ui import markup as m
@@ -82,7 +81,6 @@ def resolved(run: RunDir, checkpoint: str | None) -> tuple[str | None, str]:
 NAMES = {"base": "Before training", "tuned": "After training"}
 LONGEST_SHOWN = 20_000
 LONGEST_PROMPT, LONGEST_REFERENCE = 20_000, 4_000
-MOST_TOKENS = 4096
 PICKED = 60
 """Held-out prompts in the picker."""
 MOST_MESSAGES = 40
@@ -178,7 +176,7 @@ class Screen:
         try:
             run = self.site.run(run_id)
             question = question_of(prompt, picked, reference)
-            how = sampling(seed, heat, most)
+            how = check_sampling({"seed": seed or 0, "temperature": heat, "max_tokens": most})
             session = self.loaded.session(run, checkpoint_of(which))
             words = question.get("prompt") or f"Held-out prompt {question['heldout']}"
             note = "" if session.alive else m.page(m.note("Loading the model first …", "live"))
@@ -252,32 +250,6 @@ def question_of(prompt: Any, picked: Any, reference: Any) -> dict[str, Any]:
     return {"prompt": text, "reference": known or None}
 
 
-def sampling(seed: Any, heat: Any, most: Any) -> dict[str, Any]:
-    """Seed, temperature and longest answer; what was left empty is as in the run, the seed 0. Raises `ConfigError`."""
-    boxes = {
-        "seed": _number(seed, "Seed", 0, 2**31 - 1, whole=True) or 0,
-        "temperature": _number(heat, "Temperature", 0, 10),
-        "max_tokens": _number(most, "Longest answer", 1, MOST_TOKENS, whole=True),
-    }
-    return {name: value for name, value in boxes.items() if value is not None}
-
-
-def _number(value: Any, label: str, low: float, high: float, *, whole: bool = False) -> float | None:
-    """The number of a box between `low` and `high`; None where it was left empty. Raises `ConfigError`."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return None
-    try:
-        number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
-    except (ValueError, OverflowError):
-        number = math.nan
-    if not low <= number <= high or (whole and not number.is_integer()):
-        kind = "a whole number" if whole else "a number"
-        raise ConfigError(
-            f"{label}: '{str(value)[:40]}' was given; expected {kind} from {low:,.10g} to {high:,.10g}, or nothing."
-        )
-    return int(number) if whole else number
-
-
 def _browser(request: gr.Request | None) -> str:
     """What Gradio calls an open page of a browser."""
     return str(getattr(request, "session_hash", None) or "nobody")
@@ -324,7 +296,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             label="Temperature", info="0: greedy.", placeholder="as in training", max_length=40, elem_id="chat-heat"
         )
         most = gr.Textbox(
-            label="Longest answer (tokens)", info=f"At most {MOST_TOKENS:,}.", placeholder="as in training",
+            label="Longest answer (tokens)", placeholder="as in training",
             max_length=40, elem_id="chat-most",
         )  # fmt: skip
     inputs = [chosen, which, prompt, picked, reference, seed, heat, most, history]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from made_runs import make
 
+from kit.chat.client import check_sampling
 from kit.errors import ConfigError
-from kit.ui.chat import question_of, sampling
+from kit.ui.chat import question_of
 from kit.ui.export import checkpoint_of, wish_of
 from kit.ui.run import TABS, View
 from kit.ui.settings import Settings
@@ -229,22 +230,15 @@ def test_questions_have_limits() -> None:
 
 
 def test_what_is_left_empty_is_as_in_training_and_what_is_no_number_is_said() -> None:
-    assert sampling(None, None, None) == sampling("", " ", "") == sampling("0", "", None) == {"seed": 0}
-    assert sampling("7", "0", "12") == sampling(7, 0, 12) == {"seed": 7, "temperature": 0.0, "max_tokens": 12}
-    for values, name in (
-        (("seed", "", ""), "Seed: 'seed'"),
-        (("1.5", "", ""), "Seed.*whole number"),
-        (("-1", "", ""), "Seed: '-1'.*a whole number from 0 to 2,147,483,647"),
-        (("0", "warm", ""), "Temperature: 'warm'.*from 0 to 10"),
-        (("0", [], ""), "Temperature"),
-        (("0", True, ""), "Temperature"),
-        (("0", "nan", ""), "Temperature"),
-        (("0", "", "inf"), "Longest answer"),
-        (("0", "", 10**9), "Longest answer.*from 1 to 4,096"),
-        (("0", "", {}), "Longest answer"),
-    ):
-        with pytest.raises(ConfigError, match=name):
-            sampling(*values)
+    assert check_sampling({"seed": 0, "temperature": " ", "max_tokens": None}) == {"seed": 0}
+    texts = {"seed": "7", "temperature": "0", "max_tokens": "12"}
+    assert check_sampling(texts) == {"seed": 7, "temperature": 0.0, "max_tokens": 12}
+    for name, value in (
+        ("seed", "seed"), ("seed", "1.5"), ("seed", -1), ("temperature", "warm"), ("temperature", []), ("temperature", True),
+        ("temperature", "nan"), ("max_tokens", "inf"), ("max_tokens", 10**9), ("max_tokens", {}),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"{name}: '.*expected a .*number from"):
+            check_sampling({name: value})
 
 
 @pytest.mark.parametrize("elem_id", ["chat-heat", "chat-most", "chat-seed"])
