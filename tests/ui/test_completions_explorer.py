@@ -138,13 +138,6 @@ def test_a_completion_of_several_turns_is_a_conversation(explorer: Explorer) -> 
             assert "answer&gt;" in text
 
 
-def test_files_of_other_names_are_none(tmp_path: Path) -> None:
-    run = make(tmp_path)
-    for name in ("step-.parquet", "step-00001.parquet.tmp", "other.parquet", "step-1.partial"):
-        (run.completions / name).write_bytes(b"x")
-    assert list(data.steps(run)) == [1, 20]
-
-
 @pytest.mark.parametrize("env", [None, "{ half", '{"trainer_arguments": {"reward_weights": [1.0]}}'])
 def test_rewards_without_known_weights_are_said_to_be_so(explorer: Explorer, env: str | None) -> None:
     run = explorer.site.run("one")

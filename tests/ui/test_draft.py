@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kit.config import load_config, preset_names
 from kit.errors import ConfigError
-from kit.ui.draft import Draft, deeper, differences, from_yaml
+from kit.ui.draft import Draft, from_yaml
 from kit.ui.settings import Settings
 
 SETTINGS = Settings()
@@ -60,12 +60,6 @@ def test_any_text_survives_the_shell(text: str) -> None:
 def test_the_root_is_part_of_the_command(tmp_path: Path) -> None:
     settings = Settings(root=tmp_path / "my runs")
     assert by_command(Draft().command(settings))["run"]["root"] == str(tmp_path / "my runs")
-
-
-def test_a_value_that_the_preset_has_is_no_change() -> None:
-    draft = Draft().change("optimisation.steps", 7)
-    assert draft.overrides() == ["optimisation.steps=7"]
-    assert draft.change("optimisation.steps", 24) == Draft()  # quickstart has 24
 
 
 def test_a_section_replaces_what_was_changed_below_it() -> None:
@@ -128,22 +122,3 @@ def test_yaml_with_anchors_is_refused() -> None:
 def test_a_draft_that_no_page_sends_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError):
         Draft.read(value)
-
-
-def test_no_draft_is_the_first_one() -> None:
-    assert Draft.read(None) == Draft()
-    mine = Draft().change("run.seed", 3)
-    assert Draft.read(mine.as_dict()) == Draft.read(mine.as_text()) == mine
-
-
-def test_depth_is_counted() -> None:
-    assert not deeper([[1]], 2)
-    assert deeper([[[1]]], 2)
-    assert deeper({"a": {"b": {}}}, 2)
-
-
-def test_differences_are_leaves() -> None:
-    base = {"a": {"b": 1, "c": 2}, "d": {"x": 1}, "e": 3}
-    wanted = {"a": {"b": 1, "c": 5}, "d": {"y": 2}, "e": 3}
-    # d has other keys on both sides, so that the whole of it is replaced
-    assert differences(base, wanted) == [("a.c", 5), ("d", {"y": 2})]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kit.runs.files import duration
 from kit.ui import markup as m
 from kit.ui import results
 from kit.ui.site import stamp
@@ -51,36 +49,10 @@ def test_texts_are_escaped_everywhere() -> None:
         assert "&lt;script&gt;" in page
 
 
-def test_a_completion_that_is_missing_is_not_the_word_none() -> None:
-    cases = [
-        {"kind": "hack", "name": name, "completion": text, "total": 0.0, "why": ""}
-        for name, text in (("missing", None), ("empty", " \n"), ("said", "None"))
-    ]
-    found = {"passed": True, "problems": [], "notes": [], "right": "3", "wrong": "4", "style": "x", "cases": cases}
-    text = results.show_hacks(found)
-    for one in ("<small>no completion at all</small>", "<small>(empty)</small>", "<code>None</code>"):
-        assert text.count(one) == 1, one
-
-
 def test_keys_in_an_error_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SERVICE_TOKEN", "abcdefgh12345")
     assert "abcdefgh12345" not in m.error("403 for abcdefgh12345")
     assert "hf_" not in m.error("bad token hf_" + "a" * 30)
-
-
-def test_numbers_and_times_are_for_people() -> None:
-    assert [m.number(value) for value in (None, True, float("nan"), 1234, 0.12345)] == ["–", "–", "–", "1,234", "0.123"]
-    assert [duration(value) for value in (None, -1, 45, 720, 12_240)] == ["–", "–", "45 s", "12 min", "3.4 h"]
-    moment = time.time()
-    assert m.when(moment) == time.strftime("%H:%M", time.localtime(moment))
-    assert m.when(86400 * 365) == time.strftime("%Y-%m-%d %H:%M", time.localtime(86400 * 365))
-    assert m.when(None) == "–"
-    assert [m.seconds(value) for value in (0.44, 12.0)] == ["0.4 s", "12 s"]
-
-
-def test_a_bar_stays_in_its_frame() -> None:
-    assert "width:100.0%" in m.bar(7.0)
-    assert "width:0.0%" in m.bar(-1.0)
 
 
 def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:

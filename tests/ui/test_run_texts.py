@@ -12,7 +12,6 @@ import pytest
 from made_runs import batch, make
 
 from kit.errors import RunError
-from kit.evaluation.alarms import CONDITIONS
 from kit.export.request import FORMATS
 from kit.runs.store import RunDir
 from kit.ui import chat, export, run_texts
@@ -26,10 +25,6 @@ from kit.ui.site import Site
 def site(tmp_path: Path) -> Site:
     make(tmp_path / "runs")
     return Site(Settings(root=tmp_path / "runs", folder=tmp_path))
-
-
-def test_every_alarm_of_the_kit_has_a_title() -> None:
-    assert {*CONDITIONS, "reward_hacking"} == set(run_texts.TITLES)
 
 
 def test_alerts_are_told_once_the_gravest_first() -> None:

@@ -100,24 +100,6 @@ def test_of_two_edits_at_once_both_stay(here: Any, tab: Callable[..., Tab]) -> N
     assert asked == [], "what follows from a draft is asked for once, and not for ever"
 
 
-def test_a_section_comes_with_its_keys(here: Any, tab: Callable[..., Tab]) -> None:
-    new = tab(here, "/new")
-    sees(new, "Settings are valid")
-    step(new, "3 Model and training")
-    command, rank, lora = new.locator("#command textarea"), "#key-model-lora-rank textarea", "#key-model-lora input"
-    new.locator(lora).first.uncheck()
-    expect(command).to_have_value(re.compile("model.lora=null(?!.*rank)"))
-    new.reload()
-    sees(new, "Settings are valid")
-    step(new, "3 Model and training")
-    expect(new.locator(rank).first).to_have_value("")
-    new.locator(lora).first.check()
-    expect(new.locator(rank).first).to_have_value("16")
-    new.locator(rank).first.fill("24")
-    new.locator(rank).first.blur()
-    expect(command).to_have_value(re.compile("rank=24"))
-
-
 def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
     here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
