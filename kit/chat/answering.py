@@ -63,15 +63,15 @@ class ChatModels:
         no_rollout = f"Answers here are {self.answerer.note}; they are not rewarded." if self.answerer.note else None
         holder = gpu_holder()
         shared = f"This chat shares {holder}; what it takes, that run may lack." if holder else None
-        self.note = " ".join(said for said in (note, no_rollout, no_rows, shared) if said)
+        self.note = " ".join(text for text in (note, no_rollout, no_rows, shared) if text)
 
     def about(self) -> dict[str, Any]:
         """Run, step, model and device, for the session's `ready` event."""
         config = self.source.config
-        found = {"run": self.source.run.id, "step": self.source.step, "model": self.source.run_name,
+        facts = {"run": self.source.run.id, "step": self.source.step, "model": self.source.run_name,
                  "device": self.source.files.backend.device, "heldout": len(self.rows),
                  "sampling": self.sampling({}), "reward": config.reward.preset}  # fmt: skip
-        return found | ({"note": self.note} if self.note else {})
+        return facts | ({"note": self.note} if self.note else {})
 
     def sampling(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The run's own settings with `changes` over them. Raises `ConfigError` for what is out of range."""
@@ -118,22 +118,22 @@ class ChatModels:
         return {"prompt": dressed}
 
     def answer(
-        self, asked: Question, side: str, say: Callable[[str], None], cancelled: Callable[[], bool]
+        self, question: Question, side: str, say: Callable[[str], None], cancelled: Callable[[], bool]
     ) -> dict[str, Any]:
         """One side's answer; `say` gets its text piece by piece, `cancelled` ends it."""
         import torch
 
-        started, most = time.perf_counter(), asked.sampling["max_tokens"]
+        started, most = time.perf_counter(), question.sampling["max_tokens"]
         model = self.tuned if side == "tuned" else self.base
         stream = Stream(self.source.tokenizer, self.ends, say, lambda length: self._check_length(length + most))
         with self._side(side), torch.random.fork_rng(), torch.inference_mode():
-            torch.manual_seed(asked.sampling["seed"])
-            done = self.answerer.ask(model, asked.row, asked.sampling, stream, cancelled)
+            torch.manual_seed(question.sampling["seed"])
+            done = self.answerer.ask(model, question.row, question.sampling, stream, cancelled)
         finish = done.reason if isinstance(done, Conversation) else "length" if done[1] else "stop"
         finish = "cancelled" if finish != "stop" and cancelled() else finish
         return {
             "text": stream.text, "tokens": own_tokens(done), "finish": finish, "seconds": time.perf_counter() - started,
-            "reward": None if finish == "cancelled" else self.reward(asked.row, done),
+            "reward": None if finish == "cancelled" else self.reward(question.row, done),
         }  # fmt: skip
 
     def _check_length(self, tokens: int) -> None:

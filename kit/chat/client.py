@@ -240,8 +240,8 @@ class ChatSession:
             if message is None:
                 for mail in list(waiting.values()):
                     mail.put({"event": "closed"})
-            elif "event" in message and (asked := str(message.get("id") or "")) in waiting:
-                waiting[asked].put(message)
+            elif "event" in message and (number := str(message.get("id") or "")) in waiting:
+                waiting[number].put(message)
 
         self._worker = Worker(SERVER, json.dumps(request), on_message=deliver, stderr=self._log)
 
@@ -281,11 +281,13 @@ class ChatSession:
         code = self._worker.poll() if self._worker is not None else None
         if code == -9:
             return "The chat's process was killed (signal 9): from outside, or by the kernel because memory ran out."
-        said = ""
+        printed = ""
         with contextlib.suppress(Exception):
             self._log.seek(0)
-            said = "\n".join(self._log.read().strip().splitlines()[-5:])
-        return f"The chat's process has ended (exit code {code})." + (f" It said:\n{said}" if said and code else "")
+            printed = "\n".join(self._log.read().strip().splitlines()[-5:])
+        return f"The chat's process has ended (exit code {code})." + (
+            f" It said:\n{printed}" if printed and code else ""
+        )
 
 
 def open_chat(run: RunDir, checkpoint: str | int | None = None, **how: Any) -> ChatSession:

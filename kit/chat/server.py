@@ -98,8 +98,8 @@ def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> bool:
     number = str(message.get("id"))
     try:
         if message.get("do") == "heldout":
-            found = models.pick(int(message.get("start") or 1), int(message.get("count") or 20), message.get("search"))
-            wire.send("rows", id=number, **found)
+            rows = models.pick(int(message.get("start") or 1), int(message.get("count") or 20), message.get("search"))
+            wire.send("rows", id=number, **rows)
         elif message.get("do") == "ask":
             _answer(models, message, number, wire)
         else:
@@ -123,18 +123,18 @@ def _release() -> None:
 def _answer(models: ChatModels, message: dict[str, Any], number: str, wire: Wire) -> None:
     from kit.generation.prompts import question
 
-    asked = models.question(message)
-    for side in asked.sides:
+    request = models.question(message)
+    for side in request.sides:
         if number in wire.cancelled:
             break
         wire.send("began", id=number, side=side)
-        found = models.answer(
-            asked, side,
+        answer = models.answer(
+            request, side,
             lambda text, side=side: wire.send("token", id=number, side=side, text=text),  # type: ignore[misc]
             lambda: number in wire.cancelled,
         )  # fmt: skip
-        wire.send("answer", id=number, side=side, **found)
-    prompt, reference = question(asked.row["prompt"]), asked.row.get("reference")
+        wire.send("answer", id=number, side=side, **answer)
+    prompt, reference = question(request.row["prompt"]), request.row.get("reference")
     wire.send("done", id=number, prompt=prompt, reference=reference, cancelled=number in wire.cancelled)
 
 

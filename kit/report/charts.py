@@ -92,57 +92,59 @@ def svg(
     Long series are drawn with at most 500 points, peaks kept, and, where the panel is smooth, with their running mean over
     the single values.
     """
-    series = [one for one in map(Series.finite, panel.series) if len(one.y)]
+    series = [each for each in map(Series.finite, panel.series) if len(each.y)]
     if not series:
         return _empty(panel.title)
-    legend, top = _legend([one.name for one in series])
+    legend, top = _legend([each.name for each in series])
     frame = _frame(series, (panel.low, panel.high), top)
     body = [*legend, *_axes(frame, x_label, panel.label), *_marks(frame, marks)]
-    for place, one in enumerate(series):
-        color = place if one.color is None else one.color
-        body += _dots(frame, one, color) if one.dots else _curve(frame, one, color, smooth=panel.smooth)
+    for place, each in enumerate(series):
+        color = place if each.color is None else each.color
+        body += _dots(frame, each, color) if each.dots else _curve(frame, each, color, smooth=panel.smooth)
     return _svg(panel.title, describe(series, x_label, panel.label), frame.bottom + BOTTOM, body)
 
 
 def intervals(rows: Sequence[tuple[str, float, float, float]], title: str, *, reference: float | None = None) -> Markup:
     """Values with their intervals, one below the other on one axis, as SVG; `reference` is a vertical line (0, say)."""
-    kept = [row for row in rows if all(map(_is_finite, row[1:]))]
-    if not kept:
+    finite = [row for row in rows if all(map(_is_finite, row[1:]))]
+    if not finite:
         return _empty(title)
-    ends = [bound for row in kept for bound in row[1:]] + ([] if reference is None else [reference])
+    ends = [bound for row in finite for bound in row[1:]] + ([] if reference is None else [reference])
     axis = ticks(min(ends), max(ends), 5)
 
     def place(value: float) -> float:
         return 14 + (value - axis[0]) / (axis[-1] - axis[0]) * (WIDTH - 28)
 
-    bottom = TOP + 40 * len(kept)
+    bottom = TOP + 40 * len(finite)
     body = [_line(place(tick), TOP, place(tick), bottom, "grid") for tick in axis]
     body += [_text(place(tick), bottom + 15, number(tick), "middle") for tick in axis]
     if reference is not None:
         body.append(_line(place(reference), TOP, place(reference), bottom, "mark"))
-    for index, (label, value, low, high) in enumerate(kept):
+    for index, (label, value, low, high) in enumerate(finite):
         y = TOP + 40 * index + 29
         body.append(_text(14, y - 14, _short(label, 38), strong=True))
         body.append(_text(WIDTH - 14, y - 14, f"{number(value)} [{number(low)}, {number(high)}]", "end"))
         body.append(_stroke(f'<line x1="{place(low):.1f}" y1="{y}" x2="{place(high):.1f}" y2="{y}" ', 0, 3))
         body.append(_dot(place(value), y, 0, 4.5))
-    words = "; ".join(f"{label}: {number(value)}, {number(low)} to {number(high)}" for label, value, low, high in kept)
+    words = "; ".join(
+        f"{label}: {number(value)}, {number(low)} to {number(high)}" for label, value, low, high in finite
+    )
     return _svg(title, f"95 % intervals. {words}.", bottom + 24, body)
 
 
 def describe(series: Sequence[Series], x_label: str, y_label: str) -> str:
     """What a chart shows, in words, for those who do not see it."""
     parts = [
-        f"{one.name}: from {number(one.y[0])} at {number(one.x[0], 6)} to {number(one.y[-1])} at {number(one.x[-1], 6)}, "
-        f"lowest {number(one.y.min())}, highest {number(one.y.max())}"
-        for one in series
+        f"{each.name}: from {number(each.y[0])} at {number(each.x[0], 6)} to {number(each.y[-1])} at {number(each.x[-1], 6)}, "
+        f"lowest {number(each.y.min())}, highest {number(each.y.max())}"
+        for each in series
     ]
     return f"{y_label} over {x_label}. " + "; ".join(parts) + "."
 
 
 def _frame(series: Sequence[Series], reach: tuple[float | None, float | None], top: float) -> Frame:
-    xs = np.concatenate([one.x for one in series])
-    ys = np.concatenate([part for one in series for part in (one.y, *one.band()[1:])])
+    xs = np.concatenate([each.x for each in series])
+    ys = np.concatenate([part for each in series for part in (each.y, *each.band()[1:])])
     ends = [*(end for end in reach if end is not None), float(ys.min()), float(ys.max())]
     low, high, bottom, level = float(xs.min()), float(xs.max()), min(ends), max(ends)
     across = ticks(low, high, 6)
@@ -197,38 +199,38 @@ def _legend(names: list[str]) -> tuple[list[Markup], float]:
     return body, y + 30
 
 
-def _curve(frame: Frame, one: Series, color: int, *, smooth: bool) -> list[Markup]:
-    if len(one.y) == 1:
-        return [_dot(frame.x(float(one.x[0])), frame.y(float(one.y[0])), color)]
-    x, low, high = one.band()
-    body, mean = [], trend(one.y) if smooth else None
+def _curve(frame: Frame, curve: Series, color: int, *, smooth: bool) -> list[Markup]:
+    if len(curve.y) == 1:
+        return [_dot(frame.x(float(curve.x[0])), frame.y(float(curve.y[0])), color)]
+    x, low, high = curve.band()
+    body, mean = [], trend(curve.y) if smooth else None
     if len(x) > 1:
         below, above = downsample(low, MOST_POINTS // 2), downsample(high, MOST_POINTS // 2)[::-1]
         outline = f"{frame.path(x[below], low[below])} {frame.path(x[above], high[above])}"
         body.append(Markup('<polygon points="{}" style="fill:{};fill-opacity:.16"/>').format(outline, _color(color)))
     if mean is None:
-        return [*body, _polyline(frame, one.x, one.y, MOST_POINTS, color, 1.8)]
-    body.append(_polyline(frame, one.x, one.y, MOST_POINTS, color, 0.8, opacity=0.35))
-    return [*body, _polyline(frame, one.x, mean, MOST_POINTS // 2, color, 2)]
+        return [*body, _polyline(frame, curve.x, curve.y, MOST_POINTS, color, 1.8)]
+    body.append(_polyline(frame, curve.x, curve.y, MOST_POINTS, color, 0.8, opacity=0.35))
+    return [*body, _polyline(frame, curve.x, mean, MOST_POINTS // 2, color, 2)]
 
 
 def _polyline(
     frame: Frame, x: Numbers, y: Numbers, most: int, color: int, width: float, opacity: float = 1.0
 ) -> Markup:
-    kept = downsample(y, most)
-    shape = f'<polyline fill="none" stroke-linejoin="round" points="{frame.path(x[kept], y[kept])}" '
+    chosen = downsample(y, most)
+    shape = f'<polyline fill="none" stroke-linejoin="round" points="{frame.path(x[chosen], y[chosen])}" '
     return _stroke(shape, color, width, opacity=opacity)
 
 
-def _dots(frame: Frame, one: Series, color: int) -> list[Markup]:
+def _dots(frame: Frame, curve: Series, color: int) -> list[Markup]:
     """Points with their whiskers, and the line between them."""
-    body = [_polyline(frame, one.x, one.y, MOST_POINTS, color, 1.8)] if len(one.y) > 1 else []
-    for x, low, high in zip(*(numbers.tolist() for numbers in one.band()), strict=True):
+    body = [_polyline(frame, curve.x, curve.y, MOST_POINTS, color, 1.8)] if len(curve.y) > 1 else []
+    for x, low, high in zip(*(numbers.tolist() for numbers in curve.band()), strict=True):
         place, top, bottom = frame.x(x), frame.y(high), frame.y(low)
         shape = f"M{place:.1f},{top:.1f}V{bottom:.1f}M{place - 4:.1f},{top:.1f}h8M{place - 4:.1f},{bottom:.1f}h8"
         body.append(_stroke(f'<path fill="none" d="{shape}" ', color, 1.4))
-    for x, y in zip(one.x.tolist(), one.y.tolist(), strict=True):
-        body.append(_dot(frame.x(x), frame.y(y), color, 3.4, f"{one.name}: {number(y)} at {number(x, 6)}"))
+    for x, y in zip(curve.x.tolist(), curve.y.tolist(), strict=True):
+        body.append(_dot(frame.x(x), frame.y(y), color, 3.4, f"{curve.name}: {number(y)} at {number(x, 6)}"))
     return body
 
 

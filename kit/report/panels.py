@@ -46,16 +46,16 @@ class Series:
 
     def finite(self) -> Series:
         """Without the steps that have no number. Bounds of a band may still be NaN."""
-        kept = np.isfinite(self.x) & np.isfinite(self.y)
-        bounds = [None if bound is None else bound[kept] for bound in (self.low, self.high)]
-        return replace(self, x=self.x[kept], y=self.y[kept], low=bounds[0], high=bounds[1])
+        known = np.isfinite(self.x) & np.isfinite(self.y)
+        bounds = [None if bound is None else bound[known] for bound in (self.low, self.high)]
+        return replace(self, x=self.x[known], y=self.y[known], low=bounds[0], high=bounds[1])
 
     def band(self) -> Band:
         """(x, low, high) where both bounds are numbers."""
         if self.low is None or self.high is None:
             return self.x[:0], self.x[:0], self.x[:0]
-        kept = np.isfinite(self.low) & np.isfinite(self.high)
-        return self.x[kept], self.low[kept], self.high[kept]
+        known = np.isfinite(self.low) & np.isfinite(self.high)
+        return self.x[known], self.low[known], self.high[known]
 
     @classmethod
     def of_points(
@@ -137,9 +137,9 @@ def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Pan
 
     def series(name: str, *keys: str, factor: float = 1.0, band: Sequence[Numbers] = ()) -> list[Series]:
         """Of the first key that has numbers, if any."""
-        found = next((key for key in keys if key in columns and np.isfinite(columns[key]).any()), None)
+        drawn = next((key for key in keys if key in columns and np.isfinite(columns[key]).any()), None)
         low, high = band or (None, None)
-        return [] if found is None else [Series(name, x, columns[found] * factor, low, high)]
+        return [] if drawn is None else [Series(name, x, columns[drawn] * factor, low, high)]
 
     def bounds(*keys: str) -> list[Numbers]:
         return [columns[key] for key in keys] if columns.keys() >= set(keys) else []
@@ -151,9 +151,9 @@ def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Pan
     )
     reach = bounds("completions/min_length", "completions/max_length")
     components = {match[1]: key for key in columns if (match := re.fullmatch(r"rewards/(.+)/mean", key))}
-    named = [one for name, key in components.items() for one in series(name, key)]
+    named = [line for name, key in components.items() for line in series(name, key)]
     reward, length = series("mean", "reward", band=spread), series("mean", "completions/mean_length", band=reach)
-    found = [
+    drawn = [
         Panel("Reward on training prompts", "mean, ± standard deviation" if spread else "mean", reward),
         Panel("Components of the reward", "mean, unweighted", named),
         *_heldout(int(np.nanmax(x)) if len(x) else 0, evaluations),
@@ -161,15 +161,15 @@ def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Pan
     ]
     for title, label, names in SIMPLE:
         factor = 100.0 if label.endswith("(%)") else 1.0
-        lines = [one for name, keys in names.items() for one in series(name, *keys, factor=factor)]
+        lines = [line for name, keys in names.items() for line in series(name, *keys, factor=factor)]
         noisy = title != "Learning rate"  # whose warm-up a running mean would hide
-        found.append(Panel(title, label, lines, low=None if title == "Entropy" else 0.0, smooth=noisy))
+        drawn.append(Panel(title, label, lines, low=None if title == "Entropy" else 0.0, smooth=noisy))
     for title, label, names in MACHINES:
-        lines = [one for name, keys in names.items() for one in series(name, *keys)]
+        lines = [line for name, keys in names.items() for line in series(name, *keys)]
         if title == "Time a step" and not lines:  # stock TRL logs the whole
             lines, label = series("step", "step_time"), "seconds"
-        found.append(Panel(title, label, lines, low=0.0, topic=MACHINE))
-    return [panel for panel in found if panel.series]
+        drawn.append(Panel(title, label, lines, low=0.0, topic=MACHINE))
+    return [panel for panel in drawn if panel.series]
 
 
 def _heldout(last: int, evaluations: Evaluations) -> list[Panel]:
@@ -184,7 +184,7 @@ def _heldout(last: int, evaluations: Evaluations) -> list[Panel]:
 
 
 def _scores(scores: list[tuple[int, Mapping[str, Any]]], keys: list[str], factor: float) -> list[Series]:
-    found = []
+    drawn = []
     for key in keys:
         points, intervals = list[Point](), list[Range]()
         for step, score in scores:
@@ -196,8 +196,8 @@ def _scores(scores: list[tuple[int, Mapping[str, Any]]], keys: list[str], factor
             if is_number(estimate.get("low")) and is_number(estimate.get("high")):
                 intervals.append((step, min(factor * estimate["low"], value), max(factor * estimate["high"], value)))
         if points:
-            found.append(Series.of_points(key.replace("_", " "), points, intervals))
-    return found
+            drawn.append(Series.of_points(key.replace("_", " "), points, intervals))
+    return drawn
 
 
 def columns_of(metrics: Metrics) -> dict[str, Numbers]:
@@ -229,10 +229,10 @@ def downsample(y: Numbers, most: int = MOST_POINTS) -> NDArray[np.intp]:
         return np.arange(len(y))
     stretches = (most - 2) // 2
     edges = 1 + np.arange(stretches + 1) * (len(y) - 2) // stretches
-    kept = [0, len(y) - 1]
+    chosen = [0, len(y) - 1]
     for start, end in itertools.pairwise(edges.tolist()):
-        kept += [start + int(y[start:end].argmin()), start + int(y[start:end].argmax())]
-    return np.unique(kept)
+        chosen += [start + int(y[start:end].argmin()), start + int(y[start:end].argmax())]
+    return np.unique(chosen)
 
 
 def running_mean(y: Numbers, window: int) -> Numbers:

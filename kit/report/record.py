@@ -96,12 +96,12 @@ def _yaml(text: str, faults: list[str]) -> Any:
         return {}
 
 
-def _lines(whole: Callable[[], list[Tree]], path: Path, faults: list[str]) -> list[Tree]:
+def _lines(read_all: Callable[[], list[Tree]], path: Path, faults: list[str]) -> list[Tree]:
     """All lines; without the broken ones where there are some."""
     try:
-        return [line for line in whole() if isinstance(line, dict)]
+        return [line for line in read_all() if isinstance(line, dict)]
     except RunError:
-        kept, broken = [], 0
+        lines, broken = [], 0
         for line in path.read_bytes().split(b"\n") if path.is_file() else []:
             try:
                 record = json.loads(line) if line.strip() else {}
@@ -109,9 +109,9 @@ def _lines(whole: Callable[[], list[Tree]], path: Path, faults: list[str]) -> li
                 broken += 1
                 continue
             if isinstance(record, dict) and record:
-                kept.append(record)
+                lines.append(record)
         faults.append(f"{path.name} is damaged: {broken} of its lines cannot be read and are left out.")
-        return kept
+        return lines
 
 
 def _mapping(value: Any) -> Tree:
@@ -126,15 +126,15 @@ def _reason(error: Exception) -> str:
 def split(table: list[Tree], size: int) -> list[list[Tree]]:
     """Completions by group: `size` at a time, or neighbours with the same prompt where that does not fit."""
     if size > 0 and len(table) % size == 0:
-        whole = [table[start : start + size] for start in range(0, len(table), size)]
-        if all(len({row.get("prompt") for row in group}) == 1 for group in whole):
-            return whole
-    found: list[list[Tree]] = []
+        equal = [table[start : start + size] for start in range(0, len(table), size)]
+        if all(len({row.get("prompt") for row in group}) == 1 for group in equal):
+            return equal
+    groups: list[list[Tree]] = []
     for row in table:
-        if not found or found[-1][0].get("prompt") != row.get("prompt"):
-            found.append([])
-        found[-1].append(row)
-    return found
+        if not groups or groups[-1][0].get("prompt") != row.get("prompt"):
+            groups.append([])
+        groups[-1].append(row)
+    return groups
 
 
 def words(event: Tree) -> str:

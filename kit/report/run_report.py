@@ -99,13 +99,13 @@ def subtitle(record: Record) -> str:
     """Model, data, reward and objective in one line."""
     functions = record.value("reward.functions") or []
     own = [str(each.get("path")) for each in functions if isinstance(each, dict)]
-    said = {
+    facts = {
         "model": record.value("model.name"),
         "data": record.data.get("source") or record.value("data.source"),
         "reward": " + ".join([*filter(None, [record.value("reward.preset")]), *own]),
         "objective": record.value("objective.recipe"),
     }
-    return " · ".join(f"{name} {value}" for name, value in said.items() if value)
+    return " · ".join(f"{name} {value}" for name, value in facts.items() if value)
 
 
 def summary(record: Record) -> Markup:
@@ -123,8 +123,8 @@ def summary(record: Record) -> Markup:
 
 def alerts(record: Record) -> list[tuple[str, str]]:
     """(severity, words) of the first alert of each name; all of them stand under Events."""
-    found = [e for e in record.events if e.get("kind") == "alert" and e.get("severity") in ("warning", "error")]
-    first = {alert.get("name"): alert for alert in reversed(found)}
+    raised = [e for e in record.events if e.get("kind") == "alert" and e.get("severity") in ("warning", "error")]
+    first = {alert.get("name"): alert for alert in reversed(raised)}
     return [
         (alert["severity"], f"Step {alert.get('step', '?')}: {_sentence(str(alert.get('message') or name))}")
         for name, alert in list(reversed(first.items()))[:MOST_ALERTS]
@@ -161,12 +161,14 @@ def figures(record: Record) -> list[tuple[str, str]]:
 
 
 def _heldout(record: Record) -> list[tuple[str, str]]:
-    found = [score for _, score in placed(record.metrics, record.evaluations)]
+    placed_scores = [score for _, score in placed(record.metrics, record.evaluations)]
     result = result_of(record.evaluations, last_step(record.metrics))
     if result is not None:  # after a rollback it is not that of the highest step
-        found = [score for score in found if score is not record.evaluations[result]] + [record.evaluations[result]]
+        placed_scores = [score for score in placed_scores if score is not record.evaluations[result]] + [
+            record.evaluations[result]
+        ]
     for key, name in {"greedy_accuracy": "Held-out accuracy", "greedy_reward": "Held-out reward"}.items():
-        values = [estimate["value"] for score in found if isinstance(estimate := score.get(key), dict)
+        values = [estimate["value"] for score in placed_scores if isinstance(estimate := score.get(key), dict)
                   and is_number(estimate.get("value"))]  # fmt: skip
         if len(values) > 1:
             return [(f"{name}: first, last", f"{values[0]:.3f} → {values[-1]:.3f}")]
@@ -191,10 +193,10 @@ def scores(record: Record) -> Markup:
         if key != "reward_failure_share" or any(values):
             form = "{:.1f}" if key == "completion_tokens_mean" else "{:.1%}"
             body.append([label, *("–" if value is None else form.format(value) for value in values), "", ""])
-    known = {key: found for key, found in differences.items() if found is not None}
+    known = {key: change for key, change in differences.items() if change is not None}
     drawn = [(key.replace("_", " "), d.value, d.low, d.high) for key, d in known.items()]
     chart = intervals(drawn, "Difference, after less before", reference=0.0) if drawn else None
-    verdict = next((_verdict(key, old, new, found) for key, found in known.items()), None)
+    verdict = next((_verdict(key, old, new, change) for key, change in known.items()), None)
     return section("scores", result, verdict, body if before or after else [], chart, _how(before or new, known))
 
 
@@ -215,11 +217,11 @@ def _verdict(key: str, before: Scores, after: Scores, change: Difference) -> tup
     return text, kind
 
 
-def _how(found: Scores, differences: Mapping[str, Difference]) -> str:
-    k, checker = found.get("k"), found.get("checker")
-    text = f"{found.get('problems', '?')} held-out problems; greedy: one completion each without sampling; pass@1"
+def _how(scores: Scores, differences: Mapping[str, Difference]) -> str:
+    k, checker = scores.get("k"), scores.get("checker")
+    text = f"{scores.get('problems', '?')} held-out problems; greedy: one completion each without sampling; pass@1"
     if k:
-        text += f", pass@{k} and maj@{k} from {k} samples each at temperature {found.get('temperature', '?')}"
+        text += f", pass@{k} and maj@{k} from {k} samples each at temperature {scores.get('temperature', '?')}"
     text += f". What is right is said by {checker}." if checker else "."
     if any(change.paired for change in differences.values()):
         text += " Differences are of the same problems, one by one (bootstrap over problems)."
@@ -228,8 +230,8 @@ def _how(found: Scores, differences: Mapping[str, Difference]) -> str:
 
 def curves(record: Record, topic: str) -> list[Markup]:
     """Every panel about it that the run has numbers for, as SVG."""
-    found, marked = panels(columns_of(record.metrics), record.evaluations), marks(record)
-    return [svg(panel, marks=marked) for panel in found if panel.topic == topic]
+    drawn, marked = panels(columns_of(record.metrics), record.evaluations), marks(record)
+    return [svg(panel, marks=marked) for panel in drawn if panel.topic == topic]
 
 
 def samples(record: Record) -> Markup:
@@ -237,20 +239,20 @@ def samples(record: Record) -> Markup:
     before, after, result = ends(record.metrics, record.evaluations)
     sides = {"before": _samples(before), result: _samples(after)}
     prompts = list(dict.fromkeys(key for side in sides.values() for key in side))[:MOST_SAMPLES]
-    found = [
+    problems = [
         (prompt, reference, [(name, side.get((prompt, reference))) for name, side in sides.items() if side])
         for prompt, reference in prompts
     ]
-    return section("samples", found)
+    return section("samples", problems)
 
 
-def _samples(found: Scores | None) -> dict[tuple[str, str | None], Mapping[str, Any]]:
+def _samples(scores: Scores | None) -> dict[tuple[str, str | None], Mapping[str, Any]]:
     """By prompt and reference: the completion and its reward."""
     return {
-        (str(one.get("prompt")), None if one.get("reference") is None else str(one["reference"])): {
-            "completion": one.get("completion"), "reward": one.get("reward"),
+        (str(sample.get("prompt")), None if sample.get("reference") is None else str(sample["reference"])): {
+            "completion": sample.get("completion"), "reward": sample.get("reward"),
         }
-        for one in (found or {}).get("samples") or []
+        for sample in (scores or {}).get("samples") or []
     }  # fmt: skip
 
 
@@ -273,7 +275,7 @@ def marks(record: Record) -> list[tuple[float, str]]:
 
 def _listed(record: Record) -> list[list[str]]:
     start, counts = record.status.get("started"), defaultdict[str, int](int)
-    found = []
+    rows = []
     for event in record.events:
         kind = f"{event.get('kind')} {event.get('name', '')}".strip()
         counts[kind] += 1
@@ -281,18 +283,22 @@ def _listed(record: Record) -> list[list[str]]:
             continue
         when = event.get("time")
         since = clock(max(0.0, when - start)) if is_number(when) and is_number(start) else "–"
-        found.append([since, number(event.get("step"), 9), words(event)])
+        rows.append([since, number(event.get("step"), 9), words(event)])
     more = [(kind, count - MOST_OF_A_KIND) for kind, count in counts.items() if count > MOST_OF_A_KIND]
-    return found + [["", "", f"{count} more of '{kind}'"] for kind, count in more if kind not in ROUTINE]
+    return rows + [["", "", f"{count} more of '{kind}'"] for kind, count in more if kind not in ROUTINE]
 
 
-def _routine(one: str, many: str, found: list[Tree], kind: str) -> str:
-    steps = [event["step"] for event in found if event.get("kind") == kind and is_number(event.get("step"))]
-    return f"{len(steps)} {one if len(steps) == 1 else many}, the last at step {number(steps[-1], 9)}." if steps else ""
+def _routine(singular: str, plural: str, events: list[Tree], kind: str) -> str:
+    steps = [event["step"] for event in events if event.get("kind") == kind and is_number(event.get("step"))]
+    return (
+        f"{len(steps)} {singular if len(steps) == 1 else plural}, the last at step {number(steps[-1], 9)}."
+        if steps
+        else ""
+    )
 
 
-def _memory(found: list[Tree]) -> str:
-    last = next((event for event in reversed(found) if event.get("kind") == "memory"), {})
+def _memory(events: list[Tree]) -> str:
+    last = next((event for event in reversed(events) if event.get("kind") == "memory"), {})
     names = {"peak_rss_bytes": "of the process", "peak_gpu_bytes": "of torch on the GPU"}
     peaks = [f"{human_size(last[key])} {name}" for key, name in names.items() if is_number(last.get(key))]
     return f"Most memory: {', '.join(peaks)}." if peaks else ""
@@ -343,8 +349,8 @@ class Progress:
 
 def heard(line: str) -> Progress | None:
     """The progress in a line that a run prints, if it is a progress line: `Training  6/60  0:08  eta 1:09  reward 0.872`."""
-    found = _PROGRESS.fullmatch(line.rstrip())
-    return Progress(found["title"], int(found["done"]), int(found["total"]), found["note"]) if found else None
+    match = _PROGRESS.fullmatch(line.rstrip())
+    return Progress(match["title"], int(match["done"]), int(match["total"]), match["note"]) if match else None
 
 
 def card(run: RunDir, lines: Sequence[str] = (), *, over: bool = False) -> str:
@@ -359,8 +365,8 @@ def card(run: RunDir, lines: Sequence[str] = (), *, over: bool = False) -> str:
     state = str(record.status.get("state"))
     alive = state in ALIVE
     parts = [_alive(record, lines) if alive else summary(record)]
-    found = {panel.title: panel for panel in panels(columns_of(record.metrics), record.evaluations)}
-    drawn = [svg(found[title], marks=marks(record)) for title in CHARTS if title in found]
+    by_title = {panel.title: panel for panel in panels(columns_of(record.metrics), record.evaluations)}
+    drawn = [svg(by_title[title], marks=marks(record)) for title in CHARTS if title in by_title]
     parts += [piece("parts.html", "grid", drawn)] if drawn else []
     parts += [scores(record)] if record.evaluations and not alive else []
     return around(run.id, [*parts, section("printed", lines, state in ("failed", "interrupted"))])
@@ -372,17 +378,17 @@ def around(title: str, parts: Sequence[Markup]) -> str:
 
 
 def _alive(record: Record, lines: Sequence[str]) -> Markup:
-    said = _latest(lines)
+    latest = _latest(lines)
     step, total, eta = (record.status.get(key) for key in ("step", "total_steps", "eta_seconds"))
     if record.status.get("state") == "queued":
         return piece("parts.html", "notice", f"The run {record.status.get('reason') or 'waits'}.")
-    if is_number(step) and is_number(total) and (said is None or said.title == TRAINING):
+    if is_number(step) and is_number(total) and (latest is None or latest.title == TRAINING):
         left = [f"about {clock(eta)} left"] if is_number(eta) and step < total else []
         rewards = [line["reward"] for line in record.metrics[-1:] if is_number(line.get("reward"))]
         note = " · ".join([*left, *(f"reward {reward:.3f}" for reward in rewards)])
-        said = Progress(TRAINING, int(step), int(total), note)
-    return section("progress", said) + section("alerts", alerts(record))
+        latest = Progress(TRAINING, int(step), int(total), note)
+    return section("progress", latest) + section("alerts", alerts(record))
 
 
 def _latest(lines: Sequence[str]) -> Progress | None:
-    return next((found for line in reversed(lines) if (found := heard(line))), None)
+    return next((progress for line in reversed(lines) if (progress := heard(line))), None)

@@ -88,8 +88,8 @@ def percent(key: str, value: float, *, signed: bool = False) -> str:
 
 def identities(scores: Scores) -> list[str] | None:
     """Content hashes of the problems; evaluations can be paired only if these are equal."""
-    found = (scores.get("per_problem") or {}).get("id")
-    return list(found) if found else None
+    ids = (scores.get("per_problem") or {}).get("id")
+    return list(ids) if ids else None
 
 
 def _paired(pairs: Sequence[tuple[float, float]], *, exact: bool) -> Difference:

@@ -106,25 +106,27 @@ def _loaded(about: Mapping[str, Any]) -> str:
 
 def summary(answers: Mapping[str, Mapping[str, Any]], reference: Any) -> str:
     """What the reward says of both answers, and how they ended."""
-    lines = [m.tag("div", m.tag("b", NAMES[side]) + _facts(one), class_="row") for side, one in answers.items()]
+    lines = [m.tag("div", m.tag("b", NAMES[side]) + _facts(answer), class_="row") for side, answer in answers.items()]
     return m.page(m.panel(*lines, m.reference(reference)), _verdict(answers))
 
 
-def _facts(one: Mapping[str, Any]) -> Markup:
+def _facts(answer: Mapping[str, Any]) -> Markup:
     """The reward with a chip a component (nothing where no reference is known), the end and the length of an answer."""
     parts = []
-    if isinstance(reward := one.get("reward"), Mapping):
+    if isinstance(reward := answer.get("reward"), Mapping):
         parts += [m.tag("span", m.number(reward.get("total"), 2), class_="big"), m.tag("small", "reward")]
         components = (reward.get("components") or {}).items()
         parts += [m.chip(name, part.get("value"), str(part.get("status"))) for name, part in components]
-    parts.append(m.badge(*ENDS.get(str(one.get("finish")), ("ended", ""))))
-    parts.append(m.tag("small", f"{m.number(one.get('tokens'))} tokens in {m.seconds(float(one.get('seconds') or 0))}"))
+    parts.append(m.badge(*ENDS.get(str(answer.get("finish")), ("ended", ""))))
+    parts.append(
+        m.tag("small", f"{m.number(answer.get('tokens'))} tokens in {m.seconds(float(answer.get('seconds') or 0))}")
+    )
     return m.join(parts)
 
 
 def _verdict(answers: Mapping[str, Mapping[str, Any]]) -> Markup:
     """Which answer has the higher reward."""
-    totals = {side: (one.get("reward") or {}).get("total") for side, one in answers.items()}
+    totals = {side: (answer.get("reward") or {}).get("total") for side, answer in answers.items()}
     base, tuned = totals.get("base"), totals.get("tuned")
     if not isinstance(base, (int, float)) or not isinstance(tuned, (int, float)):
         return Markup("")
@@ -211,15 +213,15 @@ class Screen:
 
     def choices(self, run_id: Any) -> list[Any]:
         """[weights, status, picker, messages before and after, summary, history] of another run."""
-        found: list[str] = []
+        names: list[str] = []
         try:
             run = self.site.run(run_id)
-            found = weights(run)
+            names = weights(run)
             session = self.loaded.of(run.id)
-            text = _not_loaded(bool(found)) if session is None else _loaded(session.ready)
+            text = _not_loaded(bool(names)) if session is None else _loaded(session.ready)
         except KitError as problem:
             text = NO_RUNS if not run_id else m.error(problem)
-        return [gr.Dropdown(choices=found, value=found[0] if found else None), text, gr.Dropdown(choices=[], value=None),
+        return [gr.Dropdown(choices=names, value=names[0] if names else None), text, gr.Dropdown(choices=[], value=None),
                 [], [], "", [[], []]]  # fmt: skip
 
 

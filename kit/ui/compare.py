@@ -20,22 +20,22 @@ MOST_RUNS = 12
 WAITING = "Reading the scores of single problems …"
 
 
-def result(found: Mapping[str, Any]) -> str:
+def result(comparison: Mapping[str, Any]) -> str:
     """Arms and verdicts first, then scores and curves, then what differs in configuration."""
-    names = [arm["name"] for arm in found["arms"]]
+    names = [arm["name"] for arm in comparison["arms"]]
     arms = [
         [name, m.join((m.tag("a", run, href=address("run", run)) for run in arm["runs"]), ", ")]
-        for name, arm in zip(names, found["arms"], strict=True)
+        for name, arm in zip(names, comparison["arms"], strict=True)
     ]
     rows = [
         [m.tag("code", key), *(str(values[name]) for name in names)]
-        for key, values in found["config_differences"].items()
+        for key, values in comparison["config_differences"].items()
     ]
     settings = m.table(["key", *names], rows) if rows else m.note("Nothing but the seed: any difference is luck.")
-    notes = m.join(m.tag("p", text) for text in [METHOD, *found["notes"]])
+    notes = m.join(m.tag("p", text) for text in [METHOD, *comparison["notes"]])
     return m.page(
         m.table(["arm", "runs"], arms),
-        m.tag("div", at_a_glance(found), class_="report"),
+        m.tag("div", at_a_glance(comparison), class_="report"),
         m.tag("h3", "What differs in configuration"),
         settings,
         m.fold("How to read this", notes),
@@ -59,9 +59,9 @@ class Screen:
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    def look(self, key: Any, seen: Any) -> list[Any]:
+    def look(self, key: Any, stamp: Any) -> list[Any]:
         job = self.site.jobs.get(key)
-        if job is None or job.stamp == seen:
+        if job is None or job.stamp == stamp:
             return [gr.skip()] * 3
         return [job.stamp, job_state(job, "Comparing", WAITING, result), gr.Button(visible=job.state == "running")]
 

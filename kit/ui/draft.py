@@ -78,13 +78,13 @@ class Draft:
 
     def as_dict(self) -> Tree:
         """Plain values."""
-        found: Tree = {"preset": self.preset, "changes": self.changes}
-        return found | ({"aside": self.aside.as_dict()} if self.aside else {})
+        tree: Tree = {"preset": self.preset, "changes": self.changes}
+        return tree | ({"aside": self.aside.as_dict()} if self.aside else {})
 
     def instead_of(self, other: Draft) -> Draft:
         """This draft in the place of another, which is put aside if it had changes; else what it had put aside stays so."""
-        kept = replace(other, aside=None) if other.changes and other != self else other.aside
-        return replace(self, aside=None if kept == self else kept)
+        aside = replace(other, aside=None) if other.changes and other != self else other.aside
+        return replace(self, aside=None if aside == self else aside)
 
     def change(self, key: str, value: Any) -> Draft:
         """With one key set; a value that the preset has anyway is no change."""
@@ -100,10 +100,10 @@ class Draft:
             apply_override(tree, override)
         return tree
 
-    def apply(self, given: list[str]) -> Draft:
+    def apply(self, overrides: list[str]) -> Draft:
         """With overrides of the command line's form, such as plan and doctor suggest."""
         draft = self
-        for override in given:
+        for override in overrides:
             tree: Tree = {}
             apply_override(tree, override)
             key = override.partition("=")[0].strip()
@@ -125,10 +125,10 @@ class Draft:
 
     def command(self, settings: Settings, verb: str = "train") -> str:
         """The command that does the same, for a POSIX shell."""
-        given = self.overrides()
+        options = self.overrides()
         if str(settings.root) != "runs":
-            given = [*given, f"run.root={to_json(str(settings.root))}"]
-        return " ".join(["grpo-kit", verb, self.preset, *(f"-o {shlex.quote(one)}" for one in given)])
+            options = [*options, f"run.root={to_json(str(settings.root))}"]
+        return " ".join(["grpo-kit", verb, self.preset, *(f"-o {shlex.quote(option)}" for option in options)])
 
 
 @functools.cache
@@ -146,8 +146,8 @@ _UNSAFE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\uf
 """What YAML refuses or takes for the end of a line, and what no shell passes on."""
 
 
-def _escape(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+def _escape(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
 def lookup(tree: Any, key: str) -> Any:
@@ -164,12 +164,12 @@ def from_yaml(text: str, settings: Settings) -> Draft:
     if has_aliases(text):
         raise ConfigError("Anchors and aliases (& and *) are not taken from the page.")
     tree = parse_yaml(text)
-    wanted = load_config(tree).model_dump(mode="json")
+    target = load_config(tree).model_dump(mode="json")
     base = preset_tree(FIRST)
-    found = dict(differences(base, wanted))
-    if "run.root" in found and Path(found["run.root"]) == settings.root:
-        del found["run.root"]  # the page's own YAML has it, and `Draft.config` puts it there
-    draft = Draft(FIRST, found)
+    changes = dict(differences(base, target))
+    if "run.root" in changes and Path(changes["run.root"]) == settings.root:
+        del changes["run.root"]  # the page's own YAML has it, and `Draft.config` puts it there
+    draft = Draft(FIRST, changes)
     draft.config(settings)
     return draft
 
@@ -187,19 +187,19 @@ def deeper(value: Any, levels: int) -> bool:
     if not isinstance(value, (list, Mapping)):
         return False
     return levels == 0 or any(
-        deeper(one, levels - 1) for one in (value.values() if isinstance(value, Mapping) else value)
+        deeper(item, levels - 1) for item in (value.values() if isinstance(value, Mapping) else value)
     )
 
 
-def differences(base: Tree, wanted: Tree, prefix: str = "") -> list[tuple[str, Any]]:
+def differences(base: Tree, target: Tree, prefix: str = "") -> list[tuple[str, Any]]:
     """(key, value) of every leaf of `wanted` that differs. Sections are entered where both sides have the same keys."""
-    found: list[tuple[str, Any]] = []
-    for name, value in wanted.items():
+    changes: list[tuple[str, Any]] = []
+    for name, value in target.items():
         key, old = f"{prefix}{name}", base.get(name)
         if value == old:
             continue
         if isinstance(value, dict) and isinstance(old, dict) and value.keys() == old.keys():
-            found += differences(old, value, f"{key}.")
+            changes += differences(old, value, f"{key}.")
         else:
-            found.append((key, value))
-    return found
+            changes.append((key, value))
+    return changes

@@ -209,17 +209,17 @@ def _groups(run: RunDir, groups: list[Group], page: int) -> str:
 def _searched(run: RunDir, text: str) -> str:
     """The completions of all steps in which the text stands."""
     folded = text.casefold()
-    found = completions.search(
+    matches = completions.search(
         run,
         lambda row: any(folded in str(row.get(key) or "").casefold() for key in ("completion", "prompt", "reference")),
     )
-    notes = [_weights_note(run, found.rows)]
-    if found.read < found.steps:
-        notes.append(m.note(f"Read the latest {found.read:,} of {found.steps:,} steps.", "warn"))
-    if found.broken:
-        notes.append(m.note(f"{len(found.broken)} files cannot be read: {found.broken[0]}", "fail"))
-    head = m.tag("p", m.tag("small", f"{len(found.rows):,} completions in {found.read:,} steps"))
-    shown = [show_completion(row, text, origin=True) for row in found.rows[:MATCHES_SHOWN]]
+    notes = [_weights_note(run, matches.rows)]
+    if matches.read < matches.steps:
+        notes.append(m.note(f"Read the latest {matches.read:,} of {matches.steps:,} steps.", "warn"))
+    if matches.broken:
+        notes.append(m.note(f"{len(matches.broken)} files cannot be read: {matches.broken[0]}", "fail"))
+    head = m.tag("p", m.tag("small", f"{len(matches.rows):,} completions in {matches.read:,} steps"))
+    shown = [show_completion(row, text, origin=True) for row in matches.rows[:MATCHES_SHOWN]]
     return m.page(*notes, head, m.panel(*shown) if shown else m.note("No completion holds this text."))
 
 

@@ -41,33 +41,35 @@ LOAD = {
 }
 
 
-def _notice(status: Mapping[str, Any], found: Sequence[str]) -> str:
+def _notice(status: Mapping[str, Any], choices: Sequence[str]) -> str:
     """What to know before exporting."""
-    if not found:
+    if not choices:
         return m.empty("This run has no weights yet", "They come with its first checkpoint, or at its end.")
     if status["state"] in ALIVE:
         return m.page(m.note("This run is still training: what is exported is its last whole checkpoint.", "warn"))
     return ""
 
 
-def results(run_id: str, found: Mapping[str, Mapping[str, Any]], base: str | None = None) -> str:
+def results(run_id: str, exported: Mapping[str, Mapping[str, Any]], base: str | None = None) -> str:
     """Every export of the run, the latest first; `base` is the model that it trained."""
-    if not found:
+    if not exported:
         return m.empty(
             "Nothing exported yet",
             "Choose a format above. Each export is held against the model as it was trained before it counts.",
         )
-    ordered = sorted(found.items(), key=lambda pair: -_time(pair[1]))
-    return m.page(m.tag("div", m.join(_result(run_id, name, one, base) for name, one in ordered), class_="stack-notes"))
+    ordered = sorted(exported.items(), key=lambda pair: -_time(pair[1]))
+    return m.page(
+        m.tag("div", m.join(_result(run_id, name, export, base) for name, export in ordered), class_="stack-notes")
+    )
 
 
-def _time(one: Mapping[str, Any]) -> float:
-    moment = one.get("time")
+def _time(export: Mapping[str, Any]) -> float:
+    moment = export.get("time")
     return float(moment) if isinstance(moment, (int, float)) else 0.0
 
 
-def _result(run_id: str, name: str, one: Mapping[str, Any], base: str | None) -> Markup:
-    verification = one.get("verification")
+def _result(run_id: str, name: str, export: Mapping[str, Any], base: str | None) -> Markup:
+    verification = export.get("verification")
     if not isinstance(verification, Mapping):
         level, word = "warn", "not verified"
     else:
@@ -75,28 +77,28 @@ def _result(run_id: str, name: str, one: Mapping[str, Any], base: str | None) ->
     head = m.tag("div", m.join([m.tag("b", name), m.badge(word, level)]), class_="spread")
     facts = m.join(
         [
-            f"step {m.number(one.get('step'))}",
-            human_size(one.get("bytes") or 0),
-            f"stored as {one.get('stored')}",
-            m.when(one.get("time")),
+            f"step {m.number(export.get('step'))}",
+            human_size(export.get("bytes") or 0),
+            f"stored as {export.get('stored')}",
+            m.when(export.get("time")),
         ],
         ", ",
     )
     parts = [head, m.tag("p", facts, class_="dim")]
     if isinstance(verification, Mapping):
         parts.append(_verification(verification))
-    if isinstance(one.get("hub"), Mapping):
-        parts.append(m.note(m.join(f"{key}: {value}  " for key, value in one["hub"].items()), "ok"))
-    parts += [m.note(str(text)) for text in one.get("notes") or []]
+    if isinstance(export.get("hub"), Mapping):
+        parts.append(m.note(m.join(f"{key}: {value}  " for key, value in export["hub"].items()), "ok"))
+    parts += [m.note(str(text)) for text in export.get("notes") or []]
     if level != "fail":
-        parts.append(_files(run_id, name, one, base))
+        parts.append(_files(run_id, name, export, base))
     return m.tag("div", m.join(parts), class_=f"verdict {level}")
 
 
-def _verification(found: Mapping[str, Any]) -> Markup:
+def _verification(verification: Mapping[str, Any]) -> Markup:
     """The figures beside the limits that they are held against, and the faults."""
-    faults = m.join(m.note(str(fault), "fail") for fault in found.get("faults") or [])
-    comparison, limits = found.get("comparison") or {}, found.get("limits") or {}
+    faults = m.join(m.note(str(fault), "fail") for fault in verification.get("faults") or [])
+    comparison, limits = verification.get("comparison") or {}, verification.get("limits") or {}
     rows = [
         [label, _number(comparison.get(key)), words.format(_number(limits.get(limit)))]
         for label, key, limit, words in FIGURES
@@ -122,9 +124,9 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else "–"
 
 
-def _files(run_id: str, name: str, one: Mapping[str, Any], base: str | None) -> Markup:
-    files = [file for file in one.get("files") or [] if isinstance(file, Mapping)]
-    folder = str(one.get("path") or "")
+def _files(run_id: str, name: str, export: Mapping[str, Any], base: str | None) -> Markup:
+    files = [file for file in export.get("files") or [] if isinstance(file, Mapping)]
+    folder = str(export.get("path") or "")
     place = f"/runs/{quote(run_id)}/export/{quote(name)}"
     rows = [
         [
@@ -134,7 +136,7 @@ def _files(run_id: str, name: str, one: Mapping[str, Any], base: str | None) -> 
         ]
         for file in files[:MOST_FILES]
     ]
-    how = LOAD.get(str(one.get("holds") or name))
+    how = LOAD.get(str(export.get("holds") or name))
     load = (
         m.tag(
             "p",
@@ -167,10 +169,10 @@ WAITING = "Starting: Python and torch are loaded first …"
 def weights(run: RunDir) -> list[str]:
     """What can be exported of a run, best first."""
     steps = whole_checkpoints(run.checkpoints)
-    found = [RESULT] if run.adapter.is_dir() else []
-    found += [BEST] if (run.path / "best.json").is_file() else []
-    found += [LAST] if steps else []
-    return found + [f"step {step_of(path)}" for path in reversed(steps)]
+    names = [RESULT] if run.adapter.is_dir() else []
+    names += [BEST] if (run.path / "best.json").is_file() else []
+    names += [LAST] if steps else []
+    return names + [f"step {step_of(path)}" for path in reversed(steps)]
 
 
 def checkpoint_of(value: Any) -> str | None:
@@ -251,10 +253,10 @@ class Screen:
 
     def choices(self, run_id: Any) -> Any:
         try:
-            found = weights(self.site.run(run_id))
+            names = weights(self.site.run(run_id))
         except KitError:
-            found = []
-        return gr.Dropdown(choices=found, value=found[0] if found else None)
+            names = []
+        return gr.Dropdown(choices=names, value=names[0] if names else None)
 
     def report(self, run_id: Any) -> str:
         try:
@@ -262,10 +264,10 @@ class Screen:
         except KitError:
             return ""  # the notice says it
 
-    def begin(self, run_id: Any, *asked: Any) -> list[Any]:
+    def begin(self, run_id: Any, *choices: Any) -> list[Any]:
         """[what is said, seen]."""
         try:
-            run, wish = self.site.run(run_id), wish_of(*asked)
+            run, wish = self.site.run(run_id), wish_of(*choices)
             if not weights(run):
                 raise RunError(f"Run '{run.id}' has no weights yet: they come with its first checkpoint.")
             self._check(run, wish)

@@ -153,12 +153,12 @@ class Form:
         `work` gives (draft, what is said, *outputs). A user's mistake is said, and changes nothing.
         """
 
-        def call(sent: Sent, *given: Any) -> list[Any]:
+        def call(sent: Sent, *values_sent: Any) -> list[Any]:
             try:
-                draft, words, *found = work(sent, *given)
+                draft, words, *values = work(sent, *values_sent)
             except KitError as problem:
                 return [m.error(problem), *[gr.skip()] * (len(self.shown) + len(outputs))]
-            return [words, *self.filled(draft, sent.boxes), *found]
+            return [words, *self.filled(draft, sent.boxes), *values]
 
         self._later.append(
             lambda: self._listen(event, call, inputs, [self.said, *self.shown, *outputs], **(QUIET | listen))
@@ -167,8 +167,8 @@ class Form:
     def _listen(
         self, event: Any, work: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], **listen: Any
     ) -> None:
-        def call(*given: Any) -> Any:
-            return work(Sent.of(self, given[-1]), *given[:-1])
+        def call(*values: Any) -> Any:
+            return work(Sent.of(self, values[-1]), *values[:-1])
 
         how = {"api_visibility": "private"} | listen
         gathered = event(None, [self.base, *(box.made for box in self.boxes)], [self.together], js=TOGETHER)
@@ -200,16 +200,16 @@ class Form:
         how = QUIET | {"queue": True}  # the changes of a state are told by the queue alone
 
         def both(sent: Sent) -> list[Any]:
-            *found, text = follow(sent)
-            return [*found, *[gr.skip() if text is None else text] * len(drafts)]
+            *texts, text = follow(sent)
+            return [*texts, *[gr.skip() if text is None else text] * len(drafts)]
 
         everything = functools.partial(gr.on, triggers)
         self._listen(everything, both, [], [*outputs, *drafts], trigger_mode="always_last", **how)
 
-        def load(kept: Any) -> list[Any]:
+        def load(draft: Any) -> list[Any]:
             # The boxes hold what they were built with. What follows from them, edits from before this answer included, is
             # asked for by the base that changes.
-            return self.filled(kept_or_new(kept), self.values(Draft()))
+            return self.filled(kept_or_new(draft), self.values(Draft()))
 
         self.blocks.load(load, [self.kept], self.shown, **QUIET)
 

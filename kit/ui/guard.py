@@ -124,8 +124,8 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _among(path: str, settings: Settings) -> bool:
-    wanted = _resolved(path, settings.folder)
-    return any(wanted == _resolved(str(file), settings.folder) for file in settings.hooks)
+    target = _resolved(path, settings.folder)
+    return any(target == _resolved(str(file), settings.folder) for file in settings.hooks)
 
 
 def _listed(settings: Settings) -> str:
@@ -158,7 +158,7 @@ def _check_source(key: str, text: str, settings: Settings) -> None:
 def _check_below(key: str, text: str, settings: Settings) -> None:
     path = _resolved(text, settings.folder)
     allowed = (*settings.readable, (settings.folder / uploads.folder(settings.root)).resolve())
-    if path is None or text.startswith("~") or not any(path.is_relative_to(one) for one in allowed):
+    if path is None or text.startswith("~") or not any(path.is_relative_to(folder) for folder in allowed):
         raise ConfigError(
             f"{key}: '{text[:200]}' lies outside {', '.join(map(str, settings.readable))}. Start the page with "
             "--folder FOLDER to use what lies below another folder."
@@ -173,8 +173,8 @@ def _resolved(text: str, folder: Path) -> Path | None:
 
 
 def _check_reward(config: RunConfig) -> None:
-    given = [config.reward.params, *(one.params for one in config.reward.functions)]
-    for name, value in [pair for params in given for pair in params.items()]:
+    all_params = [config.reward.params, *(function.params for function in config.reward.functions)]
+    for name, value in [pair for params in all_params for pair in params.items()]:
         if name in COMMAND_LINE_ONLY:
             raise ConfigError(f"reward.params.{name} is not taken from the page: {COMMAND_LINE_ONLY[name]}. "
                               "Use a YAML file on the command line.")  # fmt: skip

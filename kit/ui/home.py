@@ -43,16 +43,16 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 def look(site: Site, before: Any) -> list[Any]:
     """[what the browser has now, live runs, recent runs]: what has changed among the runs."""
     try:
-        found = site.statuses()
+        runs = site.statuses()
     except RunError as problem:
         return [str(problem), m.error(problem), ""]
-    live = [(run, status) for run, status in found if status["state"] in ALIVE]
+    live = [(run, status) for run, status in runs if status["state"] in ALIVE]
     files = [path for run, _ in live for path in (run.metrics_file, run.events_file)]
-    now = stamp(files, [(run.id, s["state"], s.get("step"), s.get("phase")) for run, s in found[: RECENT + len(live)]])
+    now = stamp(files, [(run.id, s["state"], s.get("step"), s.get("phase")) for run, s in runs[: RECENT + len(live)]])
     if now == before:
         return [gr.skip()] * 3
-    cards = m.page(*(live_card(run, status) for run, status in live)) if live else _nothing_runs(bool(found))
-    return [now, cards, recent_table(found)]
+    cards = m.page(*(live_card(run, status) for run, status in live)) if live else _nothing_runs(bool(runs))
+    return [now, cards, recent_table(runs)]
 
 
 def _nothing_runs(any_runs: bool) -> str:
@@ -127,9 +127,9 @@ def start_preset(site: Site, preset: str) -> list[str]:
     return begun(site, lambda: Draft(preset))
 
 
-def of_my_data(kept: Any) -> str:
+def of_my_data(draft: Any) -> str:
     """The draft for data of one's own; one that was under way is put aside."""
-    before = kept_or_new(kept)
+    before = kept_or_new(draft)
     fresh = Draft.read({"preset": "my-data"})
     return (before if before.preset == fresh.preset else fresh.instead_of(before)).as_text()
 
@@ -189,9 +189,9 @@ def last_reward(run: RunDir) -> float | None:
     return None
 
 
-def recent_table(found: list[tuple[RunDir, dict[str, Any]]]) -> str:
+def recent_table(runs: list[tuple[RunDir, dict[str, Any]]]) -> str:
     """The latest runs, one a row."""
-    if not found:
+    if not runs:
         return ""
     rows = [
         [
@@ -202,9 +202,9 @@ def recent_table(found: list[tuple[RunDir, dict[str, Any]]]) -> str:
             m.when(status.get("started")),
             status.get("reason") or "",
         ]
-        for run, status in found[:RECENT]
+        for run, status in runs[:RECENT]
     ]
-    more = len(found) - RECENT
+    more = len(runs) - RECENT
     tail = m.tag("p", f"{more} earlier runs: grpo-kit ps --all", class_="dim") if more > 0 else Markup("")
     head = ["run", "state", "step", "reward", "started", "why"]
     return m.page(m.tag("h3", "Recent runs"), m.table(head, rows, numbers={2, 3}), tail)

@@ -43,12 +43,12 @@ def build(form: Form) -> None:
     place, row = _row(form)
     with gr.Tabs():
         with gr.Tab("Score"):
-            asked = _score(form, place)
+            readers = _score(form, place)
         with gr.Tab("Try to cheat"):
-            asked.append(_cheat(form, place))
+            readers.append(_cheat(form, place))
         with gr.Tab("Signal check"):
             _signal(form)
-    form.on(functools.partial(gr.on, [button.click for button in asked]), prompt, [place], [row], **READING)
+    form.on(functools.partial(gr.on, [button.click for button in readers]), prompt, [place], [row], **READING)
 
 
 def _row(form: Form) -> tuple[gr.Number, gr.HTML]:
@@ -73,12 +73,12 @@ def whole(value: Any, most: int = 10_000_000) -> int:
 def prompt(sent: Sent, at: Any) -> str:
     """One training row."""
     try:
-        found = _ask(sent, "rows", start=whole(at), count=1)
+        answer = _ask(sent, "rows", start=whole(at), count=1)
     except KitError as problem:
         return m.error(problem)
-    if not found["rows"]:
+    if not answer["rows"]:
         return m.error(f"There is no training row {whole(at)}.")
-    return results.show_row(found["rows"][0])
+    return results.show_row(answer["rows"][0])
 
 
 def _ask(sent: Sent, question: str, **more: Any) -> Any:
@@ -108,13 +108,13 @@ def _score(form: Form, place: gr.Number) -> list[gr.Button]:
 
 def completions(text: Any) -> list[str]:
     """The pasted texts. Raises `KitError` for none, or for more than is taken."""
-    given = text if isinstance(text, str) else ""
-    parts = [part.strip("\n") for part in SEPARATOR.split(given)]
-    if not given.strip():
+    pasted = text if isinstance(text, str) else ""
+    parts = [part.strip("\n") for part in SEPARATOR.split(pasted)]
+    if not pasted.strip():
         raise KitError("There is nothing to score: write a completion, or fill in examples.")
-    if len(parts) > MOST_COMPLETIONS or len(given) > LONGEST:
+    if len(parts) > MOST_COMPLETIONS or len(pasted) > LONGEST:
         raise KitError(
-            f"At most {MOST_COMPLETIONS} completions and {LONGEST:,} letters at once; these are {len(parts)}, {len(given):,}."
+            f"At most {MOST_COMPLETIONS} completions and {LONGEST:,} letters at once; these are {len(parts)}, {len(pasted):,}."
         )
     return parts
 
@@ -216,8 +216,8 @@ def _signal(form: Form) -> None:
 
 def check_prefix(config: RunConfig) -> str:
     """The same question has the same key in every browser; how long to train is no part of it."""
-    asked = config.model_dump_json(include={"model", "data", "reward", "generation"})
-    return f"{SIGNAL}:{hashlib.sha256(asked.encode()).hexdigest()[:16]}:"
+    question = config.model_dump_json(include={"model", "data", "reward", "generation"})
+    return f"{SIGNAL}:{hashlib.sha256(question.encode()).hexdigest()[:16]}:"
 
 
 def start_check(site: Site, config: RunConfig, prompts: int) -> None:

@@ -102,7 +102,7 @@ def table(
             **({"data_label": head[at]} if name == "td" else {}),
         )
 
-    body = join(tag("tr", join(cell("td", at, one) for at, one in enumerate(row))) for row in rows)
+    body = join(tag("tr", join(cell("td", at, item) for at, item in enumerate(row))) for row in rows)
     top = tag("tr", join(cell("th", at, title) for at, title in enumerate(head)))
     kind = "t stack" if stack else "t"
     return tag("div", tag("table", tag("thead", top) + tag("tbody", body), class_=kind), class_="scroll")
@@ -110,7 +110,7 @@ def table(
 
 def charts(panels: Iterable[Panel], marks: Sequence[tuple[float, str]] = ()) -> str:
     """The charts of the report, side by side; "" without panels. `marks` are (step, text) of vertical lines."""
-    drawn = [panel(svg(one, marks=marks)) for one in panels]
+    drawn = [panel(svg(each, marks=marks)) for each in panels]
     return page(tag("div", join(drawn), class_="svgs")) if drawn else ""
 
 

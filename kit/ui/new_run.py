@@ -119,14 +119,14 @@ def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
     return state, command, yaml
 
 
-def _mended(sent: Sent, given: Any) -> tuple[Draft, str]:
+def _mended(sent: Sent, text: Any) -> tuple[Draft, str]:
     """The draft with the overrides that make it fit, as a browser sent them back."""
     try:
-        found = json.loads(given) if isinstance(given, str) and len(given) < 4000 else []
+        values = json.loads(text) if isinstance(text, str) and len(text) < 4000 else []
     except (ValueError, RecursionError):
-        found = []
-    wanted = [one for one in found if isinstance(one, str)][:20] if isinstance(found, list) else []
-    return sent.draft().apply(wanted), ""
+        values = []
+    overrides = [value for value in values if isinstance(value, str)][:20] if isinstance(values, list) else []
+    return sent.draft().apply(overrides), ""
 
 
 def _from_text(sent: Sent, text: Any) -> tuple[Draft, str]:
@@ -140,15 +140,15 @@ def written(sent: Sent) -> list[Any]:
         draft = sent.draft()
     except KitError as problem:
         return ["", m.error(problem), "", "", None]
-    said = "" if draft != sent.before() else gr.skip()
+    message = "" if draft != sent.before() else gr.skip()
     command = draft.command(settings)
     try:
         config = draft.config(settings)
     except KitError as problem:
-        return [said, m.error(problem), command, gr.skip(), draft.as_text()]
+        return [message, m.error(problem), command, gr.skip(), draft.as_text()]
     changes = len(draft.changes)
     text = f"Settings are valid: {draft.preset}" + (f", {changes} change{'s' * (changes != 1)}." if changes else ".")
-    return [said, m.page(m.tag("p", text, class_="dim")), command, config.to_yaml(), draft.as_text()]
+    return [message, m.page(m.tag("p", text, class_="dim")), command, config.to_yaml(), draft.as_text()]
 
 
 def scores(site: Site, value: Any) -> str:
@@ -158,12 +158,12 @@ def scores(site: Site, value: Any) -> str:
     except KitError:
         return ""  # it is said above
     try:
-        found = site.benches.ask("check", config)
+        check = site.benches.ask("check", config)
     except KitError as problem:
         return m.page(m.note(problem, "fail"))
-    if found["problem"]:
-        return m.page(m.note(f"The reward cannot score the first row. {found['problem']}", "fail"))
-    right, wrong = found["right"], found["wrong"]
+    if check["problem"]:
+        return m.page(m.note(f"The reward cannot score the first row. {check['problem']}", "fail"))
+    right, wrong = check["right"], check["wrong"]
     lines = [m.note(f"Scored the first row: right {m.number(right, 2)}, wrong {m.number(wrong, 2)}.", "ok")]
     if right is not None and wrong is not None and right <= wrong:
         lines = [
@@ -171,12 +171,12 @@ def scores(site: Site, value: Any) -> str:
                 f"A right answer earns {right:.2f}, a wrong one {wrong:.2f}: nothing to learn from the answer.", "warn"
             )
         ]
-    elif found["paid"]:
+    elif check["paid"]:
         lines.append(
-            m.note(f"{found['paid']} of {found['tried']} known cheats pay; see 2 Reward, Try to cheat.", "warn")
+            m.note(f"{check['paid']} of {check['tried']} known cheats pay; see 2 Reward, Try to cheat.", "warn")
         )
-    elif found["tried"]:
-        lines.append(m.note(f"None of {found['tried']} known cheats pays.", "ok"))
+    elif check["tried"]:
+        lines.append(m.note(f"None of {check['tried']} known cheats pays.", "ok"))
     return m.page(m.tag("div", m.join(lines), class_="stack-notes"))
 
 
@@ -189,33 +189,33 @@ def measured(site: Site, value: Any) -> list[Any]:
     except KitError:
         return ["", "[]", hidden]
     try:
-        found = site.benches.ask("plan", config, name=draft.preset, given=draft.overrides())
+        plan = site.benches.ask("plan", config, name=draft.preset, given=draft.overrides())
     except KitError as problem:
         return [m.page(m.note(problem, "fail")), "[]", hidden]
-    changes = [one["override"] for one in found["fixes"] or []]
+    changes = [fix["override"] for fix in plan["fixes"] or []]
     button = gr.Button(visible=bool(changes), value=f"Make {len(changes)} change{'s' * (len(changes) != 1)} that fit")
-    return [m.page(memory_card(config, found)), json.dumps(changes), button]
+    return [m.page(memory_card(config, plan)), json.dumps(changes), button]
 
 
-def memory_card(config: RunConfig, found: dict[str, Any]) -> Markup:
+def memory_card(config: RunConfig, plan: dict[str, Any]) -> Markup:
     """Planned peak against what is free, what would make it fit, and how long it will take."""
-    memory = found["memory"]
-    peak, room = memory["peak_bytes"], max(1, found["room_bytes"])
+    memory = plan["memory"]
+    peak, room = memory["peak_bytes"], max(1, plan["room_bytes"])
     level, word = (
-        ("fail", "Does not fit") if not found["fits"] else ("warn", "Tight") if peak > 0.9 * room else ("ok", "Fits")
+        ("fail", "Does not fit") if not plan["fits"] else ("warn", "Tight") if peak > 0.9 * room else ("ok", "Fits")
     )
-    fits = m.note(f"{word}: {m.gib(peak)} of {m.gib(room)} free on {found['place']}.", level)
-    whole = found["run_seconds"]
-    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in whole.items() if seconds)
-    time = m.note(f"Takes about {duration(sum(whole.values()))}: {parts}. A rough estimate.")
+    fits = m.note(f"{word}: {m.gib(peak)} of {m.gib(room)} free on {plan['place']}.", level)
+    seconds_of = plan["run_seconds"]
+    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in seconds_of.items() if seconds)
+    time = m.note(f"Takes about {duration(sum(seconds_of.values()))}: {parts}. A rough estimate.")
     fixes = []
-    if found["fixes"]:
+    if plan["fixes"]:
         fixes = [
             m.table(
-                ["change", "what it costs"], [[m.tag("code", one["override"]), one["harm"]] for one in found["fixes"]]
+                ["change", "what it costs"], [[m.tag("code", fix["override"]), fix["harm"]] for fix in plan["fixes"]]
             )
         ]
-    elif not found["fits"]:
+    elif not plan["fits"]:
         fixes = [
             m.note("No change of these settings makes it fit: choose a smaller model or a larger machine.", "fail")
         ]

@@ -57,8 +57,8 @@ def _whole(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def _read(path: Path, changed: int, size: int) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found if isinstance(found, dict) else {}
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    return tree if isinstance(tree, dict) else {}
 
 
 def _picture(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:
@@ -70,8 +70,8 @@ def _picture(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:
 
 def _answers(before: Mapping[str, Any], after: Mapping[str, Any]) -> Markup:
     """Three problems with the answer before and after, those that changed most first."""
-    old = {_of(one): one for one in before.get("samples") or []}
-    pairs = [(old[_of(one)], one) for one in after.get("samples") or [] if _of(one) in old]
+    old = {_of(sample): sample for sample in before.get("samples") or []}
+    pairs = [(old[_of(sample)], sample) for sample in after.get("samples") or [] if _of(sample) in old]
     pairs.sort(key=lambda pair: -abs((pair[1].get("reward") or 0.0) - (pair[0].get("reward") or 0.0)))
     rows = [
         [

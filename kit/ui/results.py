@@ -27,35 +27,33 @@ RATES = {
 }
 
 
-def show_row(found: dict[str, Any]) -> str:
+def show_row(row: dict[str, Any]) -> str:
     """A training row."""
-    reference = m.reference(found.get("reference") or "none")
+    reference = m.reference(row.get("reference") or "none")
     return m.page(
-        m.panel(
-            m.tag("small", f"training row {found['place']}"), m.tag("div", found["prompt"], class_="said"), reference
-        )
+        m.panel(m.tag("small", f"training row {row['place']}"), m.tag("div", row["prompt"], class_="said"), reference)
     )
 
 
-def _spread(found: dict[str, Any]) -> bool:
-    known = [item["total"] for item in found["items"] if item["total"] is not None]
+def _spread(group: dict[str, Any]) -> bool:
+    known = [item["total"] for item in group["items"] if item["total"] is not None]
     return bool(known) and max(known) - min(known) > 1e-9
 
 
-def show_group(found: dict[str, Any]) -> Markup:
+def show_group(group: dict[str, Any]) -> Markup:
     """Completions of one row, part by part."""
-    weights = ", ".join(f"{name} × {weight:g}" for name, weight in found["weights"].items())
-    if len(found["items"]) < 2:
+    weights = ", ".join(f"{name} × {weight:g}" for name, weight in group["weights"].items())
+    if len(group["items"]) < 2:
         verdict = Markup("")
-    elif _spread(found):
+    elif _spread(group):
         verdict = m.badge("rewards differ: this group teaches", "ok")
     else:
         verdict = m.badge("all alike: no lesson in this group", "warn")
-    reference = m.reference(found["reference"] or "none")
+    reference = m.reference(group["reference"] or "none")
     head = m.tag("div", m.tag("b", "One group") + verdict, class_="spread")
     body = m.join(
-        _completion(item, advantage, found["checker"])
-        for item, advantage in zip(found["items"], found["advantages"], strict=True)
+        _completion(item, advantage, group["checker"])
+        for item, advantage in zip(group["items"], group["advantages"], strict=True)
     )
     line = m.tag("div", reference + m.tag("small", f"total = {weights}"), class_="row")
     return m.tag("div", m.panel(head, line, body), style="margin-top:8px")
@@ -76,7 +74,7 @@ def _completion(item: dict[str, Any], advantage: float | None, checker: str | No
         class_="row",
         style="margin:6px 0",
     )
-    found = m.join(
+    extracted = m.join(
         m.tag("div", m.tag("small", f"{part['name']} read: ") + m.tag("code", part["extracted"]))
         for part in item["parts"]
         if part.get("extracted")
@@ -89,26 +87,26 @@ def _completion(item: dict[str, Any], advantage: float | None, checker: str | No
     text = m.tag("div", item["text"] or "(empty)", class_="said")
     return m.tag(
         "div",
-        top + chips + text + found + reasons,
+        top + chips + text + extracted + reasons,
         style="padding:10px 0;border-top:1px solid var(--border-color-primary);margin-top:10px",
     )
 
 
-def show_hacks(found: dict[str, Any]) -> str:
+def show_hacks(audit: dict[str, Any]) -> str:
     """The list of hacks, those that work first."""
-    honest = [case["total"] for case in found["cases"] if case["kind"] == "good" and case["total"] is not None]
+    honest = [case["total"] for case in audit["cases"] if case["kind"] == "good" and case["total"] is not None]
     bar = min(honest, default=None)
-    tried = [case for case in found["cases"] if case["kind"] == "hack"]
+    tried = [case for case in audit["cases"] if case["kind"] == "hack"]
     works = [case for case in tried if bar is not None and case["total"] is not None and case["total"] >= bar - 1e-9]
-    if found["problems"]:
-        verdict = m.note("\n".join(found["problems"][:8]), "fail")
+    if audit["problems"]:
+        verdict = m.note("\n".join(audit["problems"][:8]), "fail")
     elif bar is None:
         verdict = m.note("There is no right answer to compare with; write one above.", "warn")
     else:
         verdict = m.note(f"None of {len(tried)} hacks reaches the honest answer's {bar:.2f}.", "ok")
-    notes = m.join(m.note(note, "warn") for note in found["notes"])
+    notes = m.join(m.note(note, "warn") for note in audit["notes"])
     order = sorted(
-        found["cases"], key=lambda case: ({"good": 0, "bad": 1}.get(case["kind"], 2), -(case["total"] or 0.0))
+        audit["cases"], key=lambda case: ({"good": 0, "bad": 1}.get(case["kind"], 2), -(case["total"] or 0.0))
     )
     rows = [_case(case, case in works) for case in order]
     head, first = ["", "what", "reward", "completion", "why"], SHOWN_HACKS + len(works)
@@ -118,37 +116,43 @@ def show_hacks(found: dict[str, Any]) -> str:
     )
     fold = rest if len(rows) > first else Markup("")
     context = m.tag(
-        "p", f"right: {found['right'][:80]} · wrong: {found['wrong'][:80]} · style: {found['style']}", class_="dim"
+        "p", f"right: {audit['right'][:80]} · wrong: {audit['wrong'][:80]} · style: {audit['style']}", class_="dim"
     )
     return m.page(verdict, notes, context, m.table(head, rows[:first], numbers={2}), fold)
 
 
-def show_audit(found: dict[str, Any]) -> str:
+def show_audit(audit: dict[str, Any]) -> str:
     """The audit alone."""
-    return m.page(audit_table(found))
+    return m.page(audit_table(audit))
 
 
-def audit_table(found: dict[str, Any]) -> Markup:
+def audit_table(audit: dict[str, Any]) -> Markup:
     """How often each attack is paid over some rows, and what it was."""
-    results = found["results"]
-    if found["passed"]:
+    results = audit["results"]
+    if audit["passed"]:
         verdict = m.note(f"No attack is paid on any of {results[0]['rows']} rows.", "ok")
     else:
-        verdict = m.note("\n".join(found["problems"]), "fail")
+        verdict = m.note("\n".join(audit["problems"]), "fail")
     honest = ("right", "spellings")
     rows = [
         [
             m.badge(
-                *(("honest", "ok") if one["attack"] in honest else ("paid", "fail") if one["paid"] else ("attack", ""))
+                *(
+                    ("honest", "ok")
+                    if attack["attack"] in honest
+                    else ("paid", "fail")
+                    if attack["paid"]
+                    else ("attack", "")
+                )
             ),
-            one["attack"],
-            f"{one['paid']} of {one['rows']}",
-            m.number(one["seconds"], 2),
-            _said(" · ".join(f"{example['how']} for {example['reference']}" for example in one["examples"][:2]))
-            if one["examples"]
+            attack["attack"],
+            f"{attack['paid']} of {attack['rows']}",
+            m.number(attack["seconds"], 2),
+            _said(" · ".join(f"{example['how']} for {example['reference']}" for example in attack["examples"][:2]))
+            if attack["examples"]
             else "",
         ]
-        for one in results
+        for attack in results
     ]
     return verdict + m.table(["", "what", "rows paid", "longest, s", "example"], rows, numbers={3})
 
@@ -167,44 +171,44 @@ def _said(text: str | None) -> Markup:
     return m.tag("code", one_line(text, 110))
 
 
-def show_verdict(found: dict[str, Any]) -> Markup:
+def show_verdict(check: dict[str, Any]) -> Markup:
     """What the signal check concludes, and the one change to make."""
-    verdict = found["verdict"]
+    verdict = check["verdict"]
     level = LEVELS.get(verdict["verdict"], "fail")
-    text = change_of(found)
+    text = change_of(check)
     change = m.tag("p", m.tag("b", "What to do: ") + text) if text else Markup("")
     words = m.tag("div", verdict["verdict"].capitalize(), class_="big") + m.tag("p", f"{verdict['because']}.")
     return m.tag("div", words + change, class_=f"verdict {level}")
 
 
-def show_card(found: dict[str, Any]) -> Markup:
+def show_card(check: dict[str, Any]) -> Markup:
     """The verdict, and whether the audit found an attack that pays."""
-    audit = found.get("audit")
+    audit = check.get("audit")
     note = Markup("")
     if audit and audit["passed"]:
         note = m.note(f"Cannot be cheated: no attack is paid on {audit['results'][0]['rows']} rows.", "ok")
     elif audit:
         note = m.note(f"{audit['problems'][0]} See 2 Reward, Signal check.", "warn")
-    return m.tag("div", show_verdict(found) + note, class_="stack-notes")
+    return m.tag("div", show_verdict(check) + note, class_="stack-notes")
 
 
-def show_signal(found: dict[str, Any]) -> str:
+def show_signal(check: dict[str, Any]) -> str:
     """The verdict, the rates with their intervals, a few answers, the time of a step, and the audit."""
-    head = show_verdict(found)
-    names = {**RATES, f"pass@{found['k']}": f"right in one of {found['k']} tries (pass@{found['k']})"}
+    head = show_verdict(check)
+    names = {**RATES, f"pass@{check['k']}": f"right in one of {check['k']} tries (pass@{check['k']})"}
     rows = [
         [
             names[name],
-            interval(found[name]),
-            f"{found[name]['value']:.0%} [{found[name]['low']:.0%}, {found[name]['high']:.0%}]",
+            interval(check[name]),
+            f"{check[name]['value']:.0%} [{check[name]['low']:.0%}, {check[name]['high']:.0%}]",
         ]
-        for name in (*RATES, f"pass@{found['k']}")
-        if found.get(name) and name in names
+        for name in (*RATES, f"pass@{check['k']}")
+        if check.get(name) and name in names
     ]
-    seconds = found["seconds"]
+    seconds = check["seconds"]
     facts = [
-        ("reward", m.number((found.get("reward") or {}).get("value"))),
-        ("completion", f"{found['completion_tokens_mean']:.0f} tokens"),
+        ("reward", m.number((check.get("reward") or {}).get("value"))),
+        ("completion", f"{check['completion_tokens_mean']:.0f} tokens"),
         (
             "a step",
             f"{m.seconds(seconds['step'])} (completions {m.seconds(seconds['rollout'])} and rewards "
@@ -212,12 +216,12 @@ def show_signal(found: dict[str, Any]) -> str:
         ),
     ]
     chips = m.join(m.tag("span", m.join([name, " ", m.tag("b", value)]), class_="chip") for name, value in facts)
-    note = m.note(found["note"]) if found.get("note") else Markup("")
-    failure = m.note(f"A reward failed: {found['failure']}", "fail") if found.get("failure") else Markup("")
-    title = f"{found['prompts']} prompts × {found['k']} completions"
+    note = m.note(check["note"]) if check.get("note") else Markup("")
+    failure = m.note(f"A reward failed: {check['failure']}", "fail") if check.get("failure") else Markup("")
+    title = f"{check['prompts']} prompts × {check['k']} completions"
     answers = [
-        [_said(one["prompt"][-400:]), _said(one["completion"]), m.number(one["reward"], 2), one["why"]]
-        for one in found.get("samples") or []
+        [_said(sample["prompt"][-400:]), _said(sample["completion"]), m.number(sample["reward"], 2), sample["why"]]
+        for sample in check.get("samples") or []
     ]
     return m.page(
         head,
@@ -226,7 +230,7 @@ def show_signal(found: dict[str, Any]) -> str:
         m.tag("div", chips, class_="row"),
         note,
         m.table(["prompt", "answer of the untrained model", "reward", "why"], answers, numbers={2}) if answers else "",
-        m.tag("h3", "Audit of the reward") + audit_table(found["audit"]) if found.get("audit") else "",
+        m.tag("h3", "Audit of the reward") + audit_table(check["audit"]) if check.get("audit") else "",
     )
 
 
@@ -240,9 +244,9 @@ def interval(estimate: dict[str, float]) -> Markup:
     )
 
 
-def actions_of(found: dict[str, Any]) -> list[str]:
+def actions_of(check: dict[str, Any]) -> list[str]:
     """The settings that the check suggests to change, as `key=value`."""
-    return re.findall(r"-o (\S+=\S+)", found["verdict"]["change"] or "")
+    return re.findall(r"-o (\S+=\S+)", check["verdict"]["change"] or "")
 
 
 def in_words(actions: list[str]) -> str:
@@ -250,15 +254,15 @@ def in_words(actions: list[str]) -> str:
     return one_line(f"Set {' and '.join(action.replace('=', ' to ', 1) for action in actions)}", 140)
 
 
-def change_of(found: dict[str, Any]) -> str:
+def change_of(check: dict[str, Any]) -> str:
     """The change that the check suggests in words of the page, which has no options of a command line."""
-    change = str(found["verdict"]["change"] or "")
-    if actions := actions_of(found):
+    change = str(check["verdict"]["change"] or "")
+    if actions := actions_of(check):
         return f"{in_words(actions)}: the button below does it."
-    if asked := re.fullmatch(r"--prompts (\d+)", change):
-        return f"Sample {asked[1]} prompts."
-    if asked := re.fullmatch(r"--k (\d+)", change):
-        return f"Sample {asked[1]} completions each: set the group size to it."
+    if match := re.fullmatch(r"--prompts (\d+)", change):
+        return f"Sample {match[1]} prompts."
+    if match := re.fullmatch(r"--k (\d+)", change):
+        return f"Sample {match[1]} completions each: set the group size to it."
     for command, words in COMMANDS.items():
         change = change.replace(command, words)
     return change

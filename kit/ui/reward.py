@@ -76,12 +76,12 @@ def described(value: Any) -> list[str]:
     more = m.tag("details", m.tag("summary", m.tag("b", title)) + m.tag("pre", rest.strip(), class_="said"))
     rows = [
         [
-            m.tag("code", one.name),
-            "needed" if one.required else m.tag("code", str(one.default)),
-            f"{one.words} {one.wanted}",
+            m.tag("code", parameter.name),
+            "needed" if parameter.required else m.tag("code", str(parameter.default)),
+            f"{parameter.words} {parameter.wanted}",
         ]
-        for one in parameters
-        if one.name not in COMMAND_LINE_ONLY
+        for parameter in parameters
+        if parameter.name not in COMMAND_LINE_ONLY
     ]
     return [m.page(more), m.page(m.table(["parameter", "default", "what it means"], rows))]
 
@@ -94,18 +94,18 @@ def limited(site: Site, value: Any) -> str:
         return m.error(problem)
 
 
-def earnings(found: Mapping[str, Any]) -> Markup:
+def earnings(weights: Mapping[str, Any]) -> Markup:
     """A row for each part: the least and the most it adds to the total."""
-    ends = {part["name"]: _ends(part) for part in found["parts"]}
+    ends = {part["name"]: _ends(part) for part in weights["parts"]}
     spans = {name: None if both is None else both[1] - both[0] for name, both in ends.items()}
     rows = []
-    for part in found["parts"]:
+    for part in weights["parts"]:
         both = ends[part["name"]]
-        checker = part["name"] == found["checker"]
+        checker = part["name"] == weights["checker"]
         adds = "not limited" if both is None else f"{both[0]:.2f} to {both[1]:.2f}"
         name = m.tag("b", part["name"]) + (m.badge("decides right or wrong", "ok") if checker else "")
         rows.append([m.tag("div", name, class_="row"), f"{part['weight']:g}", adds])
-    return m.panel(m.table(["part", "weight", "adds"], rows, numbers={1, 2}), _limit(found, spans))
+    return m.panel(m.table(["part", "weight", "adds"], rows, numbers={1, 2}), _limit(weights, spans))
 
 
 def _ends(part: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -116,8 +116,8 @@ def _ends(part: Mapping[str, Any]) -> tuple[float, float] | None:
     return low, high
 
 
-def _limit(found: Mapping[str, Any], spans: Mapping[str, float | None]) -> Markup:
-    checker = found["checker"]
+def _limit(weights: Mapping[str, Any], spans: Mapping[str, float | None]) -> Markup:
+    checker = weights["checker"]
     if checker is None or spans.get(checker) is None:
         return m.note("No part says whether an answer is right, so shaping has no limit here.", "warn")
     limit = spans[checker] or 0.0

@@ -132,7 +132,7 @@ def delete(site: Site, run_id: Any) -> list[str]:
     return ["", "/"]
 
 
-def like(site: Site, run_id: Any, kept: Any) -> list[Any]:
+def like(site: Site, run_id: Any, draft: Any) -> list[Any]:
     """[the draft that amounts to this run's settings, what went wrong, where to go]."""
     try:
         tree = read_tree(site.run(run_id).config)
@@ -140,7 +140,7 @@ def like(site: Site, run_id: Any, kept: Any) -> list[Any]:
             raise RunError(f"config.yaml of '{run_id}' cannot be read.")
         tree.get("run", {}).pop("id", None)
         fresh = from_yaml(yaml.safe_dump(tree), site.settings)
-        return [fresh.instead_of(kept_or_new(kept)).as_text(), "", "/new"]
+        return [fresh.instead_of(kept_or_new(draft)).as_text(), "", "/new"]
     except KitError as problem:
         return [gr.skip(), m.error(problem), ""]
 
@@ -305,9 +305,9 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     outputs = [seen, head, notes, drawing, more, log, timer, *buttons]
     inputs = [chosen, tab, seen]
     look: dict[str, Any] = {"fn": view.look, "inputs": inputs, "outputs": outputs} | QUIET
-    for name, one in zip(TABS, (charts_tab, completions_tab, log_tab, more_tab), strict=True):
-        event = one.select(lambda name=name: name, [], [tab], **QUIET).then(**look)
-        one.select(None, [], [], js=TO_TAB.format(name))
+    for name, each in zip(TABS, (charts_tab, completions_tab, log_tab, more_tab), strict=True):
+        event = each.select(lambda name=name: name, [], [tab], **QUIET).then(**look)
+        each.select(None, [], [], js=TO_TAB.format(name))
         if name == "completions":
             event.then(opened.look, opened.inputs, opened.outputs, **QUIET)
     # That it opens the tab of the address counts as choosing it, so that the tab is filled.

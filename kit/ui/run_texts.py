@@ -78,8 +78,8 @@ def _reason(run: RunDir, text: str) -> str:
         return f"Stopped by you; {last}."
     if text in ("SIGTERM", "SIGINT"):
         return f"Stopped at once ({text}); {last}."
-    if "crashed with exit code" in text and (said := last_words(run)):
-        return f"{text}\n{said}"
+    if "crashed with exit code" in text and (last_line := last_words(run)):
+        return f"{text}\n{last_line}"
     return text
 
 
@@ -104,16 +104,16 @@ def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Number
     live = status["state"] in ALIVE
     begun, end = status.get("started"), status.get("ended") or status.get("heartbeat")
     taken = end - begun if isinstance(begun, (int, float)) and isinstance(end, (int, float)) else None
-    found = [("steps", steps(status)), ("started", m.when(begun))]
+    pairs = [("steps", steps(status)), ("started", m.when(begun))]
     if not live:
-        found += [("ended", m.when(status.get("ended"))), ("took", duration(taken))]
+        pairs += [("ended", m.when(status.get("ended"))), ("took", duration(taken))]
     known = _finite(columns.get("reward"))
     if len(known):
-        found.append(("training reward, mean of last 10", m.number(float(known[-10:].mean()))))
+        pairs.append(("training reward, mean of last 10", m.number(float(known[-10:].mean()))))
     seconds = _finite(columns.get("step_time"))
     if len(seconds):
-        found.append(("a step, median of last 20", m.seconds(float(np.median(seconds[-20:])))))
-    return found
+        pairs.append(("a step, median of last 20", m.seconds(float(np.median(seconds[-20:])))))
+    return pairs
 
 
 def _next(run: RunDir, link: bool) -> Markup:
@@ -134,11 +134,11 @@ def _next(run: RunDir, link: bool) -> Markup:
 def alerts(events: Sequence[Event], columns: Mapping[str, Numbers]) -> tuple[Markup, int]:
     """(the latest alert of each kind that still holds, the gravest first, and those that have lapsed in one line; how many
     hold)."""
-    found = [event for event in events if event.get("kind") == "alert"]
-    if not found:
+    raised = [event for event in events if event.get("kind") == "alert"]
+    if not raised:
         return Markup(""), 0
-    counts = Counter(str(event.get("name")) for event in found)
-    latest = {str(event.get("name")): event for event in found}
+    counts = Counter(str(event.get("name")) for event in raised)
+    latest = {str(event.get("name")): event for event in raised}
     lapsed = _lapsed(columns, latest)
     order = {"error": 0, "warning": 1}
 
@@ -162,10 +162,10 @@ def _lapsed(columns: Mapping[str, Numbers], names: Collection[str]) -> set[str]:
     """Alerts about the training whose condition does not hold at the last line any more."""
     watch = AlertMonitor()
     needed = [name for keys in alarms.KEYS.values() for name in keys if name in columns] + ["grad_norm"]
-    kept = {name: columns[name] for name in needed if name in columns}
-    for at in range(max(map(len, kept.values()), default=0)):
-        watch.take({name: value for name, values in kept.items() if (value := float(values[at])) == value})
-    return {name for name in names if name in alarms.CONDITIONS and name not in watch.holding()} if kept else set()
+    watched = {name: columns[name] for name in needed if name in columns}
+    for at in range(max(map(len, watched.values()), default=0)):
+        watch.take({name: value for name, values in watched.items() if (value := float(values[at])) == value})
+    return {name for name in names if name in alarms.CONDITIONS and name not in watch.holding()} if watched else set()
 
 
 def _alert(name: str, event: Event, count: int) -> Markup:
@@ -205,15 +205,15 @@ def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) 
     """Checkpoints with size, score and use."""
     scores = {int(one["step"]): one for one in evaluations.values() if isinstance(one.get("step"), int)}
     best = read_tree(run.path / "best.json").get("step")
-    found = run.checkpoints
-    usable = whole_checkpoints(found)
+    checkpoints = run.checkpoints
+    usable = whole_checkpoints(checkpoints)
 
     def line(folder: Path, step: str, score: Mapping[str, Any] | None, *marks: Markup) -> list[Any]:
         return [m.tag("code", folder.name), step, _score(score), m.join(marks, " ")]
 
     rows = [line(run.adapter, "result", evaluations.get("after"), m.badge("the run's result", "ok"))]
     rows = rows if run.adapter.is_dir() else []
-    for path in reversed(found):
+    for path in reversed(checkpoints):
         step = step_of(path)
         marks = [m.badge("best held-out", "ok")] if step == best else []
         if path not in usable:

@@ -250,9 +250,9 @@ def with_headers(send: Send, path: str, body: Body) -> Send:
                 b"server",
                 b"access-control-allow-origin",
             }
-            kept = [(name, value) for name, value in message["headers"] if name.lower() not in own]
+            headers = [(name, value) for name, value in message["headers"] if name.lower() not in own]
             message["status"] = 413 if body.too_long else message["status"]
-            message["headers"] = [*kept, *HEADERS, (b"content-security-policy", policy.encode())]
+            message["headers"] = [*headers, *HEADERS, (b"content-security-policy", policy.encode())]
         await send(message)
 
     return sending

@@ -26,11 +26,11 @@ def servable(root: Path, run_id: str, name: str) -> Path | None:
         return None
     run = RunStore(root).root / run_id
     inside = run if name == REPORT else run / "export"
-    wanted = run / name
+    target = run / name
     try:
         # The run itself must be a folder of the root, and no link to elsewhere either.
         base = root.resolve(strict=True) / run_id
-        path = wanted.resolve(strict=True)
+        path = target.resolve(strict=True)
         allowed = base / REPORT if name == REPORT else base / "export"
         if run.is_symlink() or inside.is_symlink():
             return None

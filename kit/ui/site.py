@@ -71,10 +71,10 @@ class Site:
     def choices(self, wanted: Any, first: Callable[[RunDir, dict[str, Any]], bool]) -> gr.Dropdown:
         """The list of runs: those that `first(run, status)` names above the others; chosen is `wanted`, else the uppermost."""
         try:
-            found = sorted(self.statuses(), key=lambda pair: not first(*pair))
+            runs = sorted(self.statuses(), key=lambda pair: not first(*pair))
         except RunError:
-            found = []
-        ids = [run.id for run, _ in found]
+            runs = []
+        ids = [run.id for run, _ in runs]
         return gr.Dropdown(choices=ids, value=wanted if is_id(wanted) else next(iter(ids), None))
 
     def live(self) -> list[str]:
@@ -138,8 +138,8 @@ def stamp(paths: Iterable[Path], extra: object = None) -> str:
     parts = [repr(extra)]
     for path in paths:
         try:
-            found = os.stat(path)
-            parts.append(f"{found.st_mtime_ns}:{found.st_size}")
+            state = os.stat(path)
+            parts.append(f"{state.st_mtime_ns}:{state.st_size}")
         except OSError:
             parts.append("-")
     return "|".join(parts)

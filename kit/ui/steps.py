@@ -30,7 +30,7 @@ def model_choices(form: Form) -> list[str]:
     """The embedded model, model folders nearby, and what the presets name."""
     named = [load_config(name).model.name for name in preset_names()]
     settings = form.site.settings
-    further = [str(base / found) for base in settings.folders for found in folders(base)]
+    further = [str(base / folder) for base in settings.folders for folder in folders(base)]
     return list(dict.fromkeys([EMBEDDED, *folders(settings.folder), *further, *downloaded(), *named]))
 
 
@@ -38,13 +38,15 @@ def downloaded() -> list[str]:
     """Models in the hub's cache of this machine, which need no network: OWNER/NAME."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    kept = sorted(Path(HF_HUB_CACHE).glob("models--*/snapshots/*/config.json"))
-    return list(dict.fromkeys(path.parts[-4].removeprefix("models--").replace("--", "/") for path in kept))[:MOST_FOUND]
+    configs = sorted(Path(HF_HUB_CACHE).glob("models--*/snapshots/*/config.json"))
+    return list(dict.fromkeys(path.parts[-4].removeprefix("models--").replace("--", "/") for path in configs))[
+        :MOST_FOUND
+    ]
 
 
 def folders(base: Path) -> list[str]:
     """Folders with a config.json below `base`, relative to it; hidden ones, runs and deep ones are passed over."""
-    found: list[str] = []
+    models: list[str] = []
     level = [base]
     for _ in range(DEEPEST):
         below: list[Path] = []
@@ -54,9 +56,9 @@ def folders(base: Path) -> list[str]:
             except OSError:
                 continue
             below += [path for path in inside if path.name not in SKIPPED and not path.name.startswith(".")]
-        found += [str(path.relative_to(base)) for path in below if (path / "config.json").is_file()]
+        models += [str(path.relative_to(base)) for path in below if (path / "config.json").is_file()]
         level = below[:200]
-    return found[:MOST_FOUND]
+    return models[:MOST_FOUND]
 
 
 TASKS = ("chain_sum", "basic_arithmetic", "countdown", "gcd", "leg_counting", "spell_backward", "letter_counting")
@@ -121,24 +123,24 @@ def data_choices(form: Form) -> list[str]:
     return [
         *uploads.kept(form.site.settings.root),
         *files(form.site.settings.folder),
-        *(str(base / found) for base in form.site.settings.folders for found in files(base)),
+        *(str(base / file) for base in form.site.settings.folders for file in files(base)),
         *(f"reasoning-gym:{task}" for task in TASKS),
     ]
 
 
 def files(base: Path) -> list[str]:
     """Data files in `base` and in its folders, relative to it."""
-    found: list[str] = []
+    names: list[str] = []
     try:
         nearby = [
             base,
             *(path for path in sorted(base.iterdir()) if path.is_dir() and not path.name.startswith((".", "runs"))),
         ]
         for folder in nearby[:50]:
-            found += [str(path.relative_to(base)) for path in sorted(folder.iterdir()) if path.suffix in NEARBY]
+            names += [str(path.relative_to(base)) for path in sorted(folder.iterdir()) if path.suffix in NEARBY]
     except OSError:
         pass
-    return found[:40]
+    return names[:40]
 
 
 NEARBY = tuple(suffix for suffix in READERS if suffix != ".json")
@@ -154,14 +156,14 @@ ROLES = (
 def _uploaded(sent: Sent, file: Any) -> tuple[Any, ...]:
     """The file at its place, as the source, with what its rows suggest."""
     source = uploads.take(sent.form.site.settings.root, file)
-    draft, said = guessed(sent.form.site, sent.valid().change("data.source", source))
-    return draft, said, None, gr.Dropdown(choices=data_choices(sent.form)), ""
+    draft, message = guessed(sent.form.site, sent.valid().change("data.source", source))
+    return draft, message, None, gr.Dropdown(choices=data_choices(sent.form)), ""
 
 
 def _guessed(sent: Sent) -> tuple[Any, ...]:
     """Another source, with what its rows suggest; of a task or a hub id nothing is known before it is read."""
-    draft, said = guessed(sent.form.site, sent.draft())
-    return draft, said, ""
+    draft, message = guessed(sent.form.site, sent.draft())
+    return draft, message, ""
 
 
 def guessed(site: Site, draft: Draft) -> tuple[Draft, str]:
@@ -174,16 +176,16 @@ def guessed(site: Site, draft: Draft) -> tuple[Draft, str]:
         draft = draft.change(f"data.{key}", value)
     try:
         draft.config(site.settings)  # guarded before anything is read
-        found = site.benches.ask("guess", load_config({"data": {"source": source}}))
+        guess = site.benches.ask("guess", load_config({"data": {"source": source}}))
     except KitError as problem:
         return draft, m.error(problem)
-    draft = draft.change("data.prompt_column", found["prompt"]).change("data.reference_column", found["reference"])
-    told = [f"prompt '{found['prompt']}'"] + ([f"right answers '{found['reference']}'"] if found["reference"] else [])
-    if found["reward"] is not None:
-        draft = draft.change("reward.preset", found["reward"]).change("reward.params", dict(found["params"]))
-        draft = draft.change("data.system_prompt", found["system_prompt"])
-        told.append(f"reward {found['reward']}")
-    words = f"Guessed from the rows: {', '.join(told)}; {found['why']}. Change below what is wrong."
+    draft = draft.change("data.prompt_column", guess["prompt"]).change("data.reference_column", guess["reference"])
+    parts = [f"prompt '{guess['prompt']}'"] + ([f"right answers '{guess['reference']}'"] if guess["reference"] else [])
+    if guess["reward"] is not None:
+        draft = draft.change("reward.preset", guess["reward"]).change("reward.params", dict(guess["params"]))
+        draft = draft.change("data.system_prompt", guess["system_prompt"])
+        parts.append(f"reward {guess['reward']}")
+    words = f"Guessed from the rows: {', '.join(parts)}; {guess['why']}. Change below what is wrong."
     return draft, m.page(m.note(words, "live"))
 
 
@@ -193,11 +195,11 @@ def mapped(site: Site, value: Any) -> list[Any]:
         config = Draft.read(value).config(site.settings)
         if not (site.settings.folder / config.data.source).is_file():
             return ["", *_unknown()]  # of a task or a hub id nothing is known before it is read
-        found = site.benches.ask("columns", config)
+        table = site.benches.ask("columns", config)
     except KitError as problem:
         return [m.error(problem), *_unknown()]
-    names = [column["name"] for column in found["columns"]]
-    taken = {column["use"]: column["name"] for column in found["columns"]}
+    names = [column["name"] for column in table["columns"]]
+    taken = {column["use"]: column["name"] for column in table["columns"]}
     choices = [
         gr.Dropdown(choices=[(f"by its name: {taken[role]}" if by_name else BY_NAME[0], ""), *names])
         for role, by_name in (
@@ -205,7 +207,7 @@ def mapped(site: Site, value: Any) -> list[Any]:
             ("reference", "reference" in taken and config.data.reference_column is None),
         )
     ]
-    return [m.page(column_table(found)), *choices]
+    return [m.page(column_table(table)), *choices]
 
 
 def _unknown() -> list[Any]:
@@ -213,7 +215,7 @@ def _unknown() -> list[Any]:
     return [gr.Dropdown(choices=[BY_NAME]), gr.Dropdown(choices=[BY_NAME])]
 
 
-def column_table(found: dict[str, Any]) -> Markup:
+def column_table(table: dict[str, Any]) -> Markup:
     """The columns of a file, a line each."""
     rows = [
         [
@@ -221,18 +223,18 @@ def column_table(found: dict[str, Any]) -> Markup:
             m.badge(column["use"], "ok" if column["use"] in ("prompt", "reference") else ""),
             ", ".join(column["kinds"]) or "empty",
             m.join(m.tag("div", one_line(text, 70)) for text in column["values"]),
-            f"{column['missing']} of {found['looked']}" if column["missing"] else "",
+            f"{column['missing']} of {table['looked']}" if column["missing"] else "",
         ]
-        for column in found["columns"]
+        for column in table["columns"]
     ]
-    notes = m.join(m.note(text, "warn") for text in found["notes"])
-    if found["faulty"]:
-        words = "\n".join([f"{found['faulty']} of {found['total']} rows cannot be read:", *found["faults"]])
+    notes = m.join(m.note(text, "warn") for text in table["notes"])
+    if table["faulty"]:
+        words = "\n".join([f"{table['faulty']} of {table['total']} rows cannot be read:", *table["faults"]])
         notes += m.note(words, "warn")
-    if found["problem"]:
-        notes += m.note(found["problem"], "fail")
+    if table["problem"]:
+        notes += m.note(table["problem"], "fail")
     head = m.tag(
-        "div", m.tag("h3", found["source"]) + m.tag("span", f"{found['total']:,} rows", class_="dim"), class_="spread"
+        "div", m.tag("h3", table["source"]) + m.tag("span", f"{table['total']:,} rows", class_="dim"), class_="spread"
     )
     return m.panel(head, m.table(["column", "taken for", "holds", "for example", "empty"], rows), notes)
 
@@ -246,47 +248,47 @@ def _fault(fault: Any) -> str:
 def tokens(sent: Sent) -> str:
     """Lengths as the model's tokenizer counts them."""
     try:
-        found = sent.form.site.benches.ask("lengths", sent.config())
+        lengths = sent.form.site.benches.ask("lengths", sent.config())
     except KitError as problem:
         return m.error(problem)
-    highest = max(count for _, _, count in found["histogram"])
+    highest = max(count for _, _, count in lengths["histogram"])
     bars = m.join(
         m.tag("i", "", style=f"flex:1;background:var(--live);height:{max(2, round(60 * count / highest)) if count else 0}px",
               title=f"{low} to {high - 1} tokens: {count}")
-        for low, high, count in found["histogram"]
+        for low, high, count in lengths["histogram"]
     )  # fmt: skip
-    words = ", ".join(f"{name} {value}" for name, value in found["tokens"].items())
-    over = f"{found['over']} of {found['counted']} are over the limit of {found['limit']} and are left out."
-    level = "warn" if found["over"] else "ok"
+    words = ", ".join(f"{name} {value}" for name, value in lengths["tokens"].items())
+    over = f"{lengths['over']} of {lengths['counted']} are over the limit of {lengths['limit']} and are left out."
+    level = "warn" if lengths["over"] else "ok"
     picture = m.tag(
         "div", bars, style="display:flex;gap:2px;align-items:flex-end;height:60px", role="img", aria_label=words
     )
-    seen = [
+    prompts = [
         m.panel(
             m.tag("small", f"training row {row['place']}, {row['tokens']} tokens, with the chat template"),
             m.tag("div", row["text"], class_="said"),
             m.reference(row["reference"] or "none"),
         )
-        for row in found["seen"]
+        for row in lengths["seen"]
     ]
     return m.page(
         m.panel(m.tag("h3", "Prompt length in tokens"), picture, m.tag("p", words, class_="num"), m.note(over, level)),
-        left_out(found),
-        *seen,
+        left_out(lengths),
+        *prompts,
     )
 
 
-def left_out(found: dict[str, Any]) -> Markup:
+def left_out(lengths: dict[str, Any]) -> Markup:
     """How many rows are not trained on, and why, with the first of each kind."""
-    info = found["info"]
+    info = lengths["info"]
     counts = info["rows"]
     bad = "; ".join(map(_fault, (info["bad_rows"] or [])[:3]))
-    long = "; ".join(f"row {one['place']} has {one['tokens']}: {one_line(one['text'], 60)}" for one in found["long"])
+    long = "; ".join(f"row {one['place']} has {one['tokens']}: {one_line(one['text'], 60)}" for one in lengths["long"])
     rows = [
         ["held out", counts["heldout"], "for evaluation, chosen by a hash of the prompt"],
         ["held-out repeats", counts["heldout_duplicates"], "their prompt is a held-out one, which is not trained on"],
         ["cannot be used", counts["skipped"], bad],
-        ["too long", found["over"], f"more than {found['limit']} tokens. {long}"],
+        ["too long", lengths["over"], f"more than {lengths['limit']} tokens. {long}"],
         ["without a reference", counts["without_reference"], "they stay in; a reward that compares cannot score them"],
     ]
     shown = [[m.tag("span", row[0], class_="nowrap"), *row[1:]] for row in rows if row[1]]

@@ -58,12 +58,12 @@ def has_room(root: Path, under_way: int = 0) -> bool:
 
 def kept(root: Path) -> list[str]:
     """The files as `data.source` names them, the latest first."""
-    found = []
+    files = []
     with suppress(OSError):
         for path in folder(root).iterdir():
             if path.suffix.lower() in READERS and path.is_file() and not path.name.startswith("."):
-                found.append((path.stat().st_mtime, str(path)))
-    return [name for _, name in sorted(found, reverse=True)]
+                files.append((path.stat().st_mtime, str(path)))
+    return [name for _, name in sorted(files, reverse=True)]
 
 
 def take(root: Path, sent: Any) -> str:
@@ -95,14 +95,14 @@ def take(root: Path, sent: Any) -> str:
 
 def safe(name: str) -> str:
     """A plain file name of a kind that is read. Raises `ConfigError`."""
-    given = Path(name.replace("\\", "/")).name
-    suffix = Path(given).suffix.lower()
+    base = Path(name.replace("\\", "/")).name
+    suffix = Path(base).suffix.lower()
     if suffix not in READERS:
         raise ConfigError(
-            f"{given[:80]}: files of kind '{suffix[:20] or 'no suffix'}' are not read.{did_you_mean(suffix, READERS)} "
+            f"{base[:80]}: files of kind '{suffix[:20] or 'no suffix'}' are not read.{did_you_mean(suffix, READERS)} "
             f"Kinds: {', '.join(READERS)}."
         )
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(given).stem).strip("-")[:60] or "data"
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(base).stem).strip("-")[:60] or "data"
     return stem + suffix
 
 
