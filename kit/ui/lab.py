@@ -93,7 +93,7 @@ def _score(form: Form, place: gr.Number) -> list[gr.Button]:
         lines=7,
         max_lines=20,
         elem_id="completions",
-        placeholder="<think>2 + 3 = 5</think><answer>5</answer>\n---\nIt is 6.",
+        placeholder="One completion\n---\nAnother completion",
     )
     with gr.Row(elem_classes="tight"):
         score = gr.Button("Score them", variant="primary", size="md", min_width=130)

@@ -145,7 +145,7 @@ def audit_table(audit: dict[str, Any]) -> Markup:
                     else ("attack", "")
                 )
             ),
-            attack["attack"],
+            m.tag("span", attack["attack"], class_="nowrap"),
             f"{attack['paid']} of {attack['rows']}",
             m.number(attack["seconds"], 2),
             _said(" · ".join(f"{example['how']} for {example['reference']}" for example in attack["examples"][:2]))
@@ -220,7 +220,12 @@ def show_signal(check: dict[str, Any]) -> str:
     failure = m.note(f"A reward failed: {check['failure']}", "fail") if check.get("failure") else Markup("")
     title = f"{check['prompts']} prompts × {check['k']} completions"
     answers = [
-        [_said(sample["prompt"][-400:]), _said(sample["completion"]), m.number(sample["reward"], 2), sample["why"]]
+        [
+            _said(f"… {sample['prompt'][-100:]}"),
+            _said(sample["completion"]),
+            m.number(sample["reward"], 2),
+            sample["why"],
+        ]
         for sample in check.get("samples") or []
     ]
     return m.page(
@@ -258,7 +263,7 @@ def change_of(check: dict[str, Any]) -> str:
     """The change that the check suggests in words of the page, which has no options of a command line."""
     change = str(check["verdict"]["change"] or "")
     if actions := actions_of(check):
-        return f"{in_words(actions)}: the button below does it."
+        return f"{in_words(actions)}."
     if match := re.fullmatch(r"--prompts (\d+)", change):
         return f"Sample {match[1]} prompts."
     if match := re.fullmatch(r"--k (\d+)", change):

@@ -300,7 +300,7 @@ IMPORTANT = (
     {
         "objective.recipe": ("Algorithm", ""),
         "optimisation.steps": ("Training steps", ""),
-        "optimisation.learning_rate": ("Learning rate", "Empty: chosen by the model's size."),
+        "optimisation.learning_rate": ("Learning rate", "auto: chosen by the model's size."),
     },
     {
         "generation.num_generations": ("Group size", "Completions of each prompt."),

@@ -92,7 +92,7 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
     assert "<b>." not in html
     assert "10% [5%, 20%]" in html
     assert results.actions_of(found) == ["generation.num_generations=16", "optimisation.batch_size=64"]
-    assert "Set generation.num_generations to 16 and optimisation.batch_size to 64: the button below" in html
+    assert "Set generation.num_generations to 16 and optimisation.batch_size to 64." in html
     assert "measured; update 1.0 s, estimated" in html
     assert "&lt;i&gt;" in html
     assert "0.25" in html
