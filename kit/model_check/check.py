@@ -73,15 +73,17 @@ class Findings:
 
 
 def check_model(source: str, *, weights: bool = False, trust_remote_code: bool = False) -> Findings:
-    """Tries the model of a folder, a hub id or a `model_type`. Raises `ModelError` where there is none.
+    """Tries the model of a folder, a hub id, a GGUF file or a `model_type`. Raises `ModelError` where there is none.
 
     A folder with config.json alone is enough without `weights`: a tokenizer that the kit builds stands in.
     """
-    config = find_config(source, trust_remote_code)
-    tokenizer, processor, named = find_tokenizer(source, config, trust_remote_code)
-    make, kind = _maker(source, config, tokenizer, processor, named, weights, trust_remote_code)
+    from kit.models.embedded import source_of
     from kit.models.family import adapter_of, check_logit_transforms
 
+    folder = source_of(source)
+    config = find_config(folder, trust_remote_code)
+    tokenizer, processor, named = find_tokenizer(folder, config, trust_remote_code)
+    make, kind = _maker(folder, config, tokenizer, processor, named, weights, trust_remote_code)
     model = make()
     family = adapter_of(model, processor or tokenizer)
     count = f"{kind}, {sum(weight.numel() for weight in model.parameters()) / 1e6:.2f}M"
