@@ -73,8 +73,8 @@ def _picture(value: Any, place: int, column: str, folder: Path | None) -> Pictur
         candidates = [(folder or Path()) / path, path]  # an absolute path stays as it is
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
         if file is None:
-            place = f" in {folder}" if folder and not path.is_absolute() else ""
-            raise ValueError(f"{where}: there is no file {stored['path']}{place}")
+            inside = f" in {folder}" if folder and not path.is_absolute() else ""
+            raise ValueError(f"{where}: there is no file {stored['path']}{inside}")
         stored["path"] = str(file.resolve())
     from PIL import Image
 

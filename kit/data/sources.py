@@ -229,11 +229,10 @@ def read_folder(path: Path, config: DataConfig) -> Source:
     # Where file names tell splits (train-0.jsonl, test.jsonl): the files of the configured one.
     words = {file: match.group(1) for file in files if (match := SPLIT_WORD.search(file.stem.lower()))}
     chosen = [file for file in files if words.get(file) == config.split] if words else files
-    names = [file.name for file in files]
     if not chosen:
         raise DataError(
             f"data.split: the folder {path} has no file of the split '{config.split}'."
-            f"{did_you_mean(config.split, words.values())} Its files: {', '.join(names)}."
+            f"{did_you_mean(config.split, words.values())} Its files: {', '.join(file.name for file in files)}."
         )
     source = read_files(chosen)
     if len(chosen) < len(files):

@@ -47,7 +47,7 @@ def runs(who: Mapping[str, Any] | None) -> bool:
         return False
     if created is None or boot.get("time") is None:
         return True
-    return abs((began - psutil.boot_time()) - (created - boot["time"])) <= TICK_TOLERANCE
+    return bool(abs((began - psutil.boot_time()) - (created - boot["time"])) <= TICK_TOLERANCE)
 
 
 def send_signal(who: Mapping[str, Any], number: int) -> bool:
