@@ -21,6 +21,7 @@ from rich.table import Table
 
 from kit.config import EMBEDDED_MODELS, SMOLLM2
 from kit.evaluation.results import read_best
+from kit.report.scores import interval
 from kit.runs.files import clock, disk_errors, one_line
 
 if TYPE_CHECKING:
@@ -196,11 +197,6 @@ def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     if any(failed):
         rows.append(["rewards that failed", *(f"{share:.1%}" for share in failed)])
     return rows
-
-
-def interval(estimate: Mapping[str, float]) -> str:
-    """`0.430 [0.363, 0.499]`."""
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
