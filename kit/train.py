@@ -67,7 +67,7 @@ def run(
     return folder
 
 
-def learn(job: runner.build.Job, trainer: HookedGRPOTrainer, memory: BatchSizeBackoff | None, start: int) -> None:
+def learn(job: runner.build.Job, trainer: HookedGRPOTrainer, memory: BatchSizeBackoff, start: int) -> None:
     """Scores the held-out problems, trains with GRPO from step `start` on, and scores them again."""
     config, folder, stop = job.config, job.folder, job.stop
     policy = runner.evaluation.make_policy(folder, config.evaluation, job.parts.checker, job.reporter.say)

@@ -72,7 +72,7 @@ class Loaded:
     args: Any
     teacher: Teacher | None
     token_budget: int | None
-    backoff: BatchSizeBackoff | None
+    backoff: BatchSizeBackoff
     """Starts with the generation batch that was chosen for the free memory."""
     notes: dict[str, str]
     """What is to be said of the token budget and of the generation batch, where they were chosen."""
@@ -139,21 +139,20 @@ def make_trainer(
     return trainer
 
 
-def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff | None]:
-    """The trainer, and the `BatchSizeBackoff` that it was given. Writes env.json."""
+def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff]:
+    """Builds the trainer and its `BatchSizeBackoff`. Writes env.json."""
     config, parts, folder, say = job.config, job.parts, job.folder, job.reporter.say
     announce(config, job.resumption, threads, folder)
     previous = job.resumption.previous if job.resumption is not None else None
     ready = load(parts, folder.path, partial(report_backoff, folder, say), previous)
     args, backend, memory, notes = ready.args, ready.model.backend, ready.backoff, ready.notes
     engine = record(config, parts.engine, backend.name)
-    stands_on = environment(backend, threads, args, config.run.seed, engine)
+    env = environment(backend, threads, args, config.run.seed, engine) | {"inputs": inputs(parts)}
     if (start := origin_note(parts.files.source)) is not None:
-        stands_on["model_origin"] = start
+        env["model_origin"] = start
         say(start)
-    stands_on |= {"inputs": inputs(parts)}
-    stands_on = with_history(stands_on, job.resumption) if job.resumption else stands_on
-    folder.write_json("env.json", stands_on)
+    env = with_history(env, job.resumption) if job.resumption else env
+    folder.write_json("env.json", env)
 
     batches = config.optimisation.steps // config.optimisation.iterations
     writer = CompletionWriter(folder.completions, config.run.save_completions and is_first())
@@ -172,7 +171,7 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff |
         say,
         parts.interaction,
         rollout_sinks=[writer, watch],
-        stateful={"failure_watch": watch, **({"memory": memory} if memory else {})},
+        stateful={"failure_watch": watch, "memory": memory},
         memory=memory,
         selection=config.selection,
         teacher=ready.teacher,
@@ -183,11 +182,10 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff |
     moved = changes(args, trainer.args)
     check_precision(moved)
     savings = trainer.savings_report | ({"token_budget": notes["token_budget"]} if notes["token_budget"] else {})
-    at_once = memory.sizes.get("generation") if memory is not None else None
-    stands_on |= {"savings": savings, "token_budget": ready.token_budget, "generation_batch": at_once}
-    if moved:
-        stands_on["changed_by_backend"] = moved
-    folder.write_json("env.json", stands_on)
+    at_once = memory.sizes.get("generation")
+    env |= {"savings": savings, "token_budget": ready.token_budget, "generation_batch": at_once}
+    env |= {"changed_by_backend": moved} if moved else {}
+    folder.write_json("env.json", env)
     trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
     say(
         f"{config.model.name}: {parts.files.parameters / 1e6:.2f}M weights, {trainable / 1e6:.2f}M trained, on "

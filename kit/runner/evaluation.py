@@ -43,7 +43,7 @@ class HeldOutScores:
     memory: generate in smaller batches after running out of memory.
     """
 
-    def __init__(self, job: Job, memory: BatchSizeBackoff | None) -> None:
+    def __init__(self, job: Job, memory: BatchSizeBackoff) -> None:
         self.job, parts = job, job.parts
         self.known = earlier_scores(job.resumption) if job.resumption else {}
         self.heldout = HeldOut(
