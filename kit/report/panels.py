@@ -112,7 +112,7 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "Groups without a lesson",
+        "Groups with equal rewards",
         "groups of equal reward (%)",
         {"groups": ("groups/zero_spread", "frac_reward_zero_std")},
     ),

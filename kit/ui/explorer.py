@@ -32,7 +32,11 @@ FARTHEST = 100_000_000
 def show_group(group: Group) -> Markup:
     """One prompt with all its completions."""
     verdict = m.badge(
-        *(("rewards differ: this group teaches", "ok") if group.differs else ("all alike: no lesson", "warn"))
+        *(
+            ("rewards differ: this group teaches", "ok")
+            if group.differs
+            else ("all rewards equal: nothing to learn", "warn")
+        )
     )
     cut = sum(row.get("finish_reason") == "length" for row in group.rows)
     facts = [f"mean reward {m.number(group.mean)}"]

@@ -55,7 +55,7 @@ def results(run_id: str, exported: Mapping[str, Mapping[str, Any]], base: str | 
     if not exported:
         return m.empty(
             "Nothing exported yet",
-            "Choose a format above. Each export is held against the model as it was trained before it counts.",
+            "Choose a format above. Each export is compared with the trained model before you can download it.",
         )
     ordered = sorted(exported.items(), key=lambda pair: -_time(pair[1]))
     return m.page(
@@ -108,7 +108,7 @@ def _verification(verification: Mapping[str, Any]) -> Markup:
         rows.insert(0, ["held-out prompts", _number(comparison["prompts"]), ""])
     if not rows:
         return faults
-    title = m.tag("p", "Held against the trained model:")
+    title = m.tag("p", "Compared with the trained model:")
     return faults + title + m.table(["what", "found", "limit"], rows, numbers={1, 2})
 
 

@@ -48,7 +48,7 @@ def show_group(group: dict[str, Any]) -> Markup:
     elif _spread(group):
         verdict = m.badge("rewards differ: this group teaches", "ok")
     else:
-        verdict = m.badge("all alike: no lesson in this group", "warn")
+        verdict = m.badge("all rewards equal: nothing to learn", "warn")
     reference = m.reference(group["reference"] or "none")
     head = m.tag("div", m.tag("b", "One group") + verdict, class_="spread")
     body = m.join(

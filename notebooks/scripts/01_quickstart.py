@@ -69,7 +69,7 @@ run = kit.train("quickstart", overrides=smoke())  # smoke(): nothing, unless KIT
 # opens it again later. Held-out problems are never trained on; each score has a 95 % interval.
 #
 # Look at three curves first. *Held-out problems solved* measures success. *Entropy* measures how undecided the model is at each
-# token; it falls as the model settles on a way to answer. *Groups without a lesson* are problems whose answers all got the same
+# token; it falls as the model settles on a way to answer. *Groups with equal rewards* are problems whose answers all got the same
 # reward: they teach nothing and cost no training (`docs/selection.md` describes how to replace them).
 
 # %%

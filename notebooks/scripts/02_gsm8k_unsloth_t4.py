@@ -128,7 +128,7 @@ else:
 run.plot()
 
 # %% [markdown]
-# Reading the curves: *Held-out problems solved* measures success, with 95 % intervals. *Groups without a lesson* should
+# Reading the curves: *Held-out problems solved* measures success, with 95 % intervals. *Groups with equal rewards* should
 # not approach 100 %: then nothing is left to learn, or nothing can be learned yet (`selection.dynamic_sampling` replaces such
 # groups: `docs/selection.md`). *Cut at the length limit* should stay low.
 #

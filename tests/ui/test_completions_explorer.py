@@ -76,7 +76,7 @@ def test_a_group_shows_every_component_status_and_extracted_answer(explorer: Exp
     text = look(explorer)
     assert "Step 20: 1 of 2 groups teach" in text
     for piece in ("timeout", "accuracy", "format", "accuracy read: ", "cut at the limit", "advantage -1.00",
-                  "all alike: no lesson", "reference"):  # fmt: skip
+                  "all rewards equal: nothing to learn", "reference"):  # fmt: skip
         assert piece in text, piece
 
 
