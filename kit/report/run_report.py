@@ -22,7 +22,7 @@ from kit.report.page import page, piece
 from kit.report.panels import LEARNING, MACHINE, columns_of, panels
 from kit.report.record import Record, Tree, read, words
 from kit.report.scores import Difference, Scores, difference, ends, estimates, interval, sentence, signed
-from kit.runs.files import clock, human_size, shorten, write_atomic
+from kit.runs.files import clock, shorten, write_atomic
 from kit.runs.metrics import is_number, last_step, placed, points, result_of
 from kit.runs.secrets import redact, redacted
 from kit.runs.store import ALIVE, RunDir
@@ -37,7 +37,7 @@ MOST_OF_A_KIND = 12
 """Events of one kind that are listed one by one; more are counted."""
 MOST_SAMPLES = 8
 ROUTINE = ("checkpoint", "evaluation", "memory")
-"""Kinds of events of which only the number and the last are told."""
+"""Kinds of events that are not listed; charts and scores show them."""
 HOOKS = ("advantage", "clip", "weights", "regularizers", "reduction")
 STATES = {
     "queued": ("info", "waits for its turn"),
@@ -257,13 +257,8 @@ def _samples(scores: Scores | None) -> dict[tuple[str, str | None], Mapping[str,
 
 
 def events(record: Record) -> Markup:
-    """Alerts and events by time; routine ones are summed up."""
-    sums = [
-        _routine("checkpoint", "checkpoints", record.events, "checkpoint"),
-        _routine("evaluation in between", "evaluations in between", record.events, "evaluation"),
-        _memory(record.events),
-    ]
-    return section("events", _listed(record), " ".join(filter(None, sums)))
+    """Alerts and events by time, without the routine ones."""
+    return section("events", _listed(record))
 
 
 def marks(record: Record) -> list[tuple[float, str]]:
@@ -286,22 +281,6 @@ def _listed(record: Record) -> list[list[str]]:
         rows.append([since, number(event.get("step"), 9), words(event)])
     more = [(kind, count - MOST_OF_A_KIND) for kind, count in counts.items() if count > MOST_OF_A_KIND]
     return rows + [["", "", f"{count} more of '{kind}'"] for kind, count in more if kind not in ROUTINE]
-
-
-def _routine(singular: str, plural: str, events: list[Tree], kind: str) -> str:
-    steps = [event["step"] for event in events if event.get("kind") == kind and is_number(event.get("step"))]
-    return (
-        f"{len(steps)} {singular if len(steps) == 1 else plural}, the last at step {number(steps[-1], 9)}."
-        if steps
-        else ""
-    )
-
-
-def _memory(events: list[Tree]) -> str:
-    last = next((event for event in reversed(events) if event.get("kind") == "memory"), {})
-    names = {"peak_rss_bytes": "of the process", "peak_gpu_bytes": "of torch on the GPU"}
-    peaks = [f"{human_size(last[key])} {name}" for key, name in names.items() if is_number(last.get(key))]
-    return f"Most memory: {', '.join(peaks)}." if peaks else ""
 
 
 def configuration(record: Record) -> Markup:
