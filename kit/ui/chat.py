@@ -151,12 +151,11 @@ class Screen:
             run = self.site.run(run_id)
             session = self.loaded.session(run, checkpoint_of(which))
             about = session.start()
-            rows = session.heldout(1, PICKED)["rows"]
+            picker = held_out(session)
         except KitError as problem:
             yield [m.error(problem), gr.skip()]
             return
-        choices = [(f"{row['number']}: {_line(row['prompt'])}", str(row["number"])) for row in rows]
-        yield [_loaded(about), gr.Dropdown(choices=choices, value=None)]
+        yield [_loaded(about), picker]
 
     def ask(
         self,
@@ -206,10 +205,13 @@ class Screen:
         if is_id(run_id) and (session := self.loaded.of(run_id)) is not None:
             session.cancel(_browser(request))
 
-    def status(self, run_id: Any) -> Any:
-        """What is loaded, after a question that may have loaded other weights."""
+    def status(self, run_id: Any) -> list[Any]:
+        """[what is loaded, picker], after a question that may have loaded the model."""
         session = self.loaded.of(run_id) if is_id(run_id) else None
-        return gr.skip() if session is None else _loaded(session.ready)
+        try:
+            return [gr.skip()] * 2 if session is None else [_loaded(session.ready), held_out(session)]
+        except KitError:
+            return [gr.skip()] * 2  # it has ended meanwhile; the next question says why
 
     def choices(self, run_id: Any) -> list[Any]:
         """[weights, status, picker, messages before and after, summary, history] of another run."""
@@ -223,6 +225,12 @@ class Screen:
             text = NO_RUNS if not run_id else m.error(problem)
         return [gr.Dropdown(choices=names, value=names[0] if names else None), text, gr.Dropdown(choices=[], value=None),
                 [], [], "", [[], []]]  # fmt: skip
+
+
+def held_out(session: ChatSession) -> gr.Dropdown:
+    """The picker with the first held-out prompts. Raises `KitError`."""
+    rows = session.heldout(1, PICKED)["rows"]
+    return gr.Dropdown(choices=[(f"{row['number']}: {_line(row['prompt'])}", str(row["number"])) for row in rows])
 
 
 def _chats(before: Sequence[list[Any]], question: str, texts: Mapping[str, str]) -> list[list[dict[str, str]]]:
@@ -314,6 +322,6 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     picked.input(lambda: "", [], [prompt], **QUIET)
     for event in (ask.click, prompt.submit):
         event(screen.ask, inputs, [*chats, about, stop, history], **slow).then(
-            screen.status, [chosen], [status], **QUIET
+            screen.status, [chosen], [status, picked], **QUIET
         )
     stop.click(screen.stop, [chosen], [], queue=False, api_visibility="private")

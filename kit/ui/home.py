@@ -70,7 +70,7 @@ def _nothing_runs(any_runs: bool) -> str:
 
 DOORS = (
     (
-        "Try the tiny model now",
+        "Try the tiny model",
         "It comes with the kit and learns sums on this machine's CPU, in a minute. Nothing is downloaded.",
     ),
     (
