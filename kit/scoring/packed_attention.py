@@ -284,13 +284,18 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float | N
     from torch.nn.attention.varlen import varlen_attn
 
     more: dict[str, Any] = {"window_size": (-1 if window is None else window - 1, 0), "scale": scale}
-    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+    if "enable_gqa" in _parameters(varlen_attn):
         more["enable_gqa"] = k.shape[1] < q.shape[1]
     else:
         k, v = (_for_every_head(one, q) for one in (k, v))
     found = varlen_attn(q, k, v, segments.query_starts, segments.key_starts, *segments.longest, **more)
     assert isinstance(found, Tensor)  # alone, as nothing beside it is asked for
     return found
+
+
+@functools.cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float | None, window: int | None) -> Tensor:
