@@ -29,6 +29,7 @@ import itertools
 import json
 import multiprocessing
 import random
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -418,7 +419,8 @@ def _scored(preset: Preset, rows: Sequence[Row], attempts: Sequence[_Attempt], s
 
 def _one_by_one(preset: Preset, samples: Sequence[Sample], seconds: float) -> list[Score]:
     """Score in a child process, which is killed, and replaced for the rest, when a completion takes longer than `seconds`."""
-    if "fork" not in multiprocessing.get_all_start_methods():
+    torch = sys.modules.get("torch")  # a forked child cannot use a GPU that this process has begun to use
+    if "fork" not in multiprocessing.get_all_start_methods() or (torch is not None and torch.cuda.is_initialized()):
         return _in_parts(preset, samples)
     context = multiprocessing.get_context("fork")
     scores: list[Score] = []

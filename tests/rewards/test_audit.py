@@ -137,6 +137,21 @@ def test_a_reward_that_hangs_or_fails_is_told_and_ends_nothing() -> None:
     assert fails.problems == ["the reward fails on all of 2 right answers: ZeroDivisionError: division by zero"]
 
 
+def test_a_reward_that_uses_a_gpu_already_is_called_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA refuses a forked child: every completion would fail there."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    used_in = os.getpid()
+
+    def model(completions, answer, **columns):
+        assert os.getpid() == used_in, "Cannot re-initialize CUDA in forked subprocess"
+        return [float(boxed(text) == right) for text, right in zip(completions, answer, strict=True)]
+
+    preset = Preset([(from_function(model)[0], 1.0)], name="mine")
+    found = audit.audit(preset, ROWS[:1], style="boxed", attacks=(), seconds=5.0)
+    assert (found.results[0].paid, found.results[0].failed) == (1, 0)
+
+
 def test_a_process_that_dies_is_an_error_of_its_completion_alone() -> None:
     def dies(completions, answer, **columns):
         if "nan" in completions[0]:
