@@ -60,7 +60,7 @@ def gpus(environment: Mapping[str, str] | None = None, devices: Path = Path("/de
     None without an NVIDIA device, or where all are hidden. Without a choice it is the first, as the trainer is shown.
     """
     environment = os.environ if environment is None else environment
-    numbered = any(re.fullmatch(r"nvidia\d+", path.name) for path in devices.glob("nvidia*"))
+    numbered = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     if not numbered and not (devices / "dxg").exists():  # dxg: the GPU below Windows' Linux
         return []
     visible = environment.get("CUDA_VISIBLE_DEVICES", "0")
@@ -68,7 +68,8 @@ def gpus(environment: Mapping[str, str] | None = None, devices: Path = Path("/de
     for name in (part.strip() for part in visible.split(",")):
         if name in ("", "-1"):
             break  # CUDA, too, looks no further than the first that is invalid
-        chosen.append(name)
+        alone = len(numbered) == 1 and name.startswith("GPU-")  # the only GPU by its UUID: one lock for both names
+        chosen.append("0" if alone else name)
     return sorted(set(chosen))
 
 

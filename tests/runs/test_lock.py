@@ -48,7 +48,9 @@ def gpu(tmp_path: Path, write_job: Callable[..., None], monkeypatch: pytest.Monk
         (["nvidia0"], "", []),
         (["nvidia0"], "-1", []),
         (["nvidia0", "nvidia1"], "1,-1,0", ["1"]),
-        (["nvidia0"], "GPU-8a5c", ["GPU-8a5c"]),
+        (["nvidia0"], "GPU-8a5c", ["0"]),  # the only one, by another name
+        (["nvidia0", "nvidia1"], "GPU-8a5c", ["GPU-8a5c"]),
+        (["nvidia0"], "MIG-8a5c", ["MIG-8a5c"]),
         (["dxg"], None, ["0"]),
     ],
 )
