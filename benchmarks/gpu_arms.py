@@ -28,6 +28,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 
 import random_models  # noqa: E402
 
+from kit.models.backend import expand_segments  # noqa: E402
+
 LIMITS = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 """Of the difference between a gradient and the one it is held against, relative to its norm: both round, in bfloat16 by a
 percent or two."""
@@ -512,6 +514,7 @@ def main() -> None:
     request, place = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     rows = [Row(**row) for row in request["rows"]]
     say_where_it_hangs(rows[0])  # imports may, too
+    expand_segments()
     count = 0
     with place.open("a") as file:
         for answer in answers(rows, Path(request["folder"])):
