@@ -38,9 +38,11 @@ MIB, GIB = 1024**2, 1024**3
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """A weight in NF4 with double quantisation: 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales."""
 TILE_BYTES = 2 * 8 * MIB
-"""Two buffers of the scorer's tiles (kit/scoring/tiles.py)."""
+"""Two buffers of the scorer's tiles (kit/scoring/head.py)."""
 TILE_ROWS, TILE_ELEMENTS, TILE_WIDTH = 1024, 1 << 21, 8192
 GPU_TILE_ELEMENTS = 1 << 24
+DIVERGENCE_BYTES, SLICE_ELEMENTS = 8 * 4, 1 << 24
+"""Eight float32 numbers for each logit of a slice (kit/scoring/divergence.py) of policy and reference or teacher. Measured."""
 PACK_TOKENS = 8192
 """Tokens of a pack on a GPU, as `kit.scoring.scorer` has them."""
 CPU_BASELINE = 1060 * MIB
@@ -90,6 +92,7 @@ class Workload:
     old_logps: bool  # whether the rollout is scored once more
     entropy_gradient: bool
     hidden_rows: int  # (N, H) buffers that hooks keep for the whole batch: full KL, values
+    divergence: bool  # whether a divergence over the whole vocabulary is computed
     evaluation: int  # completions generated at once for a held-out score; 0: none
     vllm_bytes: float = 0.0
     vllm_sleeps: bool = True
@@ -232,7 +235,7 @@ def rollout_terms(shape: ModelShape, work: Workload, sequences: int) -> dict[str
     """transformers' generate, all `sequences` at once."""
     size = work.weight_bytes if work.rank is not None else 4
     cache = 2.0 * shape.layers * shape.key * size * sequences * work.tokens
-    logits = sequences * shape.vocab * (size + 3 * 4.0)  # float32 logits, scaled logits, probabilities
+    logits = sequences * shape.vocab * 4 * 4.0  # logits, a copy of them, scaled logits, probabilities: all float32
     # At the last token: the cache of a layer grows by concatenation, so that its old and new keys (or values) exist side
     # by side; attention under a padding mask repeats keys and values to the number of query heads.
     growing = float(shape.key + 2 * shape.query) * size * sequences * work.tokens
@@ -241,7 +244,10 @@ def rollout_terms(shape: ModelShape, work: Workload, sequences: int) -> dict[str
     first = cache * work.prompt / work.tokens
     if first + prefill > cache + growing:
         cache, growing = first, prefill
-    return {"key-value cache": cache, "transients": growing, "sampling": logits}
+    terms = {"key-value cache": cache, "transients": growing, "sampling": logits}
+    if work.autocast and work.rank is None:
+        terms["half-precision weights"] = 2.0 * shape.linear  # autocast's copies, kept until all tokens are made
+    return terms
 
 
 def forward_elements(shape: ModelShape, work: Workload) -> float:
@@ -335,6 +341,9 @@ def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
             terms["half-precision weights"] = 2.0 * shape.linear  # autocast's copies, kept for the backward pass
     if work.four_bit:
         terms["dequantised layer"] = work.compute_bytes * max((a * b for _, a, b in shape.modules), default=0)
+    if work.divergence:
+        rows = min(work.micro_batch * work.completion, work.tokens_at_once)
+        terms["divergence"] = float(DIVERGENCE_BYTES * min(SLICE_ELEMENTS, rows * shape.vocab))
     if work.hidden_rows:
         width = work.hidden_rows * shape.hidden
         if work.teacher is not None and work.teacher.hidden and work.teacher.shape is not None:
@@ -350,11 +359,14 @@ def workload(
     prompt: int,
     card: float | None = None,
     teacher: TeacherLoad | None = None,
+    *,
+    float32: bool = False,
 ) -> Workload:
     """The workload of `config` on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens.
 
     `card` (bytes) is all the memory of the GPU, of which a colocated vLLM takes a share; None leaves the engine out.
-    `teacher`: as `teacher_load` says it; None leaves it out, e.g. where its weights are loaded already.
+    `teacher`: as `teacher_load` says it; None leaves it out, e.g. where its weights are loaded already. `float32`: the
+    backend computes in it, whatever the weights have (`Backend.computes_in_float32`).
     """
 
     from kit.objective.batch import fields_where
@@ -371,7 +383,7 @@ def workload(
     return Workload(
         device=device,
         weight_bytes=compute if lora is not None else 4,
-        compute_bytes=compute,
+        compute_bytes=4 if float32 else compute,
         four_bit=config.model.load_in_4bit,
         rank=None if lora is None else lora.rank,
         targets="all-linear" if lora is None else lora.targets,
@@ -387,6 +399,7 @@ def workload(
         old_logps=optimisation.iterations > 1 or "old_logps" in needs,
         entropy_gradient=objective.needs_entropy_gradient,
         hidden_rows=len(needs & fields_where(hidden=True)),
+        divergence=bool(needs & {"full_kl", "teacher_kl"}),
         evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
         vllm_bytes=engine,
         vllm_sleeps=vllm.standby,
@@ -586,6 +599,7 @@ def planned_workload(
     room: float,
     card: float | None,
     teacher: ModelShape | None = None,
+    float32: bool = False,
 ) -> Workload:
     """Returns the workload of a run, with the sizes that it chooses for `room` bytes. teacher: another model's shape.
 
@@ -593,7 +607,7 @@ def planned_workload(
     """
     prompt = prompt_tokens(config, lengths.get("policy"))
     load = teacher_load(config, device, objective, lengths.get("teacher") or prompt, teacher)
-    return sized(config, shape, workload(config, device, objective, prompt, card, load), room)
+    return sized(config, shape, workload(config, device, objective, prompt, card, load, float32=float32), room)
 
 
 def note(plan: MemoryPlan, room: float) -> str:

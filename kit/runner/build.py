@@ -204,8 +204,9 @@ def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None
     Call it before the model takes its memory. A run that goes on keeps both: parts of another size round otherwise, and smaller
     batches draw other random numbers.
     """
-    config, files, device = parts.config, parts.files, parts.files.backend.device
-    work = workload(config, device, parts.objective, prompt_tokens(config), card_of(device))
+    config, files, backend = parts.config, parts.files, parts.files.backend
+    device, float32 = backend.device, backend.computes_in_float32
+    work = workload(config, device, parts.objective, prompt_tokens(config), card_of(device), float32=float32)
     room = room_of(device)
     budget = budget_of(config, files.shape, work, room)
     needed = "not needed: whole micro-batches go through" if budget is None else at_most(budget)

@@ -458,6 +458,7 @@ def validate(config: RunConfig) -> list[str]:
             room=room_of(device),
             card=card_of(device),
             teacher=parts.teacher.shape if parts.teacher is not None else None,
+            float32=files.backend.computes_in_float32,
         )
         notes.append(note(plan_memory(files.shape, work), room_of(device)))
     rows = data.info["rows"]

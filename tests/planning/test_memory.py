@@ -19,6 +19,7 @@ from kit.models.memory import (
     fixed_terms,
     layer_bytes,
     plan_memory,
+    rollout_terms,
     update_terms,
     workload,
 )
@@ -28,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 WORK = Workload(
     device="cpu", weight_bytes=4, compute_bytes=4, four_bit=False, rank=8, targets="all-linear",
     eight_bit_optimiser=False, batch=8, micro_batch=3, group=4, prompt=30, completion=20, checkpointing=False,
-    reference=False, old_logps=False, entropy_gradient=False, hidden_rows=0, evaluation=0,
+    reference=False, old_logps=False, entropy_gradient=False, hidden_rows=0, divergence=False,
+    evaluation=0,
 )  # fmt: skip
 
 
@@ -112,6 +114,73 @@ def test_a_gpu_needs_16_bytes_a_weight_when_all_train(shape: ModelShape, tree: A
     # weights 4, gradients 4, AdamW's two moments 8: in float32 whatever the GPU computes in
     work = workload(load_config(tree, ["model.lora=null", "model.dtype=auto"]), "cuda", Objective.from_spec("grpo"), 77)
     assert certain_bytes(shape, work) == 16 * shape.parameters
+
+
+def test_generating_with_all_weights_keeps_autocasts_copies_of_them(shape: ModelShape) -> None:
+    """Counted: copies of weights that autocast makes for two tokens, each weight's once, are what the plan adds."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=512, hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=32,
+    )  # fmt: skip
+    model: Any = Qwen3ForCausalLM(config)
+    weights = {weight.data_ptr() for name, weight in model.named_parameters() if "proj" in name}
+    copies: list[int] = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if "_to_copy" in str(func) and args[0].data_ptr() in weights:
+                copies.append(result.nbytes)
+            return result
+
+    with Copies(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model.generate(torch.ones(1, 3, dtype=torch.long), max_new_tokens=2, min_new_tokens=2)
+    work = replace(WORK, rank=None, compute_bytes=2)
+    assert rollout_terms(shape, work, 8)["half-precision weights"] == sum(copies)
+    assert "half-precision weights" not in rollout_terms(shape, WORK, 8)
+
+
+def test_a_divergence_holds_eight_buffers_of_logits(shape: ModelShape) -> None:
+    """Counted: bytes of the tensors that exist at once, of one slice with 1,024 entries of the vocabulary."""
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from kit.scoring.divergence import divergence
+    from kit.scoring.head import Projection
+
+    live: dict[int, Any] = {}
+    peaks: list[int] = []
+
+    class Bytes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.dim() == 2 and result.shape[1] == 1024:
+                storage = result.untyped_storage()
+                live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                peaks.append(sum(size for held, size in live.values() if not held.expired()))
+            return result
+
+    policy, other = (Projection(torch.randn(64, 8, requires_grad=True), torch.randn(1024, 8), None) for _ in range(2))
+    with Bytes():
+        divergence(policy, other).sum().backward()
+    work = replace(WORK, divergence=True, micro_batch=4, completion=16)
+    planned = update_terms(replace(shape, vocab=1024), work)["divergence"]
+    assert planned == pytest.approx(max(peaks), rel=0.3)
+    assert "divergence" not in update_terms(shape, WORK)
+
+
+def test_a_family_that_is_computed_in_float32_is_planned_so(tree: Any) -> None:
+    from kit.objective import Objective
+
+    config, objective = load_config(tree, ["model.dtype=float16"]), Objective.from_spec("grpo")
+    half, full = (workload(config, "cuda", objective, 77, float32=float32) for float32 in (False, True))
+    assert (half.compute_bytes, full.compute_bytes) == (2, 4)
+    assert full.weight_bytes == half.weight_bytes == 2
 
 
 def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> None:
