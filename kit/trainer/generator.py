@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kit.errors import ModelError
 from kit.generation.decoding import as_in_training, fast_decoding
 from kit.models.failures import BatchSizeBackoff
 from kit.models.family import FamilyAdapter
@@ -92,7 +93,14 @@ class Generator:
     def _within_memory(self, make: Turn, prompt_ids: Any, images: Any, fields: Any, *, own: bool) -> tuple[Any, Any]:
         """Makes completions in as many parts as memory requires."""
         fast = fast_decoding(self.policy) if self.fast_decoding and own else nullcontext()
-        count = len(prompt_ids)
+        count, rows = len(prompt_ids), self.policy.get_input_embeddings().weight.shape[0]
+        if (
+            last := max((max(ids, default=0) for ids in prompt_ids), default=0)
+        ) >= rows:  # on a GPU an unexplained assert
+            raise ModelError(
+                f"A prompt has the token {last}, and the model has {rows} embeddings, 0 to {rows - 1}: its tokenizer has tokens "
+                "that it does not know. Use the tokenizer that came with the model, or take them out of the chat template."
+            )
 
         def completions(size: int) -> tuple[Any, Any]:
             with self._checkpointing_restored():

@@ -240,3 +240,18 @@ def test_buffers_and_shared_keys_give_the_logits_of_transformers(kind: str) -> N
     for ours, theirs in zip(logits(True), logits(False), strict=True):
         assert torch.equal(ours, theirs)
     assert sdpa_attention.use_gqa_in_sdpa is before
+
+
+def test_a_token_without_an_embedding_is_named_before_the_model_is_asked() -> None:
+    """On a GPU the lookup is an assert that names neither the token nor the cause, and no later call works."""
+    from kit.errors import ModelError
+    from kit.models.family import adapter_of
+    from kit.trainer.generator import Generator
+    from kit.trainer.rollout import RolloutState
+
+    model = tiny()
+    generator = Generator(adapter_of(model), model)
+    made = [[2]], None
+    assert generator.turn(lambda *given: made, RolloutState(), [[60]], None, {}) == made
+    with pytest.raises(ModelError, match=r"token 61, and the model has 61 embeddings"):
+        generator.turn(lambda *given: made, RolloutState(), [[5, 61], [3]], None, {})
