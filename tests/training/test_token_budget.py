@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kit.models.backend import Backend
 from kit.objective import Objective
 from kit.objective.objective import to_parts
 from kit.objective.recipes import recipe_names
@@ -218,7 +219,7 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.Mo
         free["bytes"] = gib * GIB
         asked = ["model.lora={}", "data.max_prompt_tokens=200", "generation.max_completion_tokens=4000",
                  "optimisation.batch_size=64", "generation.num_generations=8", "generation.engine=hf", *overrides]  # fmt: skip
-        files = SimpleNamespace(shape=shape, backend=SimpleNamespace(device=device))
+        files = SimpleNamespace(shape=shape, backend=Backend("transformers", device, ""))
         parts: Any = SimpleNamespace(
             config=load_config("quickstart", asked), files=files, objective=Objective.from_spec("grpo")
         )
@@ -278,7 +279,9 @@ def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(monkeypatch: pytest.
     from kit.runner import build
 
     def parts(*overrides: str) -> Any:
-        files = SimpleNamespace(shape=shape_of(Qwen3Config(num_hidden_layers=2)), backend=SimpleNamespace(device="cpu"))
+        files = SimpleNamespace(
+            shape=shape_of(Qwen3Config(num_hidden_layers=2)), backend=Backend("transformers", "cpu", "")
+        )
         config = load_config("quickstart", ["model.lora={}", "data.max_prompt_tokens=100", *overrides])
         return SimpleNamespace(config=config, files=files, objective=Objective.from_spec("grpo"))
 
