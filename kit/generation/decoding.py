@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -50,15 +50,31 @@ ENDINGS = {"MaxLengthCriteria", "EosTokenCriteria"}
 INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 
 
-def as_in_training(model: Any, half: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Inside, float32 weights (all of a model that trains whole) compute in `half`, as a training pass does.
+@contextmanager
+def as_in_training(model: Any, half: torch.dtype | None) -> Iterator[None]:
+    """Computes as a training pass does inside: float32 weights in `half`, logits of a 16-bit head in float32 on a GPU.
 
-    Weights in fewer bits keep their own precision: bitsandbytes' product for decoding wants no autocast.
+    Weights in fewer bits keep their own precision: bitsandbytes' product for decoding wants no autocast. Logits that are
+    rounded to 16 bits make the sampler another policy than the scorer's, whose logits are float32.
     """
-    weight = model.get_input_embeddings().weight
-    if half is None or weight.dtype != torch.float32:
-        return nullcontext()
-    return torch.autocast(weight.device.type, dtype=half)
+    head, weight = model.get_output_embeddings(), model.get_input_embeddings().weight
+    plain = type(head) is torch.nn.Linear and "forward" not in vars(head)
+    exact = plain and head.weight.dtype.itemsize == 2 and head.weight.device.type == "cuda"
+    if exact:
+        head.forward = functools.partial(float32_logits, head)
+    try:
+        with torch.autocast(weight.device.type, half) if half and weight.dtype == torch.float32 else nullcontext():
+            yield
+    finally:
+        if exact:
+            del head.forward
+
+
+def float32_logits(head: torch.nn.Linear, hidden: Tensor) -> Tensor:
+    """(..., H) -> (..., V): a 16-bit linear head with its products summed to float32, which only a GPU does."""
+    rows = hidden.to(head.weight.dtype).flatten(0, -2)
+    logits = torch.mm(rows, head.weight.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], -1)
+    return logits if head.bias is None else logits + head.bias
 
 
 @contextmanager

@@ -67,6 +67,9 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         started_with = PINNED | {name: value for name, value in defaults.items() if name not in os.environ}
         with switched(started_with, *OF_TRL, *CPU_DEFAULTS), self._making():
             self._asked("starting", super()._init_vllm)
+        if load := getattr(self, "_unsloth_load_lora", None):  # it writes a file under a name without a folder
+            folder = os.environ.get("UNSLOTH_COMPILE_LOCATION", "")
+            self._unsloth_load_lora = lambda name, **how: load(os.path.join(folder, name), **how)
         _into_the_log(logging.getLogger("vllm"))
 
     @contextmanager
@@ -79,6 +82,8 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             "use_tqdm_on_load": False,
             "enable_prefix_caching": True,  # a prompt is read once for its group
         }
+        if self.accelerator.device.type == "cuda" and arguments["dtype"] != "float32":
+            arguments["hf_overrides"] = {"head_dtype": "float32"}  # the trainer's logits are float32 too
         if settings.eager or (settings.eager is None and self.accelerator.device.type == "cpu"):
             arguments["enforce_eager"] = True
         if settings.revision is not None:
@@ -188,8 +193,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         """Orders the work of this thread and of the trainer's, each way.
 
         vLLM moves every thread that it works in to a CUDA stream of its own; Unsloth starts it in the trainer's thread, so
-        that the optimiser does not write on the default stream either. What the engine reads must have been written, and
-        weights that Unsloth folds the adapter into must have been put back.
+        that the optimiser does not write on the default stream either. What the engine reads must have been written.
         """
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize()

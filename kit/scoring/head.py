@@ -455,14 +455,10 @@ class LogProbDispatcher:
                 if hidden.device.type == "cpu" or self.gpu_kernel is None:
                     raise
                 self.reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                log.warning("log-probabilities come from %s: %s", _named(self.gpu_kernel), self.reason)
+                log.warning("log-probabilities come from %s: %s", self.gpu_kernel, self.reason)
         assert self.gpu_kernel is not None
         result: tuple[Tensor | None, ...] = self.gpu_kernel.apply(hidden, *args, *rest)
         return result
-
-
-def _named(function: Any) -> str:
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', type(function).__name__)}"
 
 
 def install_torch_logprob_kernel() -> None:

@@ -144,3 +144,46 @@ def test_a_merged_export_answers_as_the_run_and_the_run_can_be_asked(
     answers = json.loads(command(folder, "chat", "plain", "--prompt", prompt, "--temperature", "0", "--json"))
     assert "Zoe" in answers["base"]["text"]
     assert "Zoe" in answers["tuned"]["text"]
+
+
+def test_float32_logits_bring_the_sampler_nearer_to_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completions are decoded in bfloat16, token by token with a cache; the trainer scores them in one pass.
+
+    Both heads are given the hidden states of the same decoding steps. The CPU has no product of 16-bit operands that is summed
+    to float32: it is written out.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from kit.generation.decoding import float32_logits
+    from kit.models.gguf import converted, smollm2_file
+    from kit.scoring.head import ChunkedLogProb
+
+    def product(left: torch.Tensor, right: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+        return left.to(out_dtype) @ right.to(out_dtype)
+
+    files = converted(smollm2_file())
+    tokenizer = AutoTokenizer.from_pretrained(files, padding_side="left")
+    tokenizer.pad_token = tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(files, dtype=torch.bfloat16).eval()
+    head, hidden = model.get_output_embeddings(), []
+    prompts = tokenizer(["Tell me about the sea.", "What is 17 + 25?"] * 2, return_tensors="pt", padding=True)
+    torch.manual_seed(0)
+    with head.register_forward_pre_hook(lambda _, given: hidden.append(given[0][:, -1])), torch.no_grad():
+        ids = model.generate(**prompts, do_sample=True, min_new_tokens=16, max_new_tokens=16, top_k=0)
+        tokens = ids[:, -16:]
+        mask = torch.cat([prompts["attention_mask"], torch.ones_like(tokens)], dim=1)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        states = model.model(input_ids=ids, attention_mask=mask, position_ids=positions).last_hidden_state[:, -17:-1]
+        scored = ChunkedLogProb.apply(states.flatten(0, 1), head.weight, None, tokens.flatten(), 1.0, 8192)[0]
+        decoded = torch.stack(hidden, dim=1)
+        both = [head(decoded)]
+        monkeypatch.setattr("kit.generation.decoding.torch.mm", product)
+        both.append(float32_logits(head, decoded))
+    logps = (
+        torch.stack([logits.float() for logits in both]).log_softmax(-1).gather(-1, tokens.expand(2, -1, -1)[..., None])
+    )
+    rounded, exact = (logps.flatten(1) - scored).abs().mean(1).tolist()
+    print(
+        f"nats a token between sampler and trainer: {rounded:.4f} with rounded logits, {exact:.4f} with float32 logits"
+    )
+    assert 0 < exact < 0.9 * rounded

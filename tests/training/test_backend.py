@@ -313,12 +313,28 @@ def test_environment_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(RuntimeError):
         fail()
     assert inside["UNSLOTH_VLLM_STANDBY"] == "1"
-    assert inside["UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD"] == "0"
     assert Path(inside["UNSLOTH_COMPILE_LOCATION"]).is_absolute()
     assert os.environ["UNSLOTH_VLLM_STANDBY"] == "before"
     assert "UNSLOTH_COMPILE_LOCATION" not in os.environ
     assert switches(TRANSFORMERS) == {}
     assert switches(UNSLOTH_CPU)["UNSLOTH_FORCE_CPU"] == "1"
+
+
+@pytest.mark.skipif(find_spec("unsloth_zoo") is None, reason="Unsloth is not installed")
+def test_unsloths_engine_samples_the_adapter_itself_with_float32_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the user's environment says; by the functions of the installed package that read it."""
+    names = ("_fp32_lm_head_requested", "_merged_rollout_mode", "_vllm_suffix_decoding_config")
+    place = find_spec("unsloth_zoo")
+    assert place is not None
+    assert place.origin is not None
+    tree = ast.parse(Path(place.origin).with_name("vllm_utils.py").read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    module: dict[str, Any] = {"os": os}
+    exec(compile(tree, "vllm_utils.py", "exec"), module)
+    for switch in ("UNSLOTH_VLLM_SUFFIX_DECODING", "UNSLOTH_VLLM_MERGED_ROLLOUT"):
+        monkeypatch.setenv(switch, "1")
+    with switched(switches(UNSLOTH)):
+        assert [module[name]() for name in names] == [True, None, None]
 
 
 def test_unsloth_after_trl_is_refused() -> None:

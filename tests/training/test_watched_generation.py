@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from stand_in_llm import LLM, TOKEN, one_gpu, vllm_stands_in, watched
 
 
@@ -41,6 +42,16 @@ def test_an_engine_that_sleeps_between_rollouts_wakes_for_every_one(gpu: Any, ne
     first, second, *_ = LLM.last.loaded
     assert first == second == [name for name, _ in model.named_parameters()]
     assert LLM.last.asleep == {"weights", "kv_cache"}
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("float32", None), ("bfloat16", "float32"), ("float16", "float32")])
+def test_an_engine_in_16_bits_has_the_float32_logits_of_the_trainer(
+    gpu: Any, new_model: Callable[[], Any], dtype: str, told: str | None
+) -> None:
+    watched(new_model().to(getattr(torch, dtype)))
+    assert LLM.last is not None
+    assert LLM.last.given["dtype"] == dtype
+    assert LLM.last.given.get("hf_overrides", {}).get("head_dtype") == told
 
 
 @pytest.mark.parametrize("stream", ["default", "of the trainer's thread"])
