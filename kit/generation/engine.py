@@ -146,7 +146,16 @@ def incompatibilities(
             "generation.engine: vllm with model.load_in_4bit: true: vLLM's CPU build does not load weights in bitsandbytes' 4 "
             f"bits. Set model.load_in_4bit: false. {HF_INSTEAD}"
         )
-    yield from _cheaper(config, device)
+    if vllm.speculative is not None and device == "cpu":
+        yield EnvironmentUnsupported(
+            f"generation.vllm.speculative: {vllm.speculative} needs a GPU, and this machine has none that torch can use. Set it "
+            "to null."
+        )
+    elif vllm.speculative is not None and config.generation.min_p:
+        yield ConfigError(
+            f"generation.vllm.speculative: {vllm.speculative} with generation.min_p, which vLLM does not apply to "
+            "drafted tokens. Set generation.min_p: null, or speculative: null."
+        )
     yield from _of_the_run(config)
     if config.model.load_in_4bit and device == "cuda" and find_spec("vllm_bnb_plugin") is None:
         yield EnvironmentUnsupported(
@@ -226,22 +235,6 @@ DRAFTS = {"ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_look
 def further_arguments(vllm: VllmConfig) -> dict[str, Any]:
     """Arguments of vLLM's `LLM(...)` beside TRL's."""
     return {"speculative_config": dict(DRAFTS[vllm.speculative])} if vllm.speculative else {}
-
-
-def _cheaper(config: RunConfig, device: str) -> Iterator[ConfigError | EnvironmentUnsupported]:
-    """Refusals of `generation.vllm.speculative`."""
-    drafts = config.generation.vllm.speculative
-    if drafts is None:
-        return
-    if device == "cpu":
-        yield EnvironmentUnsupported(
-            f"generation.vllm.speculative: {drafts} needs a GPU, and this machine has none that torch can use. Set it to null."
-        )
-    if config.generation.min_p:
-        yield ConfigError(
-            f"generation.vllm.speculative: {drafts} with generation.min_p, which vLLM does not apply to "
-            "drafted tokens. Set generation.min_p: null, or speculative: null."
-        )
 
 
 def vllm_arguments(config: RunConfig) -> dict[str, Any]:

@@ -79,7 +79,7 @@ _NEUTRAL = {
     "UNSLOTH_GRPO_ROUTING_REPLAY": "0",
     "UNSLOTH_VLLM_ALLOW_STALE_ROLLOUTS": "0",
     "UNSLOTH_VLLM_FP32_LM_HEAD": "1",  # the kit's scorer has float32 logits
-    "UNSLOTH_VLLM_MERGED_ROLLOUT": "0",  # the adapter as it trains: folded into 16-bit weights, most of it rounds away
+    "UNSLOTH_VLLM_MERGED_ROLLOUT": "0",  # the adapter itself: in 16-bit weights, small updates round away
     "UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE": "1",  # with standby, too, the engine's share is gpu_memory_utilization
     "UNSLOTH_VLLM_SUFFIX_DECODING": "0",
 }

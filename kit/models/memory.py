@@ -41,8 +41,8 @@ TILE_BYTES = 2 * 8 * MIB
 """Two buffers of the scorer's tiles (kit/scoring/head.py)."""
 TILE_ROWS, TILE_ELEMENTS, TILE_WIDTH = 1024, 1 << 21, 8192
 GPU_TILE_ELEMENTS = 1 << 24
-DIVERGENCE_BYTES, SLICE_ELEMENTS = 8 * 4, 1 << 24
-"""Eight float32 numbers for each logit of a slice (kit/scoring/divergence.py) of policy and reference or teacher. Measured."""
+DIVERGENCE_BYTES = 8 * 4
+"""A logit of a slice of as many (kit/scoring/divergence.py): eight float32 numbers. Measured."""
 PACK_TOKENS = 8192
 """Tokens of a pack on a GPU, as `kit.scoring.scorer` has them."""
 CPU_BASELINE = 1060 * MIB
@@ -343,7 +343,7 @@ def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
         terms["dequantised layer"] = work.compute_bytes * max((a * b for _, a, b in shape.modules), default=0)
     if work.divergence:
         rows = min(work.micro_batch * work.completion, work.tokens_at_once)
-        terms["divergence"] = float(DIVERGENCE_BYTES * min(SLICE_ELEMENTS, rows * shape.vocab))
+        terms["divergence"] = float(DIVERGENCE_BYTES * min(GPU_TILE_ELEMENTS, rows * shape.vocab))
     if work.hidden_rows:
         width = work.hidden_rows * shape.hidden
         if work.teacher is not None and work.teacher.hidden and work.teacher.shape is not None:
