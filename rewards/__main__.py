@@ -50,32 +50,19 @@ def parser() -> argparse.ArgumentParser:
         description="Tries echoes of the question, constants, hedges, near misses, answers of other rows and slow answers. "
         "Exit code 1 if one is paid on more rows than the limit allows.",
     )
-    audit_verb.add_argument(
-        "name", metavar="PRESET", help="a preset, or your own function as file.py:function: TRL's, verl's, EasyR1's"
-    )
-    audit_verb.add_argument("--data", required=True, metavar="FILE", help="rows: .jsonl, .json, .csv or .parquet")
-    audit_verb.add_argument("--prompt", metavar="COLUMN", help="column with the prompt, if its name does not say so")
-    audit_verb.add_argument(
-        "--reference", metavar="COLUMN", help="column with the reference, reward_model.ground_truth for verl's"
-    )
-    audit_verb.add_argument(
-        "--attack", action="append", metavar="NAME", help=f"only this one of {', '.join(ATTACKS)}; may be repeated"
-    )
-    audit_verb.add_argument("--style", help="how answers are written: boxed, answer, hash, ... or a text with {answer}")
-    audit_verb.add_argument(
-        "--rows", type=int, default=200, metavar="N", help="rows that are looked at, drawn at random (200)"
-    )
-    audit_verb.add_argument(
-        "--limit", type=float, default=LIMIT, metavar="SHARE", help=f"of rows that may be paid ({LIMIT})"
-    )
-    audit_verb.add_argument(
-        "--seconds", type=float, default=10.0, help="that your function may take for a completion (10); 0: any"
-    )
-    audit_verb.add_argument("--seed", type=int, default=0, help="of what is drawn")
-    audit_verb.add_argument("--json", action="store_true", help="every rate and example as JSON")
-    audit_verb.add_argument(
-        "-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="a parameter of the preset"
-    )
+    add = audit_verb.add_argument
+    add("name", metavar="PRESET", help="a preset, or your own function as file.py:function: TRL's, verl's, EasyR1's")
+    add("--data", required=True, metavar="FILE", help="rows: .jsonl, .json, .csv or .parquet")
+    add("--prompt", metavar="COLUMN", help="column with the prompt, if its name does not say so")
+    add("--reference", metavar="COLUMN", help="column with the reference, reward_model.ground_truth for verl's")
+    add("--attack", action="append", metavar="NAME", help=f"only this one of {', '.join(ATTACKS)}; may be repeated")
+    add("--style", help="how answers are written: boxed, answer, hash, ... or a text with {answer}")
+    add("--rows", type=int, default=200, metavar="N", help="rows that are looked at, drawn at random (200)")
+    add("--limit", type=float, default=LIMIT, metavar="SHARE", help=f"of rows that may be paid ({LIMIT})")
+    add("--seconds", type=float, default=10.0, help="that your function may take for a completion (10); 0: any")
+    add("--seed", type=int, default=0, help="of what is drawn")
+    add("--json", action="store_true", help="every rate and example as JSON")
+    add("-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="a parameter of the preset")
     return top
 
 

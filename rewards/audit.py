@@ -98,6 +98,16 @@ class Result:
         """Whether this is an attack; of the honest answers, the examples are those that were not paid."""
         return self.attack in ATTACKS
 
+    @property
+    def cells(self) -> list[str]:
+        """A row of the audit's table."""
+        shown = [f"{example.how} for {example.reference}" for example in self.examples[:2]]
+        text = "; ".join(" ".join(words.split())[:60] for words in shown)
+        if shown and not self.is_attack:
+            text = f"not: {text}"
+        counts = (self.attack, self.rows, self.paid, f"{self.rate:.1%}", self.failed, self.tried)
+        return [str(cell).encode("utf-8", "replace").decode() for cell in (*counts, f"{self.seconds:.2g} s", text)]
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -185,16 +195,7 @@ class Audit:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows, to print."""
         head = ["", "rows", "paid", "rate", "failed", "tried", "slowest", "paid, for instance"]
-        return head, [_cells(result) for result in self.results]
-
-
-def _cells(result: Result) -> list[str]:
-    shown = [f"{example.how} for {example.reference}" for example in result.examples[:2]]
-    text = "; ".join(" ".join(words.split())[:60] for words in shown)
-    if shown and not result.is_attack:
-        text = f"not: {text}"
-    counts = [result.attack, result.rows, result.paid, f"{result.rate:.1%}", result.failed, result.tried]
-    return [str(cell).encode("utf-8", "replace").decode() for cell in (*counts, f"{result.seconds:.2g} s", text)]
+        return head, [result.cells for result in self.results]
 
 
 def read_data(file: str | Path, prompt: str | None = None, reference: str | None = None) -> list[dict[str, Any]]:
@@ -309,8 +310,11 @@ def audit(
             raise RewardsError(f"No attack {attack!r}. {nearest(attack, ATTACKS)}")
     drawn = random.Random(f"audit/{seed}")
     given = list(rows)
-    numbered = enumerate(given, start=1)
-    usable = [_Usable(number, row, text) for number, row in numbered if (text := _reference(row)) is not None]
+    usable = []
+    for number, row in enumerate(given, start=1):
+        reference = next((row[name] for name in REFERENCE_COLUMNS if row.get(name) is not None), None)
+        if (text := reference_text(reference)) is not None:
+            usable.append(_Usable(number, row, text))
     if not usable:
         columns = ", ".join(dict.fromkeys(str(name) for row in given for name in row)) or "none"
         raise RewardsError(
@@ -345,11 +349,6 @@ def audit(
         for attack in ("right", "spellings", *attacks)
     ]
     return Audit(preset, style, results, limit, seconds)
-
-
-def _reference(row: Row) -> str | None:
-    given = next((row[name] for name in REFERENCE_COLUMNS if row.get(name) is not None), None)
-    return reference_text(given)
 
 
 def _best_style(preset: Preset, rows: Sequence[_Usable], seconds: float | None) -> str:
@@ -389,17 +388,13 @@ def _attempts(rows: Sequence[_Usable], attacks: Sequence[str], style: str, drawn
                 yield _Attempt(attack, at, "the prompt itself", prompt, prompt)
 
 
-def _other_references(prompt: str, text: str, references: Sequence[str], drawn: random.Random) -> Sequence[str]:
-    return drawn.sample(references, min(_SHUFFLES, len(references)))
-
-
 _ANSWERS: Mapping[str, Callable[[str, str, Sequence[str], random.Random], Sequence[str]]] = {
     "right": lambda prompt, text, references, drawn: [text],
     "spellings": lambda prompt, text, references, drawn: spellings(text),
     "echo": lambda prompt, text, references, drawn: echoes(prompt),
     "constants": lambda prompt, text, references, drawn: CONSTANTS,
     "near-misses": lambda prompt, text, references, drawn: near_misses(text),
-    "shuffles": _other_references,
+    "shuffles": lambda prompt, text, references, drawn: drawn.sample(references, min(_SHUFFLES, len(references))),
     "slow": lambda prompt, text, references, drawn: SLOW,
 }
 

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
@@ -40,7 +40,9 @@ def load_function(path: str, *, base: Path | None = None) -> Callable[..., Any]:
     module = _load_file((base or Path.cwd()) / where) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if function is None:
-        raise FunctionPathError(f"{where} has no function {name!r}. {nearest(name, _functions(module))}")
+        own = (key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)
+        public = [key for key in own if callable(vars(module)[key]) and not key.startswith("_")]
+        raise FunctionPathError(f"{where} has no function {name!r}. {nearest(name, public)}")
     if not callable(function):
         raise FunctionPathError(f"{path} is {type(function).__name__}, not a function.")
     result: Callable[..., Any] = function
@@ -90,15 +92,6 @@ def _load_module(name: str) -> ModuleType:
             f"Module {name!r} cannot be imported: {failure_reason(failure)}. "
             "For a file, write its path with .py: my_rewards.py:function."
         ) from failure
-
-
-def _functions(module: ModuleType) -> list[str]:
-    """Public callables that the module itself defines."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-    ]
 
 
 RewardFunction: TypeAlias = Callable[..., Any]
@@ -215,7 +208,10 @@ def from_functions(
         FunctionPathError: a path leads nowhere.
         PresetError: see `Preset`.
     """
-    added = [_component(function, weight) for function, weight in functions]
+    added = [
+        Weighted(function, weight) if isinstance(function, Component) else from_function(function, weight=weight)
+        for function, weight in functions
+    ]
     taken = [component.name for component, _ in (base.components if base else [])] + [c.name for c, _ in added]
     for component, _ in added:
         if isinstance(component, FunctionComponent) and taken.count(component.name) > 1:
@@ -290,12 +286,6 @@ async def _awaited(scores: Sequence[Any], key: str) -> Any:
     return _numbers(await asyncio.gather(*scores), key)
 
 
-def _component(function: RewardFunction | Component | str, weight: float) -> Weighted:
-    if isinstance(function, Component):
-        return Weighted(function, weight)
-    return from_function(function, weight=weight)
-
-
 def _arguments(samples: Sequence[Sample], ctx: Context) -> dict[str, Any]:
     """What TRL would pass; columns hold one value per sample."""
     names = {name for sample in samples for name in sample.columns}
@@ -319,9 +309,7 @@ def _arguments(samples: Sequence[Sample], ctx: Context) -> dict[str, Any]:
 def _accepted(function: RewardFunction, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that the signature names, or all of them when it takes `**kwargs` or cannot be read."""
     parameters = _parameters(function)
-    if parameters is None:
-        return dict(arguments)
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+    if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}
 
@@ -341,11 +329,8 @@ def _wait_for(awaitable: Any) -> Any:
     async def finish() -> Any:
         return await awaitable
 
-    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run(coroutine)
-
     with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(run, finish()).result()
+        return thread.submit(asyncio.run, finish()).result()
 
 
 def _unwrapped(function: RewardFunction) -> Any:

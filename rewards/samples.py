@@ -45,7 +45,11 @@ def build_samples(
     uneven = {name: length for name, length in lengths.items() if length != size}
     if uneven:
         raise RewardsError(f"{size} prompts, but {uneven}. Give one value per completion in every column.")
-    reference_column = _reference_column(reference_column, columns)
+    if reference_column is None:
+        reference_column = next((name for name in REFERENCE_COLUMNS if name in columns), None)
+    elif reference_column not in columns:
+        listed = ", ".join(columns) or "none"
+        raise RewardsError(f"No column {reference_column!r} to take the reference from. Columns: {listed}.")
     samples: list[Sample] = []
     group = -1
     known = {name: column for name, column in tokens.items() if column is not None}
@@ -164,11 +168,3 @@ def _content_text(content: Any) -> str:
         texts = [block.get("text") for block in content if isinstance(block, Mapping)]
         return "".join(text for text in texts if isinstance(text, str))
     return ""
-
-
-def _reference_column(asked: str | None, columns: Mapping[str, Any]) -> str | None:
-    if asked is None:
-        return next((name for name in REFERENCE_COLUMNS if name in columns), None)
-    if asked not in columns:
-        raise RewardsError(f"No column {asked!r} to take the reference from. Columns: {', '.join(columns) or 'none'}.")
-    return asked

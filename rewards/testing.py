@@ -30,7 +30,7 @@ from rewards.hacks import answered, known_hacks
 from rewards.preset import Preset
 from rewards.presets import load, names
 from rewards.protocol import FAILURES, Context, Status
-from rewards.samples import build_samples, completion_text
+from rewards.samples import build_samples, completion_text, prompt_text
 
 Kind: TypeAlias = Literal["good", "bad", "completion", "hack"]
 Row: TypeAlias = Mapping[str, Any]
@@ -184,8 +184,7 @@ def _hack_cases(number: int, row: Row, honest: Sequence[Case]) -> list[Case]:
         return []
     wrong = row.get("wrong", bad[0] if bad else "something else")
     style = row.get("style", "plain") if "right" in row or row.get("style") == "prose" else "plain"
-    prompt = completion_text(_as_assistant(row.get("prompt", "")))
-    hacks = known_hacks(prompt, right, str(wrong), style)
+    hacks = known_hacks(prompt_text(row.get("prompt", "")), right, str(wrong), style)
     return [Case(number, "hack", hack.name, _shaped(row, hack.completion)) for hack in hacks]
 
 
@@ -255,13 +254,6 @@ def _shaped(row: Row, text: str | None) -> Any:
     """`text` as the row's completions are: a message where they are conversational."""
     sample = next((c for key in ("good", "bad", "completion") for c in _completions(row.get(key))), row.get("prompt"))
     return [{"role": "assistant", "content": text}] if isinstance(sample, list) else text
-
-
-def _as_assistant(prompt: Any) -> Any:
-    """The last message of a prompt, as something that `completion_text` reads."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[-1], Mapping):
-        return [{**prompt[-1], "role": "assistant"}]
-    return prompt
 
 
 def _title(completion: Any, limit: int = 48) -> str:

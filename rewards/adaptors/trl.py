@@ -6,7 +6,7 @@ from typing import Any
 
 from rewards.adaptors.failures import FailureLog, FirstBatches
 from rewards.evaluation import Evaluation, Scorer
-from rewards.protocol import Context, Sample
+from rewards.protocol import Context
 from rewards.samples import build_samples, completion_text, is_column
 
 _LOGGED_CHARS = 200
@@ -48,7 +48,12 @@ class BatchEvaluator:
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, given: dict[str, Any]
     ) -> Evaluation:
         """The batch's evaluation; `given` are dataset columns and whatever else the trainer passes."""
-        columns, tokens, ctx = self._taken_apart(len(prompts), given)
+        columns = {name: value for name, value in given.items() if is_column(value, len(prompts))}
+        extras = {name: value for name, value in given.items() if name not in columns}
+        tokens = {name: columns.pop(name) for name in _TOKEN_INPUTS if name in columns}
+        state = extras.get("trainer_state")
+        step, total = (int(getattr(state, name, 0) or 0) for name in ("global_step", "max_steps"))
+        ctx = Context(seed=self.seed, step=step, total_steps=total, extras=extras)
         texts = [text if isinstance(text, str) else completion_text(text) for text in completions]
         # As lists, so that what an array or a column makes up for each look lives on while identities are compared.
         alike = [
@@ -58,7 +63,9 @@ class BatchEvaluator:
         key = [ctx.step, list(columns), texts, identities]
         with self._lock:
             if self.last is None or key != self._key:
-                samples = self._samples(prompts, completions, completion_ids, columns, tokens)
+                samples = build_samples(
+                    prompts, completions, completion_ids, reference_column=self.reference_column, **tokens, **columns
+                )
                 evaluation = self.preset.score(samples, ctx)
                 if self.strict:
                     self._first.look_at(evaluation, columns)
@@ -66,22 +73,6 @@ class BatchEvaluator:
                 self.last = evaluation
                 self._key, self._alive, self._reporter = key, alike, None
             return self.last
-
-    def _taken_apart(self, size: int, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Context]:
-        """Dataset columns, columns of tokens, and the context that the rest makes."""
-        columns = {name: value for name, value in given.items() if is_column(value, size)}
-        extras = {name: value for name, value in given.items() if name not in columns}
-        tokens = {name: columns.pop(name) for name in _TOKEN_INPUTS if name in columns}
-        state = extras.get("trainer_state")
-        step, total = (int(getattr(state, name, 0) or 0) for name in ("global_step", "max_steps"))
-        return columns, tokens, Context(seed=self.seed, step=step, total_steps=total, extras=extras)
-
-    def _samples(
-        self, prompts: Sequence[Any], completions: Any, completion_ids: Any, columns: Any, tokens: Any
-    ) -> list[Sample]:
-        return build_samples(
-            prompts, completions, completion_ids, reference_column=self.reference_column, **tokens, **columns
-        )
 
     def reports_tokens(self, name: str) -> bool:
         """Whether the function of this name is the one that reports the batch's process rewards: the first that asks,

@@ -326,10 +326,9 @@ def parts(run: RunDir, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     weights.mkdir()
     (weights / "model.safetensors").write_bytes(bytes(3_000_000))
 
-    def made(*overrides: str, scheduled: frozenset[str] = frozenset(), sha256: str = "a" * 64) -> Any:
+    def made(*overrides: str, sha256: str = "a" * 64) -> Any:
         return SimpleNamespace(
             config=load_config(run.config, overrides),
-            preset=SimpleNamespace(scheduled=scheduled),
             files=SimpleNamespace(source=str(weights), backend=SimpleNamespace(name="transformers", device="cpu")),
             data=SimpleNamespace(info={"sha256": sha256, "source": "here"}),
         )
@@ -363,10 +362,6 @@ def test_keys_that_change_no_step_may_change(override: str, matters: bool, run: 
 
 def test_more_steps_matter_where_a_step_depends_on_how_many_there_are(run: RunDir, parts: Any) -> None:
     assert changed(run, parts("optimisation.steps=20")) == []
-    rewards = parts("optimisation.steps=20", scheduled=frozenset({"format"}))
-    assert changed(run, rewards) == [
-        "optimisation.steps: 10 when it was started, 20 now, and the weights of format depend on it"
-    ]
     run.write_text("config.yaml", parts("optimisation.schedule=linear").config.to_yaml())
     assert "the linear learning rate depends on it" in changed(run, parts("optimisation.steps=20"))[0]
 
