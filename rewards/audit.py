@@ -124,12 +124,12 @@ class Audit:
     def problems(self) -> list[str]:
         """Attacks that are paid on more rows than the limit allows, completions on which the reward hangs, and right answers
         that are not paid at all."""
-        found = [
+        problems = [
             f"{result.attack} is paid on {result.paid} of {result.rows} rows ({result.rate:.1%}; limit {self.limit:.1%})"
             for result in self.results
             if result.is_attack and result.rate > self.limit
         ]
-        found += [
+        problems += [
             f"{result.attack}: {result.overran} of {result.tried} completions take the reward longer than {self.seconds:g} s; "
             "one such completion holds training up"
             for result in self.results
@@ -137,24 +137,24 @@ class Audit:
         ]
         right = self.results[0]
         if right.failed and right.failed == right.tried:
-            found.append(f"the reward fails on all of {right.tried} right answers: {right.reason}")
+            problems.append(f"the reward fails on all of {right.tried} right answers: {right.reason}")
         elif right.rate < 0.5:
-            found.append(
+            problems.append(
                 f"only {right.paid} of {right.rows} right answers are paid, so the rates say little: "
                 "is the style right, and is the reference in the column that the reward reads?"
             )
-        return found
+        return problems
 
     @property
     def notes(self) -> list[str]:
         """What was not tried, and where the reward failed otherwise."""
         rows = self.results[0].rows
-        found = [
+        notes = [
             f"{result.attack}: tried on {result.rows} of {rows} rows; the others have no prompt that holds one"
             for result in self.results
             if result.attack == "echo" and result.rows < rows
         ]
-        return found + [
+        return notes + [
             f"{result.attack}: the reward fails on {result.failed - result.overran} of {result.tried} completions, "
             f"first with: {result.reason}"
             for result in self.results
@@ -176,11 +176,11 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        told = ("attack", "rows", "paid", "rate", "tried", "failed", "reason", "seconds")
+        fields = ("attack", "rows", "paid", "rate", "tried", "failed", "reason", "seconds")
         results = [
-            {name: getattr(one, name) for name in told}
-            | {"examples": [example._asdict() | {"answer": example.answer[:300]} for example in one.examples]}
-            for one in self.results
+            {name: getattr(result, name) for name in fields}
+            | {"examples": [example._asdict() | {"answer": example.answer[:300]} for example in result.examples]}
+            for result in self.results
         ]
         return {
             "preset": self.preset.name,
@@ -216,14 +216,18 @@ def read_data(file: str | Path, prompt: str | None = None, reference: str | None
         extra = row.get("extra_info")
         for name, value in extra.items() if isinstance(extra, Mapping) else ():
             row.setdefault(str(name), value)
-        asked = prompt or next((name for name in _PROMPT_COLUMNS if row.get(name) is not None), None)
-        known = reference or next((name for name in REFERENCE_COLUMNS if row.get(name) is not None), _VERL_REFERENCE)
+        prompt_column = prompt or next((name for name in _PROMPT_COLUMNS if row.get(name) is not None), None)
+        reference_column = reference or next(
+            (name for name in REFERENCE_COLUMNS if row.get(name) is not None), _VERL_REFERENCE
+        )
         row |= {
-            name: value for name, at in (("prompt", asked), ("reference", known)) if (value := _at(row, at)) is not None
+            name: value
+            for name, at in (("prompt", prompt_column), ("reference", reference_column))
+            if (value := _at(row, at)) is not None
         }
-    for name, given in (("prompt", prompt), ("reference", reference)):
-        if given is not None and not any(name in row and _at(row, given) is not None for row in rows):
-            raise RewardsError(f"{file} has no column {given!r} for the {name}. {nearest(given, columns)}")
+    for name, column in (("prompt", prompt), ("reference", reference)):
+        if column is not None and not any(name in row and _at(row, column) is not None for row in rows):
+            raise RewardsError(f"{file} has no column {column!r} for the {name}. {nearest(column, columns)}")
     return rows
 
 
@@ -309,14 +313,14 @@ def audit(
         if attack not in ATTACKS:
             raise RewardsError(f"No attack {attack!r}. {nearest(attack, ATTACKS)}")
     drawn = random.Random(f"audit/{seed}")
-    given = list(rows)
+    all_rows = list(rows)
     usable = []
-    for number, row in enumerate(given, start=1):
+    for number, row in enumerate(all_rows, start=1):
         reference = next((row[name] for name in REFERENCE_COLUMNS if row.get(name) is not None), None)
         if (text := reference_text(reference)) is not None:
             usable.append(_Usable(number, row, text))
     if not usable:
-        columns = ", ".join(dict.fromkeys(str(name) for row in given for name in row)) or "none"
+        columns = ", ".join(dict.fromkeys(str(name) for row in all_rows for name in row)) or "none"
         raise RewardsError(
             f"No row has a reference: a text, a number or a solution in one of {', '.join(REFERENCE_COLUMNS)}. "
             f"Columns: {columns}. Name another one (on the command line: --reference), or copy it."
@@ -332,20 +336,23 @@ def audit(
             "`good` and `bad` to `reward test`, which tries the known hacks around them."
         )
     order = ("nothing", "right", "spellings", *attacks)
-    attempts = sorted(_attempts(usable, order, style, drawn), key=lambda one: order.index(one.attack))
+    attempts = sorted(_attempts(usable, order, style, drawn), key=lambda attempt: order.index(attempt.attack))
     scores: list[Score] = []
-    for attack, tries in itertools.groupby(attempts, key=lambda one: one.attack):
+    for attack, tries in itertools.groupby(attempts, key=lambda attempt: attempt.attack):
         some = list(tries)
         if progress is not None and attack != "nothing":
             progress(attack, len(some))
-        scores += _scored(preset, [one.row for one in usable], some, seconds)
-    earned = {(one.attack, one.row): score.value or 0.0 for one, score in zip(attempts, scores, strict=True)}
+        scores += _scored(preset, [attempt.row for attempt in usable], some, seconds)
+    earned = {
+        (attempt.attack, attempt.row): score.value or 0.0 for attempt, score in zip(attempts, scores, strict=True)
+    }
     honest = {at: earned["right", at] for at in range(len(usable)) if earned["right", at] > earned["nothing", at]}
     tried = [
-        (one, score, _is_paid(preset, score, honest.get(one.row))) for one, score in zip(attempts, scores, strict=True)
+        (attempt, score, _is_paid(preset, score, honest.get(attempt.row)))
+        for attempt, score in zip(attempts, scores, strict=True)
     ]
     results = [
-        _result(attack, [one for one in tried if one[0].attack == attack], usable)
+        _result(attack, [attempt for attempt in tried if attempt[0].attack == attack], usable)
         for attack in ("right", "spellings", *attacks)
     ]
     return Audit(preset, style, results, limit, seconds)
@@ -359,15 +366,15 @@ def _best_style(preset: Preset, rows: Sequence[_Usable], seconds: float | None) 
     attempts = [
         _Attempt(style, at, "", text, answered(style, text)) for style in tried for at, (_, _, text) in enumerate(some)
     ]
-    scores = _scored(preset, [one.row for one in some], attempts, seconds)
+    scores = _scored(preset, [attempt.row for attempt in some], attempts, seconds)
     earned = {style: 0.0 for style in tried}
-    for one, score in zip(attempts, scores, strict=True):
-        earned[one.attack] += _is_paid(preset, score, None) if preset.checker else score.value or 0.0
+    for attempt, score in zip(attempts, scores, strict=True):
+        earned[attempt.attack] += _is_paid(preset, score, None) if preset.checker else score.value or 0.0
     return max(earned, key=lambda style: earned[style])
 
 
 def _attempts(rows: Sequence[_Usable], attacks: Sequence[str], style: str, drawn: random.Random) -> Iterable[_Attempt]:
-    references = [one.reference for one in rows]
+    references = [usable.reference for usable in rows]
     for at, (_, row, text) in enumerate(rows):
         prompt = prompt_text(row.get("prompt", ""))
         for attack in attacks:
@@ -401,13 +408,13 @@ _ANSWERS: Mapping[str, Callable[[str, str, Sequence[str], random.Random], Sequen
 
 def _scored(preset: Preset, rows: Sequence[Row], attempts: Sequence[_Attempt], seconds: float | None) -> list[Score]:
     """The checker's verdict on each, or the total as the value where there is no checker."""
-    prompts = [rows[one.row].get("prompt", "") for one in attempts]
+    prompts = [rows[attempt.row].get("prompt", "") for attempt in attempts]
     completions = [
-        [{"role": "assistant", "content": one.completion}] if isinstance(prompt, list) else one.completion
-        for one, prompt in zip(attempts, prompts, strict=True)
+        [{"role": "assistant", "content": attempt.completion}] if isinstance(prompt, list) else attempt.completion
+        for attempt, prompt in zip(attempts, prompts, strict=True)
     ]
     names = dict.fromkeys(name for row in rows for name in row if name not in NOT_COLUMNS)
-    columns: dict[str, Any] = {name: [rows[one.row].get(name) for one in attempts] for name in names}
+    columns: dict[str, Any] = {name: [rows[attempt.row].get(name) for attempt in attempts] for name in names}
     samples = build_samples(prompts, completions, **columns)
     return _in_parts(preset, samples) if seconds is None else _one_by_one(preset, samples, seconds)
 
@@ -420,22 +427,22 @@ def _one_by_one(preset: Preset, samples: Sequence[Sample], seconds: float) -> li
     context = multiprocessing.get_context("fork")
     scores: list[Score] = []
     while len(scores) < len(samples):
-        ours, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=_tell_scores, args=(preset, samples[len(scores) :], theirs))
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_tell_scores, args=(preset, samples[len(scores) :], sender))
         child.start()
-        theirs.close()
+        sender.close()
         try:
             while len(scores) < len(samples):
-                if not ours.poll(seconds):
+                if not receiver.poll(seconds):
                     scores.append(Score(None, "timeout", {"reason": f"not done after {seconds:g} s"}, seconds))
                     break
-                scores.append(ours.recv())
+                scores.append(receiver.recv())
         except EOFError:
             scores.append(Score(None, "error", {"reason": "the process that called it ended: a crash, or memory"}))
         finally:
             child.kill()
             child.join()
-            ours.close()
+            receiver.close()
     return scores
 
 
@@ -455,8 +462,10 @@ def _in_parts(preset: Preset, samples: Sequence[Sample]) -> list[Score]:
         seconds = [sum(times) for times in zip(*evaluation.latencies.values(), strict=True)]
         failed = [any(status in FAILURES for status in row) for row in zip(*evaluation.statuses.values(), strict=True)]
         reasons = [_first_reason(infos) for infos in zip(*evaluation.infos.values(), strict=True)]
-        given = zip(evaluation.totals, failed, reasons, seconds, strict=True)
-        scores = [Score(total, "error" if fails else "ok", {"reason": why}, took) for total, fails, why, took in given]
+        columns = zip(evaluation.totals, failed, reasons, seconds, strict=True)
+        scores = [
+            Score(total, "error" if fails else "ok", {"reason": why}, took) for total, fails, why, took in columns
+        ]
     if len(samples) > 1 and all(score.status in FAILURES for score in scores):
         half = len(samples) // 2
         return [*_in_parts(preset, samples[:half]), *_in_parts(preset, samples[half:])]
@@ -477,19 +486,24 @@ def _result(attack: str, tried: Sequence[tuple[_Attempt, Score, bool]], rows: Se
     """One attack's; of constants that of the best single one, of spellings the rows on which all are paid."""
     if attack == "constants":
         by_answer: dict[str, list[tuple[_Attempt, Score, bool]]] = {}
-        for one in tried:
-            by_answer.setdefault(one[0].answer, []).append(one)
+        for attempt in tried:
+            by_answer.setdefault(attempt[0].answer, []).append(attempt)
         counted = max(by_answer.values(), key=lambda some: sum(paid for *_, paid in some), default=[])
     else:
         counted = list(tried)
-    places = {one.row for one, *_ in counted}
-    paid = {one.row for one, _, is_paid in counted if is_paid}
+    places = {attempt.row for attempt, *_ in counted}
+    paid = {attempt.row for attempt, _, is_paid in counted if is_paid}
     if attack == "spellings":
-        paid = places - {one.row for one, _, is_paid in counted if not is_paid}
-    shown = [one for one, _, is_paid in tried if is_paid == (attack in ATTACKS)]
+        paid = places - {attempt.row for attempt, _, is_paid in counted if not is_paid}
+    shown = [attempt for attempt, _, is_paid in tried if is_paid == (attack in ATTACKS)]
     examples = [
-        Paid(rows[one.row].number, one.how or one.answer, one.completion or "", rows[one.row].reference)
-        for one in shown[:_EXAMPLES]
+        Paid(
+            rows[attempt.row].number,
+            attempt.how or attempt.answer,
+            attempt.completion or "",
+            rows[attempt.row].reference,
+        )
+        for attempt in shown[:_EXAMPLES]
     ]
     failed = [score for _, score, _ in tried if score.status in FAILURES]
     return Result(

@@ -53,8 +53,8 @@ def require(preset: str, module: str, package: str) -> None:
     import importlib.util
 
     try:
-        found = importlib.util.find_spec(module) is not None
+        is_installed = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
-        found = False
-    if not found:
+        is_installed = False
+    if not is_installed:
         raise PresetError(f"Preset {preset!r} needs the package {package}. Run: pip install {package}")

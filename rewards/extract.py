@@ -140,21 +140,21 @@ def line_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> E
     start = _after_thinking(text, max_chars)
     if not isinstance(start, int):
         return Extracted(None, start)
-    found = list(itertools.islice(_answer_lines(text, start), MAX_ANSWER_LINES + 1))
-    if not found:
+    lines = list(itertools.islice(_answer_lines(text, start), MAX_ANSWER_LINES + 1))
+    if not lines:
         return Extracted(None, "missing")
-    if strict and len(found) > MAX_ANSWER_LINES:
+    if strict and len(lines) > MAX_ANSWER_LINES:
         return Extracted(None, "duplicated_line")
     if not strict:  # only the last one counts, wherever it is
-        found = list(collections.deque(_answer_lines(text, start), 1))
-    begin, end = found[-1]
+        lines = list(collections.deque(_answer_lines(text, start), 1))
+    begin, end = lines[-1]
     if strict and has_text(text, end):
         return Extracted(None, "text_after_answer")
     last = _answer(text, begin, end)
     if last.value is None:
         return last
     value = last.value.strip("*_ ").removesuffix(".").strip("*_ ")
-    if strict and not all(_agree(text[slice(*one)], value) for one in found[:-1]):
+    if strict and not all(_agree(text[slice(*span)], value) for span in lines[:-1]):
         return Extracted(None, "duplicated_line")
     return Extracted(value) if has_text(value, 0) else Extracted(None, "blank")
 
@@ -167,19 +167,19 @@ def any_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Ex
     may follow.
     """
     kinds = (boxed_answer, tagged_answer, hash_answer, line_answer)
-    found = [kind(text, strict, max_chars) for kind in kinds]
-    complete = any(one.value is not None for one in found)
-    given: list[str] = []
-    for kind, one in zip(kinds, found, strict=True):
-        if one.reason == "text_after_answer" and complete:  # the other kind may be what stands behind it
-            one = kind(text, False, max_chars)
-        if one.value is None and one.reason != "missing":
-            return one
-        if one.value is not None:
-            given.append(boxed_answer(one.value).value or one.value)
-    if strict and not all(_agree(one, given[0]) for one in given):
+    results = [kind(text, strict, max_chars) for kind in kinds]
+    complete = any(result.value is not None for result in results)
+    answers: list[str] = []
+    for kind, result in zip(kinds, results, strict=True):
+        if result.reason == "text_after_answer" and complete:  # the other kind may be what stands behind it
+            result = kind(text, False, max_chars)
+        if result.value is None and result.reason != "missing":
+            return result
+        if result.value is not None:
+            answers.append(boxed_answer(result.value).value or result.value)
+    if strict and not all(_agree(answer, answers[0]) for answer in answers):
         return Extracted(None, "several_answers")
-    return Extracted(given[0]) if given else found[0]
+    return Extracted(answers[0]) if answers else results[0]
 
 
 def hash_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
@@ -337,9 +337,9 @@ def _given_behind(text: str, begin: int) -> tuple[int, int]:
     return begin, end
 
 
-def _agree(one: str, other: str) -> bool:
+def _agree(first: str, second: str) -> bool:
     """Whether two answers are the same but for wrapping and for words behind: `**6**`, `$6$`, `6 apples.`"""
-    short, long = sorted((_core(one), _core(other)), key=len)
+    short, long = sorted((_core(first), _core(second)), key=len)
     return short == long or (bool(short) and long.startswith(short) and _WORDS.fullmatch(long, len(short)) is not None)
 
 

@@ -244,8 +244,8 @@ def _called_by_verl(function: RewardFunction, completions: Sequence[Any], **colu
     sources, extras = (columns.get(name) or [None] * size for name in ("data_source", "extra_info"))
     extras = [dict(each) if isinstance(each, Mapping) else {} for each in extras]
     if "solution_str" not in (_parameters(function) or ()):  # of the batch manager
-        given = {"data_sources": sources, "solution_strs": texts, "ground_truths": truths, "extra_infos": extras}
-        return _numbers(function(**_accepted(function, given)), "score")
+        arguments = {"data_sources": sources, "solution_strs": texts, "ground_truths": truths, "extra_infos": extras}
+        return _numbers(function(**_accepted(function, arguments)), "score")
     rows = zip(sources, texts, truths, extras, strict=True)
     names = ("data_source", "solution_str", "ground_truth", "extra_info")
     return _numbers([function(**_accepted(function, dict(zip(names, row, strict=True)))) for row in rows], "score")
@@ -264,13 +264,13 @@ def _called_by_easyr1(function: RewardFunction, completions: Sequence[Any], **co
 
 
 def _truths(columns: Mapping[str, Any]) -> Sequence[Any]:
-    found: Sequence[Any] | None = next(
+    truths: Sequence[Any] | None = next(
         (columns[name] for name in ("ground_truth", *REFERENCE_COLUMNS) if name in columns), None
     )
-    if found is None:
+    if truths is None:
         known = ", ".join(sorted(columns)) or "none"
         raise ValueError(f"no column ground_truth, {', '.join(REFERENCE_COLUMNS)}; there are: {known}")
-    return found
+    return truths
 
 
 def _numbers(scores: Sequence[Any], key: str) -> Any:
@@ -350,6 +350,6 @@ def _module_of(component: FunctionComponent) -> str:
     return str(getattr(_unwrapped(component.function), "__module__", "function")).rpartition(".")[2]
 
 
-def _declared(function: RewardFunction, attribute: str, given: float | None, otherwise: float) -> float:
-    value = getattr(_unwrapped(function), attribute, None) if given is None else given
+def _declared(function: RewardFunction, attribute: str, argument: float | None, otherwise: float) -> float:
+    value = getattr(_unwrapped(function), attribute, None) if argument is None else argument
     return float(value) if isinstance(value, int | float) else otherwise

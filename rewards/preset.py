@@ -200,7 +200,7 @@ def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:
                 object.__setattr__(component, "name", f"{preset.name}.{name}")
             names[name] = component.name
             parts.append(Weighted(component, weight * factor))
-        gates += [Gate(names[one.first], names[one.then]) for one in preset.gates]
+        gates += [Gate(names[inner.first], names[inner.then]) for inner in preset.gates]
         if checker is None and preset.checker is not None:
             checker = names[preset.checker]
     first = presets[0][0]
@@ -250,9 +250,13 @@ def _token_rewards(
     """The weighted sum over components for each token; zeros where a completion has no token values."""
     rows: list[list[float]] = []
     for position, sample in enumerate(samples):
-        given = [(weights[name], values) for name, column in tokens.items() if (values := column[position]) is not None]
-        length = sample.n_tokens if sample.n_tokens is not None else max((len(v) for _, v in given), default=0)
-        rows.append([math.fsum(w * v[i] for w, v in given if i < len(v)) for i in range(length)])
+        weighted_values = [
+            (weights[name], values) for name, column in tokens.items() if (values := column[position]) is not None
+        ]
+        length = (
+            sample.n_tokens if sample.n_tokens is not None else max((len(v) for _, v in weighted_values), default=0)
+        )
+        rows.append([math.fsum(w * v[i] for w, v in weighted_values if i < len(v)) for i in range(length)])
     return rows
 
 

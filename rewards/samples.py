@@ -59,8 +59,8 @@ def build_samples(
         before = prompt
         row = {name: column[index] for name, column in columns.items()}
         reference = row[reference_column] if reference_column else None
-        given: dict[str, Any] = {name: column[index] for name, column in known.items()}
-        samples.append(make_sample(prompt, completions[index], reference, row, index, group, **given))
+        token_columns: dict[str, Any] = {name: column[index] for name, column in known.items()}
+        samples.append(make_sample(prompt, completions[index], reference, row, index, group, **token_columns))
     return samples
 
 
@@ -103,9 +103,9 @@ def plain(value: Any) -> Any:
     """The value with arrays and their scalars, at any depth, as lists and Python's own; itself where there are none."""
     if value is None or type(value) in (str, int, float, bool):
         return value
-    if callable(given := getattr(value, "tolist", None)) and not isinstance(value, Mapping):
+    if callable(to_list := getattr(value, "tolist", None)) and not isinstance(value, Mapping):
         try:
-            return plain_items(given())
+            return plain_items(to_list())
         except Exception:  # whatever else calls a method so
             return value
     return plain_items(value)

@@ -134,10 +134,10 @@ def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
     problems: list[str] = []
     notes: list[str] = []
     for number, row in enumerate(rows, start=1):
-        found, more = _score_row(preset, number, row, hacks)
-        cases += found
-        notes += more
-        problems += _problems(preset, number, found)
+        row_cases, row_notes = _score_row(preset, number, row, hacks)
+        cases += row_cases
+        notes += row_notes
+        problems += _problems(preset, number, row_cases)
     if not cases:
         raise RewardsError("There are no rows to score. Give rows with a prompt and completions in `good` and `bad`.")
     if not any(case.kind == "good" for case in cases):
@@ -168,12 +168,12 @@ def _score_row(preset: Preset, number: int, row: Row, hacks: bool) -> tuple[list
 
 
 def _honest_cases(number: int, row: Row) -> list[Case]:
-    given: list[tuple[Kind, Any]] = []
+    completions: list[tuple[Kind, Any]] = []
     for kind, answer in (("good", "right"), ("bad", "wrong"), ("completion", None)):
-        given += [(kind, completion) for completion in _completions(row.get(kind))]  # type: ignore[misc]
+        completions += [(kind, completion) for completion in _completions(row.get(kind))]  # type: ignore[misc]
         if answer is not None and "style" in row and isinstance(row.get(answer), str):
-            given.append((kind, _shaped(row, answered(row["style"], row[answer]))))  # type: ignore[arg-type]
-    return [Case(number, kind, _title(completion), completion) for kind, completion in given]
+            completions.append((kind, _shaped(row, answered(row["style"], row[answer]))))  # type: ignore[arg-type]
+    return [Case(number, kind, _title(completion), completion) for kind, completion in completions]
 
 
 def _hack_cases(number: int, row: Row, honest: Sequence[Case]) -> list[Case]:
@@ -241,13 +241,13 @@ def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:
     return problems
 
 
-def _completions(given: Any) -> list[Any]:
+def _completions(value: Any) -> list[Any]:
     """One completion, or a list of them: a list of messages is one."""
-    if given is None:
+    if value is None:
         return []
-    if isinstance(given, list) and not (given and isinstance(given[0], Mapping)):
-        return given
-    return [given]
+    if isinstance(value, list) and not (value and isinstance(value[0], Mapping)):
+        return value
+    return [value]
 
 
 def _shaped(row: Row, text: str | None) -> Any:

@@ -49,23 +49,23 @@ _INTEGER = re.compile(r"(?<![\d.])[1-9]\d{0,8}(?![\d.])")
 
 def echoes(prompt: str) -> list[str]:
     """What a prompt holds that may be boxed as it stands: its formulas, their sides, and arithmetic in its text."""
-    found: list[str] = []
+    formulas: list[str] = []
     for match in _FORMULA.finditer(prompt):
         formula = next(group for group in match.groups() if group is not None).strip().strip(".,;?").strip()
         sides = formula.split("=")
-        found += [formula, *(side.strip() for side in sides if len(sides) > 1 and len(side.strip()) > 1)]
-    found += [match[0].strip(" .,") for match in _ARITHMETIC.finditer(_FORMULA.sub(" ", prompt))]
-    return list(dict.fromkeys(text for text in found if text))[:MAX_ECHOES]
+        formulas += [formula, *(side.strip() for side in sides if len(sides) > 1 and len(side.strip()) > 1)]
+    formulas += [match[0].strip(" .,") for match in _ARITHMETIC.finditer(_FORMULA.sub(" ", prompt))]
+    return list(dict.fromkeys(text for text in formulas if text))[:MAX_ECHOES]
 
 
-def same_answer(one: str, other: str) -> bool:
+def same_answer(first: str, second: str) -> bool:
     """Whether two answers are the same by spelling, as numbers, or as several numbers in any order, whatever a grader says;
     `x = 1` and `1 = 1` are 1, too."""
-    *before, last = one.split("=")
+    *before, last = first.split("=")
     known = bool(before) and all(_NAME_OR_NOTHING.fullmatch(side) or same_answer(side, last) for side in before)
-    if known and same_answer(last, other):
+    if known and same_answer(last, second):
         return True
-    left, right = _read(one), _read(other)
+    left, right = _read(first), _read(second)
     if left.written == right.written:
         return True
     several = {left.kind, right.kind} <= {"list", "set"}
@@ -95,19 +95,19 @@ def near_misses(reference: str) -> list[str]:
     text = plain(reference)
     pieces = split(text)
     if pieces.kind in ("matrix", "tuple", "interval", "list", "set"):
-        found = [_joined(text, pieces, parts) for parts in _other_parts(pieces)]
+        answers = [_joined(text, pieces, parts) for parts in _other_parts(pieces)]
         if pieces.kind == "interval":
-            found.append(text[:-1] + ("]" if text.endswith(")") else ")"))
+            answers.append(text[:-1] + ("]" if text.endswith(")") else ")"))
     elif (value := number(text)) is not None:
-        found = _other_numbers(text, value)
+        answers = _other_numbers(text, value)
     elif "\\text" in text or text.isalpha():
-        found = [chr(ord(text) + 1)] if len(text) == 1 and text.isupper() and text != "Z" else [f"not {reference}"]
+        answers = [chr(ord(text) + 1)] if len(text) == 1 and text.isupper() and text != "Z" else [f"not {reference}"]
     else:
-        found = [text[: m.start()] + str(int(m[0]) + 1) + text[m.end() :] for m in list(_INTEGER.finditer(text))[:2]]
-        found += (
+        answers = [text[: m.start()] + str(int(m[0]) + 1) + text[m.end() :] for m in list(_INTEGER.finditer(text))[:2]]
+        answers += (
             [f"-({text})", f"{text}+1"] if "=" not in text and not set("<>") & set(text) and "\\le" not in text else []
         )
-    return list(dict.fromkeys(one for one in found if not same_answer(one, reference)))
+    return list(dict.fromkeys(answer for answer in answers if not same_answer(answer, reference)))
 
 
 def _other_numbers(text: str, value: Fraction) -> list[str]:
@@ -132,24 +132,24 @@ def _other_parts(pieces: Pieces) -> list[Sequence[str]]:
     and, of columns, all of their sum or product in one entry."""
     parts = list(pieces.parts)
     values = [number(part) for part in parts]
-    found: list[Sequence[str]] = []
+    variants: list[Sequence[str]] = []
     ordered = pieces.kind in ("matrix", "tuple")
     if ordered and len(parts) > 1 and not same_answer(parts[0], parts[1]):
-        found.append([parts[1], parts[0], *parts[2:]])
-    whole = [value for value in values if value is not None]
-    if len(whole) == len(parts) and pieces.kind != "interval":
-        found.append([str(whole[0] + 1), *parts[1:]])
+        variants.append([parts[1], parts[0], *parts[2:]])
+    numbers = [value for value in values if value is not None]
+    if len(numbers) == len(parts) and pieces.kind != "interval":
+        variants.append([str(numbers[0] + 1), *parts[1:]])
         if len(parts) > 1:
-            found.append([str(whole[0] + 1), str(whole[1] - 1), *parts[2:]])
-            found.append([*parts[:-1], str(-whole[-1])])
+            variants.append([str(numbers[0] + 1), str(numbers[1] - 1), *parts[2:]])
+            variants.append([*parts[:-1], str(-numbers[-1])])
         if pieces.kind == "matrix" and len(parts) > 1:
-            product = whole[0]
-            for value in whole[1:]:
+            product = numbers[0]
+            for value in numbers[1:]:
                 product *= value
-            found += [[str(sum(whole)), *["0"] * (len(parts) - 1)], [str(product), *["1"] * (len(parts) - 1)]]
+            variants += [[str(sum(numbers)), *["0"] * (len(parts) - 1)], [str(product), *["1"] * (len(parts) - 1)]]
     if pieces.kind in ("list", "set", "tuple") and len(parts) > 1:
-        found.append(parts[:-1])
-    return [other for other in found if sorted(map(bare, other)) != sorted(map(bare, parts)) or ordered]
+        variants.append(parts[:-1])
+    return [other for other in variants if sorted(map(bare, other)) != sorted(map(bare, parts)) or ordered]
 
 
 def _joined(text: str, pieces: Pieces, parts: Sequence[str]) -> str:
@@ -176,9 +176,9 @@ def spellings(reference: str) -> list[str]:
             rf"\left(\begin{{array}}{{{columns}}} {f' {_ROW} '.join(rows)} \end{{array}}\right)",
         ]
     value = number(plain(text))
-    found = [f"${text}$", f" {text}. "]
+    texts = [f"${text}$", f" {text}. "]
     if value is not None and value.denominator == 1:
-        found += [f"{value}.0", f"{int(value):,}", f"x = {value}"]
+        texts += [f"{value}.0", f"{int(value):,}", f"x = {value}"]
     elif value is not None:
-        found += [f"\\dfrac{{{value.numerator}}}{{{value.denominator}}}", f"{value.numerator}/{value.denominator}"]
-    return found
+        texts += [f"\\dfrac{{{value.numerator}}}{{{value.denominator}}}", f"{value.numerator}/{value.denominator}"]
+    return texts

@@ -45,11 +45,11 @@ class BatchEvaluator:
         self._forget()
 
     def evaluate(
-        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, given: dict[str, Any]
+        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, passed: dict[str, Any]
     ) -> Evaluation:
         """The batch's evaluation; `given` are dataset columns and whatever else the trainer passes."""
-        columns = {name: value for name, value in given.items() if is_column(value, len(prompts))}
-        extras = {name: value for name, value in given.items() if name not in columns}
+        columns = {name: value for name, value in passed.items() if is_column(value, len(prompts))}
+        extras = {name: value for name, value in passed.items() if name not in columns}
         tokens = {name: columns.pop(name) for name in _TOKEN_INPUTS if name in columns}
         state = extras.get("trainer_state")
         step, total = (int(getattr(state, name, 0) or 0) for name in ("global_step", "max_steps"))
@@ -105,15 +105,15 @@ class TrlReward:
         prompts: Sequence[Any],
         completions: Sequence[Any],
         completion_ids: Sequence[Sequence[int]] | None = None,
-        **given: Any,
+        **passed: Any,
     ) -> list[float | None]:
         """Native values of this component, one per completion; None excludes."""
-        evaluation = self._evaluator.evaluate(prompts, completions, completion_ids, given)
-        if callable(log_extra := given.get("log_extra")):
+        evaluation = self._evaluator.evaluate(prompts, completions, completion_ids, passed)
+        if callable(log_extra := passed.get("log_extra")):
             self._log_columns(evaluation, log_extra)
             if evaluation.token_rewards is not None and self._evaluator.reports_tokens(self.__name__):
                 log_extra(TOKEN_REWARDS, evaluation.token_rewards)
-        if callable(log_metric := given.get("log_metric")):
+        if callable(log_metric := passed.get("log_metric")):
             self._log_metrics(evaluation, log_metric)
         return list(evaluation.values[self.__name__])
 

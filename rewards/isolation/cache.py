@@ -60,12 +60,12 @@ class Cache:
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
         """The known ones among `keys`."""
-        asked = list(dict.fromkeys(keys))
+        unique = list(dict.fromkeys(keys))
         with _lock:
-            known = {key: _recent[key] for key in asked if key in _recent}
+            known = {key: _recent[key] for key in unique if key in _recent}
             for key in known:
                 _recent.move_to_end(key)
-        stored = self._read([key for key in asked if key not in known])
+        stored = self._read([key for key in unique if key not in known])
         _remember(stored)
         return {key: json.loads(value) for key, value in (known | stored).items()}
 
@@ -89,16 +89,16 @@ class Cache:
     def _read(self, keys: list[str]) -> dict[str, str]:
         if self.path is None or not keys or not self.path.is_file():
             return {}
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         try:
             with contextlib.closing(_open(self.path)) as file:
                 for start in range(0, len(keys), 500):
                     some = keys[start : start + 500]
                     marks = ", ".join("?" * len(some))
-                    found |= dict(file.execute(f"SELECT key, value FROM results WHERE key IN ({marks})", some))
+                    values |= dict(file.execute(f"SELECT key, value FROM results WHERE key IN ({marks})", some))
         except (sqlite3.Error, OSError) as failure:
             self._complain("read", failure)
-        return found
+        return values
 
     def _complain(self, verb: str, failure: Exception) -> None:
         if not self._complained:

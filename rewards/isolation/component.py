@@ -70,9 +70,9 @@ class IsolatedComponent(ItemComponent):
         score: Score = self._guarded(self.verdict, sample, outcome.value)
         return score
 
-    def _guarded(self, step: Any, sample: Sample, given: Any) -> Any:
+    def _guarded(self, step: Any, sample: Sample, argument: Any) -> Any:
         try:
-            return step(sample, given)
+            return step(sample, argument)
         except KeyboardInterrupt:
             raise
         except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run

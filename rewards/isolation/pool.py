@@ -79,30 +79,30 @@ class Worker:
     """One worker process and the pipe to it; loads `preload` while it boots."""
 
     def __init__(self, preload: str | None = None) -> None:
-        ours, theirs = socket.socketpair()
-        inside, self._lifeline = os.pipe()
+        own_end, worker_end = socket.socketpair()
+        alarm, self._lifeline = os.pipe()
         # The folder that this process works in comes last, so that a file there cannot shadow a package. The folder of this
         # library keeps its place: in a checkout it is the working folder, and a user's `rewards.py` would come first.
         path = sorted(sys.path, key=lambda entry: entry != _LIBRARY and entry in ("", os.getcwd()))
-        setup = json.dumps([path, preload, theirs.fileno(), inside])
+        setup = json.dumps([path, preload, worker_end.fileno(), alarm])
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", str(_WORKER), setup],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), inside],
+                pass_fds=[worker_end.fileno(), alarm],
                 env=os.environ | _SINGLE_THREADED,
                 start_new_session=True,  # Ctrl-C is for us; and its children can be killed with it
             )
         except BaseException:
-            ours.close()
+            own_end.close()
             os.close(self._lifeline)
             raise
         finally:
-            theirs.close()
-            os.close(inside)
-        self._pipe = Connection(ours.detach())
+            worker_end.close()
+            os.close(alarm)
+        self._pipe = Connection(own_end.detach())
         self._loaded: set[str] = set()
 
     @property

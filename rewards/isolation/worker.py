@@ -83,8 +83,8 @@ class Worker:
 def limit(memory: int | None) -> None:
     """Limits the address space to so many bytes; None for as many as there may be."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    wanted = hard if memory is None or (hard != resource.RLIM_INFINITY and memory > hard) else memory
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    soft = hard if memory is None or (hard != resource.RLIM_INFINITY and memory > hard) else memory
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _ring(*_: object) -> None:

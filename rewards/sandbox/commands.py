@@ -25,10 +25,10 @@ class MissingTool(OSError):
 @functools.cache
 def tool(name: str) -> str:
     """Absolute path of a command, whatever PATH says."""
-    found = shutil.which(name, path=_TOOL_DIRECTORIES)
-    if found is None:
+    path = shutil.which(name, path=_TOOL_DIRECTORIES)
+    if path is None:
         raise MissingTool(f"{name} is not installed (apt-get install util-linux)")
-    return found
+    return path
 
 
 @functools.cache
@@ -75,8 +75,8 @@ def interpreter(path: str) -> Interpreter:
         "import platform, sys; print(platform.python_version(), sys.executable, sys.prefix, sys.base_prefix, sep='\\n')"
     )
     try:
-        told = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, timeout=60, check=True).stdout
-        version, executable, *prefixes = told.splitlines()
+        output = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, timeout=60, check=True).stdout
+        version, executable, *prefixes = output.splitlines()
     except (OSError, ValueError, subprocess.SubprocessError) as failure:
         raise SandboxError(
             f"python is {path!r}, which cannot be run: {failure}. Give the path of an interpreter."

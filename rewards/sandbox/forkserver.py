@@ -50,9 +50,9 @@ def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended
             "limits": commands.resource_limits(job) | {"nproc": job.processes + 3},
         }
         # In a file that the server does not read: the next program would find it in the server's memory.
-        whole = b"".join((repr(request).encode(), b"\n", program, *contents.values()))
+        body = b"".join((repr(request).encode(), b"\n", program, *contents.values()))
         stdin, content = (
-            stack.enter_context(sealed_file(part)) for part in (job.stdin.encode("utf-8", "replace"), whole)
+            stack.enter_context(sealed_file(part)) for part in (job.stdin.encode("utf-8", "replace"), body)
         )
         outputs, writes = output_pipes()
         try:
@@ -76,21 +76,21 @@ class _Server:
     def __init__(self, python: str | None) -> None:
         _free_slots()
         self.slot = take_slot()
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read, write = os.pipe()
         trainer = os.pidfd_open(os.getpid())
         try:
-            with theirs, sealed_file(b"") as nothing:
+            with server_end, sealed_file(b"") as nothing:
                 # Its streams are of the kinds that a program gets in their place: Python has looked at them by then.
                 self.process = subprocess.Popen(
-                    commands.server_command(python, self.slot and self.slot[0], theirs.fileno(), trainer),
+                    commands.server_command(python, self.slot and self.slot[0], server_end.fileno(), trainer),
                     env=commands.environment(python),
                     cwd="/",
                     stdin=nothing,
                     stdout=write,
                     stderr=write,
                     start_new_session=True,
-                    pass_fds=[theirs.fileno(), trainer],
+                    pass_fds=[server_end.fileno(), trainer],
                 )
         except BaseException:
             os.close(read)
@@ -101,7 +101,7 @@ class _Server:
             os.close(write)
             os.close(trainer)
         _live.add(self)
-        with open(read, "rb") as said:
+        with open(read, "rb") as errors:
             try:
                 answer, _ = self.answer(_START_SECONDS)
                 if answer != b"ready":
@@ -111,7 +111,7 @@ class _Server:
                 self.close()
                 if not isinstance(failure, OSError):
                     raise
-                written = said.read(_MESSAGE).decode("utf-8", "replace").strip()
+                written = errors.read(_MESSAGE).decode("utf-8", "replace").strip()
                 raise OSError(f"{failure} {written[-200:]}".strip()) from None
 
     def fork(self, fds: Sequence[int], ended: Ended) -> int:
@@ -170,8 +170,8 @@ class _Forked(Watched):
         self.server = server
         self.process = process
         self.code: int | None = None
-        told = Path(f"/proc/self/fdinfo/{process}").read_text()
-        pid = int(next(line for line in told.splitlines() if line.startswith("Pid:")).split()[1])
+        info = Path(f"/proc/self/fdinfo/{process}").read_text()
+        pid = int(next(line for line in info.splitlines() if line.startswith("Pid:")).split()[1])
         super().__init__(pid, outputs, [server.control.fileno()], job, ended)
         self.owned.append(process)
 

@@ -206,11 +206,11 @@ def serve(config: dict[str, Any]) -> bytes:
     code = bytes.fromhex(config["seccomp"])
     gc.collect()
     gc.freeze()
-    asked = select.poll()
-    asked.register(control, _POLLIN)
-    asked.register(trainer, _POLLIN)
+    requests = select.poll()
+    requests.register(control, _POLLIN)
+    requests.register(trainer, _POLLIN)
     while True:
-        if trainer in [fd for fd, _ in asked.poll()]:
+        if trainer in [fd for fd, _ in requests.poll()]:
             os._exit(0)
         message, rights, _, _ = control.recvmsg(16, socket.CMSG_SPACE(4 * 4))
         if not message:
@@ -337,10 +337,10 @@ def run(source: bytes) -> None:
         code = 130 if isinstance(failure, KeyboardInterrupt) else 1
         trace = failure.__traceback__
         failure.__traceback__ = trace and trace.tb_next  # without the frame of this function
-        told = type(failure), failure, failure.__traceback__
-        if not _done(lambda: sys.excepthook(*told)):
-            _done(lambda: hook(*told))
-        del told, trace
+        details = type(failure), failure, failure.__traceback__
+        if not _done(lambda: sys.excepthook(*details)):
+            _done(lambda: hook(*details))
+        del details, trace
     del program
     _done(lambda: modules["threading"]._shutdown())  # waits for threads
     _done(exits)
@@ -373,11 +373,11 @@ def _flushed(name: str) -> bool:
     return stream is None or closed == [True] or _done(lambda: stream.flush())
 
 
-def _exit_code(asked: Any) -> int:
-    """Exit code of sys.exit(asked); a text is printed, as it is by the interpreter."""
-    if asked is None or isinstance(asked, int):
-        return (asked or 0) & 0xFF if -(1 << 63) <= (asked or 0) < 1 << 63 else 255
-    _done(lambda: print(asked, file=sys.stderr))
+def _exit_code(value: Any) -> int:
+    """Exit code of sys.exit(value); a text is printed, as it is by the interpreter."""
+    if value is None or isinstance(value, int):
+        return (value or 0) & 0xFF if -(1 << 63) <= (value or 0) < 1 << 63 else 255
+    _done(lambda: print(value, file=sys.stderr))
     return 1
 
 

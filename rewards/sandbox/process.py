@@ -67,23 +67,23 @@ class Watched(ABC):
     Args:
         pid: the process that all others of the program descend from.
         outputs: descriptors to read its stdout and stderr from; closed at the end.
-        told: descriptors that can be read when the sandbox has something to say, or the program has ended.
+        signals: descriptors that can be read when the sandbox has something to say, or the program has ended.
     """
 
-    def __init__(self, pid: int, outputs: Sequence[int], told: Sequence[int], job: Job, ended: Ended) -> None:
+    def __init__(self, pid: int, outputs: Sequence[int], signals: Sequence[int], job: Job, ended: Ended) -> None:
         self.pid = pid
         self.job = job
         self.ended = ended
         self.outputs = dict(zip(outputs, ("stdout", "stderr"), strict=True))
         self.owned = list(outputs)
         self.selector = selectors.PollSelector()
-        for fd in (*outputs, *told):
+        for fd in (*outputs, *signals):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ)
 
     @abstractmethod
     def hear(self, fd: int) -> bool:
-        """Takes in what one of `told` says; whether the program has ended."""
+        """Takes in what one of `signals` says; whether the program has ended."""
 
     @abstractmethod
     def finish(self) -> int | None:
@@ -134,9 +134,9 @@ class Watched(ABC):
             self.selector.unregister(fd)
             del self.outputs[fd]
             return False
-        kept = self.ended.output[self.outputs[fd]]
-        room = self.job.output_bytes - len(kept)
-        kept += data[:room]
+        output = self.ended.output[self.outputs[fd]]
+        room = self.job.output_bytes - len(output)
+        output += data[:room]
         if len(data) > room:
             self.ended.stopped = "output"
         return True
@@ -226,19 +226,19 @@ def memory_of_tree(root: int, limit: int) -> int:
     Pages that several share by a fork are counted once where the kernel tells (Pss), which takes longer and is asked only
     when the plain sum is over the limit.
     """
-    pids, found = [root], []
+    pids, tree = [root], []
     while pids:
         pid = pids.pop()
-        found.append(pid)
+        tree.append(pid)
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
                     pids += map(int, file.read().split())
-    total = sum(_resident(pid) for pid in found)
+    total = sum(_resident(pid) for pid in tree)
     if total <= limit:
         return total
     # One that has just ended has neither: what it held when it was first looked at no longer counts.
-    return sum(_field(f"/proc/{pid}/smaps_rollup", "Pss:") or _resident(pid) for pid in found)
+    return sum(_field(f"/proc/{pid}/smaps_rollup", "Pss:") or _resident(pid) for pid in tree)
 
 
 def _resident(pid: int) -> int:

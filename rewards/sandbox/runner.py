@@ -67,8 +67,8 @@ def choose(at: Level | None = None, allow_unsafe: bool = False) -> Level:
         if not (report := _report(at)).available:
             raise SandboxError(f"Sandbox level {at!r} does not work here: {report.reason}.")
         return at
-    if (found := level()) is not None:
-        return found
+    if (best := level()) is not None:
+        return best
     if allow_unsafe:
         return "unsafe"
     reasons = "; ".join(f"{report.level}: {report.reason}" for report in describe() if not report.available)
@@ -141,8 +141,8 @@ def _result(ended: "Ended", job: Job, started: bytes) -> Result:
     elif ended.stopped == "memory":
         outcome, reason = "failed", f"stopped: its processes held more than {job.memory_mb} MiB together"
     elif started not in ended.status:
-        told = bytes(ended.status).decode("utf-8", "replace").partition("failed ")[2] or stderr
-        outcome, reason = "infra", f"the sandbox did not start: {told.strip()[-200:] or 'no reason given'}"
+        failure = bytes(ended.status).decode("utf-8", "replace").partition("failed ")[2] or stderr
+        outcome, reason = "infra", f"the sandbox did not start: {failure.strip()[-200:] or 'no reason given'}"
     elif ended.returncode == 0:
         outcome, reason = "ok", ""
     else:
