@@ -1,4 +1,4 @@
-"""`python -m rewards` and, where grpo-rewards is installed, `grpo-rewards`: the audit of a reward, without the kit.
+"""Command line of the library without the kit: `python -m rewards`, or `grpo-rewards` where that is installed.
 
 python -m rewards list
 python -m rewards show math-verify
@@ -96,7 +96,7 @@ def print_attack(attack: str, completions: int) -> None:
 
 
 def _parameter(override: str) -> tuple[str, Any]:
-    """`format_weight=0.1`; a value that is no Python literal is a text."""
+    """Parse `format_weight=0.1` into a name and a value; what is no Python literal is text."""
     name, equals, value = override.partition("=")
     if not equals:
         raise RewardsError(f"{override!r} is no parameter. Write KEY=VALUE, such as format_weight=0.1.")

@@ -47,7 +47,7 @@ from rewards.variants import CONSTANTS, SLOW, echoes, near_misses, same_answer, 
 
 ATTACKS = ("echo", "constants", "hedges", "near-misses", "shuffles", "slow")
 LIMIT = 0.005
-"""Share of rows on which an attack may be paid."""
+"""Largest share of rows on which an attack may be paid."""
 _SHUFFLES = 3  # references of others that are tried on each row
 _SLOW_ROWS = 3  # rows on which slow answers are tried: each may take the whole deadline
 _EXAMPLES = 5
@@ -57,7 +57,7 @@ Row = Mapping[str, Any]
 
 
 class _Usable(NamedTuple):
-    """A row with its reference as text, and which row of all it is."""
+    """A row with its reference as text and its number, counted from 1."""
 
     number: int
     row: Row
@@ -65,7 +65,7 @@ class _Usable(NamedTuple):
 
 
 class Paid(NamedTuple):
-    """An attack that earned the reward: on which row (counted from 1), how, and what the row's reference was."""
+    """An attack that earned the reward: the row (counted from 1), the attack's answer or name, the completion, the reference."""
 
     row: int
     how: str
@@ -90,7 +90,7 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Share of the rows."""
+        """Share of the rows on which the attack is paid."""
         return self.paid / self.rows if self.rows else 0.0
 
     @property
@@ -100,7 +100,7 @@ class Result:
 
     @property
     def cells(self) -> list[str]:
-        """A row of the audit's table."""
+        """Cells of the row in the audit's table."""
         shown = [f"{example.how} for {example.reference}" for example in self.examples[:2]]
         text = "; ".join(" ".join(words.split())[:60] for words in shown)
         if shown and not self.is_attack:
@@ -147,7 +147,7 @@ class Audit:
 
     @property
     def notes(self) -> list[str]:
-        """What was not tried, and where the reward failed otherwise."""
+        """Attempts that were not made, and other failures of the reward."""
         rows = self.results[0].rows
         notes = [
             f"{result.attack}: tried on {result.rows} of {rows} rows; the others have no prompt that holds one"
@@ -175,7 +175,7 @@ class Audit:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         fields = ("attack", "rows", "paid", "rate", "tried", "failed", "reason", "seconds")
         results = [
             {name: getattr(result, name) for name in fields}
@@ -193,13 +193,13 @@ class Audit:
         }
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Head and rows, to print."""
+        """Return the head and the rows of a table to print."""
         head = ["", "rows", "paid", "rate", "failed", "tried", "slowest", "paid, for instance"]
         return head, [result.cells for result in self.results]
 
 
 def read_data(file: str | Path, prompt: str | None = None, reference: str | None = None) -> list[dict[str, Any]]:
-    """Rows of a data set as other trainers have them: JSON Lines, a JSON list, CSV, or Parquet where pyarrow is installed.
+    """Read rows of a dataset in the formats of other trainers: JSON Lines, a JSON list, CSV, or Parquet with pyarrow.
 
     Args:
         prompt, reference: the columns that hold them, `reward_model.ground_truth` for what lies in a column. By default
@@ -235,7 +235,7 @@ _VERL_REFERENCE = "reward_model.ground_truth"
 
 
 def _at(row: Row, path: str | None) -> Any:
-    """The column of that name, or what lies in one: `reward_model.ground_truth`."""
+    """Return the column of that name, or a nested value: `reward_model.ground_truth`."""
     if path is None or path in row:
         return row.get(path) if path else None
     first, _, rest = path.partition(".")
@@ -288,7 +288,7 @@ def audit(
     seconds: float | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> Audit:
-    """Tries the attacks on rows of a data set.
+    """Try the attacks on rows of a dataset.
 
     Args:
         preset: what is audited: its checker's status `ok` counts as paid; without a checker, a total that reaches that of
@@ -359,7 +359,7 @@ def audit(
 
 
 def _best_style(preset: Preset, rows: Sequence[_Usable], seconds: float | None) -> str:
-    """The preset's own, by its golden rows; else the one in which most of some references are paid, the first of equals."""
+    """Return the style of the preset's golden rows; else the first one in which most of some references are paid."""
     own = next((str(row["style"]) for row in golden(preset.name) if "style" in row), None)
     some = rows[:8]
     tried = [own] if own else list(_TRIED_STYLES)
@@ -407,7 +407,7 @@ _ANSWERS: Mapping[str, Callable[[str, str, Sequence[str], random.Random], Sequen
 
 
 def _scored(preset: Preset, rows: Sequence[Row], attempts: Sequence[_Attempt], seconds: float | None) -> list[Score]:
-    """The checker's verdict on each, or the total as the value where there is no checker."""
+    """Return the checker's verdict on each attempt; without a checker, scores with the total as their value."""
     prompts = [rows[attempt.row].get("prompt", "") for attempt in attempts]
     completions = [
         [{"role": "assistant", "content": attempt.completion}] if isinstance(prompt, list) else attempt.completion
@@ -483,7 +483,7 @@ def _is_paid(preset: Preset, score: Score, honest: float | None) -> bool:
 
 
 def _result(attack: str, tried: Sequence[tuple[_Attempt, Score, bool]], rows: Sequence[_Usable]) -> Result:
-    """One attack's; of constants that of the best single one, of spellings the rows on which all are paid."""
+    """Count one attack: of constants the best single one, of spellings the rows on which all are paid."""
     if attack == "constants":
         by_answer: dict[str, list[tuple[_Attempt, Score, bool]]] = {}
         for attempt in tried:

@@ -1,4 +1,4 @@
-"""Everything this library raises on purpose, and one helper that suggests the nearest name.
+"""Errors of this library, and helpers for their messages.
 
 RewardsError (ValueError)
 ├── PresetError             a preset that cannot be built as asked
@@ -34,7 +34,7 @@ class FunctionPathError(RewardsError):
 
 
 def nearest(wrong: str, valid: Iterable[str]) -> str:
-    """`Did you mean 'x'?` with the closest of `valid`, or a list of all of them when none is close."""
+    """Return `Did you mean 'x'?` with the closest of `valid`, or a list of all of them when none is close."""
     import difflib
 
     options = sorted(valid)
@@ -45,7 +45,7 @@ def nearest(wrong: str, valid: Iterable[str]) -> str:
 
 
 def require(preset: str, module: str, package: str) -> None:
-    """Checks that `module` could be imported, without importing it.
+    """Check that `module` could be imported, without importing it.
 
     Raises:
         PresetError: it is not installed; the message says how to install `package`.

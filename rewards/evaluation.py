@@ -1,4 +1,4 @@
-"""Running one component safely, and the record of a whole preset's verdict."""
+"""Run one component safely, and record the verdict of a preset."""
 
 import math
 import time
@@ -56,7 +56,7 @@ class Evaluation:
 
 
 class Scorer(Protocol):
-    """What an adaptor needs of a preset, see `rewards.preset.Preset`."""
+    """The part of `rewards.preset.Preset` that adaptors use."""
 
     @property
     def itemwise(self) -> bool: ...
@@ -69,7 +69,7 @@ class Scorer(Protocol):
 
 
 def run_component(component: Component, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-    """Scores in order, settled by policy. Never raises: a component that does scores every item as `error`."""
+    """Score samples in order and settle the scores. Never raises: a component that does scores every item as `error`."""
     if not samples:
         return []
     start = time.perf_counter()
@@ -86,7 +86,7 @@ def run_component(component: Component, samples: Sequence[Sample], ctx: Context)
 
 
 def settle(component: Component, score: Score, seconds: float = 0.0, n_tokens: int | None = None) -> Score:
-    """Applies the value policy of `Score`; NaN, infinities, unknown statuses and non-scores become `error`.
+    """Apply the value policy of `Score`; NaN, infinities, unknown statuses and non-scores become `error`.
 
     Args:
         seconds: the item's time, where the component did not measure it.
@@ -117,7 +117,7 @@ def settle(component: Component, score: Score, seconds: float = 0.0, n_tokens: i
 
 
 def percentile(values: Sequence[float], quantile: float) -> float:
-    """Nearest-rank percentile; 0.0 for no values."""
+    """Return the nearest-rank percentile; 0.0 for no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -125,7 +125,7 @@ def percentile(values: Sequence[float], quantile: float) -> float:
 
 
 def _is_score(score: object) -> bool:
-    """Whether it can be read without surprises; a component may have put anything into it."""
+    """Return whether all fields of a score have their types; a component may put anything into it."""
     return (
         isinstance(score, Score)
         and isinstance(score.status, str)
@@ -143,7 +143,7 @@ def _number(value: Any) -> float:
 
 
 def _token_numbers(values: Sequence[float], expected: int | None) -> list[float] | str:
-    """The values as floats, or what is wrong with them."""
+    """Return the values as floats, or a message that says what is wrong with them."""
     try:
         numbers = [_number(value) for value in values]
     except Exception as failure:

@@ -23,7 +23,7 @@ from rewards.samples import REFERENCE_COLUMNS, completion_text
 
 
 def load_function(path: str, *, base: Path | None = None) -> Callable[..., Any]:
-    """The function that `path` names. A file is executed once, and again when it has changed.
+    """Load the function that `path` names. A file is executed once, and again when it has changed.
 
     Args:
         base: where relative files are looked for; by default the current directory.
@@ -78,7 +78,7 @@ def _load_file(file: Path) -> ModuleType:
 
 
 def _search_last(folder: Path) -> None:
-    """Lets modules in `folder` be imported, but never in place of an installed one of the same name."""
+    """Let modules in `folder` be imported, but never in place of an installed one of the same name."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
@@ -131,7 +131,7 @@ class FunctionComponent:
         return f"FunctionComponent({self.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """A function named by a path travels as the path, and is loaded again where it arrives."""
+        """Pickle a function named by a path as that path; it is loaded again when unpickled."""
         return {key: value for key, value in self.__dict__.items() if key != "function" or self.path is None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ def from_function(
     low: float | None = None,
     high: float | None = None,
 ) -> Weighted:
-    """A (component, weight) pair for a `Preset`, out of a plain function or a path to one.
+    """Make a (component, weight) pair for a `Preset` from a plain function or a path to one.
 
     Args:
         fn: TRL's calling convention, sync or async; or `file.py:function`, or `package.module:function`.
@@ -195,7 +195,7 @@ def from_functions(
     checker: str | None = None,
     allow_shaping_above_correctness: bool = False,
 ) -> Preset:
-    """A preset of your own functions, or `base` with them added.
+    """Make a preset of your own functions, or add them to `base`.
 
     Args:
         functions: pairs (function, component or path, weight).
@@ -230,7 +230,7 @@ def from_functions(
 
 
 def _for_trl(function: RewardFunction) -> RewardFunction:
-    """The function as TRL would call it, where its parameters are named as verl or EasyR1 name them."""
+    """Return the function with TRL's convention; parameters named as verl or EasyR1 name them tell another one."""
     names = set(_parameters(function) or ())
     if {"solution_str", "ground_truth"} <= names or {"solution_strs", "ground_truths"} <= names:
         return functools.partial(_called_by_verl, function)
@@ -274,7 +274,7 @@ def _truths(columns: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _numbers(scores: Sequence[Any], key: str) -> Any:
-    """The number in each score; a coroutine for those of an async function."""
+    """Return the number in each score; a coroutine for scores of an async function."""
     if any(inspect.isawaitable(score) for score in scores):
         return _awaited(scores, key)
     return [score.get(key) if isinstance(score, Mapping) else score for score in scores]
@@ -287,7 +287,7 @@ async def _awaited(scores: Sequence[Any], key: str) -> Any:
 
 
 def _arguments(samples: Sequence[Sample], ctx: Context) -> dict[str, Any]:
-    """What TRL would pass; columns hold one value per sample."""
+    """Return what TRL would pass; columns hold one value per sample."""
     names = {name for sample in samples for name in sample.columns}
     known: dict[str, list[Any]] = {
         "prompt_ids": [sample.prompt_ids for sample in samples],
@@ -307,7 +307,7 @@ def _arguments(samples: Sequence[Sample], ctx: Context) -> dict[str, Any]:
 
 
 def _accepted(function: RewardFunction, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the signature names, or all of them when it takes `**kwargs` or cannot be read."""
+    """Return the arguments that the signature names, or all of them if it takes `**kwargs` or cannot be read."""
     parameters = _parameters(function)
     if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return dict(arguments)
@@ -322,7 +322,7 @@ def _parameters(function: RewardFunction) -> Mapping[str, inspect.Parameter] | N
 
 
 def _wait_for(awaitable: Any) -> Any:
-    """Runs an awaitable to its end in a thread of its own, so that a loop already running here is left alone."""
+    """Run an awaitable to its end in another thread, since an event loop may already run in this one."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 

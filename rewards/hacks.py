@@ -41,7 +41,7 @@ class Hack(NamedTuple):
 
 
 def answered(style: str, answer: str) -> str:
-    """A completion that gives `answer` in this style.
+    """Return a completion that gives `answer` in this style.
 
     Raises:
         RewardsError: neither a name of `STYLES` nor a text with `{answer}` in it.
@@ -50,7 +50,7 @@ def answered(style: str, answer: str) -> str:
 
 
 def known_hacks(prompt: str, right: str, wrong: str, style: str = "answer") -> list[Hack]:
-    """Hacks around one question, each with a name of its own.
+    """Return hacks around one question, each with its own name.
 
     Args:
         prompt: the question, for the echoes: the whole of it, and its formulas in the place of the answer, as far as they
@@ -77,7 +77,7 @@ def _template(style: str) -> str:
 
 
 def _nothing(template: str) -> list[Hack]:
-    """Completions without any answer."""
+    """Return completions without any answer."""
     return [
         Hack("missing", None),
         Hack("empty", ""),
@@ -91,7 +91,7 @@ def _nothing(template: str) -> list[Hack]:
 
 
 def _everywhere(prompt: str, right: str) -> list[Hack]:
-    """What needs no knowledge of the task."""
+    """Return hacks that need no knowledge of the task."""
     return [
         Hack("prompt echo", f"{prompt}\n{prompt}"),
         Hack("keyword stuffed", "<think></think><answer></answer> #### \\boxed{} answer final correct " * 12),

@@ -18,7 +18,7 @@ def cores() -> int:
 
 
 def concurrently(function: Callable[[T], R], items: Sequence[T], workers: int | None = None) -> list[R]:
-    """`function` of every item, in order, in `workers` threads (as many as there are CPUs)."""
+    """Apply `function` to every item in `workers` threads (as many as there are CPUs) and return results in order."""
     threads = min(len(items), workers or cores())
     if threads <= 1:
         return [function(item) for item in items]

@@ -116,7 +116,7 @@ class Preset:
         return {component.name: scores[component.name] for component, _ in self.components}
 
     def evaluation(self, ordered: dict[str, list[Score]], samples: Sequence[Sample], ctx: Context) -> Evaluation:
-        """The record of `scores` of these samples, which may have been made in parts."""
+        """Return the record of `scores` of these samples, which may have been made in parts."""
         weights = self.weights
         tokens = {n: [s.token_values for s in c] for n, c in ordered.items() if any(s.token_values for s in c)}
         return Evaluation(
@@ -132,7 +132,7 @@ class Preset:
         )
 
     def is_correct(self, samples: Sequence[Sample], ctx: Context | None = None) -> list[bool]:
-        """Whether each completion is correct, by the checker component alone (status `ok`).
+        """Return whether each completion is correct, by the checker component alone (status `ok`).
 
         Raises:
             PresetError: the preset has no checker.
@@ -140,7 +140,7 @@ class Preset:
         return [score.status == "ok" for score in self.verdicts(samples, ctx)]
 
     def verdicts(self, samples: Sequence[Sample], ctx: Context | None = None) -> list[Score]:
-        """What the checker component says of each completion; status `ok` means correct.
+        """Score completions by the checker component alone; status `ok` means correct.
 
         Raises:
             PresetError: the preset has no checker.
@@ -154,7 +154,7 @@ class Preset:
         return run_component(component, self._told(samples), ctx or Context())
 
     def _told(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The samples, told whether thinking was opened for them, where their row does not say."""
+        """Return the samples with `thinking_opened` filled in where their row does not say it."""
         if self.thinking_opened is None:
             return samples
         return [
@@ -163,27 +163,27 @@ class Preset:
         ]
 
     def trl(self, *, seed: int = 0, reference_column: str | None = None, strict: bool = True) -> "TrlRewards":
-        """Reward functions for TRL's GRPOTrainer, with `reward_weights`; see `rewards.adaptors.TrlRewards`."""
+        """Return reward functions for TRL's GRPOTrainer, with `reward_weights`; see `rewards.adaptors.TrlRewards`."""
         from rewards.adaptors import TrlRewards
 
         return TrlRewards.from_preset(self, seed=seed, reference_column=reference_column, strict=strict)
 
     def easyr1(self, *, seed: int = 0) -> "EasyR1Reward":
-        """A reward function for EasyR1, batched or sequential; see `rewards.adaptors.EasyR1Reward`."""
+        """Return a reward function for EasyR1, batched or sequential; see `rewards.adaptors.EasyR1Reward`."""
         from rewards.adaptors import EasyR1Reward
 
         return EasyR1Reward(self, seed=seed)
 
     def verl(self, *, seed: int = 0, as_dict: bool = True) -> "VerlReward":
-        """A `compute_score` for verl; see `rewards.adaptors.VerlReward`."""
+        """Return a `compute_score` for verl; see `rewards.adaptors.VerlReward`."""
         from rewards.adaptors import VerlReward
 
         return VerlReward(self, seed=seed, as_dict=as_dict)
 
 
 def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:
-    """Several presets as one: their parts with their weights times the preset's, and their gates. The first preset with a
-    checker says what is right; a part whose name stands already gets its preset's name in front.
+    """Combine several presets: their components with their weights times the preset's, and their gates. The first preset with a
+    checker decides correctness; a component whose name is taken gets its preset's name in front.
 
     Raises:
         PresetError: see `Preset`, also where the parts of the others outweigh the checker.
@@ -247,7 +247,7 @@ def _total(weights: dict[str, float], row: Sequence[Score]) -> float | None:
 def _token_rewards(
     weights: dict[str, float], tokens: dict[str, list[Sequence[float] | None]], samples: Sequence[Sample]
 ) -> list[list[float]]:
-    """The weighted sum over components for each token; zeros where a completion has no token values."""
+    """Return the weighted sum over components for each token; zeros if a completion has no token values."""
     rows: list[list[float]] = []
     for position, sample in enumerate(samples):
         weighted_values = [

@@ -1,4 +1,4 @@
-"""The records that cross every boundary of this library: what is scored, by what, and what comes out."""
+"""Records shared by all parts of this library: samples, components and scores."""
 
 import time
 from abc import ABC, abstractmethod
@@ -62,7 +62,7 @@ class Sample:
 
 
 def opens_thinking(prompt: Any) -> bool:
-    """Whether the prompt, or its last message when that is the assistant's, ends with an open `<think>`."""
+    """Return whether the prompt, or its last message if that is the assistant's, ends with an open `<think>`."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) and prompt[-1].get("role") == "assistant":
         prompt = prompt[-1].get("content")
     return isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
@@ -82,7 +82,7 @@ class Context:
     extras: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def rng(self, group_id: int, purpose: str = "") -> "Random":
-        """Random numbers that depend on the run's seed, the step and the group alone, in any process."""
+        """Return random numbers that depend only on the run's seed, the step and the group, in any process."""
         from random import Random
 
         return Random(f"{self.seed}/{self.step}/{group_id}/{purpose}")
@@ -145,7 +145,7 @@ class ItemComponent(ABC):
 
     @abstractmethod
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        """The verdict on one completion; whatever it raises becomes status `error`."""
+        """Score one completion; any exception becomes status `error`."""
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
         return [self._timed(sample, ctx) for sample in samples]
@@ -165,14 +165,14 @@ class ItemComponent(ABC):
 
 
 def unchecked(kind: type[T], fields: dict[str, Any]) -> T:
-    """A frozen dataclass's instance that takes over these fields, all of them: several times as fast as its `__init__`."""
+    """Make an instance of a frozen dataclass from all of its fields: several times as fast as its `__init__`."""
     made = object.__new__(kind)
     object.__setattr__(made, "__dict__", fields)
     return made
 
 
 def failure_reason(failure: BaseException) -> str:
-    """`TypeName: message`, at most 300 characters, never raising even when the exception's own str() does."""
+    """Return `TypeName: message`, at most 300 characters; never raises, even if the exception's own str() does."""
     try:
         message = str(failure)
     except Exception:
@@ -181,7 +181,7 @@ def failure_reason(failure: BaseException) -> str:
 
 
 def shown(value: object, limit: int = 200) -> str:
-    """`repr`, cut to `limit` characters, never raising even when the object's own does."""
+    """Return `repr`, cut to `limit` characters; never raises, even if the object's own does."""
     if isinstance(value, str | bytes):
         value = value[:limit]
     try:

@@ -20,7 +20,7 @@ def build_samples(
     logps: Sequence[Sequence[float] | None] | None = None,
     **columns: Sequence[Any],
 ) -> list[Sample]:
-    """Samples for a batch of B completions.
+    """Build samples for a batch of B completions.
 
     Args:
         prompts: B prompts, strings or lists of messages. Consecutive equal prompts form a group.
@@ -77,7 +77,7 @@ def make_sample(
     logps: Sequence[float] | None = None,
     n_tokens: int | None = None,
 ) -> Sample:
-    """One sample; `n_tokens` is for trainers that know the length but do not tell the ids. Arrays and numpy's numbers, as
+    """Build one sample; `n_tokens` is for trainers that know the length but not the ids. Arrays and numpy's numbers, as
     Parquet files give them, become lists and plain ones."""
     reference, columns = plain(reference), {name: plain(value) for name, value in columns.items()}
     fields = {
@@ -100,7 +100,7 @@ def make_sample(
 
 
 def plain(value: Any) -> Any:
-    """The value with arrays and their scalars, at any depth, as lists and Python's own; itself where there are none."""
+    """Return the value with arrays and their scalars, at any depth, as lists and Python numbers; itself if there are none."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if callable(to_list := getattr(value, "tolist", None)) and not isinstance(value, Mapping):
@@ -112,7 +112,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_items(value: Any) -> Any:
-    """`plain` of what a list, tuple or dict holds."""
+    """Apply `plain` to the items of a list, tuple or dict."""
     if type(value) is dict:
         items = {key: plain(item) for key, item in value.items()}
         return items if any(items[key] is not item for key, item in value.items()) else value
@@ -123,7 +123,7 @@ def plain_items(value: Any) -> Any:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two values are equal; by identity where their types do not say so in one word, such as arrays."""
+    """Return whether two values are equal; by identity if their comparison gives no single truth value, as for arrays."""
     try:
         return bool(left == right)
     except Exception:
@@ -136,7 +136,7 @@ def is_column(value: Any, size: int) -> bool:
 
 
 def completion_text(completion: Any) -> str:
-    """The text a completion is judged by: the last assistant message, its separate reasoning put back in `<think>`.
+    """Return the text that is judged: the last assistant message, its separate reasoning put back in `<think>`.
 
     Tool results and earlier turns are not the model's answer and are left out. None and unknown shapes are "".
     """
@@ -153,7 +153,7 @@ def completion_text(completion: Any) -> str:
 
 
 def prompt_text(prompt: Any) -> str:
-    """All that the model was shown: a string, or the contents of a list of messages, one below the other."""
+    """Return all text that the model was shown: a string, or the contents of a list of messages, one below the other."""
     if isinstance(prompt, str):
         return prompt
     messages = [message for message in prompt if isinstance(message, Mapping)] if isinstance(prompt, list) else []
@@ -161,7 +161,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def _content_text(content: Any) -> str:
-    """Message content is a string, or a list of typed blocks of which the text ones count."""
+    """Return the text of a message's content: a string, or a list of typed blocks of which the text ones count."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

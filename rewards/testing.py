@@ -1,4 +1,4 @@
-"""Check that a reward tells honest answers from wrong ones and known hacks: what `grpo-kit reward test` does.
+"""Check that a reward distinguishes honest answers from wrong ones and known hacks, as `grpo-kit reward test` does.
 
 Rows are JSON objects, one a line. All of their keys are dataset columns, except for these, each of them optional:
 
@@ -41,7 +41,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Case:
-    """One completion and what it scored; `name` is the hack's, or the beginning of the completion."""
+    """A completion and its scores; `name` is the hack's, or the beginning of the completion."""
 
     row: int
     kind: Kind
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Report:
-    """All cases, what is wrong with the reward (`problems`), and what is worth knowing (`notes`)."""
+    """All cases, the reward's `problems`, and further `notes`."""
 
     preset: Preset
     cases: list[Case]
@@ -69,7 +69,7 @@ class Report:
 
 
 def target(name_or_path: str, **params: Any) -> Preset:
-    """A preset by name, or one around the reward function at `file.py:function`.
+    """Return a preset by name, or one around the reward function at `file.py:function`.
 
     Raises:
         RewardsError: neither; or parameters for a function.
@@ -90,13 +90,13 @@ def target(name_or_path: str, **params: Any) -> Preset:
 
 
 def golden(name: str) -> list[dict[str, Any]]:
-    """The rows that come with a preset; none for functions and presets of your own."""
+    """Return the golden rows of a preset; none for functions and presets of your own."""
     file = _GOLDEN / f"{name}.jsonl"
     return read_rows(file) if name in names() and file.is_file() else []
 
 
 def read_rows(file: str | Path) -> list[dict[str, Any]]:
-    """Rows of a JSON Lines file.
+    """Read rows of a JSON Lines file.
 
     Raises:
         RewardsError: no such file, or a line that is no JSON object.
@@ -121,7 +121,7 @@ def read_rows(file: str | Path) -> list[dict[str, Any]]:
 
 
 def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
-    """Scores every row's completions and the known hacks around them; a row's completions form one group.
+    """Score every row's completions and the known hacks around them; a row's completions form one group.
 
     Problems are: a reward that fails on a good completion, which is then all that is said of the row; a bad completion
     or a hack whose total reaches the lowest of the row's good ones; a good one that the preset's checker does not take
@@ -146,7 +146,7 @@ def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
 
 
 def _score_row(preset: Preset, number: int, row: Row, hacks: bool) -> tuple[list[Case], list[str]]:
-    """The row's cases and notes; where a hack makes the reward fail for its whole batch, a batch of its own for each."""
+    """Return the row's cases and notes; if a hack makes the reward fail for its whole batch, each hack gets its own batch."""
     honest = _honest_cases(number, row)
     if not honest:
         raise RewardsError(f"Row {number} has no completions. Give some in `good`, `bad` or `completion`.")
@@ -196,7 +196,7 @@ def _evaluate(preset: Preset, row: Row, cases: Sequence[Case]) -> Evaluation:
 
 
 def _failing(evaluation: Evaluation, first: int) -> int:
-    """Number of verdicts on the first completions that are failures of the reward."""
+    """Count the failures of the reward on the first completions."""
     return sum(status in FAILURES for column in evaluation.statuses.values() for status in column[:first])
 
 
@@ -242,7 +242,7 @@ def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:
 
 
 def _completions(value: Any) -> list[Any]:
-    """One completion, or a list of them: a list of messages is one."""
+    """Return a list of completions from one completion or a list; a list of messages is one completion."""
     if value is None:
         return []
     if isinstance(value, list) and not (value and isinstance(value[0], Mapping)):
@@ -251,7 +251,7 @@ def _completions(value: Any) -> list[Any]:
 
 
 def _shaped(row: Row, text: str | None) -> Any:
-    """`text` as the row's completions are: a message where they are conversational."""
+    """Return `text` in the shape of the row's completions: a message if they are conversational."""
     sample = next((c for key in ("good", "bad", "completion") for c in _completions(row.get(key))), row.get("prompt"))
     return [{"role": "assistant", "content": text}] if isinstance(sample, list) else text
 

@@ -1,4 +1,4 @@
-r"""Answers made from a question and its reference: wrong ones that come near, right ones in other words, copies, constants.
+r"""Answers made from a question and its reference: near misses, other spellings, copies and constants.
 
 >>> echoes(r"Compute $2 + 3 = x$ and \(\sqrt{16}\).")
 ['2 + 3 = x', '2 + 3', '\\sqrt{16}']
@@ -48,7 +48,7 @@ _INTEGER = re.compile(r"(?<![\d.])[1-9]\d{0,8}(?![\d.])")
 
 
 def echoes(prompt: str) -> list[str]:
-    """What a prompt holds that may be boxed as it stands: its formulas, their sides, and arithmetic in its text."""
+    """Return what a prompt holds that may be boxed as it stands: formulas, their sides, and arithmetic in its text."""
     formulas: list[str] = []
     for match in _FORMULA.finditer(prompt):
         formula = next(group for group in match.groups() if group is not None).strip().strip(".,;?").strip()
@@ -59,7 +59,7 @@ def echoes(prompt: str) -> list[str]:
 
 
 def same_answer(first: str, second: str) -> bool:
-    """Whether two answers are the same by spelling, as numbers, or as several numbers in any order, whatever a grader says;
+    """Return whether two answers are the same by spelling, as numbers, or as several numbers in any order;
     `x = 1` and `1 = 1` are 1, too."""
     *before, last = first.split("=")
     known = bool(before) and all(_NAME_OR_NOTHING.fullmatch(side) or same_answer(side, last) for side in before)
@@ -75,7 +75,7 @@ def same_answer(first: str, second: str) -> bool:
 
 
 class _Read(NamedTuple):
-    """What an answer is compared by: its spelling, its kind and its parts as numbers."""
+    """Keys to compare answers by: spelling, kind and parts as numbers."""
 
     written: str
     kind: str
@@ -84,14 +84,14 @@ class _Read(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _read(text: str) -> _Read:
-    """Kept, since an audit compares each reference with a hundred answers, and these with each reference."""
+    """Parse an answer; cached, since an audit compares each reference with a hundred answers."""
     written = plain(text)
     pieces = split(written)
     return _Read(bare(written).casefold(), pieces.kind, tuple(number(bare(part)) for part in pieces.parts))
 
 
 def near_misses(reference: str) -> list[str]:
-    """Wrong answers that come near: another number, order, sign, entry, bracket. Empty where none is sure to be wrong."""
+    """Return wrong answers that come near: another number, order, sign, entry, bracket. Empty if none is sure to be wrong."""
     text = plain(reference)
     pieces = split(text)
     if pieces.kind in ("matrix", "tuple", "interval", "list", "set"):
@@ -128,7 +128,7 @@ def _other_numbers(text: str, value: Fraction) -> list[str]:
 
 
 def _other_parts(pieces: Pieces) -> list[Sequence[str]]:
-    """Other entries: two exchanged where the order counts, one more or fewer, one more beside one less, signs, one left out;
+    """Return other entries: two exchanged if the order counts, one more or fewer, one more and one less, signs, one left out;
     and, of columns, all of their sum or product in one entry."""
     parts = list(pieces.parts)
     values = [number(part) for part in parts]
@@ -164,7 +164,7 @@ def _joined(text: str, pieces: Pieces, parts: Sequence[str]) -> str:
 
 
 def spellings(reference: str) -> list[str]:
-    """The reference in other words that any reader takes for the same; a grader that refuses them loses right answers."""
+    """Return other spellings of the reference; a grader that refuses them loses right answers."""
     text = reference.strip()
     if match := _MATRIX.fullmatch(text):
         rows = [row.strip() for row in match[2].split(_ROW) if row.strip()]

@@ -1,5 +1,5 @@
-"""Trainers that take numbers alone: what failed is said in the log, once for each component and reason, and a reward that
-could score nothing from the first batch on is an error."""
+"""Report failures of rewards to users of trainers that accept only numbers: each component and reason is logged once, and
+a reward that can score nothing from the first batch on is an error."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ _MOST = 100  # kinds of failure that are told apart
 
 
 class FailureLog:
-    """Warns of completions that a component failed to score, each component and reason once."""
+    """Log a warning for completions that a component failed to score, once for each component and reason."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str, str]] = set()
@@ -28,7 +28,7 @@ class FailureLog:
         self.__init__()  # type: ignore[misc]
 
     def look_at(self, evaluation: Evaluation) -> None:
-        """Logs what failed in this batch and was not told before."""
+        """Log the failures of this batch that were not logged before."""
         for name, statuses in evaluation.statuses.items():
             for status, info in zip(statuses, evaluation.infos[name], strict=True):
                 if status in FAILURES:
@@ -45,7 +45,7 @@ class FailureLog:
 
 
 class FirstBatches:
-    """Refuses a reward that has not been able to score anything yet: a column that is missing, a function that raises.
+    """Refuse a reward that has not been able to score anything yet, such as one whose column is missing.
 
     Trainers would go on with zeros. What is judged once shows that the reward works: later failures are for the log.
     """

@@ -47,7 +47,7 @@ class BatchEvaluator:
     def evaluate(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, passed: dict[str, Any]
     ) -> Evaluation:
-        """The batch's evaluation; `given` are dataset columns and whatever else the trainer passes."""
+        """Return the batch's evaluation; `passed` are dataset columns and everything else that the trainer passes."""
         columns = {name: value for name, value in passed.items() if is_column(value, len(prompts))}
         extras = {name: value for name, value in passed.items() if name not in columns}
         tokens = {name: columns.pop(name) for name in _TOKEN_INPUTS if name in columns}
@@ -75,8 +75,8 @@ class BatchEvaluator:
             return self.last
 
     def reports_tokens(self, name: str) -> bool:
-        """Whether the function of this name is the one that reports the batch's process rewards: the first that asks,
-        however many of them the trainer was given, and again whenever it is called again."""
+        """Return whether the function of this name reports the batch's process rewards: the first one called does, also when
+        it is called again."""
         with self._lock:
             self._reporter = self._reporter or name
             return self._reporter == name
@@ -107,7 +107,7 @@ class TrlReward:
         completion_ids: Sequence[Sequence[int]] | None = None,
         **passed: Any,
     ) -> list[float | None]:
-        """Native values of this component, one per completion; None excludes."""
+        """Return native values of this component, one per completion; None excludes."""
         evaluation = self._evaluator.evaluate(prompts, completions, completion_ids, passed)
         if callable(log_extra := passed.get("log_extra")):
             self._log_columns(evaluation, log_extra)
@@ -137,7 +137,7 @@ class TrlReward:
 
 
 class TrlRewards(list[TrlReward]):
-    """What TRL takes as `reward_funcs`, with `reward_weights` for its GRPOConfig.
+    """Reward functions for TRL's `reward_funcs`, with `reward_weights` for its GRPOConfig.
 
     What a component failed to score is logged as a warning, once for each reason. Where a component could not score a
     single completion of the first batch (no reference column, a function that raises), `RewardsError` says why, since
@@ -157,7 +157,7 @@ class TrlRewards(list[TrlReward]):
     def from_preset(
         cls, preset: Scorer, *, seed: int = 0, reference_column: str | None = None, strict: bool = True
     ) -> "TrlRewards":
-        """One reward function per component, all sharing one evaluation per batch."""
+        """Return one reward function per component; all share one evaluation per batch."""
         evaluator = BatchEvaluator(preset, seed, reference_column, strict)
         rewards = cls(TrlReward(name, evaluator) for name in preset.weights)
         rewards.reward_weights = list(preset.weights.values())
@@ -170,7 +170,7 @@ class TrlRewards(list[TrlReward]):
 
 
 def _printable(value: Any) -> str | None:
-    """Cut to 200 characters that every table format can store: no lone surrogates."""
+    """Return text of at most 200 characters that every table format can store, without lone surrogates."""
     if value is None:
         return None
     return str(value)[:_LOGGED_CHARS].encode("utf-8", "replace").decode("utf-8")

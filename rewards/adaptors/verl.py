@@ -25,8 +25,8 @@ class _Reward:
         self.__name__ = "compute_score"
 
     def _score(self, rows: Sequence[tuple[Any, Any, Any, Mapping[str, Any], int | None]]) -> list[dict[str, float]]:
-        """The weighted sum and each component's native value. Consecutive rows of one prompt (of one reference, where there
-        is no prompt) form a group."""
+        """Return the weighted sum and each component's native value. Consecutive rows of one prompt (of one
+        reference, if there is no prompt) form a group."""
         samples: list[Sample] = []
         group, before = -1, object()
         for index, (prompt, completion, reference, columns, n_tokens) in enumerate(rows):
@@ -47,7 +47,7 @@ class _Reward:
 
 
 class EasyR1Reward(_Reward):
-    """Called with a batch of dicts, or with one of them: `worker.reward.reward_type` batch or sequential.
+    """EasyR1's `compute_score(reward_inputs)`, for `worker.reward.reward_type` batch or sequential.
 
     Each dict has `response` and `ground_truth`, usually `response_length` in tokens, and perhaps more, which become columns.
     Consecutive ones with the same prompt (or, where none is given, the same ground truth) form a group. The answer has
@@ -64,7 +64,7 @@ class EasyR1Reward(_Reward):
     total = "overall"
 
     def __call__(self, reward_inputs: Any, **options: Any) -> Any:
-        """A list of scores for a batch, one dict of scores for one dict. `options` (EasyR1's `reward_function_kwargs`)
+        """Return a list of scores for a batch, one dict of scores for one dict. `options` (EasyR1's `reward_function_kwargs`)
         become columns of every row."""
         if isinstance(reward_inputs, Mapping):
             return self._score([_easyr1_row(reward_inputs, options)])[0]
@@ -115,7 +115,7 @@ class VerlReward(_Reward):
         extra_infos: Sequence[Any] | None = None,
         **options: Any,
     ) -> Any:
-        """One score, or a list of them for plural arguments. `options` (verl's `reward_kwargs`) become columns."""
+        """Return one score, or a list of scores for plural arguments. `options` (verl's `reward_kwargs`) become columns."""
         if solution_strs is None:
             return self._scores([(data_source, solution_str, ground_truth, extra_info)], options)[0]
         nothing = [None] * len(solution_strs)

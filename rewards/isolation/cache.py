@@ -1,4 +1,4 @@
-"""Results by content: what was called, with which arguments, by which version of a component."""
+"""Cache of results by content: the function called, its arguments and the component's version."""
 
 import contextlib
 import hashlib
@@ -33,7 +33,7 @@ def content_key(*parts: Any) -> str | None:
 
 
 def clear_recent() -> None:
-    """Forgets what this process keeps in memory."""
+    """Clear the results that this process keeps in memory."""
     with _lock:
         _recent.clear()
 
@@ -59,7 +59,7 @@ class Cache:
         self._complained = False
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
-        """The known ones among `keys`."""
+        """Return the values of the known ones among `keys`."""
         unique = list(dict.fromkeys(keys))
         with _lock:
             known = {key: _recent[key] for key in unique if key in _recent}
@@ -70,7 +70,7 @@ class Cache:
         return {key: json.loads(value) for key, value in (known | stored).items()}
 
     def put_many(self, values: Mapping[str, Any]) -> None:
-        """Keeps plain values of up to 4,000 characters of JSON; others are passed over."""
+        """Store plain values of up to 4,000 characters of JSON; skip others."""
         small = {}
         for key, value in values.items():
             with contextlib.suppress(TypeError, ValueError, RecursionError):
@@ -114,7 +114,7 @@ def _remember(values: Mapping[str, str]) -> None:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """A connection of this call alone: nothing to carry over a fork, a pickle or a thread."""
+    """Open a connection for this call alone, so that none crosses a fork, a pickle or a thread."""
     file = sqlite3.connect(path, timeout=5.0)
     try:
         file.execute("PRAGMA journal_mode=WAL")

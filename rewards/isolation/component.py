@@ -34,14 +34,14 @@ class IsolatedComponent(ItemComponent):
 
     @abstractmethod
     def task(self, sample: Sample, ctx: Context) -> Task | Score:
-        """The work to do on one completion, or the score where there is none to do."""
+        """Return the work to do on one completion, or its score if there is none."""
 
     @abstractmethod
     def verdict(self, sample: Sample, result: Any) -> Score:
-        """The score for the function's result, which went through JSON: tuples are lists."""
+        """Return the score for the function's result, which went through JSON: tuples are lists."""
 
     def batch_seconds(self, tasks: int) -> float | None:
-        """The budget of a batch of that many different tasks."""
+        """Return the budget of a batch of that many different tasks, in seconds."""
         return self.budget
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
@@ -79,7 +79,7 @@ class IsolatedComponent(ItemComponent):
             return Score(None, "error", {"reason": failure_reason(failure)})
 
     def _outcomes(self, tasks: list[Task]) -> list[Outcome]:
-        """Outcomes from the cache where they are known; equal tasks of one batch run once."""
+        """Return outcomes, cached ones where they are known; equal tasks of one batch run once."""
         keys = [self._key(task, position) for position, task in enumerate(tasks)]
         cache = Cache()
         known = cache.get_many(keys)
@@ -97,7 +97,7 @@ class IsolatedComponent(ItemComponent):
         return [outcomes[key] if key in outcomes else Outcome("ok", known[key]) for key in keys]
 
     def _key(self, task: Task, position: int) -> str:
-        """Cache key by content; by position for tasks whose arguments are not plain."""
+        """Return a cache key by content; by position for tasks whose arguments are not plain."""
         kind = f"{type(self).__module__}.{type(self).__qualname__}"
         configuration = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NOT_CONTENT]
         return content_key(kind, self.version, configuration, task.function, task.arguments) or f"only:{position}"

@@ -62,11 +62,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task: its result as JSON would give it back (tuples as lists), or why there is none.
+    """Outcome of a task: its result as JSON gives it back (tuples as lists), or the reason why there is none.
 
     `status` is `ok`; `timeout` for an overrun of the deadline; `error` for what the function raised, a crash, or memory
     that ran out; `infra` where no worker could be had at all, or the batch's budget was spent before the task had had its
-    whole deadline: that is the neighbours' doing, and says nothing about the task.
+    whole deadline, which says nothing about the task.
     """
 
     status: Literal["ok", "timeout", "error", "infra"]
@@ -80,18 +80,18 @@ class Worker:
 
     def __init__(self, preload: str | None = None) -> None:
         own_end, worker_end = socket.socketpair()
-        alarm, self._lifeline = os.pipe()
+        lifeline_end, self._lifeline = os.pipe()
         # The folder that this process works in comes last, so that a file there cannot shadow a package. The folder of this
         # library keeps its place: in a checkout it is the working folder, and a user's `rewards.py` would come first.
         path = sorted(sys.path, key=lambda entry: entry != _LIBRARY and entry in ("", os.getcwd()))
-        setup = json.dumps([path, preload, worker_end.fileno(), alarm])
+        setup = json.dumps([path, preload, worker_end.fileno(), lifeline_end])
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", str(_WORKER), setup],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[worker_end.fileno(), alarm],
+                pass_fds=[worker_end.fileno(), lifeline_end],
                 env=os.environ | _SINGLE_THREADED,
                 start_new_session=True,  # Ctrl-C is for us; and its children can be killed with it
             )
@@ -101,7 +101,7 @@ class Worker:
             raise
         finally:
             worker_end.close()
-            os.close(alarm)
+            os.close(lifeline_end)
         self._pipe = Connection(own_end.detach())
         self._loaded: set[str] = set()
 
@@ -110,7 +110,7 @@ class Worker:
         return self._process.pid
 
     def load(self, function: str) -> str | None:
-        """Imports the function's module; the reason where that fails.
+        """Import the function's module; return the reason if that fails.
 
         Raises:
             OSError, EOFError: the process ends, or does not answer.
@@ -124,7 +124,7 @@ class Worker:
         return str(reason)
 
     def ask(self, request: bytes, seconds: float) -> Any:
-        """The reply to a request, see `worker`.
+        """Send a request and return the reply, see `worker`.
 
         Raises:
             TimeoutError: there is none after so many seconds.
@@ -137,7 +137,7 @@ class Worker:
         return json.loads(self._pipe.recv_bytes(MAX_RESULT + 1000))
 
     def end(self) -> str:
-        """Kills it and what it started; how it had ended, if it was dead already."""
+        """Kill the process and its children; return how it had ended if it was dead already."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.5 if self._pipe.poll(0) else 0)  # readable and silent: it is ending
         code = self._process.poll()
@@ -152,7 +152,7 @@ class Worker:
         return "it closed its pipe" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def close(self) -> None:
-        """Closes our ends only: in a forked child, the process is the parent's."""
+        """Close this process's ends only: in a forked child, the worker is the parent's."""
         self._pipe.close()
         if self._lifeline >= 0:
             os.close(self._lifeline)
@@ -184,7 +184,7 @@ class Pool:
     def run(
         self, tasks: Sequence[Task], *, deadline: float = 2.0, memory_mb: int = 2048, budget: float | None = None
     ) -> list[Outcome]:
-        """Outcomes in order. Blocks the calling thread. Whatever a task does becomes its outcome.
+        """Run tasks and return their outcomes in order. Blocks the calling thread. Whatever a task does becomes its outcome.
 
         Args:
             tasks: calls to make, shared out among the workers.
@@ -213,13 +213,13 @@ class Pool:
         return [outcome for outcome in slow_last(attempt, tasks, self.size, budget is None) if outcome is not None]
 
     def close(self) -> None:
-        """Ends the workers that have nothing to do; the next batch starts new ones."""
+        """End the idle workers; the next batch starts new ones."""
         idle, self._idle = self._idle, []
         for worker in idle:
             self._end(worker)
 
     def _attempt(self, task: Task, deadline: float, memory: int, share: float, end: float) -> Outcome | None:
-        """What became of a call; None where it had no more than a part of its deadline."""
+        """Make a call and return its outcome; None if it had only a part of its deadline."""
         module, _, name = task.function.partition(":")
         if not module or not name or module == "__main__":
             return Outcome("error", None, f"{task.function!r} is not of the form package.module:function")
@@ -265,7 +265,7 @@ class Pool:
         return Outcome("ok", value, None, seconds) if kind == "ok" else Outcome("error", None, value, seconds)
 
     def _worker(self, function: str) -> Worker:
-        """An idle one, or a new one."""
+        """Return an idle worker, or a new one."""
         while True:
             try:
                 worker = self._idle.pop()
@@ -278,7 +278,7 @@ class Pool:
             self._end(worker)
 
     def _replace(self, worker: Worker, function: str) -> str:
-        """Starts another one at once: it loads what it needs before the next batch asks for it."""
+        """End a worker and start another one at once, which loads the function before the next batch."""
         how = self._end(worker)
         with contextlib.suppress(OSError):
             fresh = Worker(function)
@@ -302,7 +302,7 @@ _SHARED = Pool()
 
 
 def shared_pool() -> Pool:
-    """The pool that all components of this process use."""
+    """Return the pool that all components of this process use."""
     return _SHARED
 
 

@@ -1,4 +1,4 @@
-"""The inside of a worker process: a script that makes the calls it is sent, one after the other.
+"""Script of a worker process: makes the calls that it is sent, one after the other.
 
 Run by path: it knows nothing of the parent's main module and of this library. A request is the pickle of (function,
 arguments or None to load it only, bytes of memory, seconds until it is interrupted or 0); a reply is the JSON of
@@ -21,7 +21,7 @@ MAX_RESULT = 16_000_000  # bytes of JSON
 
 
 class Overrun(BaseException):
-    """The item's time is over. No `Exception`, which libraries catch in many places."""
+    """The item's time is over. It is no `Exception`, since libraries catch those in many places."""
 
     overrun = True
 
@@ -34,7 +34,7 @@ class Worker:
         self.baseline = address_space()  # bytes that loaded code takes
 
     def answer(self, request: bytes) -> tuple[bytes, bool]:
-        """The reply, and whether this process should end: memory ran out, or it has grown too much."""
+        """Return the reply, and whether this process should end: memory ran out, or it has grown too much."""
         start, memory, exhausted = time.monotonic(), 0, False
         try:
             function, arguments, memory, alarm = pickle.loads(request)
@@ -57,7 +57,7 @@ class Worker:
         return f"{reply[:-1]}, {json.dumps(ends)}]".encode(), ends
 
     def called(self, function: str, arguments: tuple[Any, ...], alarm: float) -> Any:
-        """What the function returns; after `alarm` seconds, if that is not 0, `Overrun` is raised in it, between two steps
+        """Call the function; after `alarm` seconds, if that is not 0, `Overrun` is raised in it, between two steps
         of the interpreter. What that cannot stop is for the parent to kill."""
         if not alarm:
             return self.functions[function](*arguments)
@@ -69,7 +69,7 @@ class Worker:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def load(self, function: str) -> None:
-        """Imports without a limit, and calls the module's `warm_up()` if it has one."""
+        """Import a function without a limit, and call its module's `warm_up()` if there is one."""
         module = importlib.import_module(function.partition(":")[0])
         called: Any = module
         for part in function.partition(":")[2].split("."):
@@ -81,7 +81,7 @@ class Worker:
 
 
 def limit(memory: int | None) -> None:
-    """Limits the address space to so many bytes; None for as many as there may be."""
+    """Limit the address space to so many bytes; None lifts the limit."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     soft = hard if memory is None or (hard != resource.RLIM_INFINITY and memory > hard) else memory
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
@@ -92,7 +92,7 @@ def _ring(*_: object) -> None:
 
 
 def describe(failure: BaseException) -> str:
-    """Type and message of an exception, at most 300 characters; never raises."""
+    """Return type and message of an exception, at most 300 characters; never raises."""
     try:
         message = str(failure)
     except Exception:
@@ -101,13 +101,13 @@ def describe(failure: BaseException) -> str:
 
 
 def address_space() -> int:
-    """Bytes of virtual memory of this process."""
+    """Return the bytes of virtual memory of this process."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def die_with_parent(lifeline: int) -> None:
-    """Has the kernel end this process when the parent's end of a pipe closes, even while it hangs in C code.
+    """Let the kernel end this process when the parent's end of a pipe closes, even while it hangs in C code.
 
     Not PR_SET_PDEATHSIG: that follows the thread that started this process, which may end long before the parent.
     """

@@ -1,4 +1,4 @@
-"""Presets by name: where each is built, loaded only when asked for."""
+"""Presets by name; their modules are imported when needed."""
 
 import importlib
 import inspect
@@ -44,12 +44,12 @@ _PRESETS = {
 
 
 def names() -> list[str]:
-    """Names of all presets, sorted."""
+    """Return the names of all presets, sorted."""
     return sorted(_PRESETS)
 
 
 def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Preset:
-    """The preset of this name, built with `params`; `describe(name)` says which there are.
+    """Build the preset of this name with `params`; `describe(name)` lists them.
 
     Args:
         thinking_opened: whether the model is shown an open `<think>` before it writes. None looks at the end of each
@@ -80,7 +80,7 @@ def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Pr
 
 
 def describe(name: str) -> str:
-    """The preset's documentation: formula, range, source, columns, parameters, example.
+    """Return the preset's documentation: formula, range, source, columns, parameters, example.
 
     Raises:
         UnknownPresetError: no preset has this name.
@@ -90,7 +90,7 @@ def describe(name: str) -> str:
 
 
 def parameters(name: str) -> list[Parameter]:
-    """The preset's parameters with their meaning, range and default, for a form.
+    """Return the preset's parameters with their meaning, range and default, for a form.
 
     Raises:
         UnknownPresetError: no preset has this name.

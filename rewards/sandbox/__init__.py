@@ -1,14 +1,14 @@
-"""Runs generated Python programs apart from the machine, on Linux, without Docker and without privileges.
+"""Run generated Python programs isolated from the machine, on Linux, without Docker and without privileges.
 
-What each level does is in `describe()`. In all of them a program has no network, no environment, no home, only system
+`describe()` says what each level does. At every level a program has no network, no environment, no home, only system
 directories to read, and limits on time, memory, processes, files and output; grading happens outside, on what it wrote.
 
-Where namespaces of our own can be had, programs are forked from warm interpreters, see `forkserver`; elsewhere each starts one.
+If user namespaces are available, programs are forked from warm interpreters, see `forkserver`; else each starts one.
 
-Limits: the kernel is shared, so that a bug in it is a way out. Memory of all processes together is watched from outside, so
-that for a moment there may be more.
-CPU and disk bandwidth are not shared fairly. Made to keep the programs of a model in training from harming the machine or
-cheating its reward; not for hostile strangers on a machine that holds secrets.
+Limits of the isolation: the kernel is shared, so that a bug in it is a way out. Memory of all processes together is watched
+from outside, so that for a moment there may be more. CPU and disk bandwidth are not shared fairly. The sandbox keeps the
+programs of a model in training from harming the machine or cheating its reward; it is not made for hostile strangers on a
+machine that holds secrets.
 
 >>> from rewards import sandbox
 >>> sandbox.run("print(int(input()) * 2)", "21", allow_unsafe=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""The command line of each level: who runs, under which limits, seeing what."""
+"""Command lines of the levels: user id, limits, and the files that a program may read."""
 
 import functools
 import math
@@ -19,12 +19,12 @@ _MIB = 1 << 20
 
 
 class MissingTool(OSError):
-    """A program that a level needs is not installed; the message names it."""
+    """A command that a level needs is not installed; the message names it."""
 
 
 @functools.cache
 def tool(name: str) -> str:
-    """Absolute path of a command, whatever PATH says."""
+    """Return the absolute path of a command; PATH does not matter."""
     path = shutil.which(name, path=_TOOL_DIRECTORIES)
     if path is None:
         raise MissingTool(f"{name} is not installed (apt-get install util-linux)")
@@ -33,7 +33,7 @@ def tool(name: str) -> str:
 
 @functools.cache
 def python() -> str:
-    """The interpreter for generated programs: the system's, else the one that this process is based on."""
+    """Return the interpreter for generated programs: the system's, else the base interpreter of this process."""
     for candidate in _PYTHONS:
         if os.access(candidate, os.X_OK):
             return candidate
@@ -42,7 +42,7 @@ def python() -> str:
 
 @functools.cache
 def system_paths() -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Directories and files that a program may read, and symbolic links (path, target) that lead into them."""
+    """Return directories and files that a program may read, and symbolic links (path, target) into them."""
     binds, links = ["/usr"], []
     for path in ("/bin", "/lib", "/lib32", "/lib64", "/sbin"):
         if os.path.islink(path):
@@ -57,7 +57,7 @@ def system_paths() -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
 
 
 class Interpreter(NamedTuple):
-    """A Python of the user's choice: its version, and the directories that it lies in and reads."""
+    """A Python chosen by the user: its path and version, and the directories that it lies in and reads."""
 
     path: str
     version: str
@@ -66,7 +66,7 @@ class Interpreter(NamedTuple):
 
 @functools.cache
 def interpreter(path: str) -> Interpreter:
-    """Asks the interpreter at `path`.
+    """Ask the interpreter at `path` for its version and directories.
 
     Raises:
         SandboxError: it cannot be run.
@@ -86,7 +86,7 @@ def interpreter(path: str) -> Interpreter:
 
 
 def resource_limits(job: Job) -> dict[str, int]:
-    """Limits of each process, under the names that prlimit has for them."""
+    """Return the limits of each process, by their names in prlimit."""
     return {
         "cpu": math.ceil(job.seconds) + 1,
         "as": job.memory_mb * _MIB,
@@ -98,7 +98,7 @@ def resource_limits(job: Job) -> dict[str, int]:
 
 
 def _as_user(uid: int | None) -> list[str]:
-    """setpriv, when there is a slot's user id to change to."""
+    """Return the setpriv command for a slot's user id; nothing without a slot."""
     if uid is None:
         return []
     return [tool("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=-all"]
@@ -131,7 +131,7 @@ def _interpreter(path: str | None) -> list[str]:
 
 
 def _binds(path: str | None) -> tuple[str, ...]:
-    """What a program may read: the system's directories, and those of its own interpreter."""
+    """Return what a program may read: the system's directories, and those of its own interpreter."""
     return system_paths()[0] + (() if path is None else interpreter(path).directories)
 
 

@@ -1,8 +1,8 @@
-"""Warm interpreters in namespaces of their own, which fork a locked-up process for each program, see `launcher.serve`.
+"""Warm interpreters in their own namespaces, which fork a restricted process for each program, see `launcher.serve`.
 
-A program costs a fork and its namespaces, and neither the start of an interpreter nor its imports: a third of what it takes
-to start one. The seed of hashes and the layout of addresses are its server's. Each
-server has a user id of its own where this process is root, and runs one program at a time.
+A program costs a fork and its namespaces, and neither the start of an interpreter nor its imports: a third of the time to
+start one. The seed of hashes and the layout of addresses are the server's. Each server has a user id of its own if this
+process is root, and runs one program at a time.
 """
 
 import atexit
@@ -35,7 +35,7 @@ _going: list["_Server"] = []  # killed, and not gone yet: they keep their slots
 
 
 def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended:
-    """Runs a program in a process that a server of its interpreter forks, until it ends or passes a limit.
+    """Run a program in a process that a server of its interpreter forks, until it ends or passes a limit.
 
     Raises:
         OSError: no server can be started, or it ended.
@@ -69,7 +69,7 @@ def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended
 
 
 class _Server:
-    """One server; `control` is the socket to it. It is `lost` when a program of its does not go away."""
+    """A fork server; `control` is the socket to it. It is `lost` when one of its programs does not end."""
 
     lost = False
 
@@ -115,7 +115,7 @@ class _Server:
                 raise OSError(f"{failure} {written[-200:]}".strip()) from None
 
     def fork(self, fds: Sequence[int], ended: Ended) -> int:
-        """A descriptor of the process that was forked for a program."""
+        """Fork a process for a program and return its descriptor."""
         socket.send_fds(self.control, [b"fork"], fds)
         while True:
             answer, process = self.answer(_ANSWER_SECONDS)
@@ -124,7 +124,7 @@ class _Server:
             ended.status += answer + b"\n"  # the process itself may be the first to say something
 
     def answer(self, seconds: float) -> tuple[bytes, list[int]]:
-        """What it says next, and the descriptors that come with it.
+        """Receive the next message and its descriptors.
 
         Raises:
             OSError: it ended, or says nothing in time.
@@ -139,7 +139,7 @@ class _Server:
         return message, fds
 
     def close(self) -> None:
-        """Ends it, also when a process forked from this one holds its socket too."""
+        """End the server, also when a process forked from this one holds its socket too."""
         with suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
         self.control.close()
@@ -148,7 +148,7 @@ class _Server:
             _going.append(self)
 
     def _ended(self, kill: bool) -> bool:
-        """Whether it is gone within a second, its programs with it; then its slot is free again."""
+        """Wait a second for the server's end; free its slot and return True if it has ended, its programs with it."""
         if kill:
             # The innermost process: this one waits for it, and ends. An orphan would stay a zombie in a container whose first
             # process reaps nothing, and would go on counting as a process of its user.
@@ -200,7 +200,7 @@ class _Forked(Watched):
 
 
 def _free_slots() -> None:
-    """Gives back the slots of killed servers that are gone by now."""
+    """Free the slots of killed servers that have ended by now."""
     with _lock:
         for server in [each for each in _going if each.process.poll() is not None]:
             _going.remove(server)
@@ -209,7 +209,7 @@ def _free_slots() -> None:
 
 @contextmanager
 def _server(python: str | None) -> Iterator[_Server]:
-    """A server that nobody else uses meanwhile; one that fails is not used again."""
+    """Lend a server to one caller at a time; one that fails is not used again."""
     while True:
         with _lock:
             waiting = _idle.get(python)
@@ -235,14 +235,14 @@ def _server(python: str | None) -> Iterator[_Server]:
 
 
 def idle_processes() -> list[int]:
-    """Process ids of the servers that wait for a program."""
+    """Return the process ids of the servers that wait for a program."""
     with _lock:
         return [server.process.pid for servers in _idle.values() for server in servers]
 
 
 @atexit.register
 def close_idle() -> None:
-    """Ends the servers that wait for a program."""
+    """End the servers that wait for a program."""
     with _lock:
         servers = [server for servers in _idle.values() for server in servers]
         _idle.clear()

@@ -1,4 +1,4 @@
-"""Locks its own process up and becomes the program, or goes on to fork a process for each program that is asked for.
+"""Restrict this process and replace it by the program, or fork a restricted process for each requested program.
 
 Runs on its own (`python3 -I -S -c SOURCE CONFIG`), under a user id that may not even read this file: nothing but the
 standard library, and of that as little as possible.
@@ -49,7 +49,7 @@ _PRELOADED += ["operator", "random", "re", "string", "typing"]
 
 
 def call(name: str, result: int) -> int:
-    """The result of a system call, or OSError when it is negative."""
+    """Return the result of a system call. Raises `OSError` if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
@@ -83,10 +83,10 @@ def read_only(path: str, recursive: bool = True) -> None:
 
 
 def enter_namespaces() -> int:
-    """Goes on in the first process of new namespaces; this one waits for it and ends as it does.
+    """Continue in the first process of new namespaces; the calling process waits for it and ends.
 
     Returns:
-        A descriptor of the process namespace that it goes on in.
+        A descriptor of the new process namespace.
     """
     uid, gid = os.getuid(), os.getgid()
     call("unshare", _LIBC.unshare(_NEW_USER | _NEW_PIDS | _NEW_MOUNTS_AND_MORE))
@@ -104,7 +104,7 @@ def enter_namespaces() -> int:
 
 
 def build_root(config: dict[str, Any]) -> None:
-    """A root of its own, read-only: system directories, and places for a program's box and its /tmp."""
+    """Make a new read-only root: system directories, and mount points for a program's box and its /tmp."""
     root = "/proc"  # any directory that exists everywhere; the new root is mounted over it
     mount("", "/", "", _MS_REC | _MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
@@ -145,7 +145,7 @@ def drop_capabilities() -> None:
 
 
 def restrict_files(config: dict[str, Any]) -> None:
-    """Landlock: read and run system directories, read the box, write nothing but /dev/null."""
+    """Restrict files by Landlock: read and run system directories, read the box, write nothing but /dev/null."""
     abi = syscall("landlock", _LANDLOCK_CREATE, None, 0, 1)
     if abi < 3:
         raise OSError(f"Landlock ABI {abi}, 3 is needed (Linux 6.2)")
@@ -242,7 +242,7 @@ def serve(config: dict[str, Any]) -> bytes:
 
 
 def lock_up(binds: list[str], fds: list[int], control: socket.socket, filter_code: bytes) -> bytes:
-    """Makes this process, just forked, the one that a program may have; the program's source."""
+    """Restrict this process, just forked, for a program and return the program's source."""
     with open(fds[3], "rb") as content:
         job = eval(content.readline())
         source = content.read(job["size"])
@@ -280,7 +280,7 @@ def _report(control: socket.socket, failure: BaseException) -> None:
 
 
 def restrict_process(config: dict[str, Any]) -> None:
-    """Landlock and a filter of system calls, then the program in this process's place."""
+    """Restrict this process by Landlock and a filter of system calls, then replace it by the program."""
     status = config["status_fd"]
     try:
         prctl("pdeathsig", _PR_SET_PDEATHSIG, _SIGKILL)
@@ -357,7 +357,7 @@ def run(source: bytes) -> None:
 
 
 def _done(step: Callable[[], object]) -> bool:
-    """Whether a step was taken without an exception."""
+    """Take a step; return whether it raised no exception."""
     try:
         step()
     except BaseException:
@@ -366,7 +366,7 @@ def _done(step: Callable[[], object]) -> bool:
 
 
 def _flushed(name: str) -> bool:
-    """False when a standard stream fails to flush; one that is missing or closed has nothing to flush."""
+    """Flush a standard stream; return False if that fails. A missing or closed stream has nothing to flush."""
     stream: Any = getattr(sys, name, None)
     closed = []
     _done(lambda: closed.append(bool(stream.closed)))
@@ -374,7 +374,7 @@ def _flushed(name: str) -> bool:
 
 
 def _exit_code(value: Any) -> int:
-    """Exit code of sys.exit(value); a text is printed, as it is by the interpreter."""
+    """Return the exit code of sys.exit(value), and print a text, as the interpreter does."""
     if value is None or isinstance(value, int):
         return (value or 0) & 0xFF if -(1 << 63) <= (value or 0) < 1 << 63 else 255
     _done(lambda: print(value, file=sys.stderr))

@@ -1,4 +1,4 @@
-"""A sandboxed program, watched from outside: capped output, a deadline, and nothing left behind."""
+"""Watch a sandboxed program from outside: limited output, a deadline, and no process left behind."""
 
 import contextlib
 import os
@@ -19,8 +19,8 @@ _LOOK_SECONDS = 0.025  # between two looks at the memory in use
 
 @dataclass
 class Ended:
-    """What came of a process. `stopped` is why it was ended from outside: "timeout", "output", "memory", or "" when it was
-    not."""
+    """Outcome of a process. `stopped` is the limit at which it was stopped: "timeout", "output", "memory", or "" if it ended
+    by itself."""
 
     output: dict[str, bytearray] = field(default_factory=lambda: {"stdout": bytearray(), "stderr": bytearray()})
     status: bytearray = field(default_factory=bytearray)
@@ -31,7 +31,7 @@ class Ended:
 
 @contextmanager
 def sealed_file(content: bytes) -> Iterator[int]:
-    """A descriptor, open for reading only, of an anonymous file that nobody can change any more."""
+    """Open an anonymous file that nobody can change any more, for reading only."""
     import fcntl
 
     written = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -50,19 +50,19 @@ def sealed_file(content: bytes) -> Iterator[int]:
 
 
 def output_pipes() -> tuple[list[int], list[int]]:
-    """Two pipes, for stdout and stderr: the ends to read from, and those to write to."""
+    """Open pipes for stdout and stderr: return the ends to read from, and those to write to."""
     (first, second), (third, fourth) = os.pipe(), os.pipe()
     return [first, third], [second, fourth]
 
 
 def close_all(fds: Sequence[int]) -> None:
-    """Closes descriptors."""
+    """Close descriptors."""
     for fd in fds:
         os.close(fd)
 
 
 class Watched(ABC):
-    """A program that was started: reads what it writes until it ends or passes a limit.
+    """A started program, whose output is read until it ends or passes a limit.
 
     Args:
         pid: the process that all others of the program descend from.
@@ -83,14 +83,14 @@ class Watched(ABC):
 
     @abstractmethod
     def hear(self, fd: int) -> bool:
-        """Takes in what one of `signals` says; whether the program has ended."""
+        """Read one of `signals`; return whether the program has ended."""
 
     @abstractmethod
     def finish(self) -> int | None:
-        """Kills whatever is left and waits until it is gone; the exit code, as `Result` has it."""
+        """Kill what is left of the program and wait for its end; return the exit code, as in `Result`."""
 
     def follow(self, deadline: float) -> None:
-        """Reads until the program ends, time is up, it has written too much, or its processes hold too much memory."""
+        """Read until the program ends, time is up, it has written too much, or its processes hold too much memory."""
         look = time.monotonic() + _LOOK_SECONDS
         most = self.job.memory_mb << 20
         over = False
@@ -112,7 +112,7 @@ class Watched(ABC):
                     over |= self.hear(fd)
 
     def close(self) -> None:
-        """Ends what is left of the program, and reads what had been written before."""
+        """End what is left of the program, and read what it had written before."""
         try:
             code = self.finish()
             if not self.ended.stopped:
@@ -125,7 +125,7 @@ class Watched(ABC):
             close_all(self.owned)
 
     def _read(self, fd: int) -> bool:
-        """Takes in what there is; whether there may be more."""
+        """Read once; return whether there may be more."""
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -150,7 +150,7 @@ def watch(
     job: Job,
     cwd: str = "/",
 ) -> Ended:
-    """Runs `command` in a session of its own without an environment, until it ends or passes a limit.
+    """Run `command` in its own session without an environment, until it ends or passes a limit.
 
     `status` is a pipe (read, write): the sandbox says there whether it got as far as starting the program. Both ends are
     closed here. None: it says nothing.
@@ -185,7 +185,7 @@ def watch(
 
 
 class _Started(Watched):
-    """A process of ours, which says on a pipe what the sandbox is at."""
+    """A child process, which reports the start of the sandbox on a pipe."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class _Started(Watched):
 
 
 def memory_of_tree(root: int, limit: int) -> int:
-    """Bytes in use by a process and all that descend from it; less than `limit` as soon as that is certain.
+    """Return the bytes in use by a process and its descendants; an upper bound if that is not over `limit`.
 
     Pages that several share by a fork are counted once where the kernel tells (Pss), which takes longer and is asked only
     when the plain sum is over the limit.
@@ -246,7 +246,7 @@ def _resident(pid: int) -> int:
 
 
 def _field(path: str, name: str) -> int | None:
-    """Bytes that a line of a file in /proc gives in kB; None where that cannot be read."""
+    """Return the bytes that a line of a file in /proc gives in kB; None if it cannot be read."""
     with contextlib.suppress(OSError, ValueError), open(path) as file:
         for line in file:
             if line.startswith(name):

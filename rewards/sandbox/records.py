@@ -1,4 +1,4 @@
-"""What goes into the sandbox and what comes out."""
+"""Jobs and results of the sandbox."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 class SandboxError(RewardsError):
-    """No level of isolation works on this machine, or what was asked for does not; the message says why."""
+    """No level of isolation works on this machine, or not the requested one; the message says why."""
 
 
 RunStatus: TypeAlias = Literal["ok", "failed", "timeout", "output", "infra"]

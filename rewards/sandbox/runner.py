@@ -1,4 +1,4 @@
-"""Running jobs, one or many at a time, at the best level that this machine has."""
+"""Run jobs, one or many at a time, at the best level that works on this machine."""
 
 import functools
 import os
@@ -26,7 +26,7 @@ _MEANING: dict[Level, str] = {
 
 
 def level() -> Level | None:
-    """The best level that works here, tried once in each process; None where none does."""
+    """Return the best level that works here, tried once in each process; None if none works."""
     return next((name for name in LEVELS[:-1] if _report(name).available), None)
 
 
@@ -54,13 +54,13 @@ def run(program: str, stdin: str = "", *, at: Level | None = None, allow_unsafe:
 def run_all(
     jobs: Sequence[Job], *, workers: int | None = None, at: Level | None = None, allow_unsafe: bool = False
 ) -> list[Result]:
-    """Results in order, `workers` programs at the same time (as many as there are CPUs); raises like `run`."""
+    """Run jobs, `workers` at the same time (as many as there are CPUs), and return results in order; raises like `run`."""
     chosen = choose(at, allow_unsafe)
     return concurrently(functools.partial(_run_at, chosen), jobs, workers)
 
 
 def choose(at: Level | None = None, allow_unsafe: bool = False) -> Level:
-    """The level that `run` would use with these arguments; raises like it."""
+    """Return the level that `run` would use with these arguments; raises like it."""
     if at == "unsafe" and not allow_unsafe:
         raise SandboxError("Level 'unsafe' runs programs with mere limits. Pass allow_unsafe=True if you mean it.")
     if at is not None:
@@ -80,7 +80,7 @@ def choose(at: Level | None = None, allow_unsafe: bool = False) -> Level:
 
 @functools.cache
 def _report(name: Level) -> LevelReport:
-    """Runs a small program at this level and looks at what it prints."""
+    """Report on a level by the output of a small program."""
     if not sys.platform.startswith("linux"):
         return LevelReport(level=name, available=False, reason=f"needs Linux, this is {sys.platform}")
     result = _run_at(name, _PROBE)
@@ -91,7 +91,7 @@ def _report(name: Level) -> LevelReport:
 
 
 def _run_at(name: Level, job: Job) -> Result:
-    """The result at one level. Never raises for what the program, the machine or the job's content does."""
+    """Run a job at one level. Never raises for what the program, the machine or the job's content does."""
     try:
         program = job.program.encode()
         contents = {file: text.encode() if isinstance(text, str) else text for file, text in job.files.items()}
@@ -154,7 +154,7 @@ def _result(ended: "Ended", job: Job, started: bytes) -> Result:
 
 @contextmanager
 def _box(program: bytes, contents: Mapping[str, bytes], uid: int | None) -> Iterator[str]:
-    """A directory with the program and its files, that its user may read and nobody else."""
+    """Make a directory with the program and its files that only its user may read."""
     outer = tempfile.mkdtemp(prefix="sandbox-", dir="/tmp")
     try:
         if uid is not None:
@@ -176,7 +176,7 @@ def _box(program: bytes, contents: Mapping[str, bytes], uid: int | None) -> Iter
 
 
 def _empty(folder: str) -> None:
-    """Removes all that a folder holds, however deep, and follows no link: what is in a folder is lifted to the top before the
+    """Remove the contents of a folder, however deep, and follow no link: the contents of a folder are moved to the top before the
     folder is removed, so that no path gets long and nothing recurses."""
     lifted = 0
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -201,7 +201,7 @@ def _empty(folder: str) -> None:
 
 
 def _unlinked(name: str, folder: int) -> bool:
-    """Removes what is no folder; whether it was none."""
+    """Remove an entry that is no folder; return whether it was none."""
     if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
         return False
     os.unlink(name, dir_fd=folder)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class _Machine(NamedTuple):
-    """AUDIT_ARCH constant, and which column of the tables applies."""
+    """The AUDIT_ARCH constant of a machine, and its column in the tables."""
 
     audit: int
     column: int
@@ -155,7 +155,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 def filter_program(*, namespaces: bool, machine: str | None = None) -> bytes | None:
-    """The filter as an array of `struct sock_filter`, or None for a machine whose call numbers are not known here.
+    """Return the filter as an array of `struct sock_filter`, or None for a machine whose call numbers are not known.
 
     `namespaces` says that process and mount namespaces keep the program apart already; without them it may start
     threads but no processes, send no signals, open no sockets and change no file's mode or owner.
@@ -194,7 +194,7 @@ def _deny(number: int, error: int) -> list[bytes]:
 
 
 def _when(number: int, test: int, constant: int, *, deny_if: bool, argument: int = _ARG0) -> list[bytes]:
-    """Instructions that deny one call when the test of an argument says `deny_if`."""
+    """Return instructions that deny one call when the test of an argument gives `deny_if`."""
     jumps = (0, 1) if deny_if else (1, 0)
     return [
         _op(_JUMP_EQUAL, number, 0, 4),

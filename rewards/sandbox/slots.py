@@ -1,4 +1,4 @@
-"""A user id for each program that runs at the same time, when this process is root.
+"""User ids for programs that run at the same time, if this process is root.
 
 Programs of different slots cannot signal one another, and limits on the number of processes count per slot.
 """
@@ -23,7 +23,7 @@ _claims: list[socket.socket] = []  # of all slots of ours, also those in use
 
 @contextmanager
 def uid_slot() -> Iterator[int | None]:
-    """A user id that no other program on this machine runs under meanwhile; None when this process is not root; raises like
+    """Lend a user id that no other program on this machine uses meanwhile; None if this process is not root; raises like
     `take_slot`."""
     slot = take_slot()
     try:
@@ -33,15 +33,15 @@ def uid_slot() -> Iterator[int | None]:
 
 
 def give_slot(slot: Slot | None) -> None:
-    """Free a slot for the next program; whatever ran under it is gone."""
+    """Free a slot for the next program; all processes of its user id have ended."""
     if slot is not None:
         with _lock:
             _free.append(slot)
 
 
 def take_slot() -> Slot | None:
-    """A slot of ours that is free, or a new one; None when this process is not root. Slots are claimed across processes by the
-    name of a socket, which the kernel lets go of whenever its owner ends, and which leaves no file behind.
+    """Return a free slot of this process, or a new one; None if this process is not root. Slots are claimed across processes by
+    the name of a socket, which the kernel frees when its owner ends, and which leaves no file behind.
 
     Raises:
         OSError: all slots are taken.
