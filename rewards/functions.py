@@ -122,7 +122,8 @@ class FunctionComponent:
         self.function = _for_trl(load_function(function) if isinstance(function, str) else function)
         if not callable(self.function):
             raise FunctionPathError(f"A reward function must be callable or a path to one, got {self.function!r}.")
-        self.name = name or _name_of(self.function)
+        inner = _unwrapped(self.function)
+        self.name = name or str(getattr(inner, "__name__", type(inner).__name__))
         self.low = _declared(self.function, "low", low, -math.inf)
         self.high = _declared(self.function, "high", high, math.inf)
         self.floor = self.low if math.isfinite(self.low) else min(0.0, self.high)
@@ -337,11 +338,6 @@ def _unwrapped(function: RewardFunction) -> Any:
     while isinstance(function, functools.partial):
         function = function.args[0] if function.func in (_called_by_verl, _called_by_easyr1) else function.func
     return function
-
-
-def _name_of(function: RewardFunction) -> str:
-    inner = _unwrapped(function)
-    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def _module_of(component: FunctionComponent) -> str:

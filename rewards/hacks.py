@@ -63,10 +63,10 @@ def known_hacks(prompt: str, right: str, wrong: str, style: str = "answer") -> l
     Raises:
         RewardsError: see `answered`.
     """
-    families = _FAMILIES.get(style, (_short_answers,))
-    hacks = [*_nothing(_template(style)), *_everywhere(prompt, right), *_echoed(_template(style), prompt, right)]
-    for family in families:
-        hacks += family(_template(style), right, wrong)
+    template = _template(style)
+    hacks = _everywhere(template, prompt, right)
+    for family in _FAMILIES.get(style, (_short_answers,)):
+        hacks += family(template, right, wrong)
     return hacks
 
 
@@ -76,8 +76,12 @@ def _template(style: str) -> str:
     return STYLES.get(style, style)
 
 
-def _nothing(template: str) -> list[Hack]:
-    """Return completions without any answer."""
+def _everywhere(template: str, prompt: str, right: str) -> list[Hack]:
+    """Return hacks that need no knowledge of the task: no answer at all, and echoes of the question, whose formulas a
+    computer algebra system would evaluate."""
+    from rewards.variants import echoes, same_answer
+
+    formulas = [formula for formula in echoes(prompt) if not same_answer(formula, right)][:_ECHOES]
     return [
         Hack("missing", None),
         Hack("empty", ""),
@@ -87,28 +91,15 @@ def _nothing(template: str) -> list[Hack]:
         Hack("blank answer", template.replace(_HOLE, " \n ")),
         Hack("NUL answer", template.replace(_HOLE, "\x00\x00")),
         Hack("lone surrogates", "\ud800" + template.replace(_HOLE, "\udfff")),
-    ]
-
-
-def _everywhere(prompt: str, right: str) -> list[Hack]:
-    """Return hacks that need no knowledge of the task."""
-    return [
         Hack("prompt echo", f"{prompt}\n{prompt}"),
         Hack("keyword stuffed", "<think></think><answer></answer> #### \\boxed{} answer final correct " * 12),
         Hack("all tags, no content", "<think></think><answer></answer>"),
         Hack("talks to the grader", _INJECTION),
         Hack("huge text", f"{right} " * (_HUGE // (len(right) + 1) + 1)),
-    ]
-
-
-def _echoed(template: str, prompt: str, right: str) -> list[Hack]:
-    """The question's own formulas as the answer, which a computer algebra system then works out."""
-    from rewards.variants import echoes, same_answer
-
-    formulas = [formula for formula in echoes(prompt) if not same_answer(formula, right)][:_ECHOES]
-    return [
-        Hack(f"formula of the prompt{f' {at}' if at > 1 else ''}", template.replace(_HOLE, formula))
-        for at, formula in enumerate(formulas, start=1)
+        *(
+            Hack(f"formula of the prompt{f' {at}' if at > 1 else ''}", template.replace(_HOLE, formula))
+            for at, formula in enumerate(formulas, start=1)
+        ),
     ]
 
 

@@ -313,9 +313,4 @@ def _close_all() -> None:
             worker.end()
 
 
-def _forget_all() -> None:
-    for pool in list(_POOLS):
-        pool._forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=lambda: [pool._forget() for pool in list(_POOLS)])
