@@ -313,4 +313,9 @@ def _close_all() -> None:
             worker.end()
 
 
-os.register_at_fork(after_in_child=lambda: [pool._forget() for pool in list(_POOLS)])
+def _forget_all() -> None:
+    for pool in list(_POOLS):
+        pool._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

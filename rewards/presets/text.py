@@ -105,12 +105,13 @@ def translate(
     >>> evaluation.totals, evaluation.statuses["language"]
     ([1.1, 0.0], ['ok', 'wrong'])
     """
-    components = [(Chrf(correct_at=correct_at, max_ratio=max_ratio, word_order=word_order, style=style), 1.0)]
+    chrf = Chrf(correct_at=correct_at, max_ratio=max_ratio, word_order=word_order, style=style)
     if not language_weight:
-        return Preset(components, checker="chrf")
+        return Preset([(chrf, 1.0)], checker="chrf")
     require("translate", "py3langid", "py3langid")
-    components.append((TargetLanguage(language=language, style=style), language_weight))
-    return Preset(components, checker="chrf", gates=[gate("language", "chrf")])
+    target_language = TargetLanguage(language=language, style=style)
+    gates = [gate("language", "chrf")]
+    return Preset([(chrf, 1.0), (target_language, language_weight)], checker="chrf", gates=gates)
 
 
 def length_target(*, target: int = 200, tolerance: int = 100) -> Preset:
