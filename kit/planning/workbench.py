@@ -173,23 +173,10 @@ def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
         ],
         "info": {key: split.info.get(key) for key in ("rows", "notes", "bad_rows")},
         "tokens": {name: counted[int(share * (len(counted) - 1))] for name, share in QUANTILES.items()},
-        "histogram": histogram(counted),
         "counted": len(counted),
         "over": sum(length > limit for length in counted) if limit is not None else 0,
         "limit": limit,
     }
-
-
-def histogram(ordered: Sequence[int], bins: int = 24) -> list[list[int]]:
-    """[from, to, how many] of equal stretches over the whole range."""
-    low, high = ordered[0], ordered[-1] + 1
-    width = max(1, -(-(high - low) // bins))
-    counts: dict[int, int] = {}
-    for value in ordered:
-        counts[(value - low) // width] = counts.get((value - low) // width, 0) + 1
-    return [
-        [low + at * width, low + (at + 1) * width, counts.get(at, 0)] for at in range((high - low - 1) // width + 1)
-    ]
 
 
 def score(config: RunConfig, request: Request) -> dict[str, Any]:

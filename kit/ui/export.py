@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,6 @@ from urllib.parse import quote
 import gradio as gr
 from markupsafe import Markup
 
-from kit.config import load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.export.request import FORMATS, QUANTIZATIONS, exports
 from kit.runs.files import human_size
@@ -32,13 +30,6 @@ from kit.ui.site import (
 )
 
 MOST_FILES = 60
-LOAD = {
-    "adapter": 'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{path}")',
-    "merged-16bit": 'AutoModelForCausalLM.from_pretrained("{path}")',
-    "merged-4bit": 'AutoModelForCausalLM.from_pretrained("{path}")',
-    "gguf": "llama-cli -m {path}/FILE.gguf",
-    "ollama": "ollama create NAME -f {path}/Modelfile",
-}
 
 
 def _notice(status: Mapping[str, Any], choices: Sequence[str]) -> str:
@@ -50,17 +41,15 @@ def _notice(status: Mapping[str, Any], choices: Sequence[str]) -> str:
     return ""
 
 
-def results(run_id: str, exported: Mapping[str, Mapping[str, Any]], base: str | None = None) -> str:
-    """Every export of the run, the latest first; `base` is the model that it trained."""
+def results(run_id: str, exported: Mapping[str, Mapping[str, Any]]) -> str:
+    """Every export of the run, the latest first."""
     if not exported:
         return m.empty(
             "Nothing exported yet",
             "Choose a format above. Each export is compared with the trained model before you can download it.",
         )
     ordered = sorted(exported.items(), key=lambda pair: -_time(pair[1]))
-    return m.page(
-        m.tag("div", m.join(_result(run_id, name, export, base) for name, export in ordered), class_="stack-notes")
-    )
+    return m.page(m.tag("div", m.join(_result(run_id, name, export) for name, export in ordered), class_="stack-notes"))
 
 
 def _time(export: Mapping[str, Any]) -> float:
@@ -68,7 +57,7 @@ def _time(export: Mapping[str, Any]) -> float:
     return float(moment) if isinstance(moment, (int, float)) else 0.0
 
 
-def _result(run_id: str, name: str, export: Mapping[str, Any], base: str | None) -> Markup:
+def _result(run_id: str, name: str, export: Mapping[str, Any]) -> Markup:
     verification = export.get("verification")
     if not isinstance(verification, Mapping):
         level, word = "warn", "not verified"
@@ -91,7 +80,7 @@ def _result(run_id: str, name: str, export: Mapping[str, Any], base: str | None)
         parts.append(m.note(m.join(f"{key}: {value}  " for key, value in export["hub"].items()), "ok"))
     parts += [m.note(str(text)) for text in export.get("notes") or []]
     if level != "fail":
-        parts.append(_files(run_id, name, export, base))
+        parts.append(_files(run_id, name, export))
     return m.tag("div", m.join(parts), class_=f"verdict {level}")
 
 
@@ -124,7 +113,7 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else "–"
 
 
-def _files(run_id: str, name: str, export: Mapping[str, Any], base: str | None) -> Markup:
+def _files(run_id: str, name: str, export: Mapping[str, Any]) -> Markup:
     files = [file for file in export.get("files") or [] if isinstance(file, Mapping)]
     folder = str(export.get("path") or "")
     place = f"/runs/{quote(run_id)}/export/{quote(name)}"
@@ -136,22 +125,11 @@ def _files(run_id: str, name: str, export: Mapping[str, Any], base: str | None) 
         ]
         for file in files[:MOST_FILES]
     ]
-    how = LOAD.get(str(export.get("holds") or name))
-    load = (
-        m.tag(
-            "p",
-            m.join(
-                [m.tag("small", "load it: "), m.tag("code", how.format(path=folder, base=base or "THE BASE MODEL"))]
-            ),
-        )
-        if how
-        else Markup("")
-    )
     return m.tag(
         "details",
         m.tag("summary", f"{len(files)} files in {folder}")
         + m.table(["file", "size", "sha256"], rows, numbers={1})
-        + load,
+        + m.tag("p", "README.md says how to load it.", class_="dim"),
         open="",
     )
 
@@ -204,20 +182,6 @@ def wish_of(kind: Any, which: Any, quantization: Any) -> dict[str, Any]:
     }
 
 
-def base_of(run: RunDir) -> str | None:
-    """What the exported adapter is loaded onto; None where that cannot be read."""
-    try:
-        text = (run.path / "export" / "adapter" / "adapter_config.json").read_text(encoding="utf-8")
-        if isinstance(name := json.loads(text)["base_model_name_or_path"], str) and name:
-            return name
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    try:
-        return load_config(run.config).model.name
-    except KitError:
-        return None
-
-
 class Screen:
     """`look` gives [seen, notice, progress, results, stop]."""
 
@@ -247,7 +211,7 @@ class Screen:
             now,
             _notice(run.status(), weights(run)),
             job_state(job, "Exporting and verifying", WAITING, lambda result: ""),
-            results(run.id, exports(run), base_of(run)),
+            results(run.id, exports(run)),
             gr.Button(visible=job is not None and job.state == "running"),
         ]
 

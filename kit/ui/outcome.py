@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from kit.report.charts import intervals
+from kit.report.record import read_tree
 from kit.report.scores import difference, percent, sentence
 from kit.runs.files import duration
 from kit.runs.metrics import result_of
@@ -31,7 +29,7 @@ def outcome(run: RunDir, evaluations: Mapping[str, Any], last_step: int) -> Mark
     name = result_of(evaluations, last_step)
     if name is None or "before" not in evaluations:
         return Markup("")
-    before, after = _whole(run.eval / "before.json"), _whole(run.eval / f"{name}.json")
+    before, after = read_tree(run.eval / "before.json"), read_tree(run.eval / f"{name}.json")
     key = next((key for key in METRICS if key in before and key in after), None)
     change = difference(key, before, after) if key else None
     if key is None or change is None:
@@ -45,20 +43,6 @@ def outcome(run: RunDir, evaluations: Mapping[str, Any], last_step: int) -> Mark
         sure = m.tag("p", words, class_="dim")
     picture = _picture(key, {"before": before[key], "after": after[key]})
     return m.tag("div", headline + sure + picture, class_=f"verdict {LEVELS[change.verdict]}") + _answers(before, after)
-
-
-def _whole(path: Path) -> dict[str, Any]:
-    try:
-        stat = path.stat()
-        return _read(path, stat.st_mtime_ns, stat.st_size)
-    except (OSError, ValueError):
-        return {}
-
-
-@functools.lru_cache(maxsize=16)
-def _read(path: Path, changed: int, size: int) -> dict[str, Any]:
-    tree = json.loads(path.read_text(encoding="utf-8"))
-    return tree if isinstance(tree, dict) else {}
 
 
 def _picture(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:

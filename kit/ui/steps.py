@@ -251,18 +251,9 @@ def tokens(sent: Sent) -> str:
         lengths = sent.form.site.benches.ask("lengths", sent.config())
     except KitError as problem:
         return m.error(problem)
-    highest = max(count for _, _, count in lengths["histogram"])
-    bars = m.join(
-        m.tag("i", "", style=f"flex:1;background:var(--live);height:{max(2, round(60 * count / highest)) if count else 0}px",
-              title=f"{low} to {high - 1} tokens: {count}")
-        for low, high, count in lengths["histogram"]
-    )  # fmt: skip
     words = ", ".join(f"{name} {value}" for name, value in lengths["tokens"].items())
     over = f"{lengths['over']} of {lengths['counted']} are over the limit of {lengths['limit']} and are left out."
     level = "warn" if lengths["over"] else "ok"
-    picture = m.tag(
-        "div", bars, style="display:flex;gap:2px;align-items:flex-end;height:60px", role="img", aria_label=words
-    )
     prompts = [
         m.panel(
             m.tag("small", f"training row {row['place']}, {row['tokens']} tokens, with the chat template"),
@@ -272,7 +263,7 @@ def tokens(sent: Sent) -> str:
         for row in lengths["seen"]
     ]
     return m.page(
-        m.panel(m.tag("h3", "Prompt length in tokens"), picture, m.tag("p", words, class_="num"), m.note(over, level)),
+        m.panel(m.tag("h3", "Prompt length in tokens"), m.tag("p", words, class_="num"), m.note(over, level)),
         left_out(lengths),
         *prompts,
     )

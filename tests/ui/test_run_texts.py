@@ -12,7 +12,6 @@ import pytest
 from made_runs import batch, make
 
 from kit.errors import RunError
-from kit.export.request import FORMATS
 from kit.runs.store import RunDir
 from kit.ui import chat, export, run_texts
 from kit.ui import run as run_page
@@ -178,15 +177,6 @@ def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
     good = export.results("one", {"adapter": result})
     assert 'href="/runs/one/export/adapter/w.safetensors"' in good
     assert "at least 0.9" in good
-    assert set(export.LOAD) <= set(FORMATS)
-    assert "from_pretrained(&#34;org/base&#34;)" in export.results("one", {"adapter": result}, "org/base")
-
-
-def test_an_adapter_is_loaded_onto_the_model_that_it_names(site: Site) -> None:
-    run = site.run("one")
-    assert export.base_of(run) == "embedded"
-    run.write_json("export/adapter/adapter_config.json", {"base_model_name_or_path": "org/base"})
-    assert export.base_of(run) == "org/base"
 
 
 def test_an_export_that_is_there_is_replaced(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
