@@ -219,7 +219,7 @@ class HeldOut:
 
         with_images = [prompt for prompt in prompts if isinstance(prompt, ImagePrompt)]
         if 0 < len(with_images) < len(prompts):  # apart: processors want pictures for every prompt, or for none
-            text_only = [prompt for prompt in prompts if not isinstance(prompt, ImagePrompt)]
+            text_only: list[Prompt] = [prompt for prompt in prompts if not isinstance(prompt, ImagePrompt)]
             parts: dict[bool, list[Prompt]] = {True: [*with_images], False: text_only}
             rows = {images: iter(self._generate(model, part, sample, ends)) for images, part in parts.items()}
             return [next(rows[isinstance(prompt, ImagePrompt)]) for prompt in prompts]
