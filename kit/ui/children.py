@@ -215,15 +215,17 @@ class Jobs:
             job.error, job.state = f"The check broke: {type(error).__name__}: {error}", "failed"
 
     def stop(self, prefix: Any) -> None:
-        """Asks the jobs to end whose keys begin so."""
+        """Asks the jobs to end whose keys begin so; an empty text is none."""
         with self._lock:
-            running = [job for key, job in self._jobs.items() if job.state == "running" and key.startswith(str(prefix))]
+            jobs = [job for key, job in self._jobs.items() if prefix and key.startswith(str(prefix))]
+            running = [job for job in jobs if job.state == "running"]
         for job in running:
             job.state = "stopped"
             _end(job)
 
     def close(self) -> None:
-        self.stop("")
+        for key in list(self._jobs):
+            self.stop(key)
 
 
 def _begun(job: Job, pid: int) -> None:

@@ -123,12 +123,12 @@ class Draft:
         guard.check(config, settings)
         return config
 
-    def command(self, settings: Settings, verb: str = "train") -> str:
+    def command(self, settings: Settings) -> str:
         """The command that does the same, for a POSIX shell."""
         options = self.overrides()
         if str(settings.root) != "runs":
             options = [*options, f"run.root={to_json(str(settings.root))}"]
-        return " ".join(["grpo-kit", verb, self.preset, *(f"-o {shlex.quote(option)}" for option in options)])
+        return " ".join(["grpo-kit", "train", self.preset, *(f"-o {shlex.quote(option)}" for option in options)])
 
 
 @functools.cache

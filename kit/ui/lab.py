@@ -55,12 +55,10 @@ def _row(form: Form) -> tuple[gr.Number, gr.HTML]:
     """The row that is worked on: its number, and where it is shown."""
     with gr.Row(elem_classes="tight low"):
         place = gr.Number(0, label="Training row", precision=0, minimum=0, scale=1, min_width=120, elem_id="lab-row")
-        show = gr.Button("Show the row", size="md", scale=1, min_width=150)
         other = gr.Button("Next row", size="md", scale=1, min_width=120)
     shown = gr.HTML(m.page(m.tag("p", "The row is read when you first ask.", class_="dim")))
     other.click(lambda at: whole(at) + 1, [place], [place], queue=False, api_visibility="private")
-    for event in (place.change, show.click):
-        form.on(event, prompt, [place], [shown], **READING)
+    form.on(place.change, prompt, [place], [shown], **READING)
     return place, shown
 
 

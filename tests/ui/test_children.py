@@ -156,7 +156,10 @@ def test_the_same_question_is_asked_once_and_can_be_stopped(jobs: Jobs) -> None:
     end = time.monotonic() + 30
     while job.line != "half way" and time.monotonic() < end:
         time.sleep(0.02)
-    jobs.stop("same")
+    for nothing in ("", None, "other"):
+        jobs.stop(nothing)
+        assert job.state == "running", "a button of a screen without a job stops none of others"
+    jobs.stop("sam")
     assert job.state == "stopped"
     assert job.pid is not None
     while time.monotonic() < end and Path(f"/proc/{job.pid}").exists():
