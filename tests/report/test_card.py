@@ -36,14 +36,6 @@ def test_before_there_is_a_directory_the_card_shows_what_is_being_done(tmp_path:
     assert "Held-out score, before" in shown
 
 
-def test_of_a_run_that_never_got_one_only_what_it_printed_is_left(tmp_path: Path) -> None:
-    shown = card(RunDir(tmp_path / "it"), ["error: no such model"], over=True)
-    assert "<progress" not in shown
-    assert "Starting" not in shown
-    assert "<details open>" in shown
-    assert "error: no such model" in shown
-
-
 def test_while_it_trains_the_status_on_disk_counts_not_the_last_line(run: RunDir) -> None:
     run.write_status("running", step=9, total_steps=60, eta_seconds=65.0)
     run.append_metrics({"step": 9, "reward": 0.25})
@@ -74,13 +66,6 @@ def test_texts_are_escaped_and_secrets_hidden(run: RunDir, monkeypatch: pytest.M
     assert "<script>" not in shown
     assert "<b>very" not in shown
     assert "very-secret-value" not in shown
-
-
-def test_damaged_files_are_told_and_end_nothing(run: RunDir) -> None:
-    run.write_status("finished", step=1, total_steps=1)
-    (run.path / "metrics.jsonl").write_text('{"step": 1}\nbroken\n{"step": 2}\n')
-    (run.path / "env.json").write_text("[")
-    assert "cannot be read" in card(run) or "This report does without" in card(run)
 
 
 def test_the_style_reaches_nothing_but_the_card(run: RunDir) -> None:

@@ -41,11 +41,6 @@ def test_downsampling_keeps_the_ends_the_extremes_and_the_limit(values: list[flo
         }
 
 
-def test_downsampling_to_fewer_than_the_ends_and_extremes_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 4"):
-        downsample(np.zeros(0), 3)
-
-
 @given(NUMBERS, NUMBERS)
 def test_ticks_cover_the_range_evenly_and_are_few(one: float, other: float) -> None:
     low, high = min(one, other), max(one, other)

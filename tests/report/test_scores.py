@@ -27,11 +27,6 @@ def test_the_sign_test_is_the_exact_one(better: int, worse: int) -> None:
     assert sign_test(better, worse) == pytest.approx(binomial_tail(better, worse))
 
 
-def test_the_sign_test_of_a_thousand_changes_neither_overflows_nor_lies() -> None:
-    assert sign_test(1000, 1000) == 1.0
-    assert 0 <= sign_test(1000, 0) < 1e-250
-
-
 def test_the_same_problems_are_compared_one_by_one() -> None:
     before, after = [True, False, False, False] * 10, [True, True, True, False] * 10
     change = difference("greedy_accuracy", score(before, 0), score(after, 9))
@@ -83,7 +78,3 @@ def test_problems_without_a_reward_on_one_side_are_left_out() -> None:
     change = difference("greedy_reward", before, after)
     assert change is not None
     assert (change.problems, change.better) == (7, 7)
-
-
-def test_a_score_that_one_side_lacks_has_no_difference() -> None:
-    assert difference("greedy_accuracy", {}, score([True], 9)) is None

@@ -149,19 +149,6 @@ def test_a_finished_run_is_not_resumed(page: Any, config: dict[str, Any]) -> Non
     assert json.loads((page.root / "one" / "status.json").read_text())["state"] == "finished"
 
 
-def test_a_comparison_is_judged_by_a_child(page: Any, config: dict[str, Any]) -> None:
-    key, _ = page.predict(of(config, "compare-judge")["id"], [["one", "two"]]).json()["data"]
-    end = time.monotonic() + 60
-    (look,) = [one for one in config["dependencies"] if one["targets"] and one["targets"][0][1] == "tick"
-               and "compare-verdict" in {named(config).get(at) for at in one["outputs"]}]  # fmt: skip
-    said = ""
-    while "verdict" not in said and time.monotonic() < end:
-        said = page.predict(look["id"], [key, ""]).text
-        time.sleep(0.3)
-    assert "two against one" in said
-    assert "worse" in said
-
-
 @pytest.mark.parametrize(
     "ids", [["one", "../two"], "one", {"a": 1}, ["one"] * 50, [f"r{n}" for n in range(40)], [["one"]], None]
 )
@@ -248,12 +235,6 @@ def test_a_box_that_may_be_empty_is_no_number_box(config: dict[str, Any], elem_i
     assert box["type"] == "textbox"
 
 
-def test_nothing_is_stopped_where_nothing_runs(config: dict[str, Any]) -> None:
-    (stop,) = [one for one in config["components"] if one["props"].get("elem_id") == "chat-stop"]
-    assert stop["props"]["visible"] is False
-    assert stop["props"]["variant"] == "secondary"
-
-
 def test_the_token_is_shown_nowhere(page: Any, config: dict[str, Any]) -> None:
     from kit.ui import run as run_screen
 
@@ -269,11 +250,6 @@ def test_the_token_is_shown_nowhere(page: Any, config: dict[str, Any]) -> None:
     ):
         assert "s3cr3t" not in text
     assert "a line with [hidden] in it" in run_screen.log_tail(run)
-
-
-def test_fifty_megabytes_are_not_taken(page: Any, config: dict[str, Any]) -> None:
-    answer = page.predict(of(config, "chat-stop")["id"], ["x" * 50_000_000])
-    assert answer.status == 413
 
 
 def test_what_a_log_and_an_alert_hold_is_text(page: Any) -> None:
