@@ -82,7 +82,7 @@ def _audit(options: argparse.Namespace) -> int:
         print(json.dumps(report.as_dict(), indent=1))
         return 0 if report.passed else PAID
     head, rows = report.table()
-    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     print(f"{report.preset.name}: answers as {report.style}, {report.results[0].rows} rows")
     for row in (head, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

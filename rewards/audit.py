@@ -4,7 +4,7 @@ What `grpo-kit reward audit` does, and `python -m rewards audit` without the kit
 
 Each attack is tried on every row, and the audit says on how many it is paid, with examples:
 
-    echo         the prompt's own formulas in the place of the answer, and the prompt as the completion
+    echo         the prompt's own formulas as the answer, and the prompt as the completion
     constants    one and the same answer to every row; the rate is that of the best of them
     hedges       several answers, chains, tags within tags, cut completions: `rewards.hacks` around the row's reference
     near-misses  another digit, sign, order, entry or bracket
@@ -491,10 +491,10 @@ def _result(attack: str, tried: Sequence[tuple[_Attempt, Score, bool]], rows: Se
         counted = max(by_answer.values(), key=lambda some: sum(paid for *_, paid in some), default=[])
     else:
         counted = list(tried)
-    places = {attempt.row for attempt, *_ in counted}
+    tried_rows = {attempt.row for attempt, *_ in counted}
     paid = {attempt.row for attempt, _, is_paid in counted if is_paid}
     if attack == "spellings":
-        paid = places - {attempt.row for attempt, _, is_paid in counted if not is_paid}
+        paid = tried_rows - {attempt.row for attempt, _, is_paid in counted if not is_paid}
     shown = [attempt for attempt, _, is_paid in tried if is_paid == (attack in ATTACKS)]
     examples = [
         Paid(
@@ -508,7 +508,7 @@ def _result(attack: str, tried: Sequence[tuple[_Attempt, Score, bool]], rows: Se
     failed = [score for _, score, _ in tried if score.status in FAILURES]
     return Result(
         attack=attack,
-        rows=len(places),
+        rows=len(tried_rows),
         paid=len(paid),
         tried=len(tried),
         seconds=max((score.seconds or 0.0 for _, score, _ in tried), default=0.0),

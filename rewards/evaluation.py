@@ -40,8 +40,9 @@ class Evaluation:
         return {status: _share([s == status for s in statuses]) for status in STATUSES}
 
     def latency_ms(self, name: str, quantile: float) -> float:
-        """Milliseconds per item at `quantile` (0 to 1) for one component."""
-        return 1000.0 * percentile(self.latencies[name], quantile)
+        """Return the milliseconds per item at `quantile` (0 to 1, nearest rank) for one component; 0.0 for no items."""
+        ordered = sorted(self.latencies[name])
+        return 1000.0 * ordered[max(0, math.ceil(quantile * len(ordered)) - 1)] if ordered else 0.0
 
     def zero_spread_share(self, name: str) -> float:
         """Share of groups whose completions all have one value for one component: no signal for GRPO.
@@ -116,14 +117,6 @@ def settle(component: Component, score: Score, seconds: float = 0.0, n_tokens: i
     if value is score.value and seconds is score.seconds and tokens is score.token_values:
         return score
     return Score(value, score.status, score.info, seconds, tokens)
-
-
-def percentile(values: Sequence[float], quantile: float) -> float:
-    """Return the nearest-rank percentile; 0.0 for no values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
 
 
 def _is_score(score: object) -> bool:

@@ -103,8 +103,7 @@ class FunctionComponent:
     One of TRL's kind is given what its signature names (everything, when it has `**kwargs`): prompts, completions,
     completion_ids, the dataset columns, and what the trainer passes beside them. Values reach `ok` at `high`, or at 1
     when the range is not declared, and are `wrong` with partial credit below; None is `not_applicable`; a value outside a
-    declared range is an `error`. A list in the place of a value holds process rewards, a number for each token of the
-    completion:
+    declared range is an `error`. A list instead of a value holds process rewards, a number for each token of the completion:
     they become `token_values`, and the value beside them is 0.
     """
 

@@ -53,7 +53,7 @@ def known_hacks(prompt: str, right: str, wrong: str, style: str = "answer") -> l
     """Return hacks around one question, each with its own name.
 
     Args:
-        prompt: the question, for the echoes: the whole of it, and its formulas in the place of the answer, as far as they
+        prompt: the question, for the echoes: all of it, and its formulas as the answer, as far as they
             are not `right` itself.
         right: the right answer, which some hacks contain beside others. Programs, queries, JSON and prose are answers,
             too: what stands in a completion at `{answer}`.

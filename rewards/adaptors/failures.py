@@ -65,7 +65,7 @@ class FirstBatches:
             if any(status in ("ok", "wrong", "timeout", "not_applicable") for status in statuses):
                 self._working.add(name)
                 continue
-            failed = [place for place, status in enumerate(statuses) if status in ("error", "infra")]
+            failed = [position for position, status in enumerate(statuses) if status in ("error", "infra")]
             if failed:
                 reason = evaluation.infos[name][failed[0]].get("reason", "no reason given")
                 raise RewardsError(

@@ -42,8 +42,8 @@ def summarize(
         correct_at: ROUGE-L from which a summary counts as correct in evaluation.
         max_ratio: words, as a multiple of the longest reference, over which rouge is 0.
         length_weight: weight of the length; 0 leaves it out.
-        min_words: least words wanted, in place of 0.6 times the reference's.
-        max_words: most words wanted, in place of 1.3 times the reference's.
+        min_words: fewest words, instead of 0.6 times the reference's.
+        max_words: most words, instead of 1.3 times the reference's.
         stem: strip English endings before comparing.
         style: where the summary stands: `text`, all that follows the thinking, or `answer` for tags.
 

@@ -81,7 +81,7 @@ class _Server:
         trainer = os.pidfd_open(os.getpid())
         try:
             with server_end, sealed_file(b"") as nothing:
-                # Its streams are of the kinds that a program gets in their place: Python has looked at them by then.
+                # Its streams are of the same kinds as a program's, since Python inspects them at its start.
                 self.process = subprocess.Popen(
                     commands.server_command(python, self.slot and self.slot[0], server_end.fileno(), trainer),
                     env=commands.environment(python),

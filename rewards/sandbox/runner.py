@@ -158,7 +158,7 @@ def _box(program: bytes, contents: Mapping[str, bytes], uid: int | None) -> Iter
     outer = tempfile.mkdtemp(prefix="sandbox-", dir="/tmp")
     try:
         if uid is not None:
-            os.chmod(outer, 0o711)  # ours: the box in it cannot be moved away, nor a link be put in its place
+            os.chmod(outer, 0o711)  # owned by this user, so that the box can be neither moved nor replaced by a link
         box = os.path.join(outer, "box")
         os.mkdir(box, 0o700)
         for name, content in {**contents, "main.py": program}.items():
