@@ -19,17 +19,16 @@ The rows of the presets themselves are in `rewards/golden/`, and serve as exampl
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rewards.errors import RewardsError, UnknownPresetError
-from rewards.evaluation import Evaluation
 from rewards.functions import from_function
 from rewards.hacks import answered, known_hacks
 from rewards.preset import Preset
 from rewards.presets import load, names
-from rewards.protocol import FAILURES, Context, Status
+from rewards.protocol import FAILURES, Status
 from rewards.samples import build_samples, completion_text, prompt_text
 
 Kind: TypeAlias = Literal["good", "bad", "completion", "hack"]
@@ -151,16 +150,17 @@ def _score_row(preset: Preset, number: int, row: Row, hacks: bool) -> tuple[list
     if not honest:
         raise RewardsError(f"Row {number} has no completions. Give some in `good`, `bad` or `completion`.")
     attacks = _hack_cases(number, row, honest) if hacks else []
-    together = _evaluate(preset, row, [*honest, *attacks])
-    alone = _evaluate(preset, row, honest) if attacks and _failing(together, len(honest)) else together
-    if _failing(alone, len(honest)) == _failing(together, len(honest)):
-        return _with_scores([*honest, *attacks], together), []
-    cases, notes = _with_scores(honest, alone), []
+    size = len(honest)
+    together = _scored(preset, row, [*honest, *attacks])
+    alone = _scored(preset, row, honest) if _failures(together[:size]) else together[:size]
+    if _failures(alone) == _failures(together[:size]):
+        return together, []
+    cases, notes = list(alone), []
     for attack in attacks:
-        evaluation = _evaluate(preset, row, [*honest, attack])
-        cases.append(_with_scores([*honest, attack], evaluation)[-1])
-        if _failing(evaluation, len(honest)) > _failing(alone, len(honest)):
-            reason = next(iter(cases[-1].reasons.values()), "")
+        batch = _scored(preset, row, [*honest, attack])
+        cases.append(batch[-1])
+        if _failures(batch[:size]) > _failures(alone):
+            reason = next(iter(batch[-1].reasons.values()), "")
             notes.append(
                 f"Row {number}: the hack '{attack.name}' breaks the reward for its whole batch. {reason}".strip()
             )
@@ -188,32 +188,29 @@ def _hack_cases(number: int, row: Row, honest: Sequence[Case]) -> list[Case]:
     return [Case(number, "hack", hack.name, _shaped(row, hack.completion)) for hack in hacks]
 
 
-def _evaluate(preset: Preset, row: Row, cases: Sequence[Case]) -> Evaluation:
+def _scored(preset: Preset, row: Row, cases: Sequence[Case]) -> list[Case]:
+    """Return the cases with their scores, which are computed in one batch."""
     size = len(cases)
     columns: dict[str, Any] = {str(name): [value] * size for name, value in row.items() if name not in NOT_COLUMNS}
     prompts = [row.get("prompt", "")] * size
-    return preset.score(build_samples(prompts, [case.completion for case in cases], **columns), Context())
-
-
-def _failing(evaluation: Evaluation, first: int) -> int:
-    """Count the failures of the reward on the first completions."""
-    return sum(status in FAILURES for column in evaluation.statuses.values() for status in column[:first])
-
-
-def _with_scores(cases: Sequence[Case], evaluation: Evaluation) -> list[Case]:
+    evaluation = preset.score(build_samples(prompts, [case.completion for case in cases], **columns))
     return [
-        Case(
-            case.row,
-            case.kind,
-            case.name,
-            case.completion,
-            evaluation.totals[at],
-            {name: column[at] for name, column in evaluation.values.items()},
-            {name: column[at] for name, column in evaluation.statuses.items()},
-            {name: str(column[at]["reason"]) for name, column in evaluation.infos.items() if column[at].get("reason")},
+        replace(
+            case,
+            total=evaluation.totals[at],
+            values={name: column[at] for name, column in evaluation.values.items()},
+            statuses={name: column[at] for name, column in evaluation.statuses.items()},
+            reasons={
+                name: str(column[at]["reason"]) for name, column in evaluation.infos.items() if column[at].get("reason")
+            },
         )
         for at, case in enumerate(cases)
     ]
+
+
+def _failures(cases: Sequence[Case]) -> int:
+    """Count the verdicts that are failures of the reward."""
+    return sum(status in FAILURES for case in cases for status in case.statuses.values())
 
 
 def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:

@@ -59,16 +59,13 @@ class IsolatedComponent(ItemComponent):
             scores.append(replace(made, seconds=time.perf_counter() - start) if isinstance(made, Score) else made)
         for position, outcome in zip(tasks, self._outcomes(list(tasks.values())), strict=True):
             start, spent = time.perf_counter(), scores[position].seconds or 0.0
-            score = self._score(samples[position], tasks[position], outcome)
+            if outcome.status == "ok":
+                score = self._guarded(self.verdict, samples[position], outcome.value)
+            else:
+                score = Score(None, outcome.status, {**tasks[position].info, "reason": outcome.reason})
             seconds = spent + outcome.seconds + time.perf_counter() - start
             scores[position] = replace(score, seconds=seconds) if isinstance(score, Score) else score
         return scores
-
-    def _score(self, sample: Sample, task: Task, outcome: Outcome) -> Score:
-        if outcome.status != "ok":
-            return Score(None, outcome.status, {**task.info, "reason": outcome.reason})
-        score: Score = self._guarded(self.verdict, sample, outcome.value)
-        return score
 
     def _guarded(self, step: Any, sample: Sample, argument: Any) -> Any:
         try:
