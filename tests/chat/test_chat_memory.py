@@ -16,7 +16,7 @@ class Wire(server.Wire):
     """Keeps the events, and has two questions at once."""
 
     def __init__(self) -> None:
-        super().__init__(None, None, None)  # type: ignore[arg-type]
+        super().__init__(None, None)  # type: ignore[arg-type]
         self.events: list[dict[str, Any]] = []
         for number in ("1", "2"):
             self.questions.put({"do": "ask", "id": number, "prompt": "1 + 1 ="})
