@@ -156,3 +156,24 @@ def test_every_process_of_gpu_check_works_on_a_gpu(rehearsed: Any, kind: str) ->
         assert {name for _, name, _, _ in seen["attention"]} >= {"flash by lengths", "efficient by lengths"}
         made = next(answer for key, answer in seen["rows"].items() if "generate" in key)
         assert made["completion_tokens"] == 8 * 16
+
+
+def test_completions_are_drawn_from_float32_logits_of_a_16_bit_head() -> None:
+    """And afterwards the head is as it was."""
+    import torch
+    from pretended_gpu import PretendedGPU, pretended
+    from tiny_qwen import tiny_qwen, tiny_tokenizer
+
+    from kit.generation.decoding import as_in_training
+
+    model = tiny_qwen(tiny_tokenizer()).to(torch.bfloat16)
+    with pretended(PretendedGPU()), torch.no_grad():
+        model.to("cuda")
+        ids = torch.ones(1, 4, dtype=torch.long, device="cuda")
+        rounded = model(ids).logits
+        with as_in_training(model, None):
+            exact = model(ids).logits
+        assert (rounded.dtype, exact.dtype) == (torch.bfloat16, torch.float32)
+        assert torch.equal(model(ids).logits, rounded)
+        torch.testing.assert_close(exact, rounded.float(), rtol=2**-8, atol=0)
+        assert not torch.equal(exact, rounded.float())
