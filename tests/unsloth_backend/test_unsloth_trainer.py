@@ -96,3 +96,14 @@ def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worke
     assert found["with an engine"] == found["kit"]
     assert not any("vision" in name or "visual" in name for name in found["kit"])
     assert "Finetuning vision layers is not supported" in found["all-linear with an engine"]
+
+
+def test_an_engine_that_shares_the_weights_wakes_and_has_the_adapter_of_each_step(worked: Worked) -> None:
+    """Nothing is pushed to it; every rollout comes with a new request; no file lies in the folder where the run was started."""
+    seen = worked["unsloth"]["shared engine"]
+    assert seen["rollouts"] == [[[7], [7]]] * 2
+    assert seen["asleep"] == [{"kv_cache"}] * 3
+    assert seen["numbers"] == [1, 2]
+    assert seen["B"][0] == 0.0 < seen["B"][1]
+    assert seen["pushed"] == [[]]
+    assert seen["written"] == []

@@ -227,6 +227,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
         },
         "log": trained.state.log_history,
         "float32": float32_on_a_newer_gpu(bench),
+        "shared engine": shared_engine(folder),
         "towers": {name: towers(name) for name in ("gemma3", "qwen3_5")},
         "moved_by": {name: (after - before[name]).abs().max() for name, after in adapters(trained.model).items()},
         "steps": trained.state.global_step,
@@ -282,6 +283,51 @@ def towers(architecture: str) -> dict[str, Any]:
                 lambda model: unsloths(model, target_modules="all-linear"), engine=True
             ),
         }
+
+
+def shared_engine(folder: Path) -> dict[str, Any]:
+    """Two rollouts of an engine that sleeps between them and shares Unsloth's weights: TRL's class as Unsloth rewrites it, the
+    kit's handle over it, Unsloth's own request for the adapter. Stand-ins: vLLM's engine, and the class of its request."""
+    from functools import partial
+    from types import ModuleType, SimpleNamespace
+    from unittest import mock
+
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from stand_in_llm import LLM, one_gpu, vllm_stands_in, watched
+    from unsloth.models.rl_replacements import vllm_generation_init_patch
+    from unsloth_zoo import vllm_utils
+
+    from kit.models.backend import Backend, switched, switches
+
+    request = ModuleType("vllm.lora.request")
+    request.LoRARequest = lambda name, number, **given: SimpleNamespace(number=number, **given)  # type: ignore[attr-defined]
+    vllm_generation_init_patch()
+    model = get_peft_model(tiny_qwen(tiny_tokenizer()), LoraConfig(r=2, target_modules=["q_proj"]))
+    model.vllm_engine, model.load_lora = LLM(shared_weights=True), partial(vllm_utils.load_lora, model)
+    stubs = {"vllm": ModuleType("vllm"), "vllm.lora": ModuleType("vllm.lora"), "vllm.lora.request": request}
+    with (
+        one_gpu(),
+        vllm_stands_in(),
+        mock.patch.dict(sys.modules, stubs),
+        mock.patch.object(vllm_utils, "_check_lora_is_servable"),
+        mock.patch.object(vllm_utils, "LORA_REQUEST_ID", None, create=True),  # made beside the real vLLM
+        switched(switches(Backend("unsloth", "cuda", "")) | {"UNSLOTH_COMPILE_LOCATION": str(folder / "compiled")}),
+    ):
+        generation = watched(model, standby=True)
+        engine = model.vllm_engine
+        asleep, rollouts, sums = [set(engine.asleep)], [], []
+        for _ in range(2):
+            rollouts.append(generation.generate([[1, 2], [3]], None, 1)[1])
+            asleep.append(set(engine.asleep))
+            tensors = engine.requests[-1].lora_tensors
+            sums.append(sum(float(tensor.sum()) for name, tensor in tensors.items() if "lora_B" in name))
+            with torch.no_grad():
+                next(weight for name, weight in model.named_parameters() if "lora_B" in name).add_(1.0)
+    return {
+        "rollouts": rollouts, "asleep": asleep, "numbers": [request.number for request in engine.requests], "B": sums,
+        "pushed": engine.loaded, "written": sorted(path.name for path in Path.cwd().glob("vllm*")),
+    }  # fmt: skip
 
 
 def float32_on_a_newer_gpu(bench: Bench) -> str:
