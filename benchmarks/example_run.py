@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 TARGET = Path(__file__).parents[1] / "kit" / "ui" / "example.zip"
-KEPT = ("adapter", "completions", "eval", "tokens")
+KEPT = ("adapter", "completions", "eval")
 FILES = ("best.json", "config.yaml", "data.json", "env.json", "events.jsonl", "log.txt", "metrics.jsonl", "report.html",
          "status.json")  # fmt: skip
 NOT_KEPT = ("training_args.bin", "README.md")
