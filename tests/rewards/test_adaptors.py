@@ -78,6 +78,7 @@ def test_statuses_and_extracted_answers_are_logged():
     assert log["accuracy/reason"] == [None, "missing"]
     assert "format/extracted" not in log
     assert log["rewards/accuracy/status_ok"] == [0.5]
+    assert log["rewards/accuracy/zero_spread"] == [0.0]
     assert log["rewards/accuracy/latency_p50_ms"][0] >= 0.0
     assert log["rewards/accuracy/latency_p95_ms"][0] >= log["rewards/accuracy/latency_p50_ms"][0]
 
@@ -169,12 +170,6 @@ def test_process_rewards_are_reported_once_a_batch_weighted_and_summed():
     assert log["token_rewards"] == [[2.5, 4.0], [6.0]]
     assert columns == [[0.0, 0.0], [0.0, 0.0]]
     assert call(rewards, **batch)[1]["token_rewards"] == [[2.5, 4.0], [6.0]]  # the same batch once more
-
-
-def test_share_of_groups_without_spread_is_logged():
-    prompts = ["p", "p", "q", "q"]
-    _, log = call(load("gsm8k-hash").trl(), ["#### 72", "#### 72", "#### 72", "x"], prompts=prompts, answer=["72"] * 4)
-    assert log["rewards/accuracy/zero_spread"] == [0.5]
 
 
 def test_prompt_ids_and_log_probabilities_are_taken_where_a_trainer_passes_them():
@@ -271,15 +266,12 @@ def test_verl_takes_prompts_as_arrays_of_messages():
     assert seen[0].prompt == [{"role": "user", "content": "6 x 12?"}]
 
 
-@pytest.mark.parametrize("make", ["easyr1", "verl", "trl"])
+@pytest.mark.parametrize("make", ["easyr1", "verl"])
 def test_adaptors_are_picklable(make):
     adaptor = pickle.loads(pickle.dumps(getattr(load("gsm8k-hash"), make)()))
     score = {
         "easyr1": lambda: adaptor(ROWS)[0]["overall"],
         "verl": lambda: adaptor("d", "#### 72", "72")["score"],
-        "trl": lambda: sum(
-            r(["p"], ["#### 72"], answer=["72"])[0] * w for r, w in zip(adaptor, adaptor.reward_weights, strict=True)
-        ),
     }[make]()
     assert score == pytest.approx(1.1)
 

@@ -57,17 +57,16 @@ def test_token_values_that_do_not_fit_the_tokens_are_an_error(values, reason):
     assert evaluation.token_rewards == [[0.0, 0.0, 0.0], [0.5, 0.5]]
 
 
-@pytest.mark.parametrize("status", ["timeout", "error", "not_applicable", "infra"])
-def test_failures_drop_their_token_values(status):
-    score = settle(Fixed(), Score(1.0, status, token_values=[1.0]), n_tokens=1)
-    assert score.token_values is None
-
-
-@pytest.mark.parametrize("status", ["ok", "wrong", "format"])
-def test_verdicts_keep_their_token_values(status):
+@pytest.mark.parametrize(
+    ("status", "values"),
+    [
+        *((status, None) for status in ("timeout", "error", "not_applicable", "infra")),
+        *((status, [1.0, 2.0]) for status in ("ok", "wrong", "format")),
+    ],
+)
+def test_verdicts_keep_their_token_values_and_failures_drop_them(status, values):
     score = settle(Fixed(), Score(0.0, status, token_values=(1, 2)), n_tokens=2)
-    assert score.token_values == [1.0, 2.0]
-    assert score.status == status
+    assert (score.token_values, score.status) == (values, status)
 
 
 def test_a_function_may_return_one_list_of_numbers_per_completion():
