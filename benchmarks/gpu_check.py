@@ -323,7 +323,7 @@ def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
 
 def trained(run: str, root: Path) -> dict[str, Any]:
     """What a run has left that says how it went."""
-    from kit.api.run import Run
+    from kit.api import Run
     from kit.trainer.mismatch import SAMPLER_DIFFERENCE
 
     made = Run(run, root)

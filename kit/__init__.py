@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from kit.threads import let_threads_sleep
 
 if TYPE_CHECKING:
-    from kit.api.launch import resume as resume
-    from kit.api.launch import start as start
-    from kit.api.run import Run as Run
+    from kit.api import Run as Run
+    from kit.api import resume as resume
+    from kit.api import start as start
     from kit.config import RunConfig as RunConfig
     from kit.config import load_config as load_config
     from kit.objective import Objective as Objective
@@ -42,11 +42,11 @@ let_threads_sleep()
 _HOME = {
     "Comparison": "kit.studies.arms",
     "HookedGRPOTrainer": "kit.trainer.trainer",  # made on first use: another package may have to patch TRL before that
-    "Run": "kit.api.run",
+    "Run": "kit.api",
     "compare": "kit.studies.arms",
-    "resume": "kit.api.launch",
-    "start": "kit.api.launch",
-    "train": "kit.api.launch",
+    "resume": "kit.api",
+    "start": "kit.api",
+    "train": "kit.api",
     "RunConfig": "kit.config",
     "load_config": "kit.config",
     "recipes": "kit.objective.recipes",
@@ -61,7 +61,7 @@ class CallableModule(ModuleType):
     """Lets `kit.train` be called although importing the file kit/train.py binds the module to that very name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Run:
-        from kit.api.launch import train
+        from kit.api import train
 
         return train(*args, **kwargs)
 

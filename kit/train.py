@@ -18,6 +18,7 @@ from kit import CallableModule, runner
 from kit.config import RunConfig, load_config
 from kit.models.backend import activate_backend, expand_segments, use_threads
 from kit.models.libraries import load_libraries
+from kit.report.run_report import write_report
 from kit.runs.worker import leave, read_json, serve
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def run(
         folder = runner.lifecycle.create_run_directory(parts.config, resume=resume, adopt=adopt)
         # Unsloth, where it is the backend, has to come before TRL, which runner.build imports further down.
         backend = activate_backend(parts.files.backend, standby=parts.config.generation.vllm.standby)
-        with runner.lifecycle.lifecycle(folder, logs, reporter) as stop, backend:
+        with runner.lifecycle.lifecycle(folder, logs, reporter, write_report) as stop, backend:
             if resumption is not None:
                 runner.resume.truncate_to_checkpoint(resumption, reporter.say)
             folder.write_text("config.yaml", parts.config.to_yaml())

@@ -158,7 +158,7 @@ def work(request: Tree, said: Path, shown: Path) -> None:
     """In the child: one run, and its last words."""
     for target in (1, 2):
         os.dup2(os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), target)
-    import kit.api.launch
+    import kit.launch
     import kit.train
     from kit.config import load_config
     from kit.errors import KitError
@@ -171,7 +171,7 @@ def work(request: Tree, said: Path, shown: Path) -> None:
     error, code, ways = None, 0, request["ways"]
     try:
         if ways.pop("made", False):
-            kit.api.launch._make(config)
+            kit.launch.create_run(config)
             ways["adopt"] = True
         kit.train.run(config, **ways)
     except KitError as found:

@@ -93,7 +93,7 @@ def test_a_run_ends_with_the_jobs_exit_code_and_no_message_twice(
     monkeypatch: pytest.MonkeyPatch, outcome: Outcome, code: int, shown: bool
 ) -> None:
     seen = []
-    monkeypatch.setattr("kit.api.launch.launch", lambda config: seen.append(config) or (None, outcome))
+    monkeypatch.setattr("kit.launch.launch", lambda config: seen.append(config) or outcome)
     output = run("quickstart", "--seed", "3", "--steps", "5", "--objective", "grpo", "-o", "run.id=x", code=code)
     assert ("seen by the user" in output) is shown
     (config,) = seen

@@ -18,7 +18,7 @@ import yaml
 from study_runs import draw, evaluation, make_run
 from typer.testing import CliRunner
 
-from kit.api import launch as api
+from kit import launch as launching
 from kit.cli import app as cli
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, RewardError, RunError
@@ -29,7 +29,7 @@ from kit.studies.sweep import SweepConfig, carry_out, check, load_sweep, look, r
 
 LR, CLIP = "optimisation.learning_rate", "objective.clip.eps_high"
 SPACE: dict[str, Any] = {LR: {"type": "loguniform", "low": 1e-5, "high": 1e-3}, CLIP: [0.2, 0.3, 0.4]}
-Launch = Callable[..., tuple[None, Outcome]]
+Launch = Callable[..., Outcome]
 
 
 def sweep(**keys: Any) -> SweepConfig:
@@ -53,13 +53,13 @@ def share(config: RunConfig) -> float:
 
 
 def launch_into(started: list[RunConfig]) -> Launch:
-    """In the place of `kit.api.launch`: notes the configuration, and leaves a finished run at once."""
+    """In the place of `kit.launch`: notes the configuration, and leaves a finished run at once."""
 
-    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
         started.append(config)
         rng = np.random.default_rng(0)
         make_run(Path(config.run.root), str(config.run.id), draw(rng, 50, share(config)), config=config)
-        return None, Outcome(DONE)
+        return Outcome(DONE)
 
     return launch
 
@@ -68,7 +68,7 @@ def launch_into(started: list[RunConfig]) -> Launch:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """Configurations of the trials that were started."""
     started: list[RunConfig] = []
-    monkeypatch.setattr(api, "launch", launch_into(started))
+    monkeypatch.setattr(launching, "launch", launch_into(started))
     return started
 
 
@@ -77,19 +77,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """One sweep of ten trials: its root, what it returned, and the trials' configurations."""
     root, started = tmp_path_factory.mktemp("finished"), list[RunConfig]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "launch", launch_into(started))
+        patch.setattr(launching, "launch", launch_into(started))
         return root, carry_out(sweep(trials=10), root, silent), started
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, bad: Callable[[RunConfig], Outcome | None]) -> None:
     """Trials for which `bad` has an outcome end so; the others go on as before."""
-    fine = api.launch
+    fine = launching.launch
 
     def launch(config: RunConfig, *, quiet: bool = False) -> Any:
         outcome = bad(config)
-        return (None, outcome) if outcome else fine(config, quiet=quiet)
+        return outcome if outcome else fine(config, quiet=quiet)
 
-    monkeypatch.setattr(api, "launch", launch)
+    monkeypatch.setattr(launching, "launch", launch)
 
 
 def test_every_trial_is_a_run_with_its_values_and_the_best_is_left_as_yaml(
@@ -192,7 +192,7 @@ def test_a_trial_stopped_by_hand_ends_nothing(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from kit.api import launch as api
+from kit import launch as launching
 from kit.runs.store import RunStore
 from kit.studies.sweep import carry_out, load_sweep
 
@@ -200,7 +200,7 @@ def launch(config, *, quiet=False):
     RunStore(config.run.root).create(config.run.id).write_status("running")
     os.kill(os.getpid(), signal.SIGKILL)
 
-api.launch = launch
+launching.launch = launch
 carry_out(load_sweep(sys.argv[1]), Path(sys.argv[2]))
 """
 
@@ -237,7 +237,7 @@ def test_values_that_are_interrupted_every_time_are_given_up(
         launched.append(config)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "launch", interrupt)
+    monkeypatch.setattr(launching, "launch", interrupt)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             carry_out(sweep(trials=1), tmp_path, silent)
@@ -286,12 +286,12 @@ def test_scores_are_reported_once_each_and_before_is_none(tmp_path: Path, monkey
     seen: list[tuple[int, float]] = []
     ready = threading.Event()
 
-    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
         run = RunStore(tmp_path).create("t")
         for name, step, of in (("before", 0, 0.1), ("step-00010", 10, 0.3), ("after", 20, 0.5)):
             run.write_json(f"eval/{name}.json", {"step": step, "k": 2, "greedy_accuracy": {"value": of}})
         ready.wait(5)
-        return None, Outcome(DONE)
+        return Outcome(DONE)
 
     def report(step: int, value: float) -> bool:
         seen.append((step, value))
@@ -299,7 +299,7 @@ def test_scores_are_reported_once_each_and_before_is_none(tmp_path: Path, monkey
             ready.set()
         return False
 
-    monkeypatch.setattr(api, "launch", launch)
+    monkeypatch.setattr(launching, "launch", launch)
     monkeypatch.setattr("kit.studies.sweep.POLL_SECONDS", 0.02)
     result = run_trial(trial_config(sweep(), {}, "t", tmp_path), "auto", report)
     assert seen == [(10, 0.3), (20, 0.5)]
@@ -371,14 +371,14 @@ def test_rewards_may_be_searched_where_a_checker_says_what_is_right() -> None:
 def test_a_trial_that_was_rolled_back_counts_by_the_weights_it_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def roll_back(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
+    def roll_back(config: RunConfig, *, quiet: bool = False) -> Outcome:
         run = RunStore(tmp_path).create(str(config.run.id))
         run.write_json("eval/before.json", evaluation([[0, 0]] * 5, step=0))
         for name, step, right in (("step-00010", 10, 4), ("step-00020", 20, 1), ("after", 10, 4)):
             run.write_json(f"eval/{name}.json", evaluation([[4, 1]] * right + [[0, 0]] * (5 - right), step=step))
-        return None, Outcome(DONE)
+        return Outcome(DONE)
 
-    monkeypatch.setattr(api, "launch", roll_back)
+    monkeypatch.setattr(launching, "launch", roll_back)
     result = run_trial(trial_config(sweep(), {}, "t", tmp_path), "auto", lambda *_: False)
     assert (result.state, result.step, result.value) == ("complete", 10, 0.8)
 
@@ -413,14 +413,14 @@ def test_missing_optuna_is_named_with_its_command(tmp_path: Path, monkeypatch: p
 def test_a_trial_for_real(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: Any) -> None:
     import kit.train
 
-    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
         try:
             kit.train.run(load_config(config), quiet=True)
         except KeyboardInterrupt:
-            return None, Outcome(STOPPED)
-        return None, Outcome(DONE)
+            return Outcome(STOPPED)
+        return Outcome(DONE)
 
-    monkeypatch.setattr(api, "launch", launch)
+    monkeypatch.setattr(launching, "launch", launch)
     tree["evaluation"] |= {"after": True, "every": 1}
     tree["run"].pop("id")
     made = sweep(config=tree, space={LR: [1e-3, 1e-5]}, trials=2, sampler={"name": "grid"})

@@ -15,10 +15,10 @@ from kit.chat.client import check_sampling
 from kit.data.images import IMAGES
 from kit.errors import ConfigError, DataError, RunError
 from kit.evaluation.heldout import Completion, HeldOut, scoring_context
-from kit.export.source import end_ids, open_source
 from kit.generation.multi_turn import Conversation, own_tokens
 from kit.generation.prompts import has_pictures, is_plain, note_opened_thinking
 from kit.models.start import untrained
+from kit.runner.trained import end_ids, open_source
 from kit.runs.lock import gpu_holder
 
 if TYPE_CHECKING:

@@ -125,14 +125,14 @@ def train(
 
 
 def _train(config: str, override: list[str] | None, detach: bool, **shortcuts: Any) -> None:
-    from kit.api.launch import launch
+    from kit.launch import launch
     from kit.runner.prepare import resolve_config
 
     prepared = resolve_config(config, override or [], **shortcuts)
     if detach:
         cli_runs.start_detached(prepared)
         return
-    _, outcome = launch(prepared)
+    outcome = launch(prepared)
     if outcome.error is not None and not outcome.shown:
         _complain(str(outcome.error))
     raise typer.Exit(outcome.code)

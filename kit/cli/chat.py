@@ -12,7 +12,7 @@ import typer
 from kit.errors import ConfigError, KitError, RunError
 
 if TYPE_CHECKING:
-    from kit.api.run import Run
+    from kit.api import Run
     from kit.chat.client import ChatSession
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN_ID", help="A run; `grpo-kit ps` lists them.")]
@@ -51,7 +51,7 @@ def export(
     root: Root = Path("runs"),
 ) -> None:
     """Write RUN_ID's weights in another form, verified. It must answer as the trained model does."""
-    from kit.api.run import Run
+    from kit.api import Run
     from kit.export.request import NotVerified
 
     try:
@@ -86,7 +86,7 @@ def chat(
     root: Root = Path("runs"),
 ) -> None:
     """Ask the base model and the tuned one, side by side. Both answer with the same seed."""
-    from kit.api.run import Run
+    from kit.api import Run
 
     run = Run(run_id, root)
     sampling = {"seed": seed, "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}

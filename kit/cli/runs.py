@@ -184,11 +184,11 @@ def resume(
 
     From its last whole checkpoint, or from the beginning where there is none.
     """
-    from kit.api.launch import relaunch
+    from kit.launch import relaunch
     from kit.runs.store import RunStore
 
     where = RunStore(root).open(run_id).where_resumed()
-    _, outcome = relaunch(run_id, root, force=force, detached=detach, overrides=override or [])
+    outcome = relaunch(run_id, root, force=force, detached=detach, overrides=override or [])
     if outcome.error is not None and not outcome.shown:
         typer.echo(f"error: {outcome.error}", err=True)
     elif detach:
@@ -199,7 +199,7 @@ def resume(
 
 def start_detached(config: RunConfig) -> None:
     """Checks the configuration as `validate` does, starts it, and says how to follow it. Raises `KitError`."""
-    from kit.api.launch import start
+    from kit.api import start
     from kit.runner.prepare import validate
 
     validate(config)
@@ -227,7 +227,7 @@ def evaluate(
     root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"),
 ) -> None:
     """Score a run on its held-out problems again."""
-    from kit.api.run import Run
+    from kit.api import Run
     from kit.evaluation.results import weights_of
     from kit.runs.store import RunStore
 
@@ -246,7 +246,7 @@ def report(
     root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"),
 ) -> None:
     """Write RUN_ID's report, one HTML file. It has scores, curves, samples, and how to do it again."""
-    from kit.api.run import Run
+    from kit.api import Run
 
     typer.echo(Run(run_id, root).report(output))
 

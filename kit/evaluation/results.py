@@ -52,6 +52,16 @@ def value_of(result: Result, key: str) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
+def interval(estimate: Any) -> str:
+    """`0.915 [0.868, 0.946]`, a dash without a value."""
+    if not isinstance(estimate, Mapping) or estimate.get("value") is None:
+        return "–"
+    bounds = [estimate.get("low"), estimate.get("high")]
+    if None in bounds:
+        return f"{estimate['value']:.3f}"
+    return f"{estimate['value']:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]"
+
+
 def scores_by_problem(result: Result, key: str) -> dict[str, float]:
     """The score of each problem by its id; problems whose reward failed are left out."""
     ids, values = (result.get("per_problem") or {}).get("id", []), problem_scores(result, key) or []

@@ -26,7 +26,7 @@ from kit.errors import EnvironmentUnsupported, ModelError, RunError
 from kit.export.request import CONVERTED
 
 if TYPE_CHECKING:
-    from kit.export.source import Source
+    from kit.runner.trained import Source
 
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from kit.runs.secrets import redact
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-    from kit.export.source import Source
+    from kit.runner.trained import Source
 
 # --- the model card ---------------------------------------------------------------------------------------------------
 

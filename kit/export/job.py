@@ -6,7 +6,6 @@ verify, base, llama_cpp, repo, private, push (what a hub repository holds).
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 import sys
 import time
@@ -20,16 +19,15 @@ from kit.export.request import NOT_VERIFIED, bytes_needed, check_place, check_pu
 from kit.runs.lock import held_gpu
 
 if TYPE_CHECKING:
-    from kit.export.source import Source
     from kit.export.verify import Measured, Verdict
     from kit.runner.console import Reporter
+    from kit.runner.trained import Source
     from kit.runs.store import RunDir
 
 LONGEST = 512
 """Tokens of a greedy completion in the verification, at most."""
 HALVES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 """GGUF types and the precision to merge in, so that weights are rounded once."""
-PACKAGES = ("grpo-kit", "torch", "transformers", "peft", "bitsandbytes", "safetensors", "gguf", "huggingface_hub")
 
 
 def export_run(request: dict[str, Any], quiet: bool) -> None:
@@ -47,7 +45,8 @@ def export_run(request: dict[str, Any], quiet: bool) -> None:
 
 def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Writes the export beside its place, holds it against the source, and puts it there if it is what was trained."""
-    from kit.export.source import keep_weights, open_source
+    from kit.export.source import keep_weights
+    from kit.runner.trained import open_source
 
     started, name = time.time(), request["format"]
     what = request["push"] if name == "hub" else name
@@ -80,7 +79,7 @@ def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str
         "format": name, "holds": what, "run": run.id, "step": source.step, "path": str(final), "files": files,
         "bytes": sum(each["bytes"] for each in files), "stored": written["kind"],
         "verification": verdict.as_dict() if verdict else None, "notes": notes, "hub": pushed,
-        "versions": _versions(), "time": started, "seconds": time.time() - started,
+        "time": started, "seconds": time.time() - started,
     }  # fmt: skip
     run.write_json(f"export/{name}.json", result)
     outcome = {
@@ -313,16 +312,6 @@ def summary(result: dict[str, Any]) -> list[str]:
             f"{weights['update_kept']:.1%} of the update in them"
         )
     return lines
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 if __name__ == "__main__":

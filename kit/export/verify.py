@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,18 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import ModelError
 from kit.export.request import ROUGHNESS, Limits, limits_of, precision
-from kit.export.source import (
-    Source,
-    end_ids,
-    load_plain,
-    projection,
-    prompt_ids,
-    updates,
-)
+from kit.export.source import load_plain, prompt_ids, updates
 from kit.export.target import digest
 from kit.models.backend import TRANSFORMERS, Backend
 from kit.models.failures import first_line, is_out_of_memory, raise_fatal, release
 from kit.models.start import put_on, untrained
+from kit.runner.trained import Source, end_ids
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +40,6 @@ class Measured:
     pad: int
     longest: int
     computed: str
-    tied: bool
-    """Whether input and output embeddings are one matrix."""
     answers: Answers
     base_logps: list[list[float]] | None = None
 
@@ -77,11 +67,11 @@ def _measure(source: Source, rows: list[dict[str, Any]], longest: int) -> Measur
     answers = score(model, prompts, greedy)
     answers.greedy = greedy
     computed = next(str(weight.dtype) for weight in model.parameters() if weight.is_floating_point())
-    tied, before = is_tied(model), None
+    before = None
     if source.lora:
         with untrained(model):
             before = score(model, prompts, greedy).logps
-    return Measured(rows, prompts, ends, pad, longest, computed.removeprefix("torch."), tied, answers, before)
+    return Measured(rows, prompts, ends, pad, longest, computed.removeprefix("torch."), answers, before)
 
 
 @dataclass
@@ -106,8 +96,8 @@ class Verdict:
 def verify(source: Source, measured: Measured, folder: Path, what: str, kind: str, gguf: Path | None = None) -> Verdict:
     """Loads an export from its files and compares. `kind` is the precision that its numbers are stored in.
 
-    An export is judged by its answers. Its tensors have to be base + update as `kind` rounds them; how much of the update that
-    leaves is a fault only where the answers cannot tell. What does not fit the GPU is verified on the CPU.
+    An export is judged by its answers. Its tensors are base + update as `kind` rounds them; how much of the update that leaves
+    is a fault only where the answers cannot tell. What does not fit the GPU is verified on the CPU.
     """
     release()  # the model that was measured
     try:
@@ -118,38 +108,33 @@ def verify(source: Source, measured: Measured, folder: Path, what: str, kind: st
         traceback.clear_frames(error.__traceback__)
         source.note(f"verified on the CPU, as the GPU had no room for it ({first_line(error)})")
     release()
-    return _verify(_on_the_cpu(source, measured), measured, folder, what, kind, gguf)
-
-
-def _on_the_cpu(source: Source, measured: Measured) -> Source:
-    """The source for the CPU, in bfloat16 where it was measured in that, else float32: the CPU trains in no float16."""
-    files = replace(source.files, backend=Backend(TRANSFORMERS, "cpu", "the GPU has no room"))
+    # In bfloat16 where it was measured in that, else float32: the CPU trains in no float16.
     dtype = "bfloat16" if measured.computed == "bfloat16" else "float32"
     model = source.config.model.model_copy(update={"dtype": dtype})
-    return replace(source, files=files, config=source.config.model_copy(update={"model": model}))
+    files = replace(source.files, backend=Backend(TRANSFORMERS, "cpu", "the GPU has no room"))
+    on_cpu = replace(source, files=files, config=source.config.model_copy(update={"model": model}))
+    return _verify(on_cpu, measured, folder, what, kind, gguf)
 
 
 def _verify(source: Source, measured: Measured, folder: Path, what: str, kind: str, gguf: Path | None) -> Verdict:
     limits = limits_of(kind, measured.computed, base_in_4bit=source.config.model.load_in_4bit and what != "adapter")
     verdict = Verdict(limits=asdict(limits))
     faults = verdict.faults
-    if gguf is None:
-        faults += check_safetensors(folder)
-        if faults:
-            return verdict
     try:
         model, tokenizer, loading = _open(source, measured, folder, what, gguf)
-    except Exception as error:  # readers of damaged files raise what they like; that they do is the finding
+    except Exception as error:  # readers of damaged files raise any type
         raise_fatal(error)
         faults.append(f"it cannot be loaded: {type(error).__name__}: {first_line(error)}")
         return verdict
     faults += loading
     faults += check_tokenizer(source.tokenizer, tokenizer, PROBES, measured.rows)
     faults += check_ends(measured.ends, model, tokenizer)
-    faults += check_tied(measured.tied, model)
-    found = check_adapter(source, folder) if what == "adapter" else check_weights(source, model, kind)
-    faults += found.faults[:8]
-    verdict.weights = {name: value for name, value in vars(found).items() if name not in ("faults", "rounded")}
+    if what == "adapter":
+        if len({digest(place / "adapter_model.safetensors") for place in (source.weights, folder)}) > 1:
+            faults.append("adapter_model.safetensors is not what was trained")
+    else:
+        verdict.weights, wrong = check_weights(source, model, kind)
+        faults += wrong[:8]
     try:
         answers = answers_of(model, tokenizer, measured)
         verdict.comparison = compare(measured, answers)
@@ -157,14 +142,13 @@ def _verify(source: Source, measured: Measured, folder: Path, what: str, kind: s
         raise_fatal(error)
         faults.append(f"it cannot be run: {first_line(error)}")
         return verdict
-    behaviour = judge(verdict.comparison, limits)
-    faults += behaviour
-    if found.rounded:
-        lost = f"{kind} rounds away more than half of the update of {len(found.rounded)} matrices ({found.rounded[0]})"
-        if behaviour or verdict.comparison["effect_kept"] is None:
-            faults.append(f"{lost}, lost in rounding. What keeps it: --dtype float32, or --to adapter")
-        else:
-            source.note(f"{lost}; its answers are those of the trained model, which is what counts")
+    faults += judge(verdict.comparison, limits)
+    update = verdict.weights["update_kept"] if verdict.weights else None
+    if verdict.comparison["effect_kept"] is None and update is not None and update < EFFECT_KEPT:
+        faults.append(
+            f"its weights hold {update:.0%} of the update, and the answers cannot tell whether that matters. What keeps it: "
+            "--dtype float32, or --to adapter"
+        )
     return verdict
 
 
@@ -223,7 +207,10 @@ def compare(measured: Measured, export: Answers) -> dict[str, Any]:
         for a, b in zip(row, other, strict=True)
     ]
     pairs = list(zip(source.greedy, export.greedy, strict=True))
-    wrong_ends = sum(_ends_otherwise(row, other) for row, other in pairs)
+    # One is the beginning of the other: the same words, ended at another place.
+    wrong_ends = sum(
+        len(row) != len(other) and all(a == b for a, b in zip(row, other, strict=False)) for row, other in pairs
+    )
     result: dict[str, Any] = {
         "prompts": len(pairs),
         "tokens": len(same),
@@ -247,12 +234,6 @@ def compare(measured: Measured, export: Answers) -> dict[str, Any]:
                 math.fsum((e - b) * (s - b) for e, s, b in zip(shown, trained, before, strict=True)) / size
             )
     return result
-
-
-def _ends_otherwise(source: list[int], export: list[int]) -> bool:
-    """One is the beginning of the other: the same words, ended at another place."""
-    shared = min(len(source), len(export))
-    return len(source) != len(export) and source[:shared] == export[:shared]
 
 
 def judge(comparison: dict[str, Any], limits: Limits) -> list[str]:
@@ -346,41 +327,6 @@ def score(model: Any, prompts: list[list[int]], completions: list[list[int]]) ->
 # --- files and tokenizer ----------------------------------------------------------------------------------------------
 
 
-def check_safetensors(folder: Path) -> list[str]:
-    """Faults of the weight files: cut short, damaged, not those that the index names."""
-    faults, names = [], set()
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        return ["there are no weights (*.safetensors)"]
-    for path in files:
-        fault, found = _read_header(path)
-        names |= found
-        faults += [f"{path.name} {fault}"] if fault else []
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        faults += [f"{name} is missing" for name in sorted(set(placed.values()) - {path.name for path in files})]
-        faults += [f"'{key}' of the index is in no file" for key in sorted(placed.keys() - names)]
-    return faults
-
-
-def _read_header(path: Path) -> tuple[str | None, set[str]]:
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length)) if length < size else None
-    except (struct.error, ValueError):
-        header = None
-    if not isinstance(header, dict):
-        return "is damaged: its header cannot be read", set()
-    header.pop("__metadata__", None)
-    expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if size != expected:
-        return f"has {size} bytes in place of {expected}: it was cut short", set(header)
-    return None, set(header)
-
-
 def check_loading(info: dict[str, Any]) -> list[str]:
     """Faults that transformers noticed while it loaded the weights."""
     words = {
@@ -389,22 +335,6 @@ def check_loading(info: dict[str, Any]) -> list[str]:
         "mismatched_keys": "of a wrong shape",
     }
     return [f"'{name}' is {word}" for kind, word in words.items() for name in sorted(map(str, info.get(kind) or ()))]
-
-
-def check_tied(wanted: bool, export: Any) -> list[str]:
-    """Input and output embeddings are one in the export if they are one in the source (`wanted`), and two if they are two."""
-    tied = is_tied(export)
-    if tied == wanted:
-        return []
-    return [
-        f"input and output embeddings are {'one' if tied else 'two'} matrices, and {'one' if wanted else 'two'} in the source"
-    ]
-
-
-def is_tied(model: Any) -> bool:
-    """Whether input and output embeddings are one matrix."""
-    first, last = model.get_input_embeddings(), model.get_output_embeddings()
-    return first is not None and last is not None and first.weight.data_ptr() == last.weight.data_ptr()
 
 
 def check_tokenizer(trained: Any, written: Any, texts: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -450,27 +380,8 @@ def check_ends(wanted: list[int], model: Any, tokenizer: Any) -> list[str]:
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 
-KEPT = 0.5
-"""Least share of an update that must be found again in a stored matrix, before rounding counts as having lost it."""
-CERTAIN = 5.0
-"""Standard errors that a lost update must lie outside of, where the rounding is as large as the update."""
-
-
-@dataclass
-class WeightCheck:
-    """What was found in the tensors of an export. `faults` is empty for a good one."""
-
-    tensors: int = 0
-    updated: int = 0
-    largest_error: float = 0.0
-    update_kept: float | None = None
-    faults: list[str] = field(default_factory=list)
-    rounded: list[str] = field(default_factory=list)
-    """Matrices that hold their update as well as this precision can, which is less than half of it."""
-
-
 def stored(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and float32 values of a model's parameters, 4-bit ones multiplied out."""
+    """Yields names and float32 values of a model's parameters; 4-bit ones are dequantised."""
     for name, weight in model.named_parameters():
         state = getattr(weight, "quant_state", None)
         if state is not None:
@@ -481,67 +392,37 @@ def stored(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, weight.detach().float().cpu()
 
 
-def check_adapter(source: Source, folder: Path) -> WeightCheck:
-    """The written adapter is the one that was trained, to the bit."""
-    from safetensors import safe_open
+def check_weights(source: Source, export: Any, kind: str) -> tuple[dict[str, Any], list[str]]:
+    """Compares every tensor of a loaded export with base + update, to within the rounding of `kind`.
 
-    trained, written = (place / "adapter_model.safetensors" for place in (source.weights, folder))
-    with safe_open(written, framework="pt") as tensors:
-        count = len(tensors.keys())
-    same = digest(trained) == digest(written)
-    return WeightCheck(count, count // 2, faults=[] if same else [f"{written.name} is not what was trained"])
-
-
-def check_weights(source: Source, export: Any, kind: str) -> WeightCheck:
-    """Every tensor of a loaded export against base + update, to within the rounding of `kind`.
-
-    For a trained matrix also how much of its update is in it: that tells a forgotten layer, even where the update is smaller
-    than the rounding, as rounding errors do not point the way of the update.
+    Returns the figures and the faults. `update_kept` is the share of all updates that the tensors hold (least squares):
+    rounding errors do not point the way of the update, so it tells also where the update is smaller than the rounding.
     """
-    import torch
 
-    found = WeightCheck()
     # Files in safetensors are mapped, not read, so that the base takes no memory of its own beside the export.
     base = dict(load_plain(source, source.base if source.lora else str(source.weights)).named_parameters())
     changes: Mapping[str, torch.Tensor] = updates(source.weights) if source.lora else {}
-    limit, seen = ROUGHNESS[precision(kind)], set()
-    stored_as = getattr(torch, precision(kind), None)  # None: a quantised form
-    dots = sizes = 0.0
+    limit, names, faults = ROUGHNESS[precision(kind)], set(), []
+    largest = dots = sizes = 0.0
     for name, value in stored(export):
+        names.add(name)
         if name not in base:
-            found.faults.append(f"'{name}' is in the export and not in the base")
+            faults.append(f"'{name}' is in the export and not in the base")
             continue
-        seen.add(name)
-        before = base[name].detach().float()
-        change = changes.get(name)
-        wanted = before if change is None else before + change
-        found.tensors += 1
-        if value.shape != wanted.shape:
-            found.faults.append(f"'{name}' is of shape {tuple(value.shape)}, expected {tuple(wanted.shape)}")
+        before, change = base[name].detach().float(), changes.get(name)
+        expected = before if change is None else before + change
+        if value.shape != expected.shape:
+            faults.append(f"'{name}' is of shape {tuple(value.shape)}, expected {tuple(expected.shape)}")
             continue
-        if not torch.isfinite(value).all():
-            found.faults.append(f"'{name}' holds numbers that are not finite")
-            continue
-        error = float((value - wanted).norm() / wanted.norm().clamp_min(1e-30)) if wanted.numel() else 0.0
-        if float(wanted.norm()) == 0.0:
-            error = float(value.norm())
-        found.largest_error = max(found.largest_error, error)
-        if error > limit:
-            found.faults.append(f"'{name}' is off by {error:.2g} of its size, more than {kind} explains ({limit:g})")
+        error = float((value - expected).norm() / expected.norm().clamp_min(1e-30)) if expected.numel() else 0.0
+        largest = max(largest, error)
+        if not error <= limit:
+            faults.append(f"'{name}' is off by {error:.2g} of its size, more than {kind} explains ({limit:g})")
         if change is not None:
-            size = float((change.double() ** 2).sum())
-            if size == 0.0:
-                continue
-            found.updated += 1
-            kept = projection(value - before, change)
-            doubt = float((value - wanted).double().norm()) / math.sqrt(size * value.numel())
-            dots, sizes = dots + kept * size, sizes + size
-            possible = projection(wanted.to(stored_as).float() - before, change) if stored_as is not None else 1.0
-            if kept < KEPT and possible < KEPT and kept > KEPT * possible - 1e-6:
-                found.rounded.append(name)
-            elif kept < KEPT and 1.0 - kept > CERTAIN * doubt:
-                found.faults.append(f"'{name}' holds {max(kept, 0):.0%} of its update: forgotten, or lost in rounding")
-    found.update_kept = dots / sizes if sizes else None
-    found.faults += [f"'{name}' is missing" for name in sorted(base.keys() - seen)]
-    found.faults += [f"the update of '{name}' belongs to no weights" for name in sorted(changes.keys() - seen)]
-    return found
+            dots += float(((value - before).double() * change.double()).sum())
+            sizes += float((change.double() ** 2).sum())
+    faults += [f"'{name}' is missing" for name in sorted(base.keys() - names)]
+    faults += [f"the update of '{name}' belongs to no weights" for name in sorted(changes.keys() - names)]
+    figures = {"tensors": len(names), "updated": len(changes), "largest_error": largest,
+               "update_kept": dots / sizes if sizes else None}  # fmt: skip
+    return figures, faults

@@ -17,11 +17,12 @@ from typing import Any
 from markupsafe import Markup
 
 from kit.config import non_defaults
+from kit.evaluation.results import interval
 from kit.report.charts import intervals, number, svg
 from kit.report.page import page, piece
 from kit.report.panels import LEARNING, MACHINE, columns_of, panels
 from kit.report.record import Record, Tree, read, words
-from kit.report.scores import Difference, Scores, difference, ends, estimates, interval, sentence, signed
+from kit.report.scores import Difference, Scores, difference, ends, estimates, sentence, signed
 from kit.runs.files import clock, shorten, write_atomic
 from kit.runs.metrics import is_number, last_step, placed, points, result_of
 from kit.runs.secrets import redact, redacted

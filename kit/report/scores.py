@@ -130,16 +130,6 @@ def ends(metrics: Metrics, evaluations: Evaluations) -> tuple[Scores | None, Sco
     return first, last, name if name == "after" else f"after step {step}"
 
 
-def interval(estimate: Any) -> str:
-    """`0.915 [0.868, 0.946]`, a dash without a value."""
-    if not isinstance(estimate, Mapping) or estimate.get("value") is None:
-        return "–"
-    bounds = [estimate.get("low"), estimate.get("high")]
-    if None in bounds:
-        return f"{estimate['value']:.3f}"
-    return f"{estimate['value']:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]"
-
-
 def signed(value: float, low: float, high: float) -> str:
     """`+0.845 [+0.790, +0.895]`."""
     return f"{value:+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")

@@ -20,8 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kit.config import EMBEDDED_MODELS, SMOLLM2
-from kit.evaluation.results import read_best
-from kit.report.scores import interval
+from kit.evaluation.results import interval, read_best
 from kit.runs.files import clock, disk_errors, one_line
 
 if TYPE_CHECKING:
@@ -151,11 +150,9 @@ class Reporter:
             self.console.print(f"  {text}{reward}{reference}")
 
 
-def draw_report(run: RunDir, **ending: Any) -> Path | None:
+def draw_report(run: RunDir, write_report: Callable[..., Path], **ending: Any) -> Path | None:
     """Writes `report.html` of a run whose status is about to say `ending`. Failing to write it is logged, not raised."""
     try:
-        from kit.report.run_report import write_report
-
         run.check_free_space(REPORT_SPACE)
         return write_report(run, ending={**ending, "ended": time.time()})
     except Exception as error:  # whatever is odd about a run's files, its result matters more

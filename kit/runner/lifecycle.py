@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
@@ -44,8 +45,10 @@ def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool
 
 
 @contextmanager
-def lifecycle(folder: RunDir, logs: LogCapture, reporter: Reporter) -> Iterator[StopSignal]:
-    """Stops the run after its step on Ctrl-C, and writes the final status at the end, whatever ended the run."""
+def lifecycle(
+    folder: RunDir, logs: LogCapture, reporter: Reporter, write_report: Callable[..., Path]
+) -> Iterator[StopSignal]:
+    """Stops the run after its step on Ctrl-C, and writes report and final status at the end, whatever ended the run."""
     from kit.models.failures import explained
 
     stop, reserve = StopSignal(folder), folder.path / ".reserve"
@@ -59,18 +62,20 @@ def lifecycle(folder: RunDir, logs: LogCapture, reporter: Reporter) -> Iterator[
                     logging.getLogger("kit").exception("the run failed")
                     raise
     except KeyboardInterrupt:
-        _end(folder, stop, "stopped", stop.reason or "interrupted at once, without a checkpoint", 130)
+        _end(folder, write_report, stop, "stopped", stop.reason or "interrupted at once, without a checkpoint", 130)
         raise
     except BaseException as error:
         code = getattr(error, "exit_code", 1)
         with suppress(RunError):  # the error itself matters more; without a last word the run reads `interrupted`
-            _end(folder, stop, "failed", f"{type(error).__name__}: {error}", code)
+            _end(folder, write_report, stop, "failed", f"{type(error).__name__}: {error}", code)
         raise
     state, code = ("stopped", 130) if stop.reason else ("finished", 0)
-    _end(folder, stop, state, stop.reason or stop.ended, code)
+    _end(folder, write_report, stop, state, stop.reason or stop.ended, code)
 
 
-def _end(folder: RunDir, stop: StopSignal, state: str, reason: str | None, code: int) -> None:
+def _end(
+    folder: RunDir, write_report: Callable[..., Path], stop: StopSignal, state: str, reason: str | None, code: int
+) -> None:
     """Clears up, and writes the report, then the final status: whoever reads that the run has ended finds its report."""
     from kit.runner.console import draw_report
 
@@ -79,7 +84,7 @@ def _end(folder: RunDir, stop: StopSignal, state: str, reason: str | None, code:
     if stop.step is not None:  # that of the last heartbeat may be some steps behind
         ending["step"] = stop.step
     try:
-        draw_report(folder, **ending)
+        draw_report(folder, write_report, **ending)
     finally:
         folder.write_status(**ending, exit=code)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kit import launch as launching
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, RunError
 from kit.evaluation.checker import check_metric
@@ -186,8 +187,6 @@ def run_once(config: RunConfig, *, quiet: bool, abandoned: Path) -> KitError | N
 
     An attempt that cannot be resumed is moved to `abandoned`, and the run starts again.
     """
-    from kit.api import launch as api
-
     run = RunDir(Path(config.run.root) / str(config.run.id))
     if run.path.exists():
         state = run.status()["state"]
@@ -198,7 +197,7 @@ def run_once(config: RunConfig, *, quiet: bool, abandoned: Path) -> KitError | N
         target = abandoned / run.id
         target.parent.mkdir(parents=True, exist_ok=True)
         run.path.rename(next(free for free in _numbers(target) if not free.exists()))
-    return _ended(run, api.launch(config, quiet=quiet)[1])
+    return _ended(run, launching.launch(config, quiet=quiet))
 
 
 def _ended(run: RunDir, outcome: Outcome) -> KitError | None:
@@ -216,10 +215,8 @@ def stopped_by_hand(run: RunDir) -> bool:
 
 def _resumed(run: RunDir, root: str, quiet: bool) -> Outcome | None:
     """How an earlier attempt ended after it was resumed; None where it cannot be resumed and starts again."""
-    from kit.api import launch as api
-
     try:
-        _, outcome = api.relaunch(run.id, root, quiet=quiet)
+        outcome = launching.relaunch(run.id, root, quiet=quiet)
     except KitError:
         return None
     return None if outcome.code == USER_ERROR and run.status()["state"] != "failed" else outcome

@@ -33,6 +33,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from kit import launch as launching
 from kit.config import RunConfig, Section, load_config
 from kit.config.loading import explain, read_yaml
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ObjectiveError, RunError
@@ -487,12 +488,10 @@ def run_trial(config: RunConfig, metric: str, report: Callable[[int, float], boo
 
     `report` gets the step and score of each evaluation during training; True asks the run to stop.
     """
-    from kit.api import launch as api
-
     run = RunDir(Path(config.run.root) / str(config.run.id))
     with Watch(run, metric, report) as watch:
         try:
-            _, outcome = api.launch(config, quiet=quiet)
+            outcome = launching.launch(config, quiet=quiet)
         except KitError as error:
             return Result("failed", reason=str(error))
     if outcome.error is not None:

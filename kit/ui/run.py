@@ -178,7 +178,7 @@ def stop_now(site: Site, run_id: Any) -> str:
 
 def go_on(site: Site, run_id: Any) -> str:
     """Resumes a run in a process of its own. What is refused at once is said here, the rest above, by its status."""
-    from kit.api.launch import resume
+    from kit.api import resume
 
     try:
         run = site.run(run_id)

@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from kit.evaluation import alarms
 from kit.evaluation.alarms import AlertMonitor
+from kit.evaluation.results import interval
 from kit.report.panels import Numbers
 from kit.report.record import read_tree
-from kit.report.scores import interval
 from kit.runs.files import duration, human_size
 from kit.runs.secrets import redact
 from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints

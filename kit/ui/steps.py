@@ -329,7 +329,7 @@ _STARTING = threading.Lock()
 
 def begun(site: Site, read: Callable[[], Draft]) -> list[str]:
     """[what happened, where to go]: starts a run in a process of its own, which outlives this server."""
-    from kit.api.launch import start
+    from kit.api import start
 
     try:
         draft = read()

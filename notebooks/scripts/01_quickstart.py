@@ -58,7 +58,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 
 # %%
 import kit
-from kit.api.notebook import smoke
+from kit.notebook import smoke
 
 run = kit.train("quickstart", overrides=smoke())  # smoke(): nothing, unless KIT_SMOKE=1 asks for a run of seconds
 

@@ -69,7 +69,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 
 # %%
 import kit
-from kit.api.notebook import smoke
+from kit.notebook import smoke
 
 ROOT = "runs"
 if HOST == "Colab":

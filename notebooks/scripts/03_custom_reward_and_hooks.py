@@ -110,7 +110,7 @@ def leaky_clip(batch):
 
 # %%
 import kit
-from kit.api.notebook import smoke
+from kit.notebook import smoke
 
 run = kit.train(
     "quickstart",

@@ -68,7 +68,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 
 # %%
 import kit
-from kit.api.notebook import smoke
+from kit.notebook import smoke
 
 LARGE = "A100" in GPU or "H100" in GPU
 SETTINGS = [

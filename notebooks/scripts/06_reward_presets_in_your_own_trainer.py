@@ -89,7 +89,7 @@ pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
 
 # %%
 from datasets import load_dataset
-from kit.api.notebook import smoke, smoke_model, smoke_sums
+from kit.notebook import smoke, smoke_model, smoke_sums
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 if smoke():  # KIT_SMOKE=1: a tiny model and sums, in place of what comes from a hub; so the notebook is tested

@@ -49,7 +49,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 # A hub id or a folder.
 
 # %%
-from kit.api.notebook import smoke, smoke_model
+from kit.notebook import smoke, smoke_model
 
 MODEL = "allenai/OLMo-2-0425-1B-Instruct"
 if smoke():  # KIT_SMOKE=1: the same architecture at a toy size, without the network; so the notebook is tested

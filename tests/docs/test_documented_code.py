@@ -235,12 +235,12 @@ def test_python_runs(block: Block, names: dict[str, Any], tmp_path: Path) -> Non
 def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What blocks speak of without having made it: a finished run, a model, a dataset. Runs are short, and of a tiny model."""
     import kit
-    import kit.api.launch
-    from kit.api.notebook import SHORT
+    import kit.api
+    from kit.notebook import SHORT
 
     resolve = kit.runner.prepare.resolve_config
     monkeypatch.setattr(
-        kit.api.launch,
+        kit.api,
         "resolve_config",
         lambda config, overrides=(), **short: resolve(config, [*overrides, *SHORT], **short),
     )

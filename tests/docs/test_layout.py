@@ -7,7 +7,7 @@ import re
 from code_blocks import ROOT, the_block
 
 TREE = the_block(ROOT / "docs/layout.md", "", "kit/train.py ")
-OPENED_FIRST = {"kit/train.py", "kit/api/launch.py", "kit/api/run.py", "kit/trainer/trainer.py", "rewards/preset.py"}
+OPENED_FIRST = {"kit/train.py", "kit/launch.py", "kit/api.py", "kit/trainer/trainer.py", "rewards/preset.py"}
 
 
 def tree_faults(tree: str) -> list[str]:
@@ -31,6 +31,6 @@ def test_a_tree_with_a_fault_is_found() -> None:
     for planted, fault in (
         (TREE + "kit/nothing.py   gone\n", "kit/nothing.py does not exist"),
         (without, "kit/studies/ has no line"),
-        (TREE.replace("kit/api/run.py ", "kit/api/launch.py "), "kit/api/run.py has no line"),
+        (TREE.replace("kit/api.py ", "kit/launch.py "), "kit/api.py has no line"),
     ):
         assert set(tree_faults(planted)) - set(tree_faults(TREE)) == {fault}

@@ -116,6 +116,6 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 @pytest.mark.docs
 def test_the_reference_of_python_shows_signatures_and_arguments(site: Path) -> None:
     page = (site / "reference/python.html").read_text(encoding="utf-8")
-    assert 'id="kit.api.launch.train"' in page
+    assert 'id="kit.api.train"' in page
     assert "optimiser steps" in page
     assert 'id="kit.errors.ConfigError"' in page

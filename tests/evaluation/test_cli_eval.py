@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import kit.api.run
+import kit.api
 from kit.cli import app as cli
 from kit.config import load_config
 from kit.runs.store import RunDir, RunStore
@@ -35,7 +35,7 @@ def asked(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         run.write_json(f"eval/{request['name']}.json", {"pass@8": {"value": 0.5}})
         return Outcome(DONE)
 
-    monkeypatch.setattr(kit.api.run, "call", call)
+    monkeypatch.setattr(kit.api, "call", call)
     return requests
 
 
@@ -78,5 +78,5 @@ def test_a_stopped_evaluation_is_no_result_though_an_earlier_one_is_there(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.write_json("eval/again.json", {"stale": True})
-    monkeypatch.setattr(kit.api.run, "call", lambda *_, **__: Outcome(STOPPED))
+    monkeypatch.setattr(kit.api, "call", lambda *_, **__: Outcome(STOPPED))
     assert "stopped before it had a result" in evaluate(run, code=2)

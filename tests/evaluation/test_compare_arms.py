@@ -13,7 +13,8 @@ import yaml
 from study_runs import draw, make_run
 from typer.testing import CliRunner
 
-from kit.api import launch as api
+from kit import launch as launching
+from kit.api import Run
 from kit.cli import app as cli
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, ObjectiveError, RunError
@@ -30,14 +31,14 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Runs by id in the order of their start; each is written at once, better with a higher clip."""
     started: list[str] = []
 
-    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
         started.append(str(config.run.id))
         share = 0.8 if "eps-high" in str(config.run.id) else 0.5
         make_run(Path(config.run.root), str(config.run.id), draw(np.random.default_rng(config.run.seed), 60, share),
                  config.run.seed, overrides=[f"optimisation.learning_rate={config.optimisation.learning_rate}"])  # fmt: skip
-        return None, Outcome(DONE)
+        return Outcome(DONE)
 
-    monkeypatch.setattr(api, "launch", launch)
+    monkeypatch.setattr(launching, "launch", launch)
     return started
 
 
@@ -83,13 +84,13 @@ def test_an_interrupted_run_goes_on_in_its_directory(
     RunStore(tmp_path).create("it-baseline-s0").write_status("interrupted")
     resumed: list[str] = []
 
-    def relaunch(run_id: str, root: str, *, quiet: bool = False) -> tuple[None, Outcome]:
+    def relaunch(run_id: str, root: str, *, quiet: bool = False) -> Outcome:
         resumed.append(run_id)
         (tmp_path / run_id).rename(tmp_path / "gone")
         make_run(tmp_path, run_id, draw(np.random.default_rng(0), 60, 0.5))
-        return None, Outcome(DONE)
+        return Outcome(DONE)
 
-    monkeypatch.setattr(api, "relaunch", relaunch)
+    monkeypatch.setattr(launching, "relaunch", relaunch)
     carry_out(plan(tmp_path, seeds=1), silent)
     assert resumed == ["it-baseline-s0"]
     assert launched == ["it-eps-high-0-4-s0"]
@@ -102,7 +103,7 @@ def test_a_run_that_may_not_go_on_is_put_aside_and_started_again(
     def refuse(*_: Any, **__: Any) -> None:
         raise RunError("the packages have changed")
 
-    monkeypatch.setattr(api, "relaunch", refuse)
+    monkeypatch.setattr(launching, "relaunch", refuse)
     RunStore(tmp_path).create("it-baseline-s0").write_status(state)
     carry_out(plan(tmp_path, seeds=1), silent)
     assert launched == ["it-baseline-s0", "it-eps-high-0-4-s0"]
@@ -119,13 +120,13 @@ def test_a_live_run_is_left_alone(tmp_path: Path, launched: list[str]) -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, bad: Callable[[str], Outcome | None]) -> None:
-    fine = api.launch
+    fine = launching.launch
 
     def launch(config: RunConfig, *, quiet: bool = False) -> Any:
         outcome = bad(str(config.run.id))
-        return (None, outcome) if outcome else fine(config, quiet=quiet)
+        return outcome if outcome else fine(config, quiet=quiet)
 
-    monkeypatch.setattr(api, "launch", launch)
+    monkeypatch.setattr(launching, "launch", launch)
 
 
 def test_a_failed_run_is_told_and_its_seed_left_out(
@@ -240,11 +241,11 @@ def test_the_verb_trains_and_compares_for_real(
 ) -> None:
     import kit.train
 
-    def launch(config: RunConfig, *, quiet: bool = False) -> tuple[None, Outcome]:
+    def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
         kit.train.run(load_config(config), quiet=True)
-        return None, Outcome(DONE)
+        return Outcome(DONE)
 
-    monkeypatch.setattr(api, "launch", launch)
+    monkeypatch.setattr(launching, "launch", launch)
     tree["evaluation"] |= {"after": True, "prompts": 6}
     tree["run"].pop("id")
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tree))
@@ -259,7 +260,6 @@ def test_the_verb_trains_and_compares_for_real(
         row["name"] for row in found["quantities"]
     }
     prompts = [  # the same prompts in the same order, for both arms of a seed
-        [row["prompt"] for row in api.Run(arm["runs"][0], tmp_path / "runs").completions(step=1)]
-        for arm in found["arms"]
+        [row["prompt"] for row in Run(arm["runs"][0], tmp_path / "runs").completions(step=1)] for arm in found["arms"]
     ]
     assert prompts[0] == prompts[1]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kit.api.run import Run
+from kit.api import Run
 from kit.cli import app as cli
 from kit.config import load_config
 from kit.errors import RunError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kit.export.source import Source, open_source
 from kit.export.verify import Measured, measure, verify
+from kit.runner.trained import Source, open_source
 from kit.runs.store import RunDir
 
 gguf = pytest.importorskip("gguf")

@@ -150,8 +150,8 @@ def test_commands_in_cells_exist(name: str) -> None:
 
 
 def test_the_scripts_of_smoke_runs_are_overrides_that_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.api.notebook import smoke
     from kit.config import load_config, preset_names
+    from kit.notebook import smoke
 
     monkeypatch.delenv("KIT_SMOKE", raising=False)
     assert smoke() == smoke(everything=True) == []

@@ -15,7 +15,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_model_is_a_folder_that_loads_in_the_architecture_that_was_asked_for() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from kit.api.notebook import smoke_model
+    from kit.notebook import smoke_model
 
     assert AutoModelForCausalLM.from_pretrained(smoke_model()).config.model_type == "qwen3"
     folder = smoke_model("olmo2", "unlisted")

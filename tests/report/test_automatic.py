@@ -10,6 +10,7 @@ import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from kit.errors import RewardError
+from kit.report.run_report import write_report
 from kit.runner.console import LogCapture, Reporter, draw_report
 from kit.runner.lifecycle import lifecycle
 from kit.runner.recording import Recorder
@@ -21,7 +22,7 @@ Make = Callable[..., RunDir]
 def ended(run: RunDir, error: BaseException | None = None) -> str:
     """Lets a run end, by `error` if there is one; returns its report."""
     run.write_status("running", step=7, total_steps=20)
-    with suppress(RewardError, KeyboardInterrupt), lifecycle(run, LogCapture(), Reporter(quiet=True)):
+    with suppress(RewardError, KeyboardInterrupt), lifecycle(run, LogCapture(), Reporter(quiet=True), write_report):
         if error is not None:
             raise error
     return (run.path / "report.html").read_text(encoding="utf-8")
@@ -44,7 +45,7 @@ def test_a_run_that_fails_leaves_a_report_with_the_reason(make_run: Make) -> Non
 def test_the_steps_since_the_last_heartbeat_count(make_run: Make) -> None:
     """Three steps within a second write no heartbeat of their own."""
     run, state, control = make_run(), TrainerState(max_steps=20), TrainerControl()
-    with suppress(RewardError), lifecycle(run, LogCapture(), Reporter(quiet=True)) as stop:
+    with suppress(RewardError), lifecycle(run, LogCapture(), Reporter(quiet=True), write_report) as stop:
         recorder = Recorder(run, stop, lambda *_: None)
         recorder.on_train_begin(TrainingArguments(max_steps=20, report_to=[]), state, control)
         for state.global_step in (1, 2, 3):
@@ -63,9 +64,8 @@ def test_a_report_that_cannot_be_made_ends_no_run(
         raise error
 
     run = make_run()
-    monkeypatch.setattr("kit.report.run_report.write_report", fail)
     run.write_status("running", step=20)
-    with lifecycle(run, LogCapture(), Reporter(quiet=True)):
+    with lifecycle(run, LogCapture(), Reporter(quiet=True), fail):
         pass
     assert run.status()["state"] == "finished"
     assert not (run.path / "report.html").exists()
@@ -74,5 +74,5 @@ def test_a_report_that_cannot_be_made_ends_no_run(
 def test_on_a_full_disk_the_space_is_left_to_the_last_word(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     monkeypatch.setattr("kit.runs.store.free_bytes", lambda path: 100_000)
-    assert draw_report(run, state="failed", reason="no space") is None
+    assert draw_report(run, write_report, state="failed", reason="no space") is None
     assert not (run.path / "report.html").exists()

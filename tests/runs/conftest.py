@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from patience import wait_for
 
-from kit.api import launch as api
-from kit.api import run as run_module
+from kit import api, launch
 from kit.cli import runs as cli
 from kit.runs import stopping, supervisor
 from kit.runs.process import kill_all
@@ -60,9 +59,9 @@ def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """`write_job(body, before="")`: what `start`, `train` and `resume` run from now on; `before` comes before adoption."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(api, "TRAINER", "a_job")
+    monkeypatch.setattr(launch, "TRAINER", "a_job")
     monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.1)
-    for module in (cli, run_module, stopping):
+    for module in (cli, api, stopping):
         monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
     monkeypatch.chdir(tmp_path)
 
@@ -109,7 +108,7 @@ def shell(write_job: Callable[..., None], tmp_path: Path) -> Iterator[Callable[.
         script.write_text(
             # Under nohup a hang-up is ignored, here and in what is started from here.
             "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
-            f"from kit.api import launch as api; api.TRAINER = 'a_job'\n{textwrap.dedent(code)}"
+            f"from kit import api, launch; launch.TRAINER = 'a_job'\n{textwrap.dedent(code)}"
         )
         begun.append(subprocess.Popen([sys.executable, str(script)], **options))
         return begun[-1]

@@ -9,7 +9,7 @@ import pytest
 from patience import wait_for
 from typer.testing import CliRunner
 
-from kit.api import launch as api
+from kit import api
 from kit.cli import app as cli
 from kit.runs.store import RunDir, RunStore
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from patience import kill, wait_for
 
-from kit.api import launch as api
+from kit import api, launch
 from kit.runs.process import identity, runs
 from kit.runs.store import RunDir, RunStore
 
@@ -29,7 +29,7 @@ def test_training_adopts_the_run_that_was_made_for_it(tree: dict[str, Any], tmp_
     from kit.config import load_config
 
     config = load_config(tree)
-    made = api._make(config)
+    made = launch.create_run(config)
     assert made.status()["state"] == "starting"
     run = kit.train.run(config, quiet=True, adopt=True)
     status = run.status()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from patience import dead, kill, wait_for
 
-from kit.api import launch as api
+from kit import api
 from kit.errors import RunError
 from kit.runs import lock, supervisor
 from kit.runs.lock import GpuLock, gpu_holder, gpus, held_gpu
@@ -178,7 +178,7 @@ def test_a_face_that_waits_for_a_gpu_makes_the_run_to_be_seen(
     held = GpuLock(gpus())
     held.take({"run": "first", "pid": 12})
     write_job("run.write_status('finished')")
-    code = "import kit; from kit.api import launch; launch.TRAINER = 'a_job'; print(kit.train('quickstart', run_id='one').status)"
+    code = "import kit; from kit import launch; launch.TRAINER = 'a_job'; print(kit.train('quickstart', run_id='one').status)"
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as face:
         run = wait_for(lambda: Path("runs/one/config.yaml").exists() and RunStore("runs").open("one"))
         wait_for(lambda: queued(run))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from patience import dead, kill, wait_for
 
-from kit.api import launch as api
+from kit import api, launch
 from kit.cli.runs import ending
 from kit.errors import DataError, RunError
 from kit.runs import supervisor
@@ -281,7 +281,7 @@ def test_ctrl_c_while_a_run_is_handed_over_ends_it(write_job: WriteJob, monkeypa
         with pytest.raises(KeyboardInterrupt):
             api.resume("one", detach=True)
         assert api.Run("one").status["state"] == "stopped"
-    monkeypatch.setattr(api, "supervise", interrupted)
+    monkeypatch.setattr(launch, "supervise", interrupted)
     with pytest.raises(KeyboardInterrupt):
         api.resume("one")
     assert api.Run("one").status["state"] == "stopped"

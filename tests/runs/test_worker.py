@@ -1,4 +1,4 @@
-"""kit.runs.worker and kit.api.launch: how a job in another process is started, interrupted and reported."""
+"""kit.runs.worker and kit.launch: how a job in another process is started, interrupted and reported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit.api import launch as api
-from kit.api import run as run_module
+from kit import api, launch
 from kit.errors import KitError, RunError
 from kit.runs import worker
 
@@ -39,8 +38,8 @@ def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / "a_job.py").write_text(JOB.format(body=textwrap.indent(textwrap.dedent(body), "    ").strip()))
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(api, "TRAINER", "a_job")
-    monkeypatch.setattr(run_module, "EVALUATOR", "a_job")
+    monkeypatch.setattr(launch, "TRAINER", "a_job")
+    monkeypatch.setattr(api, "EVALUATOR", "a_job")
     monkeypatch.chdir(tmp_path)
     return write
 
@@ -149,7 +148,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_job_once(write_job, tmp_path: Path) ->
 
 
 def caller_with_job(code: str) -> str:
-    return f"from kit.api import launch as api; api.TRAINER = 'a_job'; {code}"
+    return f"from kit import api, launch; launch.TRAINER = 'a_job'; {code}"
 
 
 def test_the_public_names_exist_and_the_light_ones_resolve() -> None:

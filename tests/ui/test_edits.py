@@ -156,12 +156,12 @@ def test_what_no_page_puts_aside_is_not_brought_back(form: Form, forged: Any) ->
 
 
 def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.api.launch
+    import kit.api
     from kit.ui import children
     from kit.ui.steps import begun
 
     monkeypatch.setattr(children.Benches, "ask", lambda self, *given, **named: {"problem": None})
-    monkeypatch.setattr(kit.api.launch, "start", lambda config: SimpleNamespace(id=config.run.id))
+    monkeypatch.setattr(kit.api, "start", lambda config: SimpleNamespace(id=config.run.id))
     note, place = begun(form.site, sent(form, id="typed-last").draft)
     assert place == "/run?run=typed-last", note
     form.site.store.create("typed-last")

@@ -351,7 +351,7 @@ def test_of_concurrent_starts_of_one_name_one_succeeds(page: Any) -> None:
     started = ["/run?run=twice" in answer for answer in answers]
     assert started.count(True) == 1, answers
     assert all("note fail" in answer for answer, won in zip(answers, started, strict=True) if not won)
-    from kit.api.run import Run
+    from kit.api import Run
 
     Run("twice", page.root).stop(now=True)
     assert status(page, "twice")["state"] == "stopped"

@@ -17,7 +17,7 @@ from playwright.sync_api import Page as Tab
 from test_browser import press, sees, step, tab, wait_for
 from test_runs_browser import choose
 
-import kit.api.launch
+import kit.api
 from kit.config import load_config
 from kit.errors import RunError
 from kit.runs.store import RunDir
@@ -56,7 +56,7 @@ def here(serve_here: Any, tmp_path_factory: pytest.TempPathFactory, asked: list[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(folder / "gradio"))
         patch.setattr(children.Benches, "ask", answer)
-        patch.setattr(kit.api.launch, "start", begin)
+        patch.setattr(kit.api, "start", begin)
         patch.setattr(run, "stop_now", note("stop now"))
         patch.setattr(run, "go_on", note("resume"))
         yield serve_here(folder)

@@ -1,4 +1,4 @@
-"""A handle on a run: its data, and the actions on it. No torch.
+"""The Python interface: `train`, `start` and `resume` a run, and `Run`, a handle on it: its data and actions. No torch.
 
 A run's directory is the only truth; a `Run` holds nothing but the path to it, so it can be made again at any time:
 `kit.Run("quickstart-20260101-120000").plot()`.
@@ -13,15 +13,87 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit import launch as launching
 from kit.errors import ConfigError, RunError
+from kit.runner.prepare import resolve_config
 from kit.runs.store import ALIVE, RunDir, RunStore
 from kit.runs.worker import STOPPED, call
 
 if TYPE_CHECKING:
+    from kit.config import RunConfig
     from kit.report.charts import Figure
 
 POLL_SECONDS = 0.2
 EVALUATOR = "kit.runner.evaluate"
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | RunConfig = "quickstart",
+    *,
+    overrides: Sequence[str] = (),
+    progress: bool = True,
+    **shortcuts: Any,
+) -> Run:
+    """Trains in a process of its own, waits for it, and returns the run, finished or stopped by Ctrl-C.
+
+    Args:
+        config: a preset's name, a YAML file, a mapping, or a `RunConfig`.
+        overrides: `section.key=value` strings, as on the command line.
+        progress: let the process print its progress; in a notebook, show a card that follows the run.
+        shortcuts: `steps` (optimiser steps), `seed`, `objective` (a recipe's name, or a mapping like the objective
+            section; either way it takes the place of the whole section), `run_id`.
+
+    Raises:
+        KitError: the kind of error that the user made, before or during the run.
+        RunError: the training process crashed.
+    """
+    resolved = resolve_config(config, overrides, **shortcuts)
+    outcome = launching.launch(resolved, quiet=not progress)
+    if outcome.error is not None:
+        raise outcome.error
+    try:
+        return Run(str(resolved.run.id), resolved.run.root)
+    except RunError:
+        raise RunError("The run was stopped before it had begun; nothing was written.") from None
+
+
+def start(
+    config: str | Path | Mapping[str, Any] | RunConfig = "quickstart",
+    *,
+    overrides: Sequence[str] = (),
+    **shortcuts: Any,
+) -> Run:
+    """Like `train`, but returns at once: the run goes on by itself, also when this process or its terminal ends.
+
+    Follow it by the returned `Run`: `.status`, `.metrics()`, `.wait()`, `.stop()`. Mistakes that show only when data and
+    model are read end the run as `failed`, with the reason; those of the configuration itself raise `ConfigError`.
+    """
+    resolved = resolve_config(config, overrides, **shortcuts)
+    return Run(launching.launch_detached(resolved).id, resolved.run.root)
+
+
+def resume(
+    run_id: str, root: str | Path = "runs", *, force: bool = False, detach: bool = False, overrides: Sequence[str] = ()
+) -> Run:
+    """Goes on with a run that was stopped, interrupted or failed, in its directory, from its last whole checkpoint.
+
+    Where no checkpoint had been saved yet it starts again from the beginning, with its id, configuration and seed.
+
+    Args:
+        run_id: the run.
+        root: folder that holds all runs.
+        force: also where data, configuration or packages have changed in a way that matters; the run records it.
+        detach: return at once, as `start` does.
+        overrides: `section.key=value` strings; most of them change the run, and are refused without `force`.
+
+    Raises:
+        RunError: there is no such run, it is live, or it has finished.
+        KitError: it may not go on, with the reason.
+    """
+    outcome = launching.relaunch(run_id, root, force=force, detached=detach, overrides=overrides)
+    if outcome.error is not None:
+        raise outcome.error
+    return Run(run_id, root)
 
 
 class Run:
@@ -107,7 +179,7 @@ class Run:
 
     def watch(self) -> None:
         """Shows the run in a notebook, live, until it has ended; an interrupt of the cell ends the watching, not the run."""
-        from kit.api.notebook import watch
+        from kit.report.live import watch
 
         watch(self._dir)
 

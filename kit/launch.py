@@ -1,0 +1,103 @@
+"""Start runs in processes of their own and say how they ended: below `kit.api`, the command line and studies. No torch."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kit.errors import RunError
+from kit.runs.store import RunDir, RunStore
+from kit.runs.supervisor import cut_short, detach, settle, supervise
+from kit.runs.worker import DONE, Outcome
+
+if TYPE_CHECKING:
+    from kit.config import RunConfig
+
+TRAINER = "kit.train"
+
+
+def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
+    """Trains as a prepared configuration says, waits, and returns how the run ended."""
+    assert config.run.id is not None, "resolve_config() gives every run an id"
+    folder = RunDir(Path(config.run.root) / config.run.id)
+    request = {"config": config.model_dump(mode="json")}
+    make = functools.partial(create_run, config)
+    try:
+        with _shown(folder, quiet or folder.path.exists()) as on_line:  # a taken id is refused, and its run is another
+            return supervise(
+                folder, request, module=TRAINER, quiet=quiet, on_message=on_line or _tell, make=make, on_line=on_line
+            )
+    except BaseException as error:
+        if request.get("adopt"):  # the directory was made here
+            settle(folder, None, cut_short(error))
+        raise
+
+
+def launch_detached(config: RunConfig) -> RunDir:
+    """Starts a prepared configuration and returns at once: the run goes on when this process ends."""
+    folder = create_run(config)
+    detach(folder, {"config": config.model_dump(mode="json")}, module=TRAINER)
+    return folder
+
+
+def create_run(config: RunConfig) -> RunDir:
+    """Creates the directory of a new run, for a training process to adopt."""
+    assert config.run.id is not None, "resolve_config() gives every run an id"
+    return RunStore(config.run.root).create(
+        config.run.id, config=config.to_yaml(), step=0, total_steps=config.optimisation.steps, face=True
+    )
+
+
+def relaunch(
+    run_id: str,
+    root: str | Path = "runs",
+    *,
+    force: bool = False,
+    detached: bool = False,
+    overrides: Sequence[str] = (),
+    quiet: bool = False,
+) -> Outcome:
+    """Resumes a run and returns how it ended. Raises `RunError` where there is nothing to go on with."""
+    from kit.config import load_config
+
+    folder = RunStore(root).open(run_id)
+    if not folder.config.is_file():
+        raise RunError(
+            f"{folder.path} has no config.yaml, so how the run was configured is not known. Bring it back, or remove the folder "
+            f"and start it again with: grpo-kit train CONFIG --run-id {run_id}"
+        )
+    config = load_config(folder.config, overrides)
+    longer = config.optimisation.steps > load_config(folder.config).optimisation.steps
+    # The training process refuses that, too, but whoever does not wait for it would not hear of it.
+    if (status := folder.status())["state"] == "finished" and not longer and (detached or not (overrides or force)):
+        raise RunError(
+            f"The run '{run_id}' has finished, with step {status.get('step')}; there is nothing to resume. "
+            f"Start another from its configuration with: grpo-kit train {folder.config} -o run.id=NAME"
+        )
+    config.run.id, config.run.root = run_id, str(root)
+    request = {"config": config.model_dump(mode="json"), "resume": True, "force": force, "adopt": True}
+    folder.claim("starting", face=True)
+    try:
+        if detached:
+            detach(folder, request, module=TRAINER)
+            return Outcome(DONE)
+        with _shown(folder, quiet) as on_line:
+            return supervise(folder, request, module=TRAINER, quiet=quiet, on_message=on_line or _tell, on_line=on_line)
+    except BaseException as error:
+        settle(folder, None, cut_short(error))
+        raise
+
+
+def _shown(run: RunDir, quiet: bool) -> AbstractContextManager[Callable[[str], None] | None]:
+    """Shows a card of the run below a notebook's cell, and yields a function for what the run prints; else nothing."""
+    from kit.report.live import in_notebook, shown
+
+    return shown(run) if in_notebook() and not quiet else nullcontext()
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

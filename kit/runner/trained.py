@@ -1,0 +1,120 @@
+"""The policy that a run has trained: its weights on disk, the model they belong to, and how both are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.config import RunConfig, load_config
+from kit.errors import ModelError
+from kit.evaluation.results import checkpoint_now, weights_of
+from kit.models.start import Start, find_start, put_on, with_merged
+
+if TYPE_CHECKING:
+    from kit.models.loading import ModelFiles
+    from kit.runs.store import RunDir
+
+
+@dataclass
+class Source:
+    """A run's policy at one step: its weights on disk and the base model that they belong to. Loaded by `load`."""
+
+    run: RunDir
+    config: RunConfig
+    files: ModelFiles
+    step: int
+    weights: Path
+    base: str
+    """What the adapter is put on when it is merged: the model's 16-bit weights."""
+    run_name: str = ""
+    """The model as the run's configuration names it."""
+    ends: list[int] | None = None
+    """Every token that ends a completion, once that is known."""
+    start: str = ""
+    """With all weights trained: the model that training began with."""
+    start_revision: str | None = None
+    notes: list[str] = field(default_factory=list)
+    """What there is to say of this export."""
+    below: Start | None = None
+    """What training started from, while `weights` hold only what was trained on top of it."""
+
+    @property
+    def lora(self) -> bool:
+        """Whether an adapter was trained, not every weight."""
+        return self.config.model.lora is not None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that the run used, its chat template included."""
+        return self.files.tokenizer
+
+    def load(self) -> Any:
+        """Base and adapter as they were trained, on the run's device. Raises `ModelError`."""
+        return put_on(self.load_base(), self.weights, self.below) if self.lora else self.load_base()
+
+    def load_base(self) -> Any:
+        """The base as it was loaded for training; with all weights trained, these."""
+        from kit.models.loading import load_model
+
+        return load_model(self.files, self.config.model).model
+
+    def load_start(self) -> Any:
+        """With all weights trained: the model that training began with, loaded as the trained one is. Raises `ModelError`."""
+        from kit.models.embedded import source_of
+        from kit.models.loading import load_model
+
+        files = replace(self.files, source=source_of(self.start, self.start_revision), revision=self.start_revision)
+        return load_model(files, self.config.model).model.eval()
+
+    def note(self, text: str) -> None:
+        """Adds a remark to the result, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def open_source(
+    run: RunDir, which: str | None, base: str | None, *, quantized: bool = False
+) -> tuple[Source, str | None]:
+    """The run's policy, files found and no weights loaded, and what there is to remark. Raises `KitError`.
+
+    Loads the libraries for it, with those for 4-bit weights if the export is to be `quantized`.
+    """
+    from kit.models.libraries import load_libraries
+    from kit.models.loading import find_model
+
+    now = checkpoint_now(run, which)
+    step, weights = weights_of(run, now)
+    note = None
+    if now != which:
+        state = run.status()["state"]
+        note = f"Run '{run.id}' is {state}: these are the weights of its last whole checkpoint, step {step}."
+    config = load_config(run.config)
+    load_libraries(config.model, training=False, quantized=quantized)
+    named = config.model.name
+    # Unsloth's models are transformers' underneath, and its adapters PEFT's.
+    config.model.backend = "transformers"
+    start, began = find_start(config.model), (named, config.model.revision)
+    if start is not None and start.mode == "merge":  # from here on the merged model is the one that was trained
+        place = with_merged(find_model(config.model, chat=config.data.chat), config.model).source
+        start, began = None, (place, None)
+        config.model = config.model.model_copy(update={"name": place, "revision": None, "adapter": None})
+    if config.model.lora is None:
+        config.model = config.model.model_copy(update={"name": str(weights)})
+    files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
+    source = Source(run, config, files, step, weights, base or files.source, named, below=start)
+    source.start, source.start_revision = began
+    quantised = getattr(files.config, "quantization_config", None) is not None
+    if quantised and source.lora and base is None:
+        raise ModelError(
+            f"{named} holds quantised weights, and merging into those would round the update away. Name the 16-bit model that "
+            "they were made of: --base ID_OR_FOLDER."
+        )
+    return source, note
+
+
+def end_ids(model: Any, tokenizer: Any) -> list[int]:
+    """Every token that ends a completion, in order."""
+    declared = model.generation_config.eos_token_id
+    declared = [declared] if isinstance(declared, int) else list(declared or [])
+    return sorted({tokenizer.eos_token_id, *declared} - {None})
