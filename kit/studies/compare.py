@@ -40,7 +40,7 @@ from kit.studies.scores import (
     read_run,
     same_seeds,
 )
-from kit.studies.statistics import Difference, Floats, detectable, difference, holm
+from kit.studies.statistics import Difference, detectable, difference, holm
 
 ALPHA = 0.05
 BETTER, WORSE, UNCLEAR = "better", "worse", "not distinguishable"
@@ -92,22 +92,37 @@ def compare_runs(
         difference(scores[first], scores[other], paired_seeds=same_seeds(arms[first], arms[other])) for other in others
     ]
     corrected = holm([found.p for found in differences])
+    configurations = config_differences(arms)
+    notes = missing_note(arms, problems, chosen)
+    if not configurations:
+        notes.append("The arms have the same configuration: any difference is luck.")
     return {
         "kind": "comparison",
         "metric": chosen,
         "level": 1 - ALPHA,
         "baseline": first,
         "problems": len(problems),
-        "arms": [_arm(name, runs_of, scores[name]) for name, runs_of in arms.items()],
+        "arms": [
+            {
+                "name": name,
+                "runs": [run.id for run in runs_of],
+                "seeds": [run.seed for run in runs_of],
+                "states": [run.state for run in runs_of],
+                "steps": [run.step for run in runs_of],
+                "value": float(scores[name].mean()),
+                "by_run": [float(value) for value in scores[name].mean(axis=1)],
+            }
+            for name, runs_of in arms.items()
+        ],
         "comparisons": [
             judge(first, other, found, p, ALPHA / len(others), chosen, not_comparable(arms[first], arms[other]))
             for other, found, p in zip(others, differences, corrected, strict=True)
         ],
         "quantities": compare_quantities(arms, chosen),
-        "config_differences": config_differences(arms),
+        "config_differences": configurations,
         "curves": curves(arms, chosen),
         "warnings": warnings,
-        "notes": missing_note(arms, problems, chosen) + same_note(arms),
+        "notes": notes,
     }
 
 
@@ -186,11 +201,6 @@ def missing_note(arms: Arms, problems: Sequence[str], metric: str) -> list[str]:
     return [f"{left} of {most} held-out problems are left out: not every run has a {metric} for them."] if left else []
 
 
-def same_note(arms: Arms) -> list[str]:
-    """A note where the configurations do not differ."""
-    return [] if config_differences(arms) else ["The arms have the same configuration: any difference is luck."]
-
-
 def judge(
     baseline: str,
     arm: str,
@@ -251,18 +261,6 @@ def _what_it_takes(comparison: Mapping[str, Any]) -> str:
         f"This budget finds differences of {comparison['detectable']:.3f} and more, four times out of five; more seeds or more "
         "held-out problems find smaller ones."
     )
-
-
-def _arm(name: str, runs: Sequence[RunScores], scores: Floats) -> dict[str, Any]:
-    return {
-        "name": name,
-        "runs": [run.id for run in runs],
-        "seeds": [run.seed for run in runs],
-        "states": [run.state for run in runs],
-        "steps": [run.step for run in runs],
-        "value": float(scores.mean()),
-        "by_run": [float(value) for value in scores.mean(axis=1)],
-    }
 
 
 def compare_and_file(what: Sequence[str], root: Path, name: str | None, **how: Any) -> tuple[dict[str, Any], Path]:

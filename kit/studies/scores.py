@@ -100,6 +100,13 @@ def read_run(run_id: str, root: str | Path = "runs", evaluation_name: str | None
     run = RunStore(root).open(run_id)
     config, evaluation, metrics = read_yaml(run.config), last_evaluation(run, evaluation_name), run.metrics()
     series = {quantity.name: points(metrics, *quantity.keys) for quantity in QUANTITIES}
+    generation = evaluation.get("generation")
+    if not isinstance(generation, dict):
+        generation = config.get("generation", {})
+    try:
+        data_hash = json.loads(run.data.read_text(encoding="utf-8")).get("sha256")
+    except (OSError, ValueError):
+        data_hash = None
     return RunScores(
         id=run.id,
         seed=int(config.get("run", {}).get("seed", 0)),
@@ -111,8 +118,8 @@ def read_run(run_id: str, root: str | Path = "runs", evaluation_name: str | None
         series={name: line for name, line in series.items() if line},
         heldout=_heldout(run),
         totals=_totals(run, series["time a step"]),
-        data_hash=_data_hash(run),
-        generation=_generation(evaluation, config),
+        data_hash=str(data_hash) if data_hash else None,
+        generation={key: generation[key] for key in GENERATION if key in generation},
     )
 
 
@@ -163,7 +170,11 @@ def last_evaluation(run: RunDir, name: str | None = None) -> dict[str, Any]:
 
 def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     table, k = evaluation["per_problem"], int(evaluation.get("k") or 1)
-    keys = _numbered(table["id"])
+    seen: Counter[str] = Counter()
+    keys = []
+    for name in table["id"]:  # equal problems are told apart by their number: `a`, `b`, `a#2`
+        seen[name] += 1
+        keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
     scores = ("greedy_accuracy", "pass@1", f"pass@{k}", f"maj@{k}", "greedy_reward")
     columns: dict[str, Sequence[float | None]] = {key: problem_scores(evaluation, key) or [] for key in scores}
     columns["held-out length"] = table.get("greedy_tokens") or []
@@ -186,16 +197,6 @@ def _heldout(run: RunDir) -> dict[str, list[Point]]:
     }
 
 
-def _numbered(ids: Sequence[str]) -> list[str]:
-    """Equal problems told apart by their place among their equals: `a`, `b`, `a#2`."""
-    seen: Counter[str] = Counter()
-    keys = []
-    for name in ids:
-        seen[name] += 1
-        keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return keys
-
-
 def _totals(run: RunDir, step_times: Sequence[Point]) -> dict[str, float]:
     totals = {TOTAL_TIME: sum(value for _, value in step_times)} if step_times else {}
     peaks = [event for event in run.events() if event.get("kind") == "memory"]
@@ -204,19 +205,6 @@ def _totals(run: RunDir, step_times: Sequence[Point]) -> dict[str, float]:
         if values:
             totals[name] = max(values)
     return totals
-
-
-def _generation(evaluation: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    said = evaluation.get("generation")
-    settings = said if isinstance(said, dict) else config.get("generation", {})
-    return {key: settings[key] for key in GENERATION if key in settings}
-
-
-def _data_hash(run: RunDir) -> str | None:
-    try:
-        return str(json.loads(run.data.read_text(encoding="utf-8"))["sha256"])
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def compare_settings(arms: Arms, metric: str) -> list[str]:
@@ -273,16 +261,13 @@ def compare_quantities(arms: Arms, metric: str) -> list[dict[str, Any]]:
 
     These intervals are not corrected for their number; the verdict rests on the one metric alone.
     """
-    rows = [_scored(arms, name) for name in _shared_columns(arms) if name != metric]
+    runs = [run for runs_of in arms.values() for run in runs_of]
+    shared = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
+    rows = [_scored(arms, name) for name in shared if name != metric]
     names = [(quantity.name, quantity.unit) for quantity in QUANTITIES]
     names += [(TOTAL_TIME, "seconds, sum of steps"), (MEMORY, "MiB, process"), (GPU_MEMORY, "MiB, torch")]
     rows += [_scalar(arms, name, unit) for name, unit in names]
     return [row for row in rows if row is not None]
-
-
-def _shared_columns(arms: Arms) -> list[str]:
-    runs = [run for runs_of in arms.values() for run in runs_of]
-    return [name for name in runs[0].columns if all(name in run.columns for run in runs)]
 
 
 def _scored(arms: Arms, name: str) -> dict[str, Any] | None:
@@ -335,15 +320,12 @@ def curves(arms: Arms, metric: str) -> dict[str, dict[str, list[Point]]]:
     for name in (heldout, *(quantity.name for quantity in QUANTITIES)):
         for arm, runs in arms.items():
             lines = [run.heldout.get(metric, []) if name == heldout else run.series.get(name, []) for run in runs]
-            if means := _means([dict(line) for line in lines]):
+            by_step = [dict(line) for line in lines]
+            steps = sorted(set.intersection(*map(set, by_step)))
+            if means := [(step, statistics.fmean(line[step] for line in by_step)) for step in steps]:
                 kept = downsample(np.array([value for _, value in means]), MOST_POINTS)
                 drawn.setdefault(name, {})[arm] = [means[place] for place in kept]
     return drawn
-
-
-def _means(lines: Sequence[Mapping[float, float]]) -> list[Point]:
-    steps = sorted(set.intersection(*map(set, lines)))
-    return [(step, statistics.fmean(line[step] for line in lines)) for step in steps]
 
 
 def method(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,8 @@ stop when the pruner decides so. The study lies in an SQLite file, so the same c
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import random
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -106,8 +104,8 @@ Range = Annotated[Uniform | LogUniform | Integer | Categorical, Field(discrimina
 class SamplerConfig(Section):
     """How the next values are proposed."""
 
-    name: Literal["tpe", "random", "grid"] = "tpe"
-    """Tree-structured Parzen estimator (Bergstra et al. 2011), random values, or every combination."""
+    name: Literal["tpe", "random"] = "tpe"
+    """Tree-structured Parzen estimator (Bergstra et al. 2011), or random values."""
     seed: int = 0
     """Seed of its proposals."""
     startup_trials: Annotated[int, Field(ge=1)] = 8
@@ -170,9 +168,6 @@ class SweepConfig(Section):
                 raise ValueError(f"space.{key}: low {values.low:g} is above high {values.high:g}")
             if isinstance(values, Integer) and values.log and (values.step != 1 or values.low < 1):
                 raise ValueError(f"space.{key}: with log, low must be 1 or more and step 1")
-            endless = isinstance(values, LogUniform) or (isinstance(values, Uniform) and values.step is None)
-            if self.sampler.name == "grid" and endless:
-                raise ValueError(f"space.{key}: a grid needs a list of values, an int range, or uniform with a step")
         return self
 
 
@@ -213,7 +208,15 @@ def check(sweep: SweepConfig) -> None:
             )
     check_metric(metric, base, "metric")
     for key, values in sweep.space.items():
-        _check_values(sweep, key, values)
+        samples = values.choices if isinstance(values, Categorical) else [values.low, values.high]
+        faults = []
+        for value in samples:
+            try:
+                check_objective(trial_config(sweep, {key: value}, "t", Path("runs")), [key])
+            except (ConfigError, ObjectiveError) as error:
+                faults.append(str(error))
+        if len(faults) == len(samples):  # a combination of usable values may still be wrong
+            raise ConfigError(f"space.{key}: no value of it can be used. {faults[0]}")
     if not base.evaluation.after:
         raise ConfigError("A sweep needs the held-out score after training: set evaluation.after to true.")
     if sweep.pruner.name != "none" and not base.evaluation.every:
@@ -221,19 +224,6 @@ def check(sweep: SweepConfig) -> None:
             f"pruner {sweep.pruner.name} looks at held-out scores during training, and there are none: set evaluation.every "
             "under overrides (optimiser steps between scores), or pruner: {name: none}."
         )
-
-
-def _check_values(sweep: SweepConfig, key: str, values: Uniform | LogUniform | Integer | Categorical) -> None:
-    """Raises `ConfigError` when no value of a range can be used by itself; a combination may still be wrong."""
-    samples = values.choices if isinstance(values, Categorical) else [values.low, values.high]
-    faults = []
-    for value in samples:
-        try:
-            check_objective(trial_config(sweep, {key: value}, "t", Path("runs")), [key])
-        except (ConfigError, ObjectiveError) as error:
-            faults.append(str(error))
-    if len(faults) == len(samples):
-        raise ConfigError(f"space.{key}: no value of it can be used. {faults[0]}")
 
 
 def metric_of(sweep: SweepConfig) -> str:
@@ -280,14 +270,14 @@ def carry_out(
     ranges = {key: _distribution(optuna, values) for key, values in sweep.space.items()}
     metric = metric_of(sweep)
     with _alone(folder):
-        study = _open_study(optuna, sweep, root, ranges)
+        study = _open_study(optuna, sweep, root)
         for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
             run = RunDir(root / _run_id(study, trial))
             if run.path.is_dir() and run.status()["state"] in ALIVE:  # a trainer that outlived its sweep
                 run.write_text("control/stop", "its sweep died\n")
             _try_again(study, trial)
             tell(f"{run.id} had died; its values are tried again")
-        while _remaining(study, sweep, ranges):
+        while _remaining(study, sweep):
             trial = study.ask(ranges)
             values = _values_of(sweep, trial.params)
             run_id = _run_id(study, trial)
@@ -359,7 +349,7 @@ def _run_id(study: Any, trial: Any) -> str:
     return f"{study.study_name}-t{trial.number:04d}"
 
 
-def _open_study(optuna: Any, sweep: SweepConfig, root: Path, ranges: Mapping[str, Any]) -> Any:
+def _open_study(optuna: Any, sweep: SweepConfig, root: Path) -> Any:
     """Create the study or continue it. Raises `ConfigError` when a sweep of that name searches something else."""
     folder, pruner = _folder(sweep, root), sweep.pruner
     new, base = not (folder / DATABASE).is_file(), base_config(sweep)
@@ -393,26 +383,7 @@ def _open_study(optuna: Any, sweep: SweepConfig, root: Path, ranges: Mapping[str
         study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=sweep.sampler.startup_trials)
     else:
         study.sampler = optuna.samplers.RandomSampler(seed=seed)
-    if new and sweep.sampler.name == "grid":
-        for values in _grid(sweep, ranges):
-            study.enqueue_trial(values)
     return study
-
-
-def _grid(sweep: SweepConfig, ranges: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every combination, in an order drawn by the seed, so that a part of the grid is a fair part."""
-    points = [
-        dict(zip(ranges, values, strict=True)) for values in itertools.product(*map(_all_values, ranges.values()))
-    ]
-    random.Random(sweep.sampler.seed).shuffle(points)
-    return points
-
-
-def _all_values(distribution: Any) -> list[Any]:
-    if hasattr(distribution, "choices"):
-        return list(distribution.choices)
-    count = round((distribution.high - distribution.low) / distribution.step)
-    return [distribution.low + index * distribution.step for index in range(count + 1)]
 
 
 def _distribution(optuna: Any, values: Any) -> Any:
@@ -451,12 +422,11 @@ def _try_again(study: Any, trial: Any) -> None:
         study.enqueue_trial(trial.params, user_attrs={"attempt": attempt + 1})
 
 
-def _remaining(study: Any, sweep: SweepConfig, ranges: Mapping[str, Any]) -> int:
+def _remaining(study: Any, sweep: SweepConfig) -> int:
     """Trials still to be made. Failed ones count as made, except those that are tried again."""
     replaced = study.user_attrs.get("replaced", [])
     made = [t for t in study.get_trials(deepcopy=False) if t.state.name != "WAITING" and t.number not in replaced]
-    goal = min(sweep.trials, len(_grid(sweep, ranges))) if sweep.sampler.name == "grid" else sweep.trials
-    return max(0, goal - len(made))
+    return max(0, sweep.trials - len(made))
 
 
 # --- one trial --------------------------------------------------------------------------------------------------------
