@@ -5,7 +5,6 @@ Exit codes: 0 done, 2 the user's error (one message on stderr, no traceback unle
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +17,7 @@ from kit.cli import chat as cli_chat
 from kit.cli import plan as cli_plan
 from kit.cli import runs as cli_runs
 from kit.cli.objective import objective_app
+from kit.cli.options import Config, Detach, Overrides, print_json
 from kit.cli.reward import reward_app
 from kit.cli.tables import print_table
 from kit.runs.files import one_line
@@ -61,13 +61,7 @@ app.add_typer(objective_app, name="objective")
 app.add_typer(data_app, name="data")
 app.add_typer(cli_plan.model_app, name="model")
 
-ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("-o", "--override", metavar="KEY=VALUE", help="Override any key, e.g. optimisation.steps=50."),
-]
-Detach = Annotated[bool, typer.Option("--detach", help="Return once it has started; it goes on by itself.")]
-RunId = Annotated[str | None, typer.Option("--run-id", metavar="NAME", help="Name of the run.")]
+NewRunId = Annotated[str | None, typer.Option("--run-id", metavar="NAME", help="Name of the run.")]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used; say how many.")]
 
 
@@ -91,7 +85,7 @@ def quickstart(
     steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
     objective: Annotated[str | None, typer.Option(help="Recipe of the loss: grpo, dr_grpo, dapo, ...")] = None,
     override: Overrides = None,
-    run_id: RunId = None,
+    run_id: NewRunId = None,
     detach: Detach = False,
     real: Annotated[
         bool,
@@ -114,10 +108,10 @@ def quickstart(
 
 @app.command()
 def train(
-    config: ConfigArgument,
+    config: Config,
     override: Overrides = None,
     skip_bad_rows: SkipBadRows = False,
-    run_id: RunId = None,
+    run_id: NewRunId = None,
     detach: Detach = False,
 ) -> None:
     """Train as CONFIG says. Ctrl-C saves a checkpoint and stops; closing the terminal does not."""
@@ -139,7 +133,7 @@ def _train(config: str, override: list[str] | None, detach: bool, **shortcuts: A
 
 
 @app.command()
-def validate(config: ConfigArgument, override: Overrides = None, skip_bad_rows: SkipBadRows = False) -> None:
+def validate(config: Config, override: Overrides = None, skip_bad_rows: SkipBadRows = False) -> None:
     """Check CONFIG without running it."""
     loaded = _load(config, [*(override or []), *_skipping(skip_bad_rows)])
 
@@ -192,7 +186,7 @@ app.command()(cli_runs.sweep)
 
 @app.command()
 def scale(
-    config: ConfigArgument,
+    config: Config,
     to: Annotated[Literal["verl"], typer.Option(help="The trainer.")] = "verl",
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where its files go.")] = Path("scaled"),
     gpus: Annotated[int, typer.Option(min=1, help="GPUs a machine.")] = 8,
@@ -250,7 +244,7 @@ def config_schema() -> None:
     """Print the JSON Schema of the configuration."""
     from kit.config.schema import json_schema
 
-    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    print_json(json_schema())
 
 
 @config_app.command("show")
@@ -264,12 +258,18 @@ def config_show(
     if config is not None:
         typer.echo(_load(config, override or []).to_yaml(), nl=False)
         return
-    print_table(["preset", "what it is"], [[name, _first_comment(find_config(name))] for name in preset_names()])
+    print_table(
+        ["preset", "what it is"],
+        [
+            [name, find_config(name).read_text(encoding="utf-8").strip().partition("\n")[0].lstrip("# ")]
+            for name in preset_names()
+        ],
+    )
 
 
 @data_app.command("preview")
 def data_preview(
-    config: ConfigArgument,
+    config: Config,
     override: Overrides = None,
     rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="Rows of each side to show.")] = 3,
     skip_bad_rows: SkipBadRows = False,
@@ -293,7 +293,9 @@ def data_preview(
     for row in preview(split, rows):
         typer.echo(f"\n[{row.pop('side')}]")
         for column, value in row.items():
-            typer.echo(f"  {column}: {_shorten(value)}")
+            if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+                value = " | ".join(f"{message['role']}: {message['content']}" for message in value)
+            typer.echo(f"  {column}: {one_line(str(value), 300)}")
     if as_seen:
         from kit.planning.workbench import lengths
 
@@ -312,20 +314,6 @@ def _load(config: str, override: list[str]) -> RunConfig:
 
 def _skipping(skip: bool) -> list[str]:
     return ["data.skip_bad_rows=true"] if skip else []
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
-
-
-def _first_comment(path: Path) -> str:
-    return _first_line(path.read_text(encoding="utf-8")).lstrip("# ")
-
-
-def _shorten(value: Any, limit: int = 300) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
-        value = " | ".join(f"{message['role']}: {message['content']}" for message in value)
-    return one_line(str(value), limit)
 
 
 def _complain(message: str) -> None:

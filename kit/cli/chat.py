@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kit.cli.options import AsJson, Checkpoint, Root, RunId, print_json
 from kit.errors import ConfigError, KitError, RunError
 
 if TYPE_CHECKING:
     from kit.api import Run
     from kit.chat.client import ChatSession
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN_ID", help="A run; `grpo-kit ps` lists them.")]
-Root = Annotated[Path, typer.Option(help="Folder that holds the runs.")]
-Checkpoint = Annotated[
-    str | None, typer.Option(metavar="best|last|STEP", help="Weights to take; else the run's result.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
-
 
 def export(
-    run_id: RunArgument,
+    run_id: RunId,
     to: Annotated[str, typer.Option(metavar="FORMAT", help="adapter, merged-16bit, merged-4bit, gguf, ollama or hub.")],
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; else export/FORMAT in the run.")] = None,
     checkpoint: Checkpoint = None,
@@ -62,16 +55,16 @@ def export(
         )  # fmt: skip
     except NotVerified as failure:
         if as_json:
-            typer.echo(json.dumps(failure.result))
+            print_json(failure.result)
         else:
             typer.echo(f"error: {failure}", err=True)
         raise typer.Exit(1) from None
     if as_json:
-        typer.echo(json.dumps(result))
+        print_json(result)
 
 
 def chat(
-    run_id: RunArgument,
+    run_id: RunId,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Ask this, print the answers, and end.")] = None,
     heldout: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ask the N-th held-out prompt.")] = None,
     reference: Annotated[str | None, typer.Option(metavar="TEXT", help="The right answer, for the reward.")] = None,
@@ -114,7 +107,7 @@ def ask_once(
         raise ConfigError("Give either --prompt TEXT or --heldout N.")
     with _session(run, checkpoint) as session:
         if as_json:
-            print(json.dumps(session.answer(prompt, heldout=heldout, reference=reference, sides=sides, **sampling)))
+            print_json(session.answer(prompt, heldout=heldout, reference=reference, sides=sides, **sampling))
             return
         _note(session)
         show(session, prompt, heldout, reference, sampling, sides)

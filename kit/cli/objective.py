@@ -56,7 +56,9 @@ def objective_list(
         for name in registry:
             hook = registry.build(name)
             needs = ", ".join(sorted(hook.needs)) or "-"
-            rows.append([name, registry.kind, _defaults(hook) or "-", needs, hook.factory.source or "-"])
+            rows.append(
+                [name, registry.kind, _call({"name": ""} | hook.values)[1:-1] or "-", needs, hook.factory.source or "-"]
+            )
     print_table(["hook", "kind", "hyper-parameters", "needs", "source"], rows)
     if kind is None:
         _list_changing()
@@ -168,12 +170,13 @@ def _hooks(name: str, kind: str | None, overrides: list[str]) -> list[Hook]:
     """The hooks meant by a name, with their hyper-parameters; several if kinds share it. Raises `ConfigError`."""
     from kit.config.loading import apply_override
     from kit.errors import ConfigError
+    from kit.objective.hook import attribute
     from kit.objective.recipes import recipe_names
-    from kit.registry import did_you_mean, is_import_path
+    from kit.registry import did_you_mean, import_object, is_import_path
 
     wanted = _registries(kind)
     if is_import_path(name):
-        own = kind or _declared_kind(name)
+        own = kind or str(attribute(import_object(name), "kind", "clip"))
         registries = list(_registries(own).values())
     else:
         registries = [registry for registry in wanted.values() if name in registry]
@@ -195,14 +198,6 @@ def _hooks(name: str, kind: str | None, overrides: list[str]) -> list[Hook]:
     for override in overrides:
         apply_override(entry, override)
     return [registry.build(entry) for registry in registries]
-
-
-def _declared_kind(path: str) -> str:
-    """The `kind` that a function, or the registered hook, at an import path carries; a clip where it says nothing."""
-    from kit.objective.hook import attribute
-    from kit.registry import import_object
-
-    return str(attribute(import_object(path), "kind", "clip"))
 
 
 def _recipe(name: str, overrides: list[str]) -> Objective:
@@ -297,11 +292,6 @@ def _type(annotation: Any) -> str:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return " or ".join(_type(each) for each in typing.get_args(annotation))
     return "null" if annotation is type(None) else str(getattr(annotation, "__name__", annotation))
-
-
-def _defaults(hook: Hook) -> str:
-    """`eps_low=0.2, eps_high=0.2`: hyper-parameters with their defaults."""
-    return ", ".join(f"{key}={_value(value)}" for key, value in hook.values.items())
 
 
 def _call(spec: dict[str, Any]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kit.cli.options import AsJson, Config, Overrides, print_json
 from kit.cli.tables import print_table
 from kit.runs.files import duration, one_line
 
@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from kit.model_check.check import Findings
 
 GIB = 1024**3
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("-o", "--override", metavar="KEY=VALUE", help="Override any key, e.g. optimisation.steps=50."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")]
 
 
 def doctor(
@@ -52,13 +47,13 @@ def doctor(
         if not as_json:
             _show_signal(result["signal"])
     if as_json:
-        typer.echo(json.dumps(result, indent=2))
+        print_json(result)
     if failed(checks):
         raise typer.Exit(1)
 
 
 def plan(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or a preset's name.")],
+    config: Config,
     override: Overrides = None,
     gpu: Annotated[
         str | None, typer.Option("--gpu", "--card", metavar="NAME", help="Plan for this GPU, e.g. 't4' or 'a100 80'.")
@@ -75,22 +70,17 @@ def plan(
     name = " ".join([config, *(f"-o {change}" for change in override or [])]) if override else config
     memory_plan = make_plan(loaded, gpu=find_gpu(gpu) if gpu else None, name=config, given=override or [])
     if probe:
-        memory_plan |= {"probe": _probe(loaded, memory_plan, quiet=as_json)}
+        from kit.planning.probe import probe as measure
+
+        measured = measure(loaded, progress=not as_json)
+        memory_plan["seconds_per_step"]["measured"] = measured["seconds"][-1]
+        memory_plan["run_seconds"]["steps"] = measured["seconds"][-1] * loaded.optimisation.steps
+        memory_plan["hours"] = sum(memory_plan["run_seconds"].values()) / 3600
+        memory_plan |= {"time_is": "measured", "probe": measured}
     if as_json:
-        typer.echo(json.dumps(memory_plan, indent=2))
+        print_json(memory_plan)
     else:
         _show_plan(name, memory_plan)
-
-
-def _probe(config: Any, found: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    from kit.planning.probe import probe
-
-    measured = probe(config, progress=not quiet)
-    found["seconds_per_step"]["measured"] = measured["seconds"][-1]
-    found["run_seconds"]["steps"] = measured["seconds"][-1] * config.optimisation.steps
-    found["hours"] = sum(found["run_seconds"].values()) / 3600
-    found["time_is"] = "measured"
-    return measured
 
 
 def _show_plan(name: str, found: dict[str, Any]) -> None:
@@ -168,7 +158,7 @@ def model_check(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Try whether a model trains here. Exit code 1 where not.
 
@@ -178,7 +168,7 @@ def model_check(
 
     findings = check_model(source, weights=weights, trust_remote_code=trust_remote_code)
     if as_json:
-        typer.echo(json.dumps(findings.as_dict(), indent=2))
+        print_json(findings.as_dict())
     else:
         _show(findings)
     if not findings.trains:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kit.cli.options import AsJson, Checkpoint, Detach, Root, RunId, print_json
 from kit.cli.tables import print_plain
 from kit.runs.files import duration
 
@@ -23,15 +23,12 @@ POLL_SECONDS = 0.25
 SHOWN = 20
 """Ended runs that `ps` lists unless told otherwise; live ones are always listed."""
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="A run's id, as `grpo-kit ps` lists it.", show_default=False)]
-Root = Annotated[Path, typer.Option(help="Folder that holds the runs.")]
-
 
 def ps(
     root: Root = Path("runs"),
     everything: Annotated[bool, typer.Option("--all", help=f"More than the latest {SHOWN}.")] = False,
     number: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="The latest N.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list, with whatever status.json holds.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List runs, the latest first: state, step, reward, time left."""
     from kit.runs.store import ALIVE, RunStore
@@ -41,7 +38,7 @@ def ps(
     shown = [pair for index, pair in enumerate(runs) if index < limit or (number is None and pair[1]["state"] in ALIVE)]
     if as_json:
         records = [{"id": run.id, "reward": _reward(run)} | status for run, status in shown]
-        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
+        print_json(records)
         return
     if not runs:
         typer.echo(f"No runs in {root} yet. Start one with: grpo-kit quickstart")
@@ -76,7 +73,7 @@ def _reward(run: RunDir) -> float | None:
 
 
 def logs(
-    run_id: Id,
+    run_id: RunId,
     root: Root = Path("runs"),
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
     number: Annotated[int, typer.Option("-n", "--lines", min=0, metavar="N", help="Lines to begin with.")] = 40,
@@ -127,20 +124,16 @@ def ending(run: RunDir) -> str:
     step, total, reason = (status.get(key) for key in ("step", "total_steps", "reason"))
     at = "" if step is None else f" at step {step}/{total}" if total else f" at step {step}"
     why = f": {reason}" if reason else ""
-    hint = "" if status["state"] in ("finished", "queued", "starting", "running") else _resume_hint(run)
+    hint = ""
+    if status["state"] not in ("finished", "queued", "starting", "running") and run.config.is_file():
+        how = "Go on with" if run.last_checkpoint is not None else "Start it again from the beginning with"
+        hint = f" {how}: grpo-kit resume {run.id}{run.root_option}"
     refused = f" It was refused to go on: {status['refused']}" if status.get("refused") else ""
     return f"Run '{run.id}' is {status['state']}{at}{why}.{refused}{hint}"
 
 
-def _resume_hint(run: RunDir) -> str:
-    if not run.config.is_file():
-        return ""
-    how = "Go on with" if run.last_checkpoint is not None else "Start it again from the beginning with"
-    return f" {how}: grpo-kit resume {run.id}{run.root_option}"
-
-
 def stop(
-    run_id: Id,
+    run_id: RunId,
     root: Root = Path("runs"),
     timeout: Annotated[
         float | None,
@@ -169,12 +162,12 @@ def stop(
 
 
 def resume(
-    run_id: Id,
+    run_id: RunId,
     root: Root = Path("runs"),
     force: Annotated[
         bool, typer.Option("--force", help="Also where data, configuration or packages changed; it is recorded.")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once it has started; it goes on by itself.")] = False,
+    detach: Detach = False,
     override: Annotated[
         list[str] | None,
         typer.Option("-o", "--override", metavar="KEY=VALUE", help="Most changes need --force."),
@@ -214,17 +207,15 @@ def _say_detached(run_id: str, root: Path, *, err: bool = False) -> None:
 
 
 def evaluate(
-    run_id: Annotated[str, typer.Argument(metavar="RUN_ID", help="A run; `grpo-kit ps` lists them.")],
+    run_id: RunId,
     override: Annotated[
         list[str] | None,
         typer.Option("-o", "--override", metavar="KEY=VALUE", help="Override evaluation.* or generation.* keys."),
     ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(metavar="best|last|STEP", help="Weights to score; left out: the run's result.")
-    ] = None,
+    checkpoint: Checkpoint = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="The scores are filed as eval/NAME.json.")] = "again",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON, and nothing else.")] = False,
-    root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"),
+    as_json: AsJson = False,
+    root: Root = Path("runs"),
 ) -> None:
     """Score a run on its held-out problems again."""
     from kit.api import Run
@@ -235,15 +226,15 @@ def evaluate(
     run = Run(run_id, root)
     result = run.evaluate(checkpoint=checkpoint, name=name, changes=override or [], progress=not as_json)
     if as_json:
-        typer.echo(json.dumps(result))
+        print_json(result)
 
 
 def report(
-    run_id: Annotated[str, typer.Argument(metavar="RUN_ID", help="A run; `grpo-kit ps` lists them.")],
+    run_id: RunId,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to; else report.html in the run.")
     ] = None,
-    root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"),
+    root: Root = Path("runs"),
 ) -> None:
     """Write RUN_ID's report, one HTML file. It has scores, curves, samples, and how to do it again."""
     from kit.api import Run
@@ -252,7 +243,7 @@ def report(
 
 
 def share(
-    run_id: Id,
+    run_id: RunId,
     to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write a folder for any static host.")] = None,
     space: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push to a Hugging Face Space.")] = None,
     dataset: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push to a dataset repository.")] = None,
@@ -315,11 +306,10 @@ def compare(
         str | None, typer.Option(metavar="NAME", help="Compare eval/NAME.json of each run, not the last one.")
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder that holds the runs; else CONFIG's, or runs.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare runs: better, worse or luck. With CONFIG and --change they are made first."""
     from kit.cli.tables import print_table
-    from kit.runs.files import to_json
     from kit.studies.arms import carry_out, make_plan
     from kit.studies.compare import compare_and_file, file_page, table
 
@@ -341,7 +331,7 @@ def compare(
         result, folder = compare_and_file(what, root or Path("runs"), name, **how)
     page = file_page(result, folder)
     if as_json:
-        typer.echo(to_json(result))
+        print_json(result)
         return
     print_table(*table(result))
     for line in [
@@ -359,11 +349,10 @@ def sweep(
     trials: Annotated[int | None, typer.Option(min=1, help="Trials in all, in place of the file's.")] = None,
     root: Annotated[Path | None, typer.Option(help="Folder that holds the runs; else the configuration's.")] = None,
     progress: Annotated[bool, typer.Option("--progress", help="Show what each trial prints.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search over any keys of a configuration with Optuna. Given again, it goes on where it was."""
     from kit.cli.tables import print_table
-    from kit.runs.files import to_json
     from kit.studies.sweep import base_config, carry_out, load_sweep, look, table
 
     sweep = load_sweep(path)
@@ -374,7 +363,7 @@ def sweep(
     else:
         results = carry_out(sweep, folder, _silent if as_json else typer.echo, quiet=as_json or not progress)
     if as_json:
-        typer.echo(to_json(results))
+        print_json(results)
         return
     print_table(*table(results))
     if results["best"] is not None:
