@@ -17,8 +17,6 @@ from kit.models.failures import first_line
 from kit.runs.secrets import redact
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
     from kit.runner.trained import Source
 
 # --- the model card ---------------------------------------------------------------------------------------------------
@@ -226,7 +224,13 @@ def push(
             status = error.response.status_code
             if status == 409:
                 return False
-            if status not in (401, 402, 403) or not _is_there(api, repo, kind):  # a token may write and yet not create
+            if status not in (401, 402, 403):
+                raise
+            try:
+                there = api.repo_exists(repo, repo_type=kind)
+            except HfHubHTTPError:  # the hub refuses to say
+                there = False
+            if not there:  # a token may write and yet not create
                 raise
             return False
         except ValueError:  # made, at an address that huggingface_hub does not take for a hub's
@@ -244,9 +248,10 @@ def push(
         )
     check([each.rfilename for each in before.siblings or []], made)
     new = {path.relative_to(folder).as_posix() for path in files}
-    stale = sorted(
-        name for name in (each.rfilename for each in before.siblings or []) if name not in new and _is_ours(name)
-    )
+    names = [each.rfilename for each in before.siblings or []]
+    # Loaders of the repository take such files for its weights; those in folders nobody loads by themselves.
+    weights = [name for name in names if "/" not in name and any(fnmatch.fnmatchcase(name, each) for each in WEIGHTS)]
+    stale = sorted(set(weights) - new)
     if stale:
         say(f"Removing from {repo} in the same commit, as they are of an earlier push: {', '.join(stale)}")
     done = _called("the upload", repo, commit)
@@ -257,21 +262,6 @@ def push(
         raise RunError(f"{repo} does not hold what was sent: {', '.join(sorted(wrong)[:4])}. Give the command again.")
     return {"url": address, "commit": getattr(done, "oid", None), "private": there.private,
             "removed": stale}  # fmt: skip
-
-
-def _is_there(api: HfApi, repo: str, kind: str) -> bool:
-    """Whether this token sees the repository; False where the hub refuses to say."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return bool(api.repo_exists(repo, repo_type=kind))
-    except HfHubHTTPError:
-        return False
-
-
-def _is_ours(name: str) -> bool:
-    """Whether a loader of the repository would take that file for its weights; those in folders nobody loads by themselves."""
-    return "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in WEIGHTS)
 
 
 def _called(what: str, repo: str, call: Callable[[], Any]) -> Any:

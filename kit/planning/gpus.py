@@ -102,18 +102,19 @@ def cpu_speed(compute_bytes: int = 4) -> Speed:
 
 def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 1) -> dict[str, float]:
     """Estimated seconds of an optimiser step, by part. Completions are taken to be of full length."""
-    rollout = _prefill(shape, work, speed) + work.completion * _token(shape, work, speed)
+    prefill = 2 * shape.parameters * work.batch * work.prompt / speed.flops
+    rollout = prefill + work.completion * _token(shape, work, speed)
     passes = int(work.reference) + int(work.old_logps)
     scored = passes * shape.parameters * work.tokens
     if work.teacher is not None:
         scored += (work.teacher.shape or shape).parameters * (work.teacher.reads(work.completion) + work.completion)
     scoring = 2 * scored * work.batch / speed.flops
-    parts = {"rollout": rollout / iterations, "scoring": scoring / iterations, "update": _update(shape, work, speed)}
+    # Forward 2, backward 4 operations a weight and token; 2 less where weights are frozen, 2 more with checkpointing.
+    per_weight = (6 if work.rank is None else 4) + (2 if work.checkpointing else 0)
+    prompt = work.prompt / work.group if work.packed else work.prompt  # in packs, once for a group
+    update = per_weight * shape.parameters * work.batch * (prompt + work.completion) / speed.flops
+    parts = {"rollout": rollout / iterations, "scoring": scoring / iterations, "update": update}
     return parts | {"step": sum(parts.values())}
-
-
-def _prefill(shape: ModelShape, work: Workload, speed: Speed) -> float:
-    return 2 * shape.parameters * work.batch * work.prompt / speed.flops
 
 
 def _token(shape: ModelShape, work: Workload, speed: Speed) -> float:
@@ -121,13 +122,6 @@ def _token(shape: ModelShape, work: Workload, speed: Speed) -> float:
     cache = 2 * shape.layers * shape.key * work.weight_bytes * work.batch * (work.prompt + work.completion / 2)
     traffic = (fixed_terms(shape, work)["weights"] + cache) / speed.bandwidth
     return max(2 * shape.parameters * work.batch / speed.flops, traffic, shape.layers * speed.layer_seconds)
-
-
-def _update(shape: ModelShape, work: Workload, speed: Speed) -> float:
-    """Forward 2, backward 4 operations a weight and token; 2 less where weights are frozen, 2 more with checkpointing."""
-    per_weight = (6 if work.rank is None else 4) + (2 if work.checkpointing else 0)
-    prompt = work.prompt / work.group if work.packed else work.prompt  # in packs, once for a group
-    return per_weight * shape.parameters * work.batch * (prompt + work.completion) / speed.flops
 
 
 START_SECONDS = 20.0

@@ -80,18 +80,16 @@ def _roles(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str
             return found.prompt, found.reference
     except DataError:
         pass
-    lengths = {name: _length(name, rows) for name in names}
+    lengths = {}
+    for name in names:
+        values = [str(_plain(row[name])) for row in rows if row.get(name) not in (None, "")]
+        lengths[name] = sum(map(len, values)) / len(values) if values else 0.0
     texts = sorted((name for name in names if lengths[name]), key=lambda name: -lengths[name])
     if not texts:
         raise DataError("No column holds texts that could be asked.")
     as_json = [name for name in texts if all(_is_json(str(_plain(row.get(name)))) for row in rows)]
     reference = as_json[0] if as_json and len(texts) > 1 else texts[-1] if len(texts) > 1 else None
     return next(name for name in texts if name != reference), reference
-
-
-def _length(name: str, rows: Sequence[Mapping[str, Any]]) -> float:
-    values = [str(_plain(row[name])) for row in rows if row.get(name) not in (None, "")]
-    return sum(map(len, values)) / len(values) if values else 0.0
 
 
 TYPES: dict[type, str] = {

@@ -67,20 +67,22 @@ def failed(checks: list[Check]) -> bool:
 
 def versions() -> Iterator[Check]:
     """Python and packages against the ranges that the installed kit declares; one warning where it is not installed."""
+    from packaging.specifiers import SpecifierSet
+
     if installed("grpo-kit") is None:
         seen = (
             f"the kit in {Path(__file__).parents[2]} is not installed here, so nothing says which versions it supports"
         )
         yield Check("packages", "warn", seen, "Install it: uv sync, or pip install -e . in that folder")
         return
-    yield from python()
-    yield from packages()
-
-
-def python() -> Iterator[Check]:
-    """The interpreter against the supported range."""
+    version = platform.python_version()
     supported = importlib.metadata.metadata("grpo-kit")["Requires-Python"] or ""
-    yield _in_range("Python", platform.python_version(), supported, "Make an environment with a supported Python")
+    if SpecifierSet(supported).contains(version, prereleases=True):
+        yield Check("Python", "ok", f"{version} (supported: {supported or 'any'})")
+    else:
+        fix = f"Make an environment with a supported Python ({supported})."
+        yield Check("Python", "fail", f"{version}, expected {supported}", fix)
+    yield from packages()
 
 
 def packages() -> Iterator[Check]:
@@ -122,21 +124,14 @@ def installed(name: str) -> str | None:
         return None
 
 
-def _in_range(name: str, version: str, supported: str, fix: str) -> Check:
-    from packaging.specifiers import SpecifierSet
-
-    if not supported or SpecifierSet(supported).contains(version, prereleases=True):
-        return Check(name, "ok", f"{version} (supported: {supported or 'any'})")
-    return Check(name, "fail", f"{version}, expected {supported}", f"{fix} ({supported}).")
-
-
 def torch_build() -> Iterator[Check]:
     """Which CUDA torch was built for, and whether it finds a GPU that the system has."""
     import torch
 
     build = torch.version.cuda
     seen = f"{torch.__version__}, built for {'CUDA ' + build if build else 'the CPU'}"
-    if _nvidia_device() and not torch.cuda.is_available():
+    nvidia = Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia/version").exists()
+    if nvidia and not torch.cuda.is_available():
         fix = "Install torch for CUDA (https://pytorch.org/get-started/locally)"
         if build is not None:
             needed = DRIVERS.get(build.partition(".")[0], "of its release")
@@ -188,10 +183,6 @@ def backend(model: ModelConfig | None = None) -> Iterator[Check]:
         yield Check("backend", "fail", seen, fix)
         return
     yield Check("backend", "ok", f"{chosen.name} on {chosen.device} (model.backend: {asked.backend}): {chosen.reason}")
-
-
-def _nvidia_device() -> bool:
-    return Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia/version").exists()
 
 
 def _driver() -> str | None:

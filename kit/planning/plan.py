@@ -295,7 +295,9 @@ def plan(
     fits = memory.peak <= room
     changes = None if fits else fixes(config, lambda c: found.memory(place, c), room, device)
     work = found.work(place)
-    speed = speed_of(gpu) if gpu else cpu_speed(work.compute_bytes) if device == "cpu" else speed_of(_present())
+    speed = (
+        speed_of(gpu) if gpu else cpu_speed(work.compute_bytes) if device == "cpu" else speed_of(this_gpu(place.name))
+    )
     seconds = estimate(found.shape, work, speed, config.optimisation.iterations)
     completion = seconds["rollout"] * config.optimisation.iterations / config.optimisation.batch_size
     whole = run_seconds(config, seconds["step"], completion)
@@ -342,12 +344,6 @@ def _place(gpu: Gpu | None, room: float | None) -> Place:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "this machine's CPU"
     return Place(device, name, room_of(device) if room is None else room, card_of(device))
-
-
-def _present() -> Gpu:
-    import torch
-
-    return this_gpu(torch.cuda.get_device_name())
 
 
 def replaced(given: Sequence[str], changes: Sequence[str]) -> list[str]:

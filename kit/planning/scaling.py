@@ -134,7 +134,11 @@ def scale(config: RunConfig, folder: Path, *, gpus: int = 8, nodes: int = 1) -> 
                 out.left.append(
                     f"{key}: {values[key]}: verl counts batches of {iterations} steps, and gets {value} of them"
                 )
-        out.set(name, _there(key, value))
+        if key in OFF and not value:
+            value = -1
+        elif key == "model.lora.alpha" and value == int(value):
+            value = int(value)  # declared as a whole number there
+        out.set(name, list(value) if isinstance(value, tuple) else value)
     if values["optimisation.schedule"] not in SCHEDULES:
         out.carried.discard("optimisation.schedule")
         out.set(next(name for name, key in VERL.items() if key == "optimisation.schedule"), "constant")
@@ -153,14 +157,6 @@ def scale(config: RunConfig, folder: Path, *, gpus: int = 8, nodes: int = 1) -> 
         if value != default.get(key) and not key.startswith("objective.") and key not in out.carried:
             out.left.append(f"{key}: {json.dumps(value, default=str)}: verl has no such setting")
     return out
-
-
-def _there(key: str, value: Any) -> Any:
-    if key in OFF and not value:
-        return -1
-    if key == "model.lora.alpha" and value == int(value):
-        return int(value)  # declared as a whole number there
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
@@ -291,7 +287,11 @@ def _reward_file(config: RunConfig) -> str:
     reward = config.reward
     presets = [(_loaded(reward.preset, reward.params), 1.0)] if reward.preset else []
     presets += [(_loaded(one.preset, one.params), one.weight) for one in reward.functions if one.preset is not None]
-    functions = [(_absolute(one.path), one.weight) for one in reward.functions if one.preset is None]
+    functions = []
+    for own in reward.functions:
+        if own.preset is None:  # with the file's whole path: verl has another working directory
+            file, _, name = own.path.rpartition(":")
+            functions.append((f"{Path(file).resolve()}:{name}" if file.endswith(".py") else own.path, own.weight))
     preset = "None"
     if len(presets) == 1 and presets[0][1] == 1.0:
         preset = presets[0][0]
@@ -304,9 +304,3 @@ def _reward_file(config: RunConfig) -> str:
 
 def _loaded(name: str, params: Mapping[str, Any]) -> str:
     return f"rewards.load({', '.join([repr(name), *(f'{key}={value!r}' for key, value in params.items())])})"
-
-
-def _absolute(path: str) -> str:
-    """`file.py:function` with the file's whole path: verl has another working directory."""
-    file, _, name = path.rpartition(":")
-    return f"{Path(file).resolve()}:{name}" if file.endswith(".py") else path

@@ -408,14 +408,23 @@ def describe(
         room=room,
     )
     whole = run_seconds(config, step, (rollout + scoring) / batch)
+    passes = {}
+    if hits is not None:
+        for n in {1: 1, k: k}:
+            passes[f"pass@{n}"] = bootstrap_mean([pass_at_k(k, hit, n) for hit in hits], shares=True)._asdict()
+    note = None
+    if k > group_size:
+        note = f"spread is that of training's groups of {group_size}, estimated from {k} completions a prompt"
+    elif k < group_size:
+        note = f"spread is that of groups of {k}; training has groups of {group_size}, in which rewards differ at least as often"
     return {
         "verdict": judge(signal).as_dict(),
         "prompts": signal.prompts,
         "k": k,
-        **_passes(hits, k),
+        **passes,
         "reward": signal.reward._asdict() if numbers else None,
         "spread_share": signal.spread._asdict(),
-        "note": _group_note(k, group_size),
+        "note": note,
         "truncated_share": signal.truncated._asdict(),
         "wrong_format_share": signal.malformed._asdict(),
         "failure_share": signal.failures._asdict(),
@@ -424,14 +433,6 @@ def describe(
         "seconds": {"rollout": rollout, "reward": scoring, "update": update, "step": step},
         "run_seconds": whole,
         "hours": sum(whole.values()) / 3600,
-    }
-
-
-def _passes(hits: list[int] | None, k: int) -> dict[str, Any]:
-    if hits is None:
-        return {}
-    return {
-        f"pass@{n}": bootstrap_mean([pass_at_k(k, hit, n) for hit in hits], shares=True)._asdict() for n in {1: 1, k: k}
     }
 
 
@@ -457,15 +458,6 @@ def chance_of_spread(totals: list[float | None], size: int) -> float:
     unscored = math.comb(missing, size)  # counted with every value, and once is right
     alike = unscored + sum(math.comb(count + missing, size) - unscored for count in equal)
     return 1.0 - alike / math.comb(len(totals), size)
-
-
-def _group_note(k: int, group: int) -> str | None:
-    """What to know of the spread where k is not the group size of training."""
-    if k == group:
-        return None
-    if k > group:
-        return f"spread is that of training's groups of {group}, estimated from {k} completions a prompt"
-    return f"spread is that of groups of {k}; training has groups of {group}, in which rewards differ at least as often"
 
 
 def _over_prompts(values: list[float], groups: list[slice]) -> Estimate:

@@ -320,6 +320,10 @@ def hacks(config: RunConfig, request: Request) -> dict[str, Any]:
     from kit.runner.prepare import build_reward
     from rewards import testing
 
+    def content(completion: Any) -> Any:
+        last = completion[-1] if isinstance(completion, list) and completion else completion
+        return last.get("content") if isinstance(last, dict) else last
+
     (row,) = ROWS.pick(config, [int(request.get("row", 0))])
     preset = build_reward(config)
     right = str(request.get("right") or row.get("reference") or "")
@@ -337,7 +341,7 @@ def hacks(config: RunConfig, request: Request) -> dict[str, Any]:
             {
                 "kind": case.kind,
                 "name": case.name[:80],
-                "completion": None if _is_missing(case.completion) else plain(case.completion)[:300],
+                "completion": None if content(case.completion) is None else plain(case.completion)[:300],
                 "total": case.total,
                 "why": "; ".join(dict.fromkeys(case.reasons.values()))[:200],
             }
@@ -363,12 +367,6 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
         build_reward(config), ROWS.pick(config, places), style=str(request.get("style") or style_of(config))
     )
     return found.as_dict() | {"passed": found.passed}
-
-
-def _is_missing(completion: Any) -> bool:
-    """As a text, or as the content of the last message."""
-    last = completion[-1] if isinstance(completion, list) and completion else completion
-    return (last.get("content") if isinstance(last, dict) else last) is None
 
 
 def examples(config: RunConfig, request: Request) -> list[str]:
