@@ -130,8 +130,7 @@ def torch_build() -> Iterator[Check]:
 
     build = torch.version.cuda
     seen = f"{torch.__version__}, built for {'CUDA ' + build if build else 'the CPU'}"
-    nvidia = Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia/version").exists()
-    if nvidia and not torch.cuda.is_available():
+    if _nvidia_device() and not torch.cuda.is_available():
         fix = "Install torch for CUDA (https://pytorch.org/get-started/locally)"
         if build is not None:
             needed = DRIVERS.get(build.partition(".")[0], "of its release")
@@ -183,6 +182,10 @@ def backend(model: ModelConfig | None = None) -> Iterator[Check]:
         yield Check("backend", "fail", seen, fix)
         return
     yield Check("backend", "ok", f"{chosen.name} on {chosen.device} (model.backend: {asked.backend}): {chosen.reason}")
+
+
+def _nvidia_device() -> bool:
+    return Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia/version").exists()
 
 
 def _driver() -> str | None:
