@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pairwise import rest_in_matrix
 from typer.testing import CliRunner
 
 from kit import objective
 from kit.cli import app as cli
 from kit.cli.objective import KINDS
-from kit.objective.batch import NO_COST, TOKEN_FIELDS
-from kit.objective.hook import ENTROPY_IN_LOSS, costs
+from kit.objective.batch import TOKEN_FIELDS
+from kit.objective.hook import ENTROPY_IN_LOSS
 from kit.objective.recipes import recipe_names
 from kit.objective.schedules import schedules
 
@@ -64,12 +63,6 @@ strange.kind = "clipp"
 
 def two_required(batch, power):
     return batch.logps * power
-
-def best(batch):
-    return batch.rewards.nan_to_num(0.0) - 1.0
-
-def half(per_token, mask, scale):
-    return 0.5 * per_token.sum() / scale.accumulation
 
 number = 3
 '''
@@ -174,15 +167,6 @@ def test_a_hook_is_shown_with_docstring_types_defaults_needs_and_costs() -> None
     assert "source: TIS and MIS" in output
 
 
-def test_entropy_costs_something_only_in_the_loss() -> None:
-    assert f"entropy: {ENTROPY_IN_LOSS}" in run("objective", "show", "entropy_bonus")
-    assert f"entropy: {NO_COST}" in run("objective", "show", "high_entropy_only")
-
-
-def test_costs_are_in_alphabetical_order() -> None:
-    assert list(costs({"values", "entropy"})) == ["entropy", "values"]
-
-
 def test_what_is_shown_of_a_hook_of_ones_own() -> None:
     output = run("objective", "show", "my.py:sign_clip", "-o", "power=2")
     assert output.startswith("clip my.py:sign_clip\n")
@@ -209,25 +193,12 @@ def test_a_newcomers_hook_is_checked_and_then_used() -> None:
     assert "quickstart can be run." in used
 
 
-@pytest.mark.parametrize("name", rest_in_matrix(3, recipe_names()))
-def test_every_recipe_passes(name: str) -> None:
-    output = run("objective", "check", name)
-    assert output.count("passed") >= 20
-    assert "failed" not in output.removesuffix("No check failed.\n")
-
-
 def test_registered_names_are_checked_with_their_settings() -> None:
     assert "regularizer kl(estimator=k2" in run("objective", "check", "kl", "-o", "estimator=k2")
     assert "clip ppo_clip(eps_low=0.2, eps_high=0.3)" in run("objective", "check", "dapo", "-o", "clip.eps_high=0.3")
     scheduled = run("objective", "check", "ppo_clip", "-o", "eps_high=linear(0.2, 0.4, 10)")
     assert "eps_high=linear(0.2, 0.4, 10)" in scheduled
     assert results(run("objective", "check", "cispo", "--kind", "clip"))["finite differences"] == "note"
-
-
-def test_other_kinds_are_asked_for_or_declared() -> None:
-    assert results(run("objective", "check", "others.py:pull"))["gradient"] == "passed"
-    assert "order" in results(run("objective", "check", "others.py:best", "--kind", "advantage"))
-    assert results(run("objective", "check", "others.py:half", "--kind", "reduction"))["accumulation"] == "note"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +217,6 @@ def test_a_defect_is_found_and_ends_with_code_2(function: str, check: str, words
     assert re.match(rf"clip 'others.py:{function}' failed \d of 11 checks: .*{check}", closing)
 
 
-@pytest.mark.parametrize("verb", ["show", "check"])
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -266,7 +236,7 @@ def test_a_defect_is_found_and_ends_with_code_2(function: str, check: str, words
         (["adaptive_ki"], "Did you mean 'adaptive_kl'"),
     ],
 )
-def test_a_mistake_is_one_message_and_exit_code_2(verb: str, arguments: list[str], words: str) -> None:
-    output = run("objective", verb, *arguments, code=2)
+def test_a_mistake_is_one_message_and_exit_code_2(arguments: list[str], words: str) -> None:
+    output = run("objective", "check", *arguments, code=2)
     assert output.startswith("error: ")
     assert words in " ".join(output.split())

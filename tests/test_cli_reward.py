@@ -53,11 +53,6 @@ def test_show_gives_the_docstring_and_the_components(name: str) -> None:
     assert "component" in output or "cannot be shown" in output
 
 
-def test_show_takes_parameters() -> None:
-    assert "0.05" in run("show", "gsm8k-hash", "-o", "format_weight=0.05")
-    assert "no parameter 'weight'" in run("show", "gsm8k-hash", "-o", "weight=1", code=2)
-
-
 def test_test_prints_every_part_with_its_status() -> None:
     output = run("test", "gsm8k-reasoning")
     for word in ("good", "bad", "hack", "hedged", "1 ok", "0 wrong", "0 format", "duplicated_tag", "total", "tags"):
@@ -65,21 +60,11 @@ def test_test_prints_every_part_with_its_status() -> None:
     assert "No hack and no wrong answer reaches a right one: 3 good, 4 bad" in output
 
 
-def test_test_takes_parameters() -> None:
-    heads = [run("test", "gsm8k-reasoning", "-o", f"tag_weight={weight}").split()[:7] for weight in (0.1, 0)]
-    assert ["tags" in head for head in heads] == [True, False]
-
-
 def test_a_function_that_can_be_hacked_gives_exit_code_1() -> None:
     Path("mine.py").write_text(SUBSTRING)
     output = run("test", "mine.py:substring", "--data", rows(ROW), code=1)
     assert "problem: Row 1: hack 'hedged' scores 1, an honest answer 1." in output
     assert "problem(s) with 1 good, 1 bad" in output
-
-
-def test_a_function_that_cannot_be_hacked_gives_exit_code_0() -> None:
-    Path("mine.py").write_text(EXACT)
-    assert "No hack" in run("test", "mine.py:exact", "--data", rows(ROW))
 
 
 def test_a_wrong_answer_that_wins_gives_exit_code_1() -> None:
@@ -134,8 +119,3 @@ def test_audit_prints_a_rate_for_each_attack_and_exits_1_where_one_is_paid() -> 
         ("shuffles", 7, 0),
     ]
     assert found["style"] == "hash"
-
-
-def test_audit_says_what_it_needs() -> None:
-    assert "No row has a reference" in run("audit", "gsm8k-hash", "--data", rows({"prompt": "?"}), code=2)
-    assert "cannot be read" in run("audit", "gsm8k-hash", "--data", "none.jsonl", code=2)

@@ -20,7 +20,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, ObjectiveError, RunError
 from kit.runs.store import RunStore
 from kit.runs.worker import DONE, STOPPED, USER_ERROR, Outcome
-from kit.studies.arms import carry_out, make_plan, parse_change, parse_seeds, run_once
+from kit.studies.arms import carry_out, make_plan, parse_change, run_once
 
 CLIP = "objective.clip.eps_high=0.4"
 FAST = "fast:optimisation.learning_rate=1e-3"
@@ -197,11 +197,6 @@ def test_the_name_follows_from_what_is_compared() -> None:
 )
 def test_changes_are_read(change: str, expected: tuple[str, list[str]]) -> None:
     assert parse_change(change, {"baseline"}) == expected
-
-
-def test_seeds_are_a_number_or_a_list() -> None:
-    assert parse_seeds("3", 5) == (5, 6, 7)
-    assert parse_seeds("3,9", 5) == (3, 9)
 
 
 @pytest.mark.parametrize(

@@ -209,14 +209,6 @@ def test_a_configuration_becomes_a_workload(tree: Any) -> None:
     assert workload(config, "cuda", kl, 77).checkpointing
 
 
-def test_the_measured_configurations_are_planned_within_15_per_cent() -> None:
-    rows = json.loads((ROOT / "benchmarks/results/memory_plan.json").read_text())["configurations"]
-    assert len(rows) >= 8
-    assert {row["use"] for row in rows} == {"calibration", "hold-out"}
-    for row in rows:
-        assert abs(row["planned_mib"] / row["measured_mib"] - 1) <= 0.15, row["name"]
-
-
 @pytest.fixture(scope="module")
 def benchmark() -> Any:
     """benchmarks/memory_plan.py as a module."""
