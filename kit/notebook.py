@@ -69,6 +69,6 @@ def smoke_sums(rows: int) -> Any:
     """A `datasets.Dataset` of sums with the columns `question` and `answer`, as GSM8K has them."""
     from datasets import Dataset
 
-    asked = "State the final answer to the following arithmetic problem: {} + {} ="
+    question = "State the final answer to the following arithmetic problem: {} + {} ="
     sums = [(number % 10, (number + number // 10) % 10) for number in range(rows)]
-    return Dataset.from_list([{"question": asked.format(a, b), "answer": str(a + b)} for a, b in sums])
+    return Dataset.from_list([{"question": question.format(a, b), "answer": str(a + b)} for a, b in sums])

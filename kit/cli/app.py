@@ -65,8 +65,8 @@ NewRunId = Annotated[str | None, typer.Option("--run-id", metavar="NAME", help="
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used; say how many.")]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         typer.echo(f"grpo-kit {__version__}")
         raise typer.Exit
 

@@ -83,12 +83,12 @@ def chat(
 
     run = Run(run_id, root)
     sampling = {"seed": seed, "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
-    given = {key: value for key, value in sampling.items() if value is not None}
+    settings = {key: value for key, value in sampling.items() if value is not None}
     sides = [only] if only else ["base", "tuned"]
     if prompt is None and heldout is None and not as_json:
-        converse(run, checkpoint, reference, given, sides)
+        converse(run, checkpoint, reference, settings, sides)
     else:
-        ask_once(run, checkpoint, prompt, heldout, reference, given, sides, as_json=as_json)
+        ask_once(run, checkpoint, prompt, heldout, reference, settings, sides, as_json=as_json)
 
 
 HELP = (

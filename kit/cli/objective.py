@@ -174,24 +174,24 @@ def _hooks(name: str, kind: str | None, overrides: list[str]) -> list[Hook]:
     from kit.objective.recipes import recipe_names
     from kit.registry import did_you_mean, import_object, is_import_path
 
-    wanted = _registries(kind)
+    by_kind = _registries(kind)
     if is_import_path(name):
         own = kind or str(attribute(import_object(name), "kind", "clip"))
         registries = list(_registries(own).values())
     else:
-        registries = [registry for registry in wanted.values() if name in registry]
+        registries = [registry for registry in by_kind.values() if name in registry]
     if not registries:
         if name.endswith(".py"):
             raise ConfigError(f"'{name}' names a file; name the function in it, too: {name}:FUNCTION.")
         if kind is not None:
-            registries = list(wanted.values())  # which says what there is of this kind
+            registries = list(by_kind.values())  # which says what there is of this kind
         else:
             if name in _changing():
                 raise ConfigError(
                     f"'{name}' is a {_kind_of(_changing()[name])} and no hook: it stands in the place of a hook's number. "
                     f"See: grpo-kit objective show {name}"
                 )
-            hooks = (hook for registry in wanted.values() for hook in registry)
+            hooks = (hook for registry in by_kind.values() for hook in registry)
             hint = did_you_mean(name, [*recipe_names(), *hooks, *_changing()])
             raise ConfigError(f"No recipe or hook is called '{name}'.{hint} See: grpo-kit objective list")
     entry: dict[str, Any] = {"name": name}
@@ -265,10 +265,10 @@ def _show_hook(hook: Hook) -> None:
     typer.echo(f"source: {hook.factory.source or hook.name}")
 
 
-def _list_costs(found: dict[str, str]) -> None:
-    for need, cost in found.items():
+def _list_costs(cost_by_need: dict[str, str]) -> None:
+    for need, cost in cost_by_need.items():
         typer.echo(f"  {need}: {cost}")
-    if not found:
+    if not cost_by_need:
         typer.echo("  nothing")
 
 

@@ -83,56 +83,58 @@ def plan(
         _show_plan(name, memory_plan)
 
 
-def _show_plan(name: str, found: dict[str, Any]) -> None:
-    memory = found["memory"]
+def _show_plan(name: str, result: dict[str, Any]) -> None:
+    memory = result["memory"]
     rows = [["always", term, _gib(size)] for term, size in memory["always"].items()]
     for phase, terms in memory["phases"].items():
         mark = f"{phase} (highest)" if phase == memory["phase"] else phase
         rows += [[mark, term, _gib(size)] for term, size in terms.items() if size]
-    typer.echo(f"{name}: {found['model']['parameters'] / 1e6:.1f}M weights, on {found['place']}")
+    typer.echo(f"{name}: {result['model']['parameters'] / 1e6:.1f}M weights, on {result['place']}")
     print_table(["when", "what", "GiB"], rows)
-    verdict = "fits" if found["fits"] else "does not fit"
-    typer.echo(f"Peak {_gib(memory['peak_bytes'])} GiB of {_gib(found['room_bytes'])} GiB: {verdict}.")
-    for fix in found["fixes"] or []:
+    verdict = "fits" if result["fits"] else "does not fit"
+    typer.echo(f"Peak {_gib(memory['peak_bytes'])} GiB of {_gib(result['room_bytes'])} GiB: {verdict}.")
+    for fix in result["fixes"] or []:
         typer.echo(f"  -o {fix['override']}   ({fix['harm']})")
-    if found["command"]:
-        typer.echo(f"Would fit: {found['command']}")
-    elif not found["fits"]:
+    if result["command"]:
+        typer.echo(f"Would fit: {result['command']}")
+    elif not result["fits"]:
         typer.echo("No change of this configuration makes it fit: choose a smaller model or a larger machine.")
-    seconds = found["seconds_per_step"]
+    seconds = result["seconds_per_step"]
     step = seconds.get("measured", seconds["step"])
     typer.echo(
-        f"{found['time_is'].capitalize()}: {step:.1f} s a step, {duration(3600 * found['hours'])} in all, held-out scores "
+        f"{result['time_is'].capitalize()}: {step:.1f} s a step, {duration(3600 * result['hours'])} in all, held-out scores "
         "included."
     )
-    if "probe" in found:
-        typer.echo(f"Measured peak: {_gib(found['probe']['peak_bytes'])} GiB.")
-    if worst := found.get("probe", {}).get("worst_step"):
+    if "probe" in result:
+        typer.echo(f"Measured peak: {_gib(result['probe']['peak_bytes'])} GiB.")
+    if worst := result.get("probe", {}).get("worst_step"):
         typer.echo(f"The largest update, {worst['tokens']} tokens at once: {_gib(worst['peak_bytes'])} GiB.")
-    for note in found["notes"]:
+    for note in result["notes"]:
         typer.echo(f"note: {note}")
 
 
-def _show_signal(found: dict[str, Any]) -> None:
-    rows = [[name, _estimate(found[name])] for name in found if isinstance(found[name], dict) and "low" in found[name]]
+def _show_signal(signal: dict[str, Any]) -> None:
+    rows = [
+        [name, _estimate(signal[name])] for name in signal if isinstance(signal[name], dict) and "low" in signal[name]
+    ]
     rows += [
         ["step (update estimated)", "{step:.1f} s: rollout {rollout:.1f}, reward {reward:.1f}, update {update:.1f}".format(
-            **found["seconds"])],
-        ["whole run (estimate)", duration(3600 * found["hours"])],
+            **signal["seconds"])],
+        ["whole run (estimate)", duration(3600 * signal["hours"])],
     ]  # fmt: skip
-    print_table([f"{found['prompts']} prompts x {found['k']}", "value [95 % interval]"], rows)
-    for sample in found["samples"]:
+    print_table([f"{signal['prompts']} prompts x {signal['k']}", "value [95 % interval]"], rows)
+    for sample in signal["samples"]:
         reward = "none" if sample["reward"] is None else f"{sample['reward']:.2f}"
         typer.echo(f"Sampled answer to: {one_line(sample['prompt'], 160)}")
         typer.echo(f"  {one_line(sample['completion'], 300)}")
         typer.echo(f"  reward {reward}. {sample['why']}")
-    verdict = found["verdict"]
+    verdict = signal["verdict"]
     typer.echo(f"Verdict: {verdict['verdict']}: {verdict['because']}.")
     if verdict["change"]:
         typer.echo(f"Change: {verdict['change']}")
     for name in ("note", "thinking"):
-        if found.get(name):
-            typer.echo(f"note: {found[name]}")
+        if signal.get(name):
+            typer.echo(f"note: {signal[name]}")
 
 
 def _estimate(value: dict[str, float]) -> str:
@@ -175,21 +177,23 @@ def model_check(
         raise typer.Exit(1)
 
 
-def _show(found: Findings) -> None:
-    typer.echo(f"{found.source}: {found.architecture} (model_type {found.model_type}); weights: {found.weights}")
-    typer.echo(f"tokenizer: {found.tokenizer}")
-    print_table(
-        ["found", ""], [[name, _said(value)] for name, value in found.family.items() if value not in (None, [], {})]
+def _show(findings: Findings) -> None:
+    typer.echo(
+        f"{findings.source}: {findings.architecture} (model_type {findings.model_type}); weights: {findings.weights}"
     )
-    print_table(["support", "", "why"], [list(finding) for finding in found.findings])
-    typer.echo(verdict(found))
+    typer.echo(f"tokenizer: {findings.tokenizer}")
+    print_table(
+        ["found", ""], [[name, _said(value)] for name, value in findings.family.items() if value not in (None, [], {})]
+    )
+    print_table(["support", "", "why"], [list(finding) for finding in findings.findings])
+    typer.echo(verdict(findings))
 
 
-def verdict(found: Findings) -> str:
+def verdict(findings: Findings) -> str:
     """The last line: whether it trains, and on what not."""
-    if not found.trains:
+    if not findings.trains:
         return "It does not train; see what is failing above, and docs/models.md."
-    if found.fails_on_pictures:
+    if findings.fails_on_pictures:
         return "It trains on text; with pictures it does not: see vision above, and docs/models.md."
     return "It trains."
 

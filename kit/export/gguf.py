@@ -80,15 +80,15 @@ def find_tools(quantization: str, folder: str | None = None) -> Tools:
 
 
 def _first(folders: list[Path], below: tuple[str, ...], name: str) -> Path | None:
-    found = (folder / part / name for folder in folders for part in below)
-    return next((path.resolve() for path in found if path.is_file()), None)
+    candidates = (folder / part / name for folder in folders for part in below)
+    return next((path.resolve() for path in candidates if path.is_file()), None)
 
 
 def _on_path(name: str) -> Path | None:
-    found = shutil.which(name) or next(
+    path = shutil.which(name) or next(
         (str(Path(folder, name)) for folder in os.get_exec_path() if Path(folder, name).is_file()), None
     )
-    return Path(found).resolve() if found else None
+    return Path(path).resolve() if path else None
 
 
 def check_reader() -> None:
@@ -181,16 +181,16 @@ def ends_left_out(path: Path, tokenizer: Any, ends: Sequence[int]) -> str | None
 def check_shapes(header: Mapping[str, Any], config: Any) -> list[str]:
     """Sizes and constants that the file states otherwise than the model's configuration."""
     begin = f"{header.get('general.architecture')}."
-    wanted = {key: getattr(config, name, None) for key, name in SHAPES.items()}
+    expected = {key: getattr(config, name, None) for key, name in SHAPES.items()}
     rope = getattr(config, "rope_parameters", None) or {}
-    wanted["rope.freq_base"] = rope.get("rope_theta")
+    expected["rope.freq_base"] = rope.get("rope_theta")
     faults = []
-    for key, value in wanted.items():
-        found = header.get(begin + key)
-        if not (isinstance(found, (int, float)) and isinstance(value, (int, float))):
+    for key, value in expected.items():
+        stated = header.get(begin + key)
+        if not (isinstance(stated, (int, float)) and isinstance(value, (int, float))):
             continue  # not stated, or one value a layer
-        if not math.isclose(found, value, rel_tol=1e-5):
-            faults.append(f"the file's {key} is {found:g}, and {value:g} in training")
+        if not math.isclose(stated, value, rel_tol=1e-5):
+            faults.append(f"the file's {key} is {stated:g}, and {value:g} in training")
     return faults
 
 
@@ -238,7 +238,7 @@ def take_apart(tokenizer: Any) -> Pieces | None:
         spoken = _render(tokenizer, ["user"], True)
         talk = _render(tokenizer, ["user", "assistant", "user"], False)
         answered = _render(tokenizer, ["user", "assistant"], False)
-        told = _system(tokenizer)
+        system = _system(tokenizer)
     except Exception:  # a template raises what it likes for what it does not take
         return None
     user, answer = MARKS["user"], MARKS["assistant"]
@@ -251,9 +251,9 @@ def take_apart(tokenizer: Any) -> Pieces | None:
     before_user = later.partition(user)[0].removeprefix(after_answer)
     start = first.partition(user)[0].removesuffix(before_user)
     around = {"user": (before_user, after_user), "assistant": (between.removeprefix(after_user), after_answer)}
-    if told is not None:
-        around["system"] = (told[0].removeprefix(start), told[1].removesuffix(before_user))
-    default = bool(start) and told is not None and not told[0].startswith(start)
+    if system is not None:
+        around["system"] = (system[0].removeprefix(start), system[1].removesuffix(before_user))
+    default = bool(start) and system is not None and not system[0].startswith(start)
     return Pieces(start, around, spoken[len(first) :], default)
 
 
@@ -263,9 +263,9 @@ def _system(tokenizer: Any) -> tuple[str, str] | None:
         text = _render(tokenizer, ["system", "user"], False)
     except Exception:  # Gemma's, for one, raises
         return None
-    before, found, rest = text.partition(MARKS["system"])
+    before, mark, rest = text.partition(MARKS["system"])
     between, user, _ = rest.partition(MARKS["user"])
-    return (before, between) if found and user else None
+    return (before, between) if mark and user else None
 
 
 def _render(tokenizer: Any, roles: Sequence[str], opening: bool) -> str:

@@ -92,15 +92,17 @@ def _sentence(source: Source, what: str, base: str, quantization: str | None) ->
 
 def _scores(source: Source) -> str:
 
-    found = source.run.evaluations()
-    own = [name for name in (f"step-{source.step:05d}", "after") if found.get(name, {}).get("step") == source.step][:1]
-    names = (["before"] if "before" in found else []) + own
-    last = found[names[-1]] if own else {}
+    evaluations = source.run.evaluations()
+    own = [
+        name for name in (f"step-{source.step:05d}", "after") if evaluations.get(name, {}).get("step") == source.step
+    ][:1]
+    names = (["before"] if "before" in evaluations else []) + own
+    last = evaluations[names[-1]] if own else {}
     keys = [key for key, value in last.items() if isinstance(value, dict) and "low" in value]
     if not keys:
         return "No held-out score was taken of these weights."
     lines = [f"| held-out score (95 % interval) | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    lines += [f"| {key} | {' | '.join(_estimate(found[name].get(key)) for name in names)} |" for key in keys]
+    lines += [f"| {key} | {' | '.join(_estimate(evaluations[name].get(key)) for name in names)} |" for key in keys]
     checker = f"; right is what `{last['checker']}` says" if last.get("checker") else ""
     return "\n".join([*lines, "", f"{last['problems']} held-out problems{checker}."])
 
@@ -162,16 +164,16 @@ def _training(source: Source) -> str:
 def _env(source: Source) -> dict[str, Any]:
     """What env.json says of the run; empty where it cannot be read."""
     try:
-        found: dict[str, Any] = json.loads(source.run.env.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(source.run.env.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    return record
 
 
 def _versions(source: Source) -> str:
-    found = _env(source).get("packages", {})
+    packages = _env(source).get("packages", {})
     return ", ".join(
-        f"{name} {found[name]}" for name in ("grpo-kit", "trl", "transformers", "peft", "torch") if name in found
+        f"{name} {packages[name]}" for name in ("grpo-kit", "trl", "transformers", "peft", "torch") if name in packages
     )
 
 

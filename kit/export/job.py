@@ -137,12 +137,12 @@ def _rows(source: Source) -> list[dict[str, Any]]:
     from kit.runner.prepare import fit_prompts
 
     config, interaction = source.config, load_tools(source.config.generation)
-    found = heldout_rows(source.run, config, source.files, interaction)
-    if not found:
-        found = fit_prompts(config, load_data(config.data), source.tokenizer, interaction).train.to_list()
-    if not found:
+    rows = heldout_rows(source.run, config, source.files, interaction)
+    if not rows:
+        rows = fit_prompts(config, load_data(config.data), source.tokenizer, interaction).train.to_list()
+    if not rows:
         raise RunError("None of the run's prompts can be used for the verification. Leave it out with --no-verify.")
-    return found
+    return rows
 
 
 def write(
@@ -247,8 +247,8 @@ def _write_gguf(source: Source, place: Path, request: dict[str, Any], reporter: 
     from kit.export.source import merged, write_merged
 
     middle, quantization = place / ".merged", request["quantization"]
-    asked = request["dtype"] if request["dtype"] != "auto" else HALVES.get(quantization, "auto")
-    model, name = merged(source, asked)
+    dtype = request["dtype"] if request["dtype"] != "auto" else HALVES.get(quantization, "auto")
+    model, name = merged(source, dtype)
     write_merged(source, model, source.tokenizer, _ends(source), middle)
     del model
     reporter.say(f"Converting to GGUF, {quantization}")
@@ -293,17 +293,18 @@ def _conclude(result: dict[str, Any], verdict: Verdict | None, reporter: Reporte
 
 def summary(result: dict[str, Any]) -> list[str]:
     """The verification's figures, for people."""
-    found, limits = result["verification"]["comparison"], result["verification"]["limits"]
+    comparison, limits = result["verification"]["comparison"], result["verification"]["limits"]
     lines = [
-        f"  greedy agreement   {found['token_agreement']:.2%} of {found['tokens']} tokens (at least {limits['agreement']:.1%}), "
-        f"{found['prompt_agreement']:.0%} of {found['prompts']} answers word by word",
-        f"  logp difference    mean {found['logp_difference_mean']:.2g}, max {found['logp_difference_max']:.2g} nats "
+        f"  greedy agreement   {comparison['token_agreement']:.2%} of {comparison['tokens']} tokens "
+        f"(at least {limits['agreement']:.1%}), "
+        f"{comparison['prompt_agreement']:.0%} of {comparison['prompts']} answers word by word",
+        f"  logp difference    mean {comparison['logp_difference_mean']:.2g}, max {comparison['logp_difference_max']:.2g} nats "
         f"(at most {limits['mean']:g}, {limits['largest']:g})",
     ]
-    if found["effect_kept"] is not None:
+    if comparison["effect_kept"] is not None:
         lines.append(
-            f"  effect of training {found['training_effect']:.2g} nats (rms), of which the export shows "
-            f"{found['effect_kept']:.0%}"
+            f"  effect of training {comparison['training_effect']:.2g} nats (rms), of which the export shows "
+            f"{comparison['effect_kept']:.0%}"
         )
     weights = result["verification"]["weights"]
     if weights and weights["update_kept"] is not None:

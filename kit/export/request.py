@@ -113,8 +113,8 @@ def limits_of(stored: str, computed: str, *, base_in_4bit: bool) -> Limits:
     `base_in_4bit`: the source was trained on 4-bit weights and the export holds the full ones, so that the rounding of the
     base stands between them.
     """
-    found = LIMITS[precision(stored)].loosest(LIMITS[computed])
-    return found.loosest(LIMITS["nf4"]) if base_in_4bit else found
+    limits = LIMITS[precision(stored)].loosest(LIMITS[computed])
+    return limits.loosest(LIMITS["nf4"]) if base_in_4bit else limits
 
 
 def bytes_needed(what: str, parameters: int, adapter: int, quantization: str = "q4_k_m", dtype: str = "auto") -> int:
@@ -223,13 +223,13 @@ def export(run: RunDir, wish: ExportRequest, *, progress: bool = False) -> dict[
 
 def exports(run: RunDir) -> dict[str, dict[str, Any]]:
     """Results by format, for those who list them; what cannot be read is left out."""
-    found = {}
+    results = {}
     for path in sorted((run.path / "export").glob("*.json")):
         try:
-            found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+            results[path.stem] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-    return found
+    return results
 
 
 def check_place(target: Path, run: RunDir, *, force: bool) -> None:
@@ -262,8 +262,8 @@ def check_push(repo: str | None) -> str:
 
 def export_job(request: dict[str, Any], quiet: bool) -> None:
     """Exports, and writes the result file. Raises `KitError`, `NotVerified` among them."""
-    found = export(RunDir(Path(request["run_dir"])), ExportRequest(**request["wish"]), progress=not quiet)
-    Path(request["result"]).write_text(json.dumps(found), encoding="utf-8")
+    result = export(RunDir(Path(request["run_dir"])), ExportRequest(**request["wish"]), progress=not quiet)
+    Path(request["result"]).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def check_free(folder: Path) -> None:
 
 
 def to_hub(
-    found: Publication, repo: str, kind: Kind, *, public: bool = False, say: Callable[[str], None] = print
+    content: Publication, repo: str, kind: Kind, *, public: bool = False, say: Callable[[str], None] = print
 ) -> str:
     """Pushes it in one commit and returns the address. A new repository is private unless `public`.
 
@@ -130,13 +130,13 @@ def to_hub(
     token = check_push(repo)
     holder = Path(tempfile.mkdtemp(prefix="grpo-kit-share-"))
     try:
-        found.write(holder / "files")
+        content.write(holder / "files")
         done = push(
             holder / "files",
             repo,
             token,
             private=not public,
-            message=f"Run {found.run.id}",
+            message=f"Run {content.run.id}",
             say=say,
             kind=kind,
             check=lambda names, made: check_repository(repo, names, made),
@@ -162,8 +162,8 @@ def check_repository(repo: str, names: list[str], made: bool) -> None:
 
 def destination(to: Path | None, space: str | None, dataset: str | None) -> tuple[Kind | None, str]:
     """(kind of repository or None for a folder, its name). Raises `ConfigError` unless exactly one is given."""
-    given = [("--to", to), ("--space", space), ("--dataset", dataset)]
-    named = [(option, str(value)) for option, value in given if value is not None]
+    options = [("--to", to), ("--space", space), ("--dataset", dataset)]
+    named = [(option, str(value)) for option, value in options if value is not None]
     if len(named) != 1:
         raise ConfigError(
             f"share: {' and '.join(option for option, _ in named) or 'no place'} given; expected one of --to FOLDER (for any "

@@ -192,10 +192,10 @@ def share_kept(base: torch.Tensor, change: torch.Tensor, dtype: torch.dtype) -> 
     return projection((base + change).to(dtype).float() - base, change)
 
 
-def projection(seen: torch.Tensor, wanted: torch.Tensor) -> float:
+def projection(vector: torch.Tensor, direction: torch.Tensor) -> float:
     """Share of `wanted` that `seen` contains: their inner product over the squared norm of `wanted`; 1 if that is 0."""
-    size = float((wanted.double() ** 2).sum())
-    return float((seen.double() * wanted.double()).sum()) / size if size else 1.0
+    size = float((direction.double() ** 2).sum())
+    return float((vector.double() * direction.double()).sum()) / size if size else 1.0
 
 
 def write_merged(source: Source, model: Any, tokenizer: Any, ends: list[int], place: Path) -> None:

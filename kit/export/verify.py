@@ -184,9 +184,9 @@ def _open(source: Source, measured: Measured, folder: Path, what: str, gguf: Pat
 def answers_of(model: Any, tokenizer: Any, measured: Measured) -> Answers:
     """What an export says by itself, from its own ids to its own ends, and how it scores what the source said."""
     prompts = prompt_ids(tokenizer, measured.rows)
-    found = score(model, measured.prompts, measured.answers.greedy)
-    found.greedy = generate(model, prompts, end_ids(model, tokenizer), measured.pad, measured.longest)
-    return found
+    answers = score(model, measured.prompts, measured.answers.greedy)
+    answers.greedy = generate(model, prompts, end_ids(model, tokenizer), measured.pad, measured.longest)
+    return answers
 
 
 def compare(measured: Measured, export: Answers) -> dict[str, Any]:
@@ -252,9 +252,9 @@ def judge(comparison: dict[str, Any], limits: Limits) -> list[str]:
             )
     if comparison["wrong_ends"] > MOST_WRONG_ENDS * comparison["prompts"]:
         faults.append(f"{comparison['wrong_ends']} completions end at another place than the source's")
-    kept = comparison["effect_kept"]
-    if kept is not None and not EFFECT_KEPT <= kept <= 2 - EFFECT_KEPT:
-        faults.append(f"it shows {kept:.0%} of what training did, expected 100 %, at most {1 - EFFECT_KEPT:.0%} off")
+    share = comparison["effect_kept"]
+    if share is not None and not EFFECT_KEPT <= share <= 2 - EFFECT_KEPT:
+        faults.append(f"it shows {share:.0%} of what training did, expected 100 %, at most {1 - EFFECT_KEPT:.0%} off")
     return faults
 
 
@@ -365,11 +365,11 @@ def check_tokenizer(trained: Any, written: Any, texts: Sequence[str], rows: Sequ
     return faults + ([f"{differ} of {len(rows)} prompts become other token ids than in training"] if differ else [])
 
 
-def check_ends(wanted: list[int], model: Any, tokenizer: Any) -> list[str]:
+def check_ends(expected: list[int], model: Any, tokenizer: Any) -> list[str]:
     """The export's own settings end a completion at the source's end tokens and no others, and are sound."""
 
-    found = end_ids(model, tokenizer)
-    faults = [] if found == wanted else [f"completions end at the tokens {found}, and at {wanted} in the source"]
+    ends = end_ids(model, tokenizer)
+    faults = [] if ends == expected else [f"completions end at the tokens {ends}, and at {expected} in the source"]
     try:
         model.generation_config.validate(strict=True)
     except ValueError as error:

@@ -87,9 +87,9 @@ def check_model(source: str, *, weights: bool = False, trust_remote_code: bool =
     model = make()
     family = adapter_of(model, processor or tokenizer)
     count = f"{kind}, {sum(weight.numel() for weight in model.parameters()) / 1e6:.2f}M"
-    found = {name: _plain(getattr(family, name)) for name in VALUES}
-    found["template"] = asdict(family.template) if family.template is not None else None
-    report = Findings(source, family.model_type, family.architecture, count, found, named)
+    values = {name: _plain(getattr(family, name)) for name in VALUES}
+    values["template"] = asdict(family.template) if family.template is not None else None
+    report = Findings(source, family.model_type, family.architecture, count, values, named)
     try:
         check_logit_transforms(model.config)
     except ModelError as error:
@@ -230,12 +230,12 @@ class _Trials:
         if any(what == name for name, *_ in self.report.findings):
             return
         try:
-            said = trial()
+            outcome = trial()
         except Exception as error:  # whatever training would have raised is the finding
             name = "" if isinstance(error, KitError) else f"{type(error).__name__}: "
             self.report.findings.append((what, FAILING, name + first_line(error)))
         else:
-            status, why = said if isinstance(said, tuple) else (TESTED, said)
+            status, why = outcome if isinstance(outcome, tuple) else (TESTED, outcome)
             self.report.findings.append((what, status, why))
 
     def _scores(self, model: Any) -> tuple[str, str]:
@@ -270,13 +270,13 @@ class _Trials:
         way = self.scored["packing"] if self.scored else None
         if self.scored is None or way is None:
             return UNTESTED, "no step on text was made"
-        told = {
+        words = {
             "packed": "each token once: rows without padding, a shared prompt once",
             "trimmed": "rows of like length with their padding cut",
             "plain": "padded rows",
         }
         reason = f" ({self.scored['reason']})" if self.scored["reason"] else ""
-        return TESTED, told[way] + reason
+        return TESTED, words[way] + reason
 
     def _whole(self) -> tuple[str, str]:
         if self.report.weights.startswith("its own"):
@@ -289,8 +289,8 @@ class _Trials:
 
         moved = math.isfinite(step.grad_norm) and step.grad_norm > 0 and step.moved > 0
         what = f" on {', '.join(step.adapted)}" if step.adapted else ""
-        told = f"one GRPO step: gradient norm {step.grad_norm:.3g}, {step.trained} weights{what}"
-        return (TESTED, told) if moved else (FAILING, f"{told}; nothing moved")
+        text = f"one GRPO step: gradient norm {step.grad_norm:.3g}, {step.trained} weights{what}"
+        return (TESTED, text) if moved else (FAILING, f"{text}; nothing moved")
 
     def _four_bit(self) -> tuple[str, str]:
         if importlib.util.find_spec("bitsandbytes") is None:
@@ -352,12 +352,12 @@ def score_three_ways(model: Any, family: FamilyAdapter, vocab: int, tokens: int 
     batch = torch.cat([torch.nn.functional.pad(rows[0], (PADDING, 0)), rows[1]])
     mask = torch.ones_like(batch)
     mask[0, :PADDING] = 0
-    seen = family.completed(model)
+    completed = family.completed(model)
     with torch.no_grad():
-        alone = [plain_logps(seen, row, torch.ones_like(row)) for row in rows]
-        padded = plain_logps(seen, batch, mask)
-        fused = [fused_logps(seen, row, torch.ones_like(row)) for row in rows]
-        scored = fused_logps(seen, batch, mask)
+        alone = [plain_logps(completed, row, torch.ones_like(row)) for row in rows]
+        padded = plain_logps(completed, batch, mask)
+        fused = [fused_logps(completed, row, torch.ones_like(row)) for row in rows]
+        scored = fused_logps(completed, batch, mask)
     back = [padded[:1, PADDING:], padded[1:]], [scored[:1, PADDING:], scored[1:]]
     return Scores(_apart(back[0], alone), _apart(fused, alone), _apart(back[1], alone))
 
@@ -388,8 +388,8 @@ def fused_logps(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return scored.float()
 
 
-def _apart(found: list[Tensor], expected: list[Tensor]) -> float:
-    differences = torch.cat([(a - b).abs().flatten() for a, b in zip(found, expected, strict=True)])
+def _apart(values: list[Tensor], expected: list[Tensor]) -> float:
+    differences = torch.cat([(a - b).abs().flatten() for a, b in zip(values, expected, strict=True)])
     return float(differences.mean())
 
 
@@ -428,10 +428,10 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
     if "images" in rows[0]:
         message = {"role": Value("string"), "content": Value("string")}
         data = Dataset.from_list(rows, features=Features({"prompt": List(message), "images": List(Image())}))
-    seen: list[tuple[int, ...]] = []
+    sampled: list[tuple[int, ...]] = []
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        seen.extend(tuple(ids) for ids in completion_ids)
+        sampled.extend(tuple(ids) for ids in completion_ids)
         return [float(sum(ids) % 7) + index % 4 for index, ids in enumerate(completion_ids)]
 
     with _quietly(), tempfile.TemporaryDirectory() as folder:
@@ -460,7 +460,7 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
         moved,
         count,
         tuple(sorted(adapted)),
-        tuple(seen),
+        tuple(sampled),
         dict(trainer.packing_report),
     )
 

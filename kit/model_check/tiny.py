@@ -100,8 +100,8 @@ def _cut(part: Any) -> None:
             _set(part, name, min(size, value) if value > 0 else value)
     _cut_heads(part, before, heads)
     if layers:
-        kept = _cut_layers(part, before, layers)
-        _put_uneven(part, {place: uneven[index] for place, index in enumerate(kept) if index in uneven})
+        layers_left = _cut_layers(part, before, layers)
+        _put_uneven(part, {place: uneven[index] for place, index in enumerate(layers_left) if index in uneven})
     _cut_rope(part, old_size or 0)
     _cut_mamba(part)
 
@@ -132,13 +132,13 @@ def _take_uneven(part: Any) -> dict[int, dict[str, Any]]:
     if not getattr(part, "is_heterogeneous", False):
         return {}
     names = part.per_layer_attributes
-    found = {
-        index: {name: getattr(one, name) for name in names if getattr(one, name, None) is not None}
-        for index, one in enumerate(part.per_layer_config)
+    values_by_layer = {
+        index: {name: getattr(layer, name) for name in names if getattr(layer, name, None) is not None}
+        for index, layer in enumerate(part.per_layer_config)
     }
     part.per_layer_config = None
     usual = {name: getattr(part, name, None) for name in names}
-    return {index: own for index, values in found.items() if (own := _others(values, usual))}
+    return {index: own for index, values in values_by_layer.items() if (own := _others(values, usual))}
 
 
 def _others(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,42 +161,46 @@ def _cut_layers(part: Any, before: Mapping[str, Any], layers: int) -> list[int]:
     if 0 < shared < layers:
         lists.append([index >= layers - shared for index in range(layers)])
     kinds = [tuple(map(str, row)) for row in zip(*lists, strict=True)]
-    kept = sorted({kinds.index(kind) for kind in kinds}) if kinds else []
+    chosen_layers = sorted({kinds.index(kind) for kind in kinds}) if kinds else []
     periods = [value for name, value in before.items() if "period" in name or name.endswith(("interval", "_pattern"))
                if isinstance(value, int) and not isinstance(value, bool)]  # fmt: skip
-    wanted = max([2, len(kept), *(value for value in periods if 1 < value <= MAX_LAYERS)])
+    count = max([2, len(chosen_layers), *(value for value in periods if 1 < value <= MAX_LAYERS)])
     dense = before.get("first_k_dense_replace")
     if isinstance(dense, int) and dense:
         _set(part, "first_k_dense_replace", 1)
-    kept = _fill(kept, min(wanted, layers, MAX_LAYERS), layers)
+    chosen_layers = _fill(chosen_layers, min(count, layers, MAX_LAYERS), layers)
     for name in _LAYER_COUNT:
         if isinstance(before.get(name), int):
-            _set(part, name, len(kept))
+            _set(part, name, len(chosen_layers))
     for name, values in _per_layer(before, layers).items():
-        _set(part, name, type(values)(values[index] for index in kept))
+        _set(part, name, type(values)(values[index] for index in chosen_layers))
     for name, values in before.items():
         chosen = re.search(r"(index|idx|layers|indexes|indices)(s|es)?$", name) and isinstance(values, (list, tuple))
         if chosen and values and len(values) != layers and all(type(value) is int for value in values):
-            _set(part, name, type(values)([kept.index(value) for value in values if value in kept] or [0]))
+            _set(
+                part,
+                name,
+                type(values)([chosen_layers.index(value) for value in values if value in chosen_layers] or [0]),
+            )
     if shared:
-        _set(part, "num_kv_shared_layers", sum(index >= layers - shared for index in kept))
+        _set(part, "num_kv_shared_layers", sum(index >= layers - shared for index in chosen_layers))
     window = before.get("max_window_layers")
     if isinstance(window, int):
-        _set(part, "max_window_layers", min(window, len(kept)))
-    return kept
+        _set(part, "max_window_layers", min(window, len(chosen_layers)))
+    return chosen_layers
 
 
 def _per_layer(before: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    found = {name: value for name, value in before.items() if isinstance(value, (list, tuple)) and len(value) == layers}
+    lists = {name: value for name, value in before.items() if isinstance(value, (list, tuple)) and len(value) == layers}
     plain = (str, int, bool, float, type(None))
-    return {name: value for name, value in found.items() if all(isinstance(item, plain) for item in value)}
+    return {name: value for name, value in lists.items() if all(isinstance(item, plain) for item in value)}
 
 
-def _fill(kept: list[int], wanted: int, layers: int) -> list[int]:
+def _fill(layers_kept: list[int], count: int, layers: int) -> list[int]:
     """The chosen layers and the first others until there are as many as wanted."""
-    chosen = list(kept[:MAX_LAYERS])
+    chosen = list(layers_kept[:MAX_LAYERS])
     for index in range(layers):
-        if len(chosen) >= wanted:
+        if len(chosen) >= count:
             break
         if index not in chosen:
             chosen.append(index)
@@ -207,18 +211,18 @@ def _cut_rope(part: Any, old_size: int) -> None:
     """Sections of a rotary embedding (M-RoPE) and long-range factors, in proportion to the new head size."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = getattr(part, name, None)
-        for place, one in enumerate([rope, *(rope.values() if isinstance(rope, dict) else ())]):
-            if not isinstance(one, dict):
+        for place, section in enumerate([rope, *(rope.values() if isinstance(rope, dict) else ())]):
+            if not isinstance(section, dict):
                 continue
             known = getattr(type(part), "ignore_keys_at_rope_validation", None) or ()
             if place == 0 and "mrope_section" in known:
-                one.setdefault("mrope_section", [2, 3, 3])  # the models' default fits no small head
-            if "mrope_section" in one and sum(one["mrope_section"]):
-                one["mrope_section"] = _share(one["mrope_section"], HEAD_SIZE // 2)
-            half = int(HEAD_SIZE * one.get("partial_rotary_factor", 1.0)) // 2
+                section.setdefault("mrope_section", [2, 3, 3])  # the models' default fits no small head
+            if "mrope_section" in section and sum(section["mrope_section"]):
+                section["mrope_section"] = _share(section["mrope_section"], HEAD_SIZE // 2)
+            half = int(HEAD_SIZE * section.get("partial_rotary_factor", 1.0)) // 2
             for key in ("long_factor", "short_factor"):
-                if isinstance(one.get(key), (list, tuple)):
-                    one[key] = list(one[key])[:half]
+                if isinstance(section.get(key), (list, tuple)):
+                    section[key] = list(section[key])[:half]
 
 
 def _share(sections: list[int], total: int) -> list[int]:
@@ -257,8 +261,8 @@ def _fit_tokens(part: Any, vocab: int, moved: dict[int, int]) -> None:
         value = getattr(part, name)
         if type(value) is int:
             _set(part, name, place(value))
-        elif isinstance(value, list) and all(type(one) is int for one in value):
-            _set(part, name, [place(one) for one in value])
+        elif isinstance(value, list) and all(type(token) is int for token in value):
+            _set(part, name, [place(token) for token in value])
 
 
 def _set(part: Any, name: str, value: Any) -> None:

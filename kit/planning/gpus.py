@@ -48,9 +48,9 @@ GPUS = (
 def find_gpu(name: str) -> Gpu:
     """The GPU whose name contains every word of `name` ("t4", "a100 80"). Raises `ConfigError`."""
     words = name.lower().replace("-", " ").split()
-    found = [gpu for gpu in GPUS if all(word in gpu.name.lower() for word in words)]
-    if words and found:
-        return found[0]
+    matches = [gpu for gpu in GPUS if all(word in gpu.name.lower() for word in words)]
+    if words and matches:
+        return matches[0]
     names = [gpu.name for gpu in GPUS]
     raise ConfigError(f"There is no GPU '{name}' in the list.{did_you_mean(name, names)} It has: {', '.join(names)}.")
 
@@ -133,11 +133,11 @@ def run_seconds(config: RunConfig, step: float, completion: float) -> dict[str, 
 
     `step` is the seconds of an optimiser step, `completion` those of a completion when a batch is sampled.
     """
-    wanted, steps = config.evaluation, config.optimisation.steps
-    between = (steps - 1) // wanted.every if wanted.every else 0
-    times = between + int(wanted.before) + int(wanted.after)
-    problems = min(wanted.prompts, config.data.heldout)
-    scored = times * problems * (1 + wanted.k) * completion
+    evaluation, steps = config.evaluation, config.optimisation.steps
+    between = (steps - 1) // evaluation.every if evaluation.every else 0
+    times = between + int(evaluation.before) + int(evaluation.after)
+    problems = min(evaluation.prompts, config.data.heldout)
+    scored = times * problems * (1 + evaluation.k) * completion
     return {"start": START_SECONDS, "held-out scores": scored, "steps": steps * step}
 
 
@@ -163,5 +163,5 @@ def estimate_update(parts: Parts, prompt: int, completion: int) -> float:
 def this_gpu(name: str) -> Gpu:
     """The listed GPU that a GPU's name stands for, else a middling one."""
     words = name.lower().replace("-", " ").replace("gb", " ").split()
-    found = [gpu for gpu in GPUS if gpu.name.lower().split()[-2] in words]
-    return found[-1] if found else Gpu(name, 0.0, 100, 600)
+    matches = [gpu for gpu in GPUS if gpu.name.lower().split()[-2] in words]
+    return matches[-1] if matches else Gpu(name, 0.0, 100, 600)

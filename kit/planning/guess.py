@@ -63,8 +63,8 @@ def _by_values(values: Sequence[str]) -> tuple[str, dict[str, Any], str, str]:
         return "math-verify", {}, BOXED, "are formulas"
     labels = sorted(set(values))
     if len(labels) <= min(MOST_LABELS, len(values) // FEWEST_A_LABEL) and max(map(len, labels)) <= SHORT:
-        told = f"Give one of {', '.join(labels)} between <answer> and </answer>."
-        return "classification-label", {"labels": labels}, told, f"are {len(labels)} labels"
+        system = f"Give one of {', '.join(labels)} between <answer> and </answer>."
+        return "classification-label", {"labels": labels}, system, f"are {len(labels)} labels"
     if sum(map(len, values)) / len(values) <= SHORT:
         return "qa-short", {}, "Give the answer in a few words between <answer> and </answer>.", "are a few words"
     return "summarize", {}, "Answer in plain words.", "are whole texts, so answers are compared by the words they share"
@@ -75,9 +75,9 @@ def _roles(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str
     from kit.data.rows import map_columns
 
     try:
-        found = map_columns(list(names), DataConfig())
-        if found.prompt is not None:
-            return found.prompt, found.reference
+        mapping = map_columns(list(names), DataConfig())
+        if mapping.prompt is not None:
+            return mapping.prompt, mapping.reference
     except DataError:
         pass
     lengths = {}

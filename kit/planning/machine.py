@@ -174,14 +174,16 @@ def backend(model: ModelConfig | None = None) -> Iterator[Check]:
     from kit.errors import EnvironmentUnsupported
     from kit.models.backend import choose_backend
 
-    asked = model or ModelConfig()
+    section = model or ModelConfig()
     try:
-        chosen = choose_backend(asked)
+        chosen = choose_backend(section)
     except EnvironmentUnsupported as error:
         seen, _, fix = str(error).partition(". ")
         yield Check("backend", "fail", seen, fix)
         return
-    yield Check("backend", "ok", f"{chosen.name} on {chosen.device} (model.backend: {asked.backend}): {chosen.reason}")
+    yield Check(
+        "backend", "ok", f"{chosen.name} on {chosen.device} (model.backend: {section.backend}): {chosen.reason}"
+    )
 
 
 def _nvidia_device() -> bool:
@@ -252,7 +254,7 @@ def sandbox() -> Iterator[Check]:
 
     chosen = level()
     if chosen is not None:
-        reason = next(found.reason for found in describe() if found.level == chosen)
+        reason = next(option.reason for option in describe() if option.level == chosen)
         yield Check("sandbox", "ok", f"{chosen}: {reason}")
         return
     yield Check(
@@ -268,8 +270,8 @@ def caches() -> Iterator[Check]:
     from kit.runs.lock import cache_folder
 
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    kept = ("kit cache", cache_folder(), "GRPO_KIT_CACHE", "warn"), ("hub cache", hub, "HF_HOME", "fail")
-    for name, folder, variable, without in kept:
+    folders = ("kit cache", cache_folder(), "GRPO_KIT_CACHE", "warn"), ("hub cache", hub, "HF_HOME", "fail")
+    for name, folder, variable, without in folders:
         place = _existing(folder)
         if os.access(place, os.W_OK):
             free = shutil.disk_usage(place).free

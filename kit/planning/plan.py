@@ -129,7 +129,11 @@ def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
 def budgets(work: Workload) -> list[int]:
     """Token budgets that lower the largest pass, the largest first: powers of two, and at last one whole completion."""
     powers = [1 << bits for bits in range(work.tokens_at_once.bit_length(), -1, -1)]
-    return [size for size in [*(one for one in powers if one > work.tokens), work.tokens] if size < work.tokens_at_once]
+    return [
+        size
+        for size in [*(power for power in powers if power > work.tokens), work.tokens]
+        if size < work.tokens_at_once
+    ]
 
 
 def _key(change: Change) -> str:
@@ -288,33 +292,33 @@ def plan(
     `room` (bytes) replaces what is free on this machine. `name` and `given` are what the user calls the configuration and
     the overrides that came with it, for the command that is printed. Raises `KitError`.
     """
-    found = subject(config if gpu else with_own_engine(config))
+    planned = subject(config if gpu else with_own_engine(config))
     place = _place(gpu, room)
     device, room = place.device, place.room
-    memory = found.memory(place)
+    memory = planned.memory(place)
     fits = memory.peak <= room
-    changes = None if fits else fixes(config, lambda c: found.memory(place, c), room, device)
-    work = found.work(place)
+    changes = None if fits else fixes(config, lambda c: planned.memory(place, c), room, device)
+    work = planned.work(place)
     speed = (
         speed_of(gpu) if gpu else cpu_speed(work.compute_bytes) if device == "cpu" else speed_of(this_gpu(place.name))
     )
-    seconds = estimate(found.shape, work, speed, config.optimisation.iterations)
+    seconds = estimate(planned.shape, work, speed, config.optimisation.iterations)
     completion = seconds["rollout"] * config.optimisation.iterations / config.optimisation.batch_size
-    whole = run_seconds(config, seconds["step"], completion)
+    run = run_seconds(config, seconds["step"], completion)
     return {
-        "model": {"name": config.model.name, "parameters": found.shape.parameters},
+        "model": {"name": config.model.name, "parameters": planned.shape.parameters},
         "place": place.name,
         "room_bytes": round(room),
         "fits": fits,
         "memory": memory.as_dict(),
         "fixes": None if changes is None else [{"override": c.override, "harm": c.harm} for c in changes],
         "command": None if not changes else command(name, replaced(given, [c.override for c in changes])),
-        "prompt_tokens": found.prompt,
+        "prompt_tokens": planned.prompt,
         "seconds_per_step": seconds,
-        "run_seconds": whole,
-        "hours": sum(whole.values()) / 3600,
+        "run_seconds": run,
+        "hours": sum(run.values()) / 3600,
         "time_is": "estimated",
-        "notes": found.notes + ([] if device == "cpu" else [GPU_NOTE]),
+        "notes": planned.notes + ([] if device == "cpu" else [GPU_NOTE]),
     }
 
 
@@ -361,4 +365,6 @@ def command(name: str, overrides: list[str]) -> str:
     """The training command with `overrides`, quoted for a shell."""
     import shlex
 
-    return " ".join(["grpo-kit", "train", shlex.quote(name), *(f"-o {shlex.quote(one)}" for one in overrides)])
+    return " ".join(
+        ["grpo-kit", "train", shlex.quote(name), *(f"-o {shlex.quote(override)}" for override in overrides)]
+    )

@@ -46,8 +46,8 @@ def probe(config: RunConfig, *, progress: bool = True) -> dict[str, Any]:
             raise outcome.error
         if not result.is_file():
             raise RunError("The probe was stopped before it had a result.")
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return found
+        measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return measured
 
 
 def worst_rows(parts: Parts) -> Any:
@@ -58,8 +58,8 @@ def worst_rows(parts: Parts) -> Any:
     train = parts.data.train
     lengths = lengths_of(parts.files.tokenizer, train, parts.interaction.all_tools())
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    wanted = STEPS * max(1, config.optimisation.batch_size // config.generation.num_generations)
-    return train.select([order[place % len(order)] for place in range(wanted)])
+    count = STEPS * max(1, config.optimisation.batch_size // config.generation.num_generations)
+    return train.select([order[place % len(order)] for place in range(count)])
 
 
 def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -179,34 +179,34 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
     def ids(width: int) -> torch.Tensor:
         return torch.randint(0, vocabulary, (rows, width), generator=generator).to(device)
 
-    whole = torch.ones(rows, completion, device=device)
+    ones = torch.ones(rows, completion, device=device)
     inputs: dict[str, Any] = {
         "prompt_ids": ids(prompt),
         "prompt_mask": torch.ones(rows, prompt, dtype=torch.long, device=device),
         "completion_ids": ids(completion),
-        "completion_mask": whole.long(),
+        "completion_mask": ones.long(),
         "advantages": 1.0 - 2.0 * (torch.arange(rows, device=device) % 2),
         "num_items_in_batch": torch.tensor(rows * completion * trainer.args.steps_per_generation, device=device),
     }
     needs = trainer.needs
     if "rewards" in needs:
-        inputs["rewards"] = whole[:, 0]
+        inputs["rewards"] = ones[:, 0]
     if "truncated" in needs:
-        inputs["truncated"] = whole[:, 0] == 0
+        inputs["truncated"] = ones[:, 0] == 0
     if "all_lengths" in needs:
-        trainer.rollout_memory.all_lengths = whole.sum(1)
+        trainer.rollout_memory.all_lengths = ones.sum(1)
     if needs & fields_where(model="reference"):
-        inputs["ref_per_token_logps"] = -whole
+        inputs["ref_per_token_logps"] = -ones
     if "sampler_logps" in needs:
-        inputs["sampling_per_token_logps"] = -whole
+        inputs["sampling_per_token_logps"] = -ones
     if "values" in needs:
-        inputs |= {"old_values": 0.0 * whole, "value_targets": 0.0 * whole}
+        inputs |= {"old_values": 0.0 * ones, "value_targets": 0.0 * ones}
     if "full_kl" in needs:
         trainer.checkpoints.restore_reference_head(inputs)
         head = trainer.rollout_memory.reference_head
         inputs["ref_hidden"] = head.hidden.new_zeros(rows, completion, head.hidden.shape[-1])
     if needs & TEACHER_NEEDS:
-        inputs |= {"teacher_logps": -whole, "teacher_known": whole[:, 0] > 0}
+        inputs |= {"teacher_logps": -ones, "teacher_known": ones[:, 0] > 0}
     if "teacher_kl" in needs:
         trainer.teacher.see_head(MicroBatch(inputs))
         head = trainer.rollout_memory.teacher_head = trainer.teacher.head
@@ -233,8 +233,8 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         reporter.say(
             "The largest update, then two steps of the worst case: longest prompts, completions of full length"
         )
-        found = two_steps(parts, Path(request["folder"]), reporter.say)
-    Path(request["result"]).write_text(json.dumps(found), encoding="utf-8")
+        measured = two_steps(parts, Path(request["folder"]), reporter.say)
+    Path(request["result"]).write_text(json.dumps(measured), encoding="utf-8")
 
 
 if __name__ == "__main__":

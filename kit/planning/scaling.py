@@ -160,15 +160,15 @@ def scale(config: RunConfig, folder: Path, *, gpus: int = 8, nodes: int = 1) -> 
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
-    kept = ("data.chat_template_kwargs", "data.task_params", "data.rename", "reward.params")
-    found: dict[str, Any] = {}
+    mappings = ("data.chat_template_kwargs", "data.task_params", "data.rename", "reward.params")
+    values: dict[str, Any] = {}
     for key, value in leaves(config.model_dump()):
-        whole = next((one for one in kept if key.startswith(f"{one}.")), None)
-        if whole is None:
-            found[key] = value
+        mapping = next((name for name in mappings if key.startswith(f"{name}.")), None)
+        if mapping is None:
+            values[key] = value
         else:
-            found.setdefault(whole, {})[key[len(whole) + 1 :]] = value
-    return found
+            values.setdefault(mapping, {})[key[len(mapping) + 1 :]] = value
+    return values
 
 
 def _refuse(config: RunConfig) -> None:
@@ -286,7 +286,9 @@ def _add_rows(out: Scaled, config: RunConfig) -> None:
 def _reward_file(config: RunConfig) -> str:
     reward = config.reward
     presets = [(_loaded(reward.preset, reward.params), 1.0)] if reward.preset else []
-    presets += [(_loaded(one.preset, one.params), one.weight) for one in reward.functions if one.preset is not None]
+    presets += [
+        (_loaded(part.preset, part.params), part.weight) for part in reward.functions if part.preset is not None
+    ]
     functions = []
     for own in reward.functions:
         if own.preset is None:  # with the file's whole path: verl has another working directory

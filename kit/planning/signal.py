@@ -170,12 +170,12 @@ def _spread(signal: Signal) -> Verdict | None:
 def larger_groups(config: RunConfig) -> str:
     """Twice the group size as overrides that `load_config` takes, with the batch where it must change; from 16 on words."""
     group, batch = 2 * config.generation.num_generations, config.optimisation.batch_size
-    whole = math.lcm(group, config.optimisation.micro_batch_size or 1)
+    multiple = math.lcm(group, config.optimisation.micro_batch_size or 1)
     groups = f"generation.num_generations={group}"
     if group < 32:
-        for overrides in ([groups], [groups, f"optimisation.batch_size={whole * math.ceil(batch / whole)}"]):
+        for overrides in ([groups], [groups, f"optimisation.batch_size={multiple * math.ceil(batch / multiple)}"]):
             if _valid(config, overrides):
-                return " ".join(f"-o {one}" for one in overrides)
+                return " ".join(f"-o {override}" for override in overrides)
     return "Mix problems of other difficulty into data.source"
 
 
@@ -285,8 +285,8 @@ def check(config: RunConfig, *, prompts: int = 32, k: int | None = None, progres
             raise outcome.error
         if outcome.code == STOPPED or not result.is_file():
             raise RunError("The signal check was stopped before it had a result.")
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return found
+        measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return measured
 
 
 def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress | None = None) -> dict[str, Any]:
@@ -301,9 +301,9 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
     context = getattr(parts.files.config.get_text_config(), "max_position_embeddings", None)
     room = None if context is None else context - (config.data.max_prompt_tokens or max(lengths, default=0))
     update = estimate_update(parts, math.ceil(prompt or 1), math.ceil(completion or 1))
-    found = describe(config, sampled, k, update, rows=available, room=room)
-    found["samples"] = [_sample(base, sampled, prompt * k) for prompt in range(min(SAMPLES, len(chosen)))]
-    return found | {"thinking": thinking_note(parts.files) if config.data.chat else None}
+    measured = describe(config, sampled, k, update, rows=available, room=room)
+    measured["samples"] = [_sample(base, sampled, prompt * k) for prompt in range(min(SAMPLES, len(chosen)))]
+    return measured | {"thinking": thinking_note(parts.files) if config.data.chat else None}
 
 
 def _sample(base: BaseModel, sampled: Sampled, number: int) -> dict[str, Any]:
@@ -334,22 +334,22 @@ STATUS_WORDS = {
 
 def why(statuses: Mapping[str, str], right: bool | None, *, cut: bool) -> str:
     """What became of a completion, in plain words."""
-    said = [f"{name} {STATUS_WORDS.get(status, f'says {status}')}" for name, status in statuses.items()]
+    parts = [f"{name} {STATUS_WORDS.get(status, f'says {status}')}" for name, status in statuses.items()]
     verdict = "" if right is None else "Right: " if right else "Not right: "
-    return f"{verdict}{'; '.join(said)}{'; it was cut at the token limit' if cut else ''}."
+    return f"{verdict}{'; '.join(parts)}{'; it was cut at the token limit' if cut else ''}."
 
 
 def _base_model(parts: Parts, rows: list[dict[str, Any]], k: int) -> BaseModel:
     """`rows` as training would ask the model, `k` times each."""
     config = parts.config
-    asked = EvaluationConfig(
+    evaluation = EvaluationConfig(
         prompts=len(rows),
         k=k,
         temperature=config.generation.temperature,
         seed=config.run.seed,
         batch_size=config.optimisation.batch_size,
     )
-    who = (parts.preset, parts.files.tokenizer, asked, config.generation, parts.checker)
+    who = (parts.preset, parts.files.tokenizer, evaluation, config.generation, parts.checker)
     return BaseModel(rows, *who, interaction=parts.interaction, processor=parts.files.processor)
 
 
@@ -407,7 +407,7 @@ def describe(
         rows=rows,
         room=room,
     )
-    whole = run_seconds(config, step, (rollout + scoring) / batch)
+    run = run_seconds(config, step, (rollout + scoring) / batch)
     passes = {}
     if hits is not None:
         for n in {1: 1, k: k}:
@@ -431,8 +431,8 @@ def describe(
         "failure": signal.failure,
         "completion_tokens_mean": sum(tokens) / count,
         "seconds": {"rollout": rollout, "reward": scoring, "update": update, "step": step},
-        "run_seconds": whole,
-        "hours": sum(whole.values()) / 3600,
+        "run_seconds": run,
+        "hours": sum(run.values()) / 3600,
     }
 
 

@@ -73,23 +73,23 @@ def columns(config: RunConfig, request: Request) -> dict[str, Any]:
     path = Path(source).expanduser()
     if not path.is_file():
         return {"source": source, "columns": [], "total": 0, "problem": ""}
-    found = _columns(source, path.stat().st_mtime_ns)
+    table = _columns(source, path.stat().st_mtime_ns)
     uses: dict[str, str] = {}
     problem = ""
     try:
-        mapping = map_columns([column["name"] for column in found["columns"]], config.data)
+        mapping = map_columns([column["name"] for column in table["columns"]], config.data)
     except DataError as error:
         problem = str(error)
     else:
-        uses = {theirs: f"given to the reward as {ours}" for theirs, ours in mapping.extras.items()}
+        uses = {column: f"given to the reward as {name}" for column, name in mapping.extras.items()}
         roles = {
             "prompt": mapping.prompt,
             "reference": mapping.reference,
             "images": mapping.images,
         }
         uses |= {name: role for role, name in roles.items() if name is not None}
-    told = [column | {"use": uses.get(column["name"], "left out")} for column in found["columns"]]
-    return found | {"columns": told, "problem": problem}
+    used = [column | {"use": uses.get(column["name"], "left out")} for column in table["columns"]]
+    return table | {"columns": used, "problem": problem}
 
 
 @functools.lru_cache(maxsize=8)
@@ -107,15 +107,15 @@ def _columns(source: str, changed: int) -> dict[str, Any]:
             faults.append(str(record))
         elif len(looked) < LOOKED_AT:
             looked.append(record.values)
-    told = []
+    described = []
     for name in read.columns[:MOST_COLUMNS]:
-        values = [value for one in looked if (value := one.get(name)) is not None]
+        values = [value for row in looked if (value := row.get(name)) is not None]
         kinds = dict.fromkeys(KINDS.get(type(value), type(value).__name__) for value in values)
         first = [plain(value)[:160] for value in values[:TOLD]]
-        told.append({"name": name, "kinds": list(kinds), "missing": len(looked) - len(values), "values": first})
+        described.append({"name": name, "kinds": list(kinds), "missing": len(looked) - len(values), "values": first})
     return {
         "source": source,
-        "columns": told,
+        "columns": described,
         "total": read.total,
         "looked": len(looked),
         "notes": read.notes,
@@ -156,7 +156,7 @@ def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
     by_row = lengths_of(tokenizer, some, tools)
     counted = sorted(by_row)
     limit = config.data.max_prompt_tokens
-    seen = [
+    shown = [
         {
             "place": place,
             "text": render(tokenizer, some[place]["prompt"], tools, **config.data.chat_template_kwargs)[:SHOWN_TEXT],
@@ -167,7 +167,7 @@ def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
     ]
     long = [place for place, length in enumerate(by_row) if limit is not None and length > limit][:TOLD]
     return {
-        "seen": seen,
+        "seen": shown,
         "long": [
             {"place": place, "tokens": by_row[place], "text": plain(some[place]["prompt"])[:160]} for place in long
         ],
@@ -199,8 +199,8 @@ def scored(
 
     size, prompt = len(completions), row["prompt"]
     columns: dict[str, Any] = {name: [value] * size for name, value in row.items() if name != "prompt"}
-    said = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for text in completions]
-    samples = build_samples([prompt] * size, said, **columns)
+    messages = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for text in completions]
+    samples = build_samples([prompt] * size, messages, **columns)
     context = scoring_context(seed)
     verdict = preset.score(samples, context)
     correct = preset.is_correct(samples, context) if preset.checker is not None else None
@@ -287,15 +287,17 @@ def check(config: RunConfig, request: Request) -> dict[str, Any]:
     texts = examples(config, {})
     items = scored(build_reward(config), row, texts, config.run.seed, kind="none")["items"]
     failing = [part for part in items[0]["parts"] if part["status"] in FAILURES]
-    problem = "; ".join(f"{one['name']}: {one['reason'] or one['status']}" for one in failing) or None
-    found = {"problem": problem, "right": items[0]["total"], "wrong": items[1]["total"], "tried": 0, "paid": 0}
+    problem = "; ".join(f"{item['name']}: {item['reason'] or item['status']}" for item in failing) or None
+    result = {"problem": problem, "right": items[0]["total"], "wrong": items[1]["total"], "tried": 0, "paid": 0}
     if problem is not None or not row.get("reference"):
-        return found
+        return result
     cases = hacks(config, {})["cases"]
-    honest = min((one["total"] for one in cases if one["kind"] == "good" and one["total"] is not None), default=None)
-    tried = [one["total"] for one in cases if one["kind"] == "hack" and one["total"] is not None]
+    honest = min(
+        (item["total"] for item in cases if item["kind"] == "good" and item["total"] is not None), default=None
+    )
+    tried = [item["total"] for item in cases if item["kind"] == "hack" and item["total"] is not None]
     paid = [total for total in tried if honest is not None and total >= honest - 1e-9]
-    return found | {"tried": len(tried), "paid": len(paid)}
+    return result | {"tried": len(tried), "paid": len(paid)}
 
 
 def weights(config: RunConfig, request: Request) -> dict[str, Any]:
@@ -363,10 +365,10 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
 
     train = ROWS.load(config).train
     places = random.Random(config.run.seed).sample(range(len(train)), min(AUDITED, len(train)))
-    found = audited(
+    report = audited(
         build_reward(config), ROWS.pick(config, places), style=str(request.get("style") or style_of(config))
     )
-    return found.as_dict() | {"passed": found.passed}
+    return report.as_dict() | {"passed": report.passed}
 
 
 def examples(config: RunConfig, request: Request) -> list[str]:
@@ -375,8 +377,13 @@ def examples(config: RunConfig, request: Request) -> list[str]:
 
     (row,) = ROWS.pick(config, [int(request.get("row", 0))])
     right, style = str(row.get("reference") or "42"), style_of(config)
-    whole = answered(style, right)
-    return [whole, answered(style, another(right)), f"The answer is {right}.", whole[: max(1, 2 * len(whole) // 3)]]
+    answer_text = answered(style, right)
+    return [
+        answer_text,
+        answered(style, another(right)),
+        f"The answer is {right}.",
+        answer_text[: max(1, 2 * len(answer_text) // 3)],
+    ]
 
 
 def style_of(config: RunConfig) -> str:
@@ -467,11 +474,11 @@ def main() -> None:
     """
     replies = claim_stdout()
     for line in sys.stdin:
-        found = answer(json.loads(line))
-        text = to_json(found) + "\n"
+        reply = answer(json.loads(line))
+        text = to_json(reply) + "\n"
         replies.write(text.encode("utf-8", "replace"))  # a hack may hold half a character
         replies.flush()
-        if found.get("over"):
+        if reply.get("over"):
             return
 
 

@@ -116,8 +116,8 @@ def check_objective(config: RunConfig, keys: Sequence[str]) -> None:
 
 def parse_change(change: str, taken: set[str]) -> tuple[str, list[str]]:
     """`fast:a.b=1,c.d=[2, 3]` to ("fast", ["a.b=1", "c.d=[2, 3]"]); an arm without a name is named by its values."""
-    found = re.match(r"([a-z0-9][a-z0-9-]*):(?=\s*[\w.]+\s*=)", change)
-    name, text = (found[1], change[found.end() :]) if found else (None, change)
+    match = re.match(r"([a-z0-9][a-z0-9-]*):(?=\s*[\w.]+\s*=)", change)
+    name, text = (match[1], change[match.end() :]) if match else (None, change)
     keys = [part.strip() for part in re.split(r",(?=\s*\w+(?:\.\w+)+\s*=)", text)]  # commas before another key
     for key in (part.partition("=")[0].strip() for part in keys):
         section, _, rest = key.partition(".")
@@ -153,7 +153,7 @@ def parse_seeds(seeds: str | int, first: int) -> tuple[int, ...]:
 
 def _name(config: str | Path, arms: dict[str, RunConfig]) -> str:
     """The same for the same comparison, however many seeds, so that a command given again goes on."""
-    content = json.dumps({arm: method(found.model_dump(mode="json")) for arm, found in arms.items()}, sort_keys=True)
+    content = json.dumps({arm: method(tree.model_dump(mode="json")) for arm, tree in arms.items()}, sort_keys=True)
     stem = re.sub(r"[^a-z0-9]+", "-", Path(config).stem.lower()).strip("-")[:16].strip("-") or "compare"
     return f"{stem}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
 
@@ -209,8 +209,8 @@ def _ended(run: RunDir, outcome: Outcome) -> KitError | None:
 def stopped_by_hand(run: RunDir) -> bool:
     """Whether somebody asked this run to end (`grpo-kit stop`), and not, by Ctrl-C, everything that is going on here."""
     status = run.status()
-    asked = (run.control / "stop").exists() or bool(status.get("stop"))
-    return asked or str(status.get("reason")).startswith("control/stop")
+    requested = (run.control / "stop").exists() or bool(status.get("stop"))
+    return requested or str(status.get("reason")).startswith("control/stop")
 
 
 def _resumed(run: RunDir, root: str, quiet: bool) -> Outcome | None:

@@ -91,7 +91,7 @@ def compare_runs(
     differences = [
         difference(scores[first], scores[other], paired_seeds=same_seeds(arms[first], arms[other])) for other in others
     ]
-    corrected = holm([found.p for found in differences])
+    corrected = holm([gap.p for gap in differences])
     configurations = config_differences(arms)
     notes = missing_note(arms, problems, chosen)
     if not configurations:
@@ -115,8 +115,8 @@ def compare_runs(
             for name, runs_of in arms.items()
         ],
         "comparisons": [
-            judge(first, other, found, p, ALPHA / len(others), chosen, not_comparable(arms[first], arms[other]))
-            for other, found, p in zip(others, differences, corrected, strict=True)
+            judge(first, other, gap, p, ALPHA / len(others), chosen, not_comparable(arms[first], arms[other]))
+            for other, gap, p in zip(others, differences, corrected, strict=True)
         ],
         "quantities": compare_quantities(arms, chosen),
         "config_differences": configurations,
@@ -166,32 +166,32 @@ def choose_metric(arms: Arms, metric: str | None) -> str:
     """The score that decides. Raises `ConfigError` for one that not all runs have, with those that they share."""
     runs = [run for runs_of in arms.values() for run in runs_of]
     shared = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
-    wanted = metric or runs[0].config.get("evaluation", {}).get("metric") or "auto"
-    if wanted == "auto":
-        wanted = "greedy_accuracy" if "greedy_accuracy" in shared else "greedy_reward"
-    if wanted in ("pass@k", "maj@k"):
-        wanted = f"{wanted[:-1]}{runs[0].settings['k']}"
+    score = metric or runs[0].config.get("evaluation", {}).get("metric") or "auto"
+    if score == "auto":
+        score = "greedy_accuracy" if "greedy_accuracy" in shared else "greedy_reward"
+    if score in ("pass@k", "maj@k"):
+        score = f"{score[:-1]}{runs[0].settings['k']}"
     options = [name for name in shared if name != "held-out length"]
-    if wanted not in options:
+    if score not in options:
         raise ConfigError(
-            f"Not every run has the score '{wanted}'.{did_you_mean(wanted, options)} They share: {', '.join(options)}. Choose "
+            f"Not every run has the score '{score}'.{did_you_mean(score, options)} They share: {', '.join(options)}. Choose "
             "one with --metric, or evaluate the runs again with the same settings (grpo-kit eval RUN) and add --evaluation again."
         )
     rewards = {json.dumps(run.config.get("reward"), sort_keys=True) for run in runs}
-    if wanted == "greedy_reward" and len(rewards) > 1:
+    if score == "greedy_reward" and len(rewards) > 1:
         raise ConfigError(
             "The arms are trained on different rewards, so their greedy rewards are not on one scale. Compare by a checker: "
             "set evaluation.checker to a preset that says what is right, or --metric greedy_accuracy."
         )
-    sampled = wanted != "greedy_accuracy" and wanted != "greedy_reward"
+    sampled = score != "greedy_accuracy" and score != "greedy_reward"
     for name in ("checker", *(("k", "temperature", "seed") if sampled else ())):
         values = {str(run.settings[name]) for run in runs}
-        if len(values) > 1 and not (name == "checker" and wanted == "greedy_reward"):
+        if len(values) > 1 and not (name == "checker" and score == "greedy_reward"):
             raise ConfigError(
                 f"The runs were scored with different evaluation.{name}: {', '.join(sorted(values))}. Evaluate them again "
                 f"with the same (grpo-kit eval RUN -o evaluation.{name}=...), and compare with --evaluation again."
             )
-    return wanted
+    return score
 
 
 def missing_note(arms: Arms, problems: Sequence[str], metric: str) -> list[str]:
@@ -204,7 +204,7 @@ def missing_note(arms: Arms, problems: Sequence[str], metric: str) -> list[str]:
 def judge(
     baseline: str,
     arm: str,
-    found: Difference,
+    gap: Difference,
     p_holm: float,
     alpha: float,
     metric: str,
@@ -214,40 +214,40 @@ def judge(
 
     `refused` says why there can be no verdict: then it is `not comparable`.
     """
-    verdict = UNCLEAR if p_holm >= ALPHA else BETTER if found.value > 0 else WORSE
+    verdict = UNCLEAR if p_holm >= ALPHA else BETTER if gap.value > 0 else WORSE
     verdict = verdict if refused is None else NOT_COMPARABLE
     result = {
         "arm": arm,
         "baseline": baseline,
         "verdict": verdict,
         "reason": refused,
-        "difference": {"value": found.value, "low": found.low, "high": found.high},
-        "p": found.p,
+        "difference": {"value": gap.value, "low": gap.low, "high": gap.high},
+        "p": gap.p,
         "p_holm": p_holm,
-        "standard_error": found.standard_error,
-        "degrees_of_freedom": found.parts.df,
-        "variances": asdict(found.parts),
-        "detectable": detectable(found.parts, alpha),
-        "scope": "method" if found.of_the_method else "weights",
+        "standard_error": gap.standard_error,
+        "degrees_of_freedom": gap.parts.df,
+        "variances": asdict(gap.parts),
+        "detectable": detectable(gap.parts, alpha),
+        "scope": "method" if gap.of_the_method else "weights",
     }
     return result | {"text": sentence(result, metric)}
 
 
-def sentence(found: Mapping[str, Any], metric: str) -> str:
+def sentence(comparison: Mapping[str, Any], metric: str) -> str:
     """The verdict in words."""
-    gap, seeds = found["difference"], found["variances"]["n_seeds"]
-    size = f"{seeds:g} seed{'s' * (seeds != 1)} x {found['variances']['n_problems']} problems"
-    if found["verdict"] == NOT_COMPARABLE:
+    gap, seeds = comparison["difference"], comparison["variances"]["n_seeds"]
+    size = f"{seeds:g} seed{'s' * (seeds != 1)} x {comparison['variances']['n_problems']} problems"
+    if comparison["verdict"] == NOT_COMPARABLE:
         return (
-            f"{found['arm']} against {found['baseline']}: not comparable: {found['reason']}. "
+            f"{comparison['arm']} against {comparison['baseline']}: not comparable: {comparison['reason']}. "
             f"{metric.replace('_', ' ').capitalize()} differs by {gap['value']:+.3f}, which says nothing here."
         )
-    verdict = found["verdict"] + (f" at this budget ({size})" if found["verdict"] == UNCLEAR else "")
-    text = f"{found['arm']} against {found['baseline']}: {verdict}. {metric.replace('_', ' ').capitalize()} "
-    text += f"{gap['value']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}], p = {found['p_holm']:.2g}."
-    if found["verdict"] == UNCLEAR:
-        text += f" {_what_it_takes(found)}"
-    if found["scope"] == "weights":
+    verdict = comparison["verdict"] + (f" at this budget ({size})" if comparison["verdict"] == UNCLEAR else "")
+    text = f"{comparison['arm']} against {comparison['baseline']}: {verdict}. {metric.replace('_', ' ').capitalize()} "
+    text += f"{gap['value']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}], p = {comparison['p_holm']:.2g}."
+    if comparison["verdict"] == UNCLEAR:
+        text += f" {_what_it_takes(comparison)}"
+    if comparison["scope"] == "weights":
         text += " One seed: this is about these weights and not about the method. Train 3 seeds or more for that."
     return text
 
@@ -305,28 +305,28 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def comparison_page(found: Mapping[str, Any]) -> str:
+def comparison_page(result: Mapping[str, Any]) -> str:
     """A self-contained HTML page of what `compare_runs` returned."""
-    names = [arm["name"] for arm in found["arms"]]
-    rows = [[key, *(str(values[name]) for name in names)] for key, values in found["config_differences"].items()]
+    names = [arm["name"] for arm in result["arms"]]
+    rows = [[key, *(str(values[name]) for name in names)] for key, values in result["config_differences"].items()]
     sections = {
-        **_sections(found),
+        **_sections(result),
         "Configuration": piece("comparison.html", "configuration", names, rows),
-        "How to read this": piece("comparison.html", "how_to_read", METHOD, found["notes"]),
+        "How to read this": piece("comparison.html", "how_to_read", METHOD, result["notes"]),
     }
-    subtitle = f"{_plain(found['metric'])} on {found['problems']} held-out problems"
+    subtitle = f"{_plain(result['metric'])} on {result['problems']} held-out problems"
     return page(" vs ".join(names), sections.items(), subtitle=subtitle)
 
 
-def at_a_glance(found: Mapping[str, Any]) -> Markup:
+def at_a_glance(result: Mapping[str, Any]) -> Markup:
     """Verdicts, what else differs, and curves: the page without its frame, for a page that stands already."""
-    return Markup("\n").join(_sections(found).values())
+    return Markup("\n").join(_sections(result).values())
 
 
-def _sections(found: Mapping[str, Any]) -> dict[str, Markup]:
-    metric, first, *others = _plain(found["metric"]), *(arm["name"] for arm in found["arms"])
+def _sections(result: Mapping[str, Any]) -> dict[str, Markup]:
+    metric, first, *others = _plain(result["metric"]), *(arm["name"] for arm in result["arms"])
     gaps = [
-        (each["arm"], *(each["difference"][key] for key in ("value", "low", "high"))) for each in found["comparisons"]
+        (each["arm"], *(each["difference"][key] for key in ("value", "low", "high"))) for each in result["comparisons"]
     ]
     scores = [
         [
@@ -335,22 +335,22 @@ def _sections(found: Mapping[str, Any]) -> dict[str, Markup]:
             str(len(arm["runs"])),
             ", ".join(map("{} {:.3f}".format, arm["runs"], arm["by_run"])),
         ]
-        for arm in found["arms"]
+        for arm in result["arms"]
     ]
     head = ["quantity", first, *(cell for other in others for cell in (other, "difference"))]
     quantities = []
-    for row in found["quantities"]:
+    for row in result["quantities"]:
         cells = [f"{_plain(row['name'])} ({row['unit']})", _number(row["arms"][first])]
         for other in others:
             cells += [_number(row["arms"][other]), interval(row["differences"][other])]
         quantities.append(cells)
     curves = [
         charts.lines(series, name[0].upper() + name[1:], "optimiser step", LABELS.get(name, "score"))
-        for name, series in found["curves"].items()
+        for name, series in result["curves"].items()
     ]
-    gap_chart = charts.intervals(gaps, f"Difference in {metric} to {found['baseline']}", reference=0.0)
+    gap_chart = charts.intervals(gaps, f"Difference in {metric} to {result['baseline']}", reference=0.0)
     return {
-        "Verdict": piece("comparison.html", "verdicts", found, gap_chart),
+        "Verdict": piece("comparison.html", "verdicts", result, gap_chart),
         "Scores": piece("parts.html", "table", ["arm", metric, "seeds", "by run"], scores, (1, 2)),
         "What else differs": piece("parts.html", "table", head, quantities, range(1, len(head))),
         "Curves": piece("parts.html", "grid", curves),
@@ -379,8 +379,8 @@ def _plain(name: str) -> str:
 def job(request: dict[str, Any], quiet: bool) -> None:
     """Compares, and writes the result file. Raises `KitError` for runs that cannot be compared."""
     how = {key: request.get(key) for key in ("metric", "evaluation")}
-    found = compare_runs(request["runs"], request["root"], **how)
-    Path(request["result"]).write_text(to_json(found), encoding="utf-8")
+    result = compare_runs(request["runs"], request["root"], **how)
+    Path(request["result"]).write_text(to_json(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -150,31 +150,31 @@ def last_evaluation(run: RunDir, name: str | None = None) -> dict[str, Any]:
 
     The result is `after`; without it the evaluation of the latest step, those made by hand included. Raises `RunError`.
     """
-    found: dict[str, dict[str, Any]] = {}
+    evaluations: dict[str, dict[str, Any]] = {}
     for path in sorted(run.eval.glob(f"{name or '*'}.json")):
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
         if isinstance(result.get("per_problem"), dict) and (name or path.stem != "before"):
-            found[path.stem] = result
-    if not found:
+            evaluations[path.stem] = result
+    if not evaluations:
         raise RunError(
             f"Run '{run.id}' has no held-out score to compare: expected eval/{name or 'after'}.json with one entry a problem. "
             "It is written at the end of a run with evaluation.after: true; or score the trained weights now: "
             f"grpo-kit eval {run.id}"
         )
-    last = max(found, key=lambda stem: (int(found[stem].get("step") or 0), stem))
-    return found[name or result_of({"after": found.get("after", {})}) or last]
+    last = max(evaluations, key=lambda stem: (int(evaluations[stem].get("step") or 0), stem))
+    return evaluations[name or result_of({"after": evaluations.get("after", {})}) or last]
 
 
 def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     table, k = evaluation["per_problem"], int(evaluation.get("k") or 1)
-    seen: Counter[str] = Counter()
+    repeats: Counter[str] = Counter()
     keys = []
     for name in table["id"]:  # equal problems are told apart by their number: `a`, `b`, `a#2`
-        seen[name] += 1
-        keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+        repeats[name] += 1
+        keys.append(name if repeats[name] == 1 else f"{name}#{repeats[name]}")
     scores = ("greedy_accuracy", "pass@1", f"pass@{k}", f"maj@{k}", "greedy_reward")
     columns: dict[str, Sequence[float | None]] = {key: problem_scores(evaluation, key) or [] for key in scores}
     columns["held-out length"] = table.get("greedy_tokens") or []
@@ -230,16 +230,16 @@ def generation_differences(arms: Arms, metric: str) -> list[str]:
     runs = [run for runs_of in arms.values() for run in runs_of]
     warnings = []
     for key in dict.fromkeys(key for run in runs for key in run.generation):
-        seen = {str(run.generation.get(key)) for run in runs}
-        if len(seen) < 2 or (metric.startswith("greedy") and key in SAMPLING):
+        values = {str(run.generation.get(key)) for run in runs}
+        if len(values) < 2 or (metric.startswith("greedy") and key in SAMPLING):
             continue
         if any(run.generation.get(key) != run.config.get("generation", {}).get(key) for run in runs):
             raise ConfigError(
-                f"The runs were scored with different generation.{key}: {', '.join(sorted(seen))}. Evaluate them again with the "
-                f"same (grpo-kit eval RUN -o generation.{key}=...), and compare with --evaluation again."
+                f"The runs were scored with different generation.{key}: {', '.join(sorted(values))}. Evaluate them again with "
+                f"the same (grpo-kit eval RUN -o generation.{key}=...), and compare with --evaluation again."
             )
         warnings.append(
-            f"The arms' own generation.{key} differs ({', '.join(sorted(seen))}), and held-out completions were made with it: "
+            f"The arms' own generation.{key} differs ({', '.join(sorted(values))}), and held-out completions were made with it: "
             f"the difference holds that, too. To measure alike: grpo-kit eval RUN -o generation.{key}=..., for every run, and "
             "--evaluation again."
         )
@@ -277,12 +277,12 @@ def _scored(arms: Arms, name: str) -> dict[str, Any] | None:
         return None
     first, *others = scores
     paired = {other: same_seeds(arms[first], arms[other]) for other in others}
-    found = {other: difference(scores[first], scores[other], paired_seeds=paired[other]) for other in others}
+    differences = {other: difference(scores[first], scores[other], paired_seeds=paired[other]) for other in others}
     return {
         "name": name,
         "unit": "tokens, greedy" if name == "held-out length" else "held-out score",
         "arms": {arm: float(values.mean()) for arm, values in scores.items()},
-        "differences": {arm: {"value": d.value, "low": d.low, "high": d.high} for arm, d in found.items()},
+        "differences": {arm: {"value": d.value, "low": d.low, "high": d.high} for arm, d in differences.items()},
     }
 
 
@@ -304,13 +304,13 @@ def _scalar_difference(
     arms: Arms, known: Mapping[str, Sequence[float]], name: str, first: str, other: str
 ) -> dict[str, float | None]:
     """The interval over seeds where both arms have two; else a bare number."""
-    found: tuple[float, float, float] | None = None
+    interval: tuple[float, float, float] | None = None
     if min(len(known[first]), len(known[other])) > 1:
         paired = same_seeds(arms[first], arms[other])
-        found = scalar_difference(known[first], known[other], paired=paired)
-    if found is None:
+        interval = scalar_difference(known[first], known[other], paired=paired)
+    if interval is None:
         return {"value": statistics.fmean(known[other]) - statistics.fmean(known[first]), "low": None, "high": None}
-    return dict(zip(("value", "low", "high"), found, strict=True))
+    return dict(zip(("value", "low", "high"), interval, strict=True))
 
 
 def curves(arms: Arms, metric: str) -> dict[str, dict[str, list[Point]]]:
@@ -323,8 +323,8 @@ def curves(arms: Arms, metric: str) -> dict[str, dict[str, list[Point]]]:
             by_step = [dict(line) for line in lines]
             steps = sorted(set.intersection(*map(set, by_step)))
             if means := [(step, statistics.fmean(line[step] for line in by_step)) for step in steps]:
-                kept = downsample(np.array([value for _, value in means]), MOST_POINTS)
-                drawn.setdefault(name, {})[arm] = [means[place] for place in kept]
+                places = downsample(np.array([value for _, value in means]), MOST_POINTS)
+                drawn.setdefault(name, {})[arm] = [means[place] for place in places]
     return drawn
 
 
