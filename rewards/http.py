@@ -3,11 +3,10 @@
 Requests share a connection pool and a concurrency limit. Every attempt has one deadline from connecting to the last
 byte, so that a server which drips is cut off like one that hangs. 408, 409, 425, 429, 5xx, broken connections and
 overruns are tried again after exponential backoff with jitter, or after `Retry-After` when that is longer. A refused
-key or a wrong address stops the batch at once. Replies are read up to `MAX_REPLY` bytes; redirects are not followed.
+key or a wrong address stops the batch at once. Redirects are not followed.
 """
 
 import asyncio
-import functools
 import json
 import os
 import random
@@ -19,12 +18,9 @@ from rewards.errors import PresetError
 from rewards.protocol import failure_reason
 
 if TYPE_CHECKING:
-    import ssl
-
     import httpx
 
 
-MAX_REPLY = 1_000_000  # bytes
 _AGAIN = frozenset({408, 409, 425, 429})
 _HOPELESS = frozenset({401, 403, 404, 405})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -76,10 +72,6 @@ class Endpoint:
     def url(self) -> str:
         return f"{self.base_url.rstrip('/')}/chat/completions"
 
-    @property
-    def is_local(self) -> bool:
-        return urlsplit(self.base_url).hostname in _LOOPBACK
-
 
 @dataclass(frozen=True)
 class Reply:
@@ -109,10 +101,8 @@ class Chat:
         self._slots = asyncio.Semaphore(self.endpoint.concurrency)
         self._key = os.environ.get(self.endpoint.api_key_env or "", "")
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        trusted = not self.endpoint.is_local
-        self._client = httpx.AsyncClient(
-            timeout=None, headers=headers, trust_env=trusted, verify=_certificates(trusted)
-        )
+        is_local = urlsplit(self.endpoint.base_url).hostname in _LOOPBACK  # a proxy cannot reach this machine's ports
+        self._client = httpx.AsyncClient(timeout=None, headers=headers, trust_env=not is_local)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -144,26 +134,23 @@ class Chat:
         import httpx
 
         try:
-            async with (
-                asyncio.timeout(self.endpoint.timeout),
-                self._client.stream("POST", self.endpoint.url, json=body) as response,
-            ):
-                data = await _read(response)
+            async with asyncio.timeout(self.endpoint.timeout):
+                response = await self._client.post(self.endpoint.url, json=body)
         except TimeoutError:
             return None, f"no reply within {self.endpoint.timeout:g} s", 0.0
         except httpx.TransportError as failure:
             return None, failure_reason(failure), 0.0
-        except (httpx.HTTPError, httpx.StreamError, ValueError, OSError) as failure:
+        except (httpx.HTTPError, ValueError, OSError) as failure:
             return None, failure_reason(failure), None
         if response.status_code != 200:
-            return None, *self._refusal(response, data)
-        content = _content(data)
+            return None, *self._refusal(response)
+        content = _content(response.content)
         # A 200 that is no chat completion comes from a proxy or a server about to fall over: worth another try.
-        return content, "" if content is not None else f"no chat completion: {data[:100]!r}", 0.0
+        return content, "" if content is not None else f"no chat completion: {response.content[:100]!r}", 0.0
 
-    def _refusal(self, response: "httpx.Response", data: bytes) -> tuple[str, float | None]:
+    def _refusal(self, response: "httpx.Response") -> tuple[str, float | None]:
         status = response.status_code
-        problem = f"HTTP {status}: {data[:150].decode('utf-8', 'replace')}"
+        problem = f"HTTP {status}: {response.content[:150].decode('utf-8', 'replace')}"
         if status in _HOPELESS:
             self.stopped = self._redacted(problem)
         if status in _AGAIN or status >= 500:
@@ -172,23 +159,6 @@ class Chat:
 
     def _redacted(self, text: str) -> str:
         return (text.replace(self._key, "***") if self._key else text)[:300]
-
-
-@functools.cache
-def _certificates(trust_env: bool) -> "ssl.SSLContext":
-    """Whom to trust, read once a process: it takes longer than many a batch."""
-    import httpx
-
-    return httpx.create_ssl_context(trust_env=trust_env)
-
-
-async def _read(response: "httpx.Response") -> bytes:
-    data = bytearray()
-    async for chunk in response.aiter_bytes():
-        data += chunk
-        if len(data) > MAX_REPLY:
-            raise ValueError(f"a reply of more than {MAX_REPLY} bytes")
-    return bytes(data)
 
 
 def _content(data: bytes) -> str | None:

@@ -10,7 +10,7 @@ that score text are arbitrary on fragments, loops and echoes, and policies find 
 and is never scored.
 
 >>> readable("<think>hm</think> The film was a joy to watch.", min_words=5)
-Readable(text='The film was a joy to watch.', reason=None)
+FinalText(value='The film was a joy to watch.', reason=None)
 >>> readable("good " * 30, min_words=5).reason
 'repeated'
 >>> readable("72 or 70", min_words=5).reason
@@ -19,7 +19,6 @@ Readable(text='The film was a joy to watch.', reason=None)
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -51,10 +50,10 @@ def final_text(text: str, max_chars: int = MAX_CHARS) -> FinalText:
 
 def plain_answer(text: str, max_chars: int = MAX_CHARS) -> FinalText:
     """`final_text` that holds no think or answer tag: a model that writes tags where none were asked has not answered."""
-    found = final_text(text, max_chars)
-    if found.value is not None and any(tag in found.value for tag in _TAGS):
+    final = final_text(text, max_chars)
+    if final.value is not None and any(tag in final.value for tag in _TAGS):
         return FinalText(None, "stray_tag")
-    return found
+    return final
 
 
 STYLES: Mapping[str, Callable[..., Extracted | FinalText]] = MappingProxyType(
@@ -96,51 +95,44 @@ _TO_THE_GRADER = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Readable:
-    """The text to score, stripped, or None with the reason why there is none."""
-
-    text: str | None
-    reason: str | None = None
-
-
-def readable(text: str, *, min_words: int = 1, prompt: Any = None, max_chars: int = MAX_TEXT) -> Readable:
+def readable(text: str, *, min_words: int = 1, prompt: Any = None, max_chars: int = MAX_TEXT) -> FinalText:
     """What a reader would take for the answer, when it is text at all.
 
     Refused: no final text (see `answer_text`), lone surrogates and control characters, fewer than `min_words` words
     made of letters, loops (fewer than half of the word trigrams distinct), pleas to the grader, and
     the prompt said again with fewer than `min_words` words of its own.
     """
-    found = answer_text(text, max_chars)
-    if found.text is None:
-        return found
-    if not is_encodable(found.text):
-        return Readable(None, "lone surrogates")
-    if _CONTROL.search(found.text):
-        return Readable(None, "control characters")
-    spoken = words(found.text)
-    if len(spoken) < min_words:
-        return Readable(None, f"fewer than {min_words} words")
-    if _is_loop(spoken):
-        return Readable(None, "repeated")
-    if sum(phrase in found.text.casefold() for phrase in _TO_THE_GRADER) > 1:
-        return Readable(None, "talks to the grader")
-    if _is_echo(found.text, prompt_text(prompt).strip(), min_words):
-        return Readable(None, "prompt echo")
-    return found
+    answer = answer_text(text, max_chars)
+    if answer.value is None:
+        return answer
+    if not is_encodable(answer.value):
+        return FinalText(None, "lone surrogates")
+    if _CONTROL.search(answer.value):
+        return FinalText(None, "control characters")
+    text_words = words(answer.value)
+    if len(text_words) < min_words:
+        return FinalText(None, f"fewer than {min_words} words")
+    trigrams = list(zip(text_words, text_words[1:], text_words[2:], strict=False))
+    if len(trigrams) >= _MIN_TRIGRAMS and len(set(trigrams)) < MIN_DISTINCT * len(trigrams):
+        return FinalText(None, "repeated")
+    if sum(phrase in answer.value.casefold() for phrase in _TO_THE_GRADER) > 1:
+        return FinalText(None, "talks to the grader")
+    if _is_echo(answer.value, prompt_text(prompt).strip(), min_words):
+        return FinalText(None, "prompt echo")
+    return answer
 
 
-def answer_text(text: str, max_chars: int = MAX_TEXT) -> Readable:
+def answer_text(text: str, max_chars: int = MAX_TEXT) -> FinalText:
     """Everything after the last `</think>`; the content of the answer tags when there are any there.
 
     An unclosed `<think>`, answer tags that are not one filled pair at the end, blank text and more than `max_chars`
     characters are refused.
     """
-    found = final_text(text, max_chars)
-    if found.value is not None and ("<answer>" in found.value or "</answer>" in found.value):
+    final = final_text(text, max_chars)
+    if final.value is not None and ("<answer>" in final.value or "</answer>" in final.value):
         tagged = tagged_answer(text, True, max_chars)
-        return Readable(tagged.value, tagged.reason)
-    return Readable(found.value, found.reason)
+        return FinalText(tagged.value, tagged.reason)
+    return final
 
 
 def prompt_text(prompt: Any) -> str:
@@ -177,16 +169,11 @@ def reference_texts(value: Any) -> list[str] | None:
     return texts
 
 
-def _is_echo(text: str, asked: str, min_words: int) -> bool:
-    if not asked or asked not in text:
+def _is_echo(text: str, prompt: str, min_words: int) -> bool:
+    if not prompt or prompt not in text:
         return False
-    own = len(words(text.replace(asked, " ")))
-    return own == 0 or (len(asked) >= _MIN_ECHO and own < min_words)
-
-
-def _is_loop(spoken: list[str]) -> bool:
-    trigrams = list(zip(spoken, spoken[1:], spoken[2:], strict=False))
-    return len(trigrams) >= _MIN_TRIGRAMS and len(set(trigrams)) < MIN_DISTINCT * len(trigrams)
+    added = len(words(text.replace(prompt, " ")))
+    return added == 0 or (len(prompt) >= _MIN_ECHO and added < min_words)
 
 
 def is_encodable(text: str) -> bool:

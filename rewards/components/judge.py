@@ -26,6 +26,7 @@ from rewards.protocol import Context, Sample, Score, failure_reason
 
 _MAX_ITEMS = 20
 _MAX_VERDICT = 20_000  # characters
+_ASKS = 2  # questions until a verdict can be read, each with a fence of its own
 
 
 @dataclass(frozen=True)
@@ -217,14 +218,6 @@ class Question:
     rubric: tuple[RubricItem, ...]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Points by item, or the reason why there are none."""
-
-    points: Mapping[str, int] | None
-    info: Mapping[str, Any]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Judge:
     """A judge's endpoint, and the limits on time and cost.
@@ -233,7 +226,6 @@ class _Judge:
         endpoint: where the judge is.
         model: its name there.
         json_mode: ask for `response_format: json_object`; off for servers that do not know it.
-        reasks: further questions after a verdict that cannot be read, each with a fence of its own.
         max_chars: longest answer that is shown.
         max_tokens: limit on the judge's reply.
         max_requests: requests that this process may send to this endpoint and model; None for any number.
@@ -249,7 +241,6 @@ class _Judge:
     endpoint: Endpoint
     model: str
     json_mode: bool = True
-    reasks: int = 1
     max_chars: int = 20_000
     max_tokens: int = 1024
     max_requests: int | None = None
@@ -262,12 +253,12 @@ class _Judge:
             reference = reference_texts(sample.reference)
         except ValueError as failure:
             return Score(None, "error", {"reason": failure_reason(failure)})
-        found = readable(sample.full_text, min_words=0, prompt=sample.prompt)
-        reason = found.reason if found.text is None else _no_answer(found.text, self.max_chars)
-        if found.text is None or reason is not None:
+        answer = readable(sample.full_text, min_words=0, prompt=sample.prompt)
+        reason = answer.reason if answer.value is None else _no_answer(answer.value, self.max_chars)
+        if answer.value is None or reason is not None:
             return Score(None, "format", {"reason": reason})
         prompt = prompt_text(sample.prompt).encode("utf-8", "replace").decode()
-        return prompt, found.text, None if reference is None else "\nor: ".join(reference)
+        return prompt, answer.value, None if reference is None else "\nor: ".join(reference)
 
     def _converse(self, questions: Mapping[K, Callable[[Chat], Awaitable[V]]], ctx: Context) -> dict[K, V | str]:
         """The outcome of each conversation, or why there is none."""
@@ -298,7 +289,7 @@ class _Judge:
         """What the judge says, read by `parse(content, fence)`, and the requests that it took; None with the reason.
         `asked(fence)` are the messages about `data`."""
         sent, problem = 0, ""
-        for attempt in range(self.reasks + 1):
+        for attempt in range(_ASKS):
             fence = new_fence(data, *seeds, attempt)
             body = {
                 "model": self.model, "messages": asked(fence), "temperature": 0, "max_tokens": self.max_tokens,
@@ -334,7 +325,6 @@ class JudgeRubric(_Judge):
     Args:
         rubric: what is graded, unless `rubric_column` names a column that holds a rubric of the row's own.
         scale: points for full marks on an item.
-        needs_reference: rows without a reference are `not_applicable`.
     """
 
     itemwise: ClassVar[bool] = True
@@ -343,26 +333,23 @@ class JudgeRubric(_Judge):
     rubric_column: str | None = None
     scale: int = 10
     threshold: float = 0.7
-    needs_reference: bool = False
     cache: str | None = None
 
     def __post_init__(self) -> None:
-        if not (1 <= self.scale <= 100 and 0 < self.threshold <= 1 and self.batch_seconds > 0 and self.reasks >= 0):
+        if not (1 <= self.scale <= 100 and 0 < self.threshold <= 1 and self.batch_seconds > 0):
             raise PresetError(
-                "A judge needs 1 <= scale <= 100, 0 < threshold <= 1, batch_seconds > 0 and reasks >= 0, got "
-                f"{self.scale}, {self.threshold}, {self.batch_seconds}, {self.reasks}."
+                "A judge needs 1 <= scale <= 100, 0 < threshold <= 1 and batch_seconds > 0, got "
+                f"{self.scale}, {self.threshold}, {self.batch_seconds}."
             )
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        asked = [self._question(sample) for sample in samples]
+        questions = [self._question(sample) for sample in samples]
         groups: dict[Question, int] = {}
-        for sample, question in zip(samples, asked, strict=True):
+        for sample, question in zip(samples, questions, strict=True):
             if isinstance(question, Question):
                 groups.setdefault(question, sample.group_id)
-        verdicts = self._verdicts(groups, ctx)
-        return [
-            question if isinstance(question, Score) else self._score(question, verdicts[question]) for question in asked
-        ]
+        scores = self._scores(groups, ctx)
+        return [question if isinstance(question, Score) else scores[question] for question in questions]
 
     def _question(self, sample: Sample) -> Question | Score:
         rubric = self.rubric
@@ -374,27 +361,35 @@ class JudgeRubric(_Judge):
                 rubric = parse_rubric(given)
             except ValueError as failure:
                 return Score(None, "error", {"reason": failure_reason(failure)})
-        if sample.reference is None and self.needs_reference:
-            return Score(None, "not_applicable", {"reason": "no reference"})
         shown = self._shown(sample)
         return shown if isinstance(shown, Score) else Question(*shown, rubric)
 
-    def _score(self, question: Question, verdict: Verdict) -> Score:
-        if verdict.points is None:
-            return Score(None, "infra", verdict.info)
-        total = sum(item.weight for item in question.rubric)
-        value = sum(item.weight * verdict.points[item.name] for item in question.rubric) / (self.scale * total)
-        return Score(value, "ok" if value >= self.threshold - 1e-9 else "wrong", {**verdict.info, **verdict.points})
-
-    def _verdicts(self, groups: Mapping[Question, int], ctx: Context) -> dict[Question, Verdict]:
-        """Verdicts from the caches, then from the judge."""
+    def _scores(self, groups: Mapping[Question, int], ctx: Context) -> dict[Question, Score]:
+        """Score each question by the points in the cache, else by the judge's."""
         keys = {question: self._key(question) for question in groups}
         cache = Cache(self.cache)
         known = cache.get_many(key for key in keys.values() if key)
-        found = {q: Verdict(known[key], {"cached": True}) for q, key in keys.items() if key in known}
-        fresh = self._asked({q: group for q, group in groups.items() if q not in found}, ctx)
-        cache.put_many({key: v.points for q, v in fresh.items() if v.points is not None and (key := keys[q])})
-        return found | fresh
+        scores = {q: self._score(q, known[key], {"cached": True}) for q, key in keys.items() if key in known}
+        asks = {
+            question: functools.partial(self._ask, question, (ctx.seed, ctx.step, group))
+            for question, group in groups.items()
+            if question not in scores
+        }
+        fresh: dict[str, Any] = {}
+        for question, outcome in self._converse(asks, ctx).items():
+            points, info = (None, {"reason": outcome}) if isinstance(outcome, str) else outcome
+            scores[question] = self._score(question, points, info)
+            if points is not None and (key := keys[question]):
+                fresh[key] = points
+        cache.put_many(fresh)
+        return scores
+
+    def _score(self, question: Question, points: Mapping[str, int] | None, info: Mapping[str, Any]) -> Score:
+        if points is None:
+            return Score(None, "infra", info)
+        total = sum(item.weight for item in question.rubric)
+        value = sum(item.weight * points[item.name] for item in question.rubric) / (self.scale * total)
+        return Score(value, "ok" if value >= self.threshold - 1e-9 else "wrong", {**info, **points})
 
     def _key(self, question: Question) -> str | None:
         """What the verdict depends on; neither fences nor seeds, at temperature 0."""
@@ -403,12 +398,9 @@ class JudgeRubric(_Judge):
         where = (self.version, self.endpoint.base_url, self.model, self.scale, self.max_tokens, self.json_mode, extra)
         return content_key("judge", *where, rubric, question.prompt, question.answer, question.reference)
 
-    def _asked(self, groups: Mapping[Question, int], ctx: Context) -> dict[Question, Verdict]:
-        asks = {q: functools.partial(self._ask, q, (ctx.seed, ctx.step, group)) for q, group in groups.items()}
-        outcomes = self._converse(asks, ctx)
-        return {q: Verdict(None, {"reason": o}) if isinstance(o, str) else o for q, o in outcomes.items()}
-
-    async def _ask(self, question: Question, seeds: tuple[int, ...], chat: Chat) -> Verdict:
+    async def _ask(
+        self, question: Question, seeds: tuple[int, ...], chat: Chat
+    ) -> tuple[dict[str, int] | None, dict[str, Any]]:
         def asked(fence: str) -> list[dict[str, str]]:
             return messages(question.rubric, self.scale, fence, question.prompt, question.answer, question.reference)
 
@@ -416,7 +408,7 @@ class JudgeRubric(_Judge):
             return parse_verdict(content, question.rubric, self.scale, fence)
 
         data = [question.prompt, question.answer, question.reference or ""]
-        return Verdict(*await self._read_reply(chat, data, seeds, asked, parse))
+        return await self._read_reply(chat, data, seeds, asked, parse)
 
 
 @dataclass(frozen=True)
@@ -453,10 +445,10 @@ class JudgeRanking(_Judge):
     at_once: int = 8
 
     def __post_init__(self) -> None:
-        if self.orders < 2 or self.orders % 2 or self.at_once < 2 or self.batch_seconds <= 0 or self.reasks < 0:
+        if self.orders < 2 or self.orders % 2 or self.at_once < 2 or self.batch_seconds <= 0:
             raise PresetError(
-                "A ranking needs orders that come in pairs (2, 4, ...), at_once >= 2, batch_seconds > 0 and reasks >= 0, got "
-                f"{self.orders}, {self.at_once}, {self.batch_seconds}, {self.reasks}."
+                "A ranking needs orders that come in pairs (2, 4, ...), at_once >= 2 and batch_seconds > 0, got "
+                f"{self.orders}, {self.at_once}, {self.batch_seconds}."
             )
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:

@@ -1,4 +1,4 @@
-"""Any sequence-classification reward model as a component: Bradley-Terry scores, labels, and process rewards.
+"""Sequence-classification reward models as a component: Bradley-Terry scores and labels.
 
 A completion is judged with its prompt, through the model's own chat template where it has one. Rows are sorted by length and
 run in batches of so many tokens; a batch that does not fit beside a trainer on the same GPU is halved until it does.
@@ -7,38 +7,30 @@ run in batches of so many tokens; a batch that does not fit beside a trainer on 
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from rewards.components.final_text import is_encodable, readable
+from rewards.components.final_text import readable
 from rewards.errors import PresetError, nearest, require
 from rewards.protocol import Context, Sample, Score, failure_reason
 from rewards.samples import prompt_text
 
-AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
-    "min": min,
-    "mean": lambda values: math.fsum(values) / len(values),
-    "product": math.prod,
-    "last": lambda values: values[-1],
-}
-MAX_STEPS = 256
 _PACKAGES = ("torch", "transformers", "huggingface_hub")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _AMPERE = (8, 0)
 """Compute capability of the first GPUs with bfloat16; earlier ones emulate it, at a fraction of the speed."""
-_HEADS = {"ForSequenceClassification": "sequence", "ForTokenClassification": "token"}
 # These count positions from pad_token_id + 1, so that the first are never used.
 _SHIFTED = ("roberta", "camembert", "mpnet", "data2vec", "longformer")
 
 
 class Question(NamedTuple):
-    """What the model is asked about one completion: the prompt's messages, and the text or its steps."""
+    """What the model is asked about one completion: the prompt's messages and the text."""
 
     prompt: tuple[tuple[str, str], ...]
-    parts: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -58,11 +50,11 @@ class ModelFiles:
     dtype: str = "auto"
     revision: str | None = None
 
-    def config(self, preset: str, download: bool = False) -> dict[str, Any]:
-        """The model's configuration, read without importing torch; `head` in it is `sequence` or `token`.
+    def config(self, preset: str) -> dict[str, Any]:
+        """Return the model's configuration, read without importing torch.
 
         Raises:
-            PresetError: a package or the model's files are missing, it has another head, or the device is none.
+            PresetError: a package or the model's files are missing, it has another head, or the device is unknown.
         """
         for package in _PACKAGES:
             require(preset, package, package)
@@ -71,44 +63,30 @@ class ModelFiles:
             raise PresetError(f"device is {self.device!r}. Use auto, cpu, cuda, cuda:0 or mps.")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise PresetError(f"dtype is {self.dtype!r}. Use auto, float32, bfloat16 or float16.")
-        if download and not self._given.is_dir():
-            import huggingface_hub
-
-            try:
-                huggingface_hub.snapshot_download(self.name, revision=self.revision)
-            except Exception as failure:
-                raise PresetError(
-                    f"Preset {preset!r} could not download {self.name!r}: {failure_reason(failure)}. Fetch it elsewhere "
-                    f"with `hf download {self.name} --local-dir FOLDER` and pass model=FOLDER."
-                ) from failure
         folder = self.folder()
         if folder is None or not any((folder / weights).is_file() for weights in _WEIGHTS):
             where = f"no weights in {folder} ({', '.join(_WEIGHTS)})" if folder else "not in the local hub cache"
             raise PresetError(
                 f"Preset {preset!r} needs the model {self.name!r}: {where}. Give model= a folder written by "
-                f"save_pretrained, or fetch it once with `hf download {self.name}`, or pass download=True."
+                f"save_pretrained, or fetch it once with `hf download {self.name}`."
             )
         try:
             config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             names = [str(name) for name in config.get("architectures") or []]
         except (OSError, ValueError, AttributeError, TypeError) as failure:
             raise PresetError(f"{folder / 'config.json'} is no model configuration: {failure}.") from failure
-        heads = [head for name in names for ending, head in _HEADS.items() if name.endswith(ending)]
-        if not heads:
+        if not any(name.endswith("ForSequenceClassification") for name in names):
             raise PresetError(
-                f"Preset {preset!r} needs a model trained as ...ForSequenceClassification or ...ForTokenClassification; "
-                f"{self.name!r} is {', '.join(names) or 'of no named architecture'}, whose head would be random."
+                f"Preset {preset!r} needs a model trained as ...ForSequenceClassification; {self.name!r} is "
+                f"{', '.join(names) or 'of no named architecture'}, whose head would be random."
             )
-        return {**config, "head": heads[0]}
-
-    @property
-    def _given(self) -> Path:
-        return Path(self.name).expanduser()
+        return config
 
     def folder(self) -> Path | None:
         """The folder with the files; for a hub id its snapshot in the local cache, or None."""
-        if self._given.is_dir():
-            return self._given
+        path = Path(self.name).expanduser()
+        if path.is_dir():
+            return path
         import huggingface_hub
         from huggingface_hub.errors import HFValidationError
 
@@ -132,7 +110,7 @@ class ModelFiles:
         loaded = _BYTES.get(self.dtype, 4 if device == "cpu" else 2)
         return sum(path.stat().st_size for path in files) / stored * loaded
 
-    def loaded(self, head: str) -> "Loaded":
+    def loaded(self) -> "Loaded":
         """The model in evaluation mode, loaded once per process.
 
         Raises:
@@ -141,12 +119,12 @@ class ModelFiles:
         with _LOCK:
             if self not in _LOADED:
                 try:
-                    _LOADED[self] = self._load(head)
+                    _LOADED[self] = self._load()
                 except Exception as failure:
                     raise RuntimeError(f"model {self.name!r} cannot be loaded: {failure_reason(failure)}") from failure
             return _LOADED[self]
 
-    def _load(self, head: str) -> "Loaded":
+    def _load(self) -> "Loaded":
         import torch
         import transformers
 
@@ -161,15 +139,11 @@ class ModelFiles:
             dtype = "float32"
         folder = str(self.folder())
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        auto = {
-            "sequence": transformers.AutoModelForSequenceClassification,
-            "token": transformers.AutoModelForTokenClassification,
-        }
-        model, found = auto[head].from_pretrained(
+        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
             folder, local_files_only=True, dtype=getattr(torch, dtype), output_loading_info=True
         )
-        if found["missing_keys"]:
-            raise ValueError(f"its files lack {', '.join(sorted(found['missing_keys'])[:3])}, which would be random")
+        if report["missing_keys"]:
+            raise ValueError(f"its files lack {', '.join(sorted(report['missing_keys'])[:3])}, which would be random")
         model = model.to(device).eval()
         model.requires_grad_(False)
         limit = int(min(tokenizer.model_max_length, 1 << 30))
@@ -205,37 +179,8 @@ class Loaded:
         encoded = self.tokenizer(*pair, return_token_type_ids=True, verbose=False, split_special_tokens=True)
         return list(encoded["input_ids"]), list(encoded["token_type_ids"])
 
-    def steps(
-        self, prompt: Sequence[tuple[str, str]], steps: Sequence[str], separator: str
-    ) -> tuple[list[int], list[int]]:
-        """Token ids of a prompt with its steps, each followed by the separator, and the place of each step's last token: the
-        layout that TRL's `PRMTrainer` trains on."""
-        first = "\n".join(content for _, content in prompt)
-        if self.tokenizer.chat_template is not None:
-            turns = [{"role": role, "content": content} for role, content in prompt]
-            ids = list(
-                self.tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=True, return_dict=False)
-            )
-        else:
-            ids = list(self.tokenizer(first, add_special_tokens=False, verbose=False)["input_ids"])
-            if self.tokenizer.bos_token_id is not None:
-                ids.insert(0, self.tokenizer.bos_token_id)
-        end = list(self.tokenizer(separator, add_special_tokens=False)["input_ids"])
-        places = []
-        for step in steps:
-            ids += self.tokenizer(step, add_special_tokens=False, verbose=False, split_special_tokens=True)["input_ids"]
-            ids += end
-            places.append(len(ids) - 1)
-        return ids, places
-
-    def run(
-        self,
-        rows: Sequence[Sequence[int]],
-        types: Sequence[Sequence[int]] | None,
-        batch_tokens: int,
-        reduce: Callable[[Any, list[int]], list[Any]],
-    ) -> list[Any]:
-        """`reduce(logits, rows of the batch)` of every row of token ids, in order; rows of like length share a batch of up to
+    def logits(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], batch_tokens: int) -> list[Any]:
+        """Return the logits (labels,) of every row of token ids, in order; rows of like length share a batch of up to
         `batch_tokens` tokens, padding included."""
         import torch
 
@@ -247,10 +192,9 @@ class Loaded:
                 while count < len(waiting) and (count + 1) * len(rows[waiting[count]]) <= batch_tokens:
                     count += 1
                 while True:
-                    chosen = waiting[:count]
+                    batch = waiting[:count]
                     try:
-                        given = self._forward([rows[row] for row in chosen], types and [types[row] for row in chosen])
-                        results.update(zip(chosen, reduce(given, chosen), strict=True))
+                        logits = self._forward([rows[row] for row in batch], [types[row] for row in batch])
                     except torch.OutOfMemoryError:
                         torch.cuda.empty_cache()
                         if count == 1:
@@ -258,11 +202,12 @@ class Loaded:
                         count //= 2
                     else:
                         break
+                results.update(zip(batch, logits, strict=True))
                 del waiting[:count]
         return [results[row] for row in range(len(rows))]
 
-    def _forward(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None) -> Any:
-        """Logits (B, labels) of a sequence classifier, (B, T, labels) of a token classifier."""
+    def _forward(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Any:
+        """Return the logits (B, labels) of one batch."""
         import torch
 
         width = max(len(row) for row in rows)
@@ -270,22 +215,22 @@ class Loaded:
         pad = config.pad_token_id
         if pad is None:
             # A decoder's head reads the last token that is not padding, which it tells by its id: one that no row has.
-            held = {token for row in rows for token in row}
-            pad = next(token for token in range(config.vocab_size) if token not in held)
+            used = {token for row in rows for token in row}
+            pad = next(token for token in range(config.vocab_size) if token not in used)
             config.pad_token_id = pad
         else:
-            held = None
+            used = None
 
         def padded(values: Sequence[Sequence[int]], fill: int) -> Any:
             return torch.tensor([[*row, *[fill] * (width - len(row))] for row in values], device=self.device)  # (B, T)
 
         inputs = {"input_ids": padded(rows, pad), "attention_mask": padded([[1] * len(row) for row in rows], 0)}
-        if types is not None and (getattr(config, "type_vocab_size", 0) or 0) > 1:
+        if (getattr(config, "type_vocab_size", 0) or 0) > 1:
             inputs["token_type_ids"] = padded(types, 0)
         try:
             return self.model(**inputs).logits.double()
         finally:
-            if held is not None:
+            if used is not None:
                 config.pad_token_id = None
 
 
@@ -294,9 +239,7 @@ class RewardModel:
     """A reward model's verdict on the final text, given the prompt.
 
     Of a model with one output the logit r counts: sigmoid((r - center) / temperature), or r itself within ±`limit` with
-    `raw`. Of one with several, P(`label`), or 1 - P with `wanted=False`. With `process` each step of the text has a value of
-    its own, joined by `aggregate`, and the values stand in the info: by a token classifier at the step's last token, by a
-    sequence classifier on the text up to the step's end.
+    `raw`. Of one with several, P(`label`), or 1 - P with `wanted=False`.
 
     Equal questions of a batch are asked once. A model that cannot be loaded or fails on everything is `infra`, and so is a
     prompt that leaves no room for an answer; a completion that is longer than the model reads, or spells one of its special
@@ -312,53 +255,37 @@ class RewardModel:
     high: float = 1.0
     version: str = "1"
     files: ModelFiles
-    head: str = "sequence"
     index: int | None = None
     independent: bool = False
     wanted: bool = True
-    process: bool = False
-    separator: str = "\n\n"
-    aggregate: str = "min"
     center: float = 0.0
     temperature: float = 1.0
     raw: bool = False
     limit: float = 20.0
     threshold: float | None = 0.5
     reads: str = "conversation"
-    part: str = "answer"
     min_words: int = 1
     max_tokens: int | None = None
     batch_tokens: int = 16_384
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        asked = [self._question(sample) for sample in samples]
-        distinct = list(dict.fromkeys(question for question in asked if isinstance(question, Question)))
-        answers = dict(zip(distinct, self._answers(distinct), strict=True))
-        return [question if isinstance(question, Score) else answers[question] for question in asked]
+        questions = [self._question(sample) for sample in samples]
+        distinct = list(dict.fromkeys(question for question in questions if isinstance(question, Question)))
+        scores = dict(zip(distinct, self._answers(distinct), strict=True))
+        return [question if isinstance(question, Score) else scores[question] for question in questions]
 
     def _question(self, sample: Sample) -> Question | Score:
         """What to ask, or the score of a text that there is nothing to ask about."""
-        if self.part == "whole":
-            text, reason = sample.text.strip(), None if sample.text.strip() else "blank"
-        else:
-            found = readable(sample.full_text, min_words=self.min_words, prompt=sample.prompt)
-            text, reason = found.text or "", found.reason
-        if reason is None and not is_encodable(text):
-            reason = "lone surrogates"
-        parts: tuple[str, ...] = (text,)
-        if reason is None and self.process:
-            parts = tuple(step.strip() for step in text.split(self.separator) if step.strip())
-            reason = f"more than {MAX_STEPS} steps" if len(parts) > MAX_STEPS else None
-        if reason is not None:
-            return Score(None, "format", {"reason": reason})
-        prompt = _turns(sample.prompt) if self.reads == "conversation" else ()
-        return Question(prompt, parts)
+        answer = readable(sample.full_text, min_words=self.min_words, prompt=sample.prompt)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        return Question(_turns(sample.prompt) if self.reads == "conversation" else (), answer.value)
 
     def _answers(self, questions: Sequence[Question]) -> list[Score]:
         if not questions:
             return []
         try:
-            loaded = self.files.loaded(self.head)
+            loaded = self.files.loaded()
         except Exception as failure:
             return [Score(None, "infra", {"reason": failure_reason(failure)})] * len(questions)
         try:
@@ -373,45 +300,25 @@ class RewardModel:
 
     def _judged(self, loaded: Loaded, questions: Sequence[Question]) -> list[Score]:
         limit = min(loaded.max_tokens, self.max_tokens or loaded.max_tokens)
-        verdicts: list[Score | None] = [self._refused(loaded, question, limit) for question in questions]
-        rows, types, owners, places = [], [], [], []
-        for item, question in enumerate(questions):
-            if verdicts[item] is not None:
+        scores: dict[Question, Score] = {}
+        rows, types, open_questions = [], [], []
+        for question in questions:
+            spelt = next((token for token in loaded.special if token in question.text), None)
+            if spelt is not None:  # it could end the answer's turn and begin another
+                scores[question] = Score(None, "format", {"reason": f"spells the special token {spelt}"})
                 continue
-            if self.head == "token":
-                ids, ends = loaded.steps(question.prompt, question.parts, self.separator)
-                made = [(ids, [0] * len(ids), ends)]
-            else:
-                texts = [self.separator.join(question.parts[: n + 1]) for n in range(len(question.parts))]
-                made = [(*loaded.conversation(question.prompt, text), []) for text in texts]
-            if len(made[-1][0]) > limit:
-                verdicts[item] = self._too_long(loaded, question, limit)
+            ids, kinds = [], []
+            if len(question.text) <= 20 * limit:  # no tokenizer packs twenty characters into every token
+                ids, kinds = loaded.conversation(question.prompt, question.text)
+            if not 0 < len(ids) <= limit:
+                scores[question] = self._too_long(loaded, question, limit)
                 continue
-            for ids, kinds, ends in made:
-                rows.append(ids)
-                types.append(kinds)
-                places.append(ends)
-                owners.append(item)
-
-        def reduce(logits: Any, chosen: list[int]) -> list[list[float]]:
-            if self.head == "token":
-                return [self._values(logits[at][places[row]]) for at, row in enumerate(chosen)]
-            return [self._values(logits[at : at + 1]) for at in range(len(chosen))]
-
-        found = loaded.run(rows, types, self.batch_tokens, reduce)
-        values: dict[int, list[float]] = {}
-        for owner, steps in zip(owners, found, strict=True):
-            values.setdefault(owner, []).extend(steps)
-        return [score or self._verdict(values[item], loaded) for item, score in enumerate(verdicts)]
-
-    def _refused(self, loaded: Loaded, question: Question, limit: int) -> Score | None:
-        """A text with the model's own special tokens could end its turn and begin another; one that cannot fit is not even
-        tokenized, as no tokenizer packs twenty characters into every token."""
-        for part in question.parts:
-            spelt = next((token for token in loaded.special if token in part), None)
-            if spelt is not None:
-                return Score(None, "format", {"reason": f"spells the special token {spelt}"})
-        return self._too_long(loaded, question, limit) if sum(map(len, question.parts)) > 20 * limit else None
+            rows.append(ids)
+            types.append(kinds)
+            open_questions.append(question)
+        for question, logits in zip(open_questions, loaded.logits(rows, types, self.batch_tokens), strict=True):
+            scores[question] = self._verdict(logits, loaded)
+        return [scores[question] for question in questions]
 
     def _too_long(self, loaded: Loaded, question: Question, limit: int) -> Score:
         alone, _ = loaded.conversation(question.prompt, "")
@@ -420,31 +327,26 @@ class RewardModel:
             return Score(None, "infra", {"reason": reason})
         return Score(None, "format", {"reason": f"longer than the {limit} tokens that the reward model reads"})
 
-    def _values(self, logits: Any) -> list[float]:
-        """Values of some rows of logits (N, labels)."""
-        if self.index is None:
-            scores = logits[:, 0]
-            return [float(value) for value in scores]
-        chances = logits.sigmoid() if self.independent else logits.softmax(dim=-1)
-        values = [float(value) for value in chances[:, self.index]]
-        return values if self.wanted else [1.0 - value for value in values]
-
-    def _verdict(self, values: Sequence[float], loaded: Loaded) -> Score:
-        info: dict[str, Any] = {}
-        if not all(map(math.isfinite, values)):
-            return Score(None, "error", {"reason": f"the model gives {values[0]!r}"})
+    def _verdict(self, logits: Any, loaded: Loaded) -> Score:
+        """Score one text by the model's logits (labels,)."""
         digits = 6 if str(loaded.model.dtype) == "torch.float32" else 3
+        info: dict[str, Any] = {}
         if self.index is None:
-            info = {"logit": round(values[0], digits)} if not self.process else {}
-            if self.raw:
-                values = [min(self.limit, max(-self.limit, value)) for value in values]
-            else:
-                values = [_sigmoid((value - self.center) / self.temperature) for value in values]
-        if self.process:
-            info["steps"] = [round(value, digits) for value in values]
-        value = round(AGGREGATES[self.aggregate](values) if self.process else values[0], digits)
-        passed = self.threshold is None or value >= self.threshold
-        return Score(value, "ok" if passed else "wrong", info)
+            value = float(logits[0])
+            info = {"logit": round(value, digits)} if math.isfinite(value) else {}
+        else:
+            chances = logits.sigmoid() if self.independent else logits.softmax(dim=-1)
+            value = float(chances[self.index]) if self.wanted else 1.0 - float(chances[self.index])
+        if not math.isfinite(value):
+            return Score(None, "error", {"reason": f"the model gives {value!r}"})
+        if self.index is None and self.raw:
+            value = min(self.limit, max(-self.limit, value))
+        elif self.index is None:
+            odds = min(700.0, max(-700.0, (value - self.center) / self.temperature))  # beyond, exp overflows
+            value = 1.0 / (1.0 + math.exp(-odds))
+        value = round(value, digits)
+        is_passed = self.threshold is None or value >= self.threshold
+        return Score(value, "ok" if is_passed else "wrong", info)
 
 
 def label_index(config: Mapping[str, Any], label: str | None, model: str) -> int | None:
@@ -458,8 +360,6 @@ def label_index(config: Mapping[str, Any], label: str | None, model: str) -> int
     if count == 1:
         return None
     if label is None:
-        if config["head"] == "token":
-            return count - 1  # TRL's PRMTrainer: the last of two says that a step is right
         raise PresetError(f"Model {model!r} has {count} outputs. Give label=, one of: {', '.join(listed.values())}.")
     known = {name.casefold(): index for index, name in (listed or {n: f"LABEL_{n}" for n in range(count)}).items()}
     if label.casefold() not in known:
@@ -476,13 +376,6 @@ def _turns(prompt: Any) -> tuple[tuple[str, str], ...]:
     if turns and turns[-1].get("role") == "assistant":
         turns = turns[:-1]
     return tuple((str(turn.get("role", "user")), prompt_text([turn])) for turn in turns)
-
-
-def _sigmoid(value: float) -> float:
-    if value >= 0:
-        return 1.0 / (1.0 + math.exp(-min(value, 700.0)))
-    power = math.exp(max(value, -700.0))
-    return power / (1.0 + power)
 
 
 _LOCK = threading.RLock()

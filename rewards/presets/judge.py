@@ -58,7 +58,6 @@ def judge_rubric(
     rubric_column: str | None = None,
     scale: int = 10,
     threshold: float = 0.7,
-    needs_reference: bool = False,
     max_chars: int = 20_000,
     cache: str | None = None,
     options: JudgeOptions,
@@ -89,7 +88,6 @@ def judge_rubric(
         rubric_column: column with the row's own rubric, in either form or as JSON; rows without are `not_applicable`.
         scale: points for full marks on one item.
         threshold: value from which an answer counts as correct.
-        needs_reference: rows without a reference are `not_applicable` instead of graded without one.
         max_chars: longer answers are `format` and not sent.
         cache: SQLite file that keeps verdicts by content, shared by processes and runs.
         options: see `JudgeOptions`.
@@ -107,7 +105,6 @@ def judge_rubric(
         rubric_column=rubric_column,
         scale=scale,
         threshold=threshold,
-        needs_reference=needs_reference,
         max_chars=max_chars,
         cache=cache,
         **options.judge(),

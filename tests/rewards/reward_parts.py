@@ -40,7 +40,7 @@ TEMPLATE = (
 
 
 def tiny_reward_model(
-    folder: Any, family: str = "Llama", head: str = "SequenceClassification", *, labels: Sequence[str] = ("good",),
+    folder: Any, family: str = "Llama", *, labels: Sequence[str] = ("good",),
     chat: bool = True, pad: bool = True, seed: int = 0, **settings: Any,
 ) -> str:  # fmt: skip
     """A folder with a small random reward model that tells bytes apart; returns its path."""
@@ -70,7 +70,7 @@ def tiny_reward_model(
         vocab_size=len(alphabet), id2label=dict(enumerate(labels)), label2id={v: k for k, v in enumerate(labels)},
         **sizes | settings,
     )  # fmt: skip
-    model = getattr(transformers, f"{family}For{head}")(config)
+    model = getattr(transformers, f"{family}ForSequenceClassification")(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8.0 if parameter.dim() > 1 else 1.0)  # so that texts differ by more than rounding

@@ -157,10 +157,8 @@ def test_references_that_are_no_text_are_errors(judge, reference):
     assert evaluate(preset_for(judge), "Mice.", reference=reference).statuses["judge"] == ["error"]
 
 
-def test_rows_without_a_reference_are_graded_or_passed_over_as_asked(judge):
+def test_rows_without_a_reference_are_graded(judge):
     assert evaluate(preset_for(judge), "Mice.", reference=None).statuses["judge"] == ["wrong"]
-    evaluation = evaluate(preset_for(judge, needs_reference=True), "Mice.", reference=None)
-    assert (evaluation.statuses["judge"], evaluation.totals) == (["not_applicable"], [None])
 
 
 @pytest.mark.parametrize(

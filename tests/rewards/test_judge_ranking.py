@@ -124,9 +124,9 @@ def test_what_is_no_answer_is_zero_and_not_shown_and_one_answer_alone_is_in_the_
         saying('{"ranking": [[1], [2]]}'),
     ],
 )
-def test_a_group_without_a_complete_verdict_is_left_out_as_a_whole_and_others_are_not(judge, bad):
+def test_a_group_without_a_complete_verdict_is_left_out_as_a_whole_and_others_are_not(judge, bad, monkeypatch):
+    monkeypatch.setattr("rewards.components.judge._ASKS", 1)
     preset = preset_for(judge, retries=0, concurrency=1)
-    preset.components[0].component.__dict__["reasks"] = 0
     judge.steps = [by_length, bad, by_length, by_length]
     evaluation = evaluate(preset, "ten", "eight", "sixteen", "six", prompts=[QUESTION] * 2 + ["And an ant?"] * 2)
     assert evaluation.statuses["judge"] == ["infra", "infra", "ok", "wrong"]

@@ -17,7 +17,7 @@ FINE = "The film was a joy to watch."
     ],
 )
 def test_the_final_text_is_what_is_judged(text, said):
-    assert readable(text, min_words=5).text == said
+    assert readable(text, min_words=5).value == said
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_the_final_text_is_what_is_judged(text, said):
 )
 def test_what_is_no_text_to_judge_is_refused(text, reason):
     found = readable(text, min_words=5)
-    assert (found.text, found.reason) == (None, reason)
+    assert found == (None, reason)
 
 
 def test_echoes_of_the_prompt_are_refused():
     prompt = "Write something kind about the sea."
     assert readable(f"{prompt}\n{prompt}", min_words=5, prompt=prompt).reason in ("prompt echo", "repeated")
     assert readable(f"{prompt} Yes.", min_words=5, prompt=prompt).reason == "prompt echo"
-    assert readable(f"{prompt} The sea is calm and warm.", min_words=5, prompt=prompt).text is not None
+    assert readable(f"{prompt} The sea is calm and warm.", min_words=5, prompt=prompt).value is not None
     assert readable("Is 6 x 12 so\nIs 6 x 12 so", min_words=1, prompt="Is 6 x 12 so").reason == "prompt echo"
 
 

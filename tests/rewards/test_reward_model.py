@@ -34,12 +34,6 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def process_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("process")
-    return tiny_reward_model(folder, "Qwen2", "TokenClassification", labels=("wrong", "right"))
-
-
-@pytest.fixture(scope="module")
 def labelled(tmp_path_factory):
     return tiny_reward_model(tmp_path_factory.mktemp("labels"), "Bert", labels=("calm", "toxic"), chat=False)
 
@@ -48,12 +42,12 @@ def evaluate(preset, *completions, prompt=PROMPT):
     return preset.score(build_samples([prompt] * len(completions), list(completions)))
 
 
-def alone(folder, ids, head="SequenceClassification"):
+def alone(folder, ids):
     """Logits of one row, by transformers alone."""
     import torch
     import transformers
 
-    model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(folder).eval()
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
         return model(input_ids=torch.tensor([ids])).logits[0].double()
 
@@ -94,14 +88,14 @@ def test_on_a_gpu_the_precision_is_one_that_it_computes_in(folder, monkeypatch, 
     monkeypatch.setattr(
         transformers.PreTrainedModel, "to", lambda model, place: moved.append((place, model.dtype)) or model
     )
-    ModelFiles(str(folder))._load("sequence")
+    ModelFiles(str(folder))._load()
     assert moved == [("cuda", getattr(torch, dtype))]
 
 
 def test_the_bytes_of_a_model_are_those_of_its_weights_as_loaded(folder):
     import torch
 
-    model = ModelFiles(str(folder))._load("sequence").model
+    model = ModelFiles(str(folder))._load().model
     count = sum(weight.numel() for weight in model.parameters())
     assert ModelFiles(str(folder)).bytes_on("cpu") == pytest.approx(4 * count, rel=0.1)
     assert ModelFiles(str(folder)).bytes_on("cuda") == pytest.approx(2 * count, rel=0.1)
@@ -115,33 +109,6 @@ def test_a_decoder_without_a_padding_token_reads_the_last_token_of_each_row(tmp_
     raw = load("reward-model", model=folder, raw=True, limit=1e6)
     logits = [float(alone(folder, templated(folder, text))[0]) for text in TEXTS]
     assert evaluate(raw, *TEXTS).totals == pytest.approx(logits, abs=2e-5)
-
-
-def test_process_rewards_are_those_at_the_ends_of_steps_as_trl_trains_them(process_folder):
-    steps = ["First this.", "Then that, with more words.", "So 42."]
-    tok = tokenizer(process_folder)
-    ids = tok.apply_chat_template(PROMPT, tokenize=True, add_generation_prompt=True, return_dict=False)
-    ends = []
-    for step in steps:
-        ids += tok(step, add_special_tokens=False)["input_ids"] + tok("\n", add_special_tokens=False)["input_ids"]
-        ends.append(len(ids) - 1)
-    logits = alone(process_folder, ids, "TokenClassification")
-    right = [float(chance) for chance in logits[ends].softmax(-1)[:, 1]]
-    joined = {"min": min(right), "mean": sum(right) / 3, "product": math.prod(right), "last": right[-1]}
-    for aggregate, value in joined.items():
-        preset = load("reward-model", model=process_folder, separator="\n", aggregate=aggregate)
-        evaluation = evaluate(preset, "\n".join(steps), "\n\n".join(steps) + "\n", "One step alone.")
-        assert evaluation.totals[:2] == pytest.approx([value] * 2, abs=2e-5)  # empty lines are no steps
-        assert evaluation.infos["reward"][0]["steps"] == pytest.approx(right, abs=2e-5)
-
-
-def test_a_sequence_classifier_judges_each_step_by_the_text_so_far(folder):
-    steps = ["First this.", "Then that.", "So 42."]
-    so_far = ["\n\n".join(steps[: n + 1]) for n in range(3)]
-    each = evaluate(load("reward-model", model=folder), *so_far).totals
-    evaluation = evaluate(load("reward-model", model=folder, process=True), so_far[-1])
-    assert evaluation.infos["reward"][0]["steps"] == pytest.approx(each, abs=2e-5)
-    assert evaluation.totals == [pytest.approx(min(each), abs=2e-5)]
 
 
 def test_a_label_is_its_probability_and_an_unwanted_one_the_rest(labelled):
@@ -202,11 +169,9 @@ def test_a_prompt_that_leaves_no_room_is_not_the_completions_fault(folder):
     assert (evaluation.statuses["reward"], evaluation.totals) == (["infra"], [None])
 
 
-def test_thinking_is_left_out_unless_asked_for(folder):
-    preset, whole = load("reward-model", model=folder), load("reward-model", model=folder, part="whole")
-    shown, thought = "The North Sea.", "<think>Hm.</think>The North Sea."
-    assert evaluate(preset, shown).totals == evaluate(preset, thought).totals
-    assert evaluate(whole, shown).totals != evaluate(whole, thought).totals
+def test_thinking_is_left_out(folder):
+    preset = load("reward-model", model=folder)
+    assert evaluate(preset, "The North Sea.").totals == evaluate(preset, "<think>Hm.</think>The North Sea.").totals
 
 
 def test_each_distinct_text_is_asked_once_and_batches_keep_to_their_tokens(folder, monkeypatch):
@@ -264,7 +229,7 @@ def test_weights_that_cannot_be_read_are_infra(folder, tmp_path):
     assert "cannot be loaded" in evaluation.infos["reward"][0]["reason"]
 
 
-def test_models_that_are_not_there_or_have_another_head_are_refused(folder, process_folder, labelled, tmp_path):
+def test_models_that_are_not_there_or_have_another_head_are_refused(folder, labelled, tmp_path):
     for model in ("nobody/such-model", str(tmp_path), "not a repo id!"):
         with pytest.raises(PresetError, match=r"hf download"):
             load("reward-model", model=model)
@@ -278,16 +243,7 @@ def test_models_that_are_not_there_or_have_another_head_are_refused(folder, proc
         load("reward-model", model=labelled)
     with pytest.raises(PresetError, match="Did you mean 'toxic'"):
         load("reward-model", model=labelled, label="toxik")
-    with pytest.raises(PresetError, match="values for steps only"):
-        load("reward-model", model=process_folder, process=False)
-    for wrong in (
-        {"aggregate": "max"},
-        {"reads": "x"},
-        {"part": "x"},
-        {"device": "tpu"},
-        {"dtype": "int8"},
-        {"separator": ""},
-    ):
+    for wrong in ({"reads": "x"}, {"device": "tpu"}, {"dtype": "int8"}):
         with pytest.raises(PresetError):
             load("reward-model", model=folder, **wrong)
 
@@ -309,7 +265,7 @@ def test_a_preset_travels_without_its_weights_and_leaves_torch_as_it_was(folder)
     assert len(data) < 4000
     for again in (pickle.loads(data), copy.deepcopy(preset)):
         assert evaluate(again, *TEXTS).totals == before
-    loaded = ModelFiles(folder).loaded("sequence")
+    loaded = ModelFiles(folder).loaded()
     assert not loaded.model.training
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
 
