@@ -90,7 +90,6 @@ def code_stdio(
     require_sandbox(options.allow_unsafe)
     component = CodeStdio(
         seconds=seconds,
-        row_limits=True,
         time_factor=time_factor,
         budget_seconds=budget_seconds,
         tolerance=tolerance,

@@ -189,12 +189,11 @@ class CodeStdio(_CodeComponent):
     """The program reads stdin and prints; each test is a run of its own, and passes when it ends with exit code 0 and
     the expected lines.
 
-    `tolerance` lets numbers differ, see `same_output`. `row_limits` takes seconds and MiB from the columns `time_limit`
-    and `memory_limit` where a row has them, the seconds times `time_factor`.
+    `tolerance` lets numbers differ, see `same_output`. The columns `time_limit` (seconds, times `time_factor`) and
+    `memory_limit` (MiB) replace `seconds` and `memory_mb` where a row has them.
     """
 
     tolerance: float | None = None
-    row_limits: bool = False
     time_factor: float = 1.0
 
     def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
@@ -230,13 +229,11 @@ class CodeStdio(_CodeComponent):
         return None if same_output(test.output, result.stdout, self.tolerance) else "other output"
 
     def _limits(self, sample: Sample) -> tuple[float, int]:
-        if not self.row_limits:
-            return self.seconds, self.memory_mb
-        seconds, memory = (_positive(sample.columns.get(column)) for column in _LIMIT_COLUMNS)
-        return (
-            self.seconds if seconds is None else min(600.0, seconds * self.time_factor),
-            self.memory_mb if memory is None else max(_MIN_MEMORY_MB, int(min(memory, 65536))),
-        )
+        """Seconds and MiB for a run; a row's own limits count if they are positive numbers."""
+        limits = [sample.columns.get(column) for column in _LIMIT_COLUMNS]
+        numbers = [isinstance(n, int | float) and not isinstance(n, bool) and 0 < n < 1e6 and float(n) for n in limits]
+        seconds = min(600.0, numbers[0] * self.time_factor) if numbers[0] else self.seconds
+        return seconds, max(_MIN_MEMORY_MB, int(min(numbers[1], 65536))) if numbers[1] else self.memory_mb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,9 +345,3 @@ def _call_problem(result: Result, answers: Sequence[Any], calls: int) -> str:
 def _ending(result: Result) -> str:
     last = result.stderr.strip().rpartition("\n")[2]
     return f"{result.reason or 'ended early'}{': ' + last if last else ''}"[:_REPORTED]
-
-
-def _positive(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-        return None
-    return float(value)
