@@ -57,11 +57,10 @@ def judge_all(
     expected_rows: list[list[Any]] | None,
     ordered: bool | None,
     seconds: float,
-    allow_no_rows: bool,
 ) -> list[str | None]:
     """`judge` on every database (pairs of script and path); the first verdict that is not ok stands."""
     for setup, path in databases:
-        verdict = judge(query, setup, path, expected_query, expected_rows, ordered, seconds, allow_no_rows)
+        verdict = judge(query, setup, path, expected_query, expected_rows, ordered, seconds)
         if verdict[0] != "ok":
             return verdict
     return ["ok", None]
@@ -75,7 +74,6 @@ def judge(
     expected_rows: list[list[Any]] | None = None,
     ordered: bool | None = None,
     seconds: float = 1.0,
-    allow_no_rows: bool = False,
 ) -> list[str | None]:
     """Status and reason for the model's query: ok, wrong, timeout, or error where the row of the data set is at fault.
 
@@ -86,7 +84,6 @@ def judge(
         expected_query, expected_rows: what gives the expected rows; the query wins.
         ordered: compare rows in order; None: if the expected query ends with ORDER BY.
         seconds: for each of the script, the expected query and the model's query.
-        allow_no_rows: accept rows of the data set that expect no rows, where any empty result would be right.
     """
     try:
         connection = _database(setup, path, seconds)
@@ -97,7 +94,7 @@ def judge(
     except (_Refused, sqlite3.Error, sqlite3.Warning, ValueError) as failure:
         connection.close()
         return ["error", f"expected query fails: {_said(failure)}"[:200]]
-    if not expected and not allow_no_rows:
+    if not expected:
         connection.close()
         return ["error", "expects no rows, so that any empty result would be right"]
     if ordered is None:
@@ -292,7 +289,6 @@ class SqlAccuracy(IsolatedComponent):
     strict: bool = True
     seconds: float = 1.0
     root: str = "."
-    allow_no_rows: bool = False
 
     def task(self, sample: Sample, ctx: Context) -> Task | Score:
         try:
@@ -304,7 +300,7 @@ class SqlAccuracy(IsolatedComponent):
             return Score(None, "format", {"reason": reason})
         if len(found) > MAX_QUERY_CHARS:
             return Score(None, "wrong", {"reason": "query too long"})
-        arguments = (found, databases, expected_query, rows, ordered, self.seconds, self.allow_no_rows)
+        arguments = (found, databases, expected_query, rows, ordered, self.seconds)
         return Task("rewards.components.sql:judge_all", arguments)
 
     def verdict(self, sample: Sample, result: Any) -> Score:

@@ -100,7 +100,6 @@ def sql_exec(
     seconds: float = 1.0,
     deadline: float = 5.0,
     root: str = ".",
-    allow_no_rows: bool = False,
 ) -> Preset:
     """One SQLite query whose rows are those of the expected query.
 
@@ -117,7 +116,7 @@ def sql_exec(
     Source: execution accuracy of Spider (1809.08887) and BIRD (2305.03111), where sets hide repeated rows; several
     databases a query as in test-suite accuracy (2010.02840).
     Hacks: the expected values as constants: a query that reads no table is wrong, and constants beside a table still
-    pass, so give several databases. Empty results: rows that expect none are an `error` unless allowed. Repeated rows:
+    pass, so give several databases. Empty results: rows that expect none are an `error`. Repeated rows:
     multisets count them. Writing, other files, pragmas, sqlite_master: refused by the authorizer. Endless recursion and
     huge texts: a clock, caps on rows and bytes, and a worker process with a deadline.
 
@@ -127,7 +126,6 @@ def sql_exec(
         seconds: for the script, the expected query and the model's query, each.
         deadline: seconds for all databases of a row, after which the worker is replaced.
         root: directory that relative database paths start from.
-        allow_no_rows: accept rows of the data set whose expected query gives no rows.
 
     >>> from rewards import build_samples, load
     >>> setup = "CREATE TABLE t (name, age); INSERT INTO t VALUES ('Ann', 30), ('Bo', 20)"
@@ -142,5 +140,5 @@ def sql_exec(
     >>> load("sql-exec").score(samples).totals
     [1.1, 0.1, 0.1, 0.1]
     """
-    accuracy = SqlAccuracy(strict=strict, seconds=seconds, deadline=deadline, root=root, allow_no_rows=allow_no_rows)
+    accuracy = SqlAccuracy(strict=strict, seconds=seconds, deadline=deadline, root=root)
     return Preset(weighted((accuracy, 1.0), (SqlFormat(strict=strict), format_weight)), checker="accuracy")
