@@ -142,7 +142,7 @@ def made(count: int, seed: int = SEED) -> Iterator[dict[str, Any]]:
 
 
 def without_prompt(completions: list[Any], solution: list[str], **_: Any) -> list[float]:
-    """math-verify that is not told the question: what `final_form` does alone."""
+    """math-verify that is not told the question: what working out does alone."""
     samples = build_samples([""] * len(completions), completions, reference=solution)
     return [float(score.status == "ok") for score in load("math-verify").verdicts(samples)]
 

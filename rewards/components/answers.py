@@ -5,22 +5,16 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rewards.components.final_text import check_style, column, final_text, find_answer
+from rewards.components.final_text import STYLES, check_style, column, final_text, find_answer
 from rewards.components.math_text import is_bare_number, parse_number, parse_reference
 from rewards.components.math_verify import answer_at, check_place
 from rewards.errors import PresetError
-from rewards.extract import Extracted, boxed_answer, hash_answer, tagged_answer
+from rewards.extract import Extracted
 from rewards.protocol import Context, ItemComponent, Sample, Score, shown
-
-_SCANNERS: dict[str, Callable[..., Extracted]] = {
-    "answer": tagged_answer,
-    "boxed": boxed_answer,
-    "hash": hash_answer,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +30,18 @@ class NumericAccuracy(ItemComponent):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        if self.style not in _SCANNERS:
-            raise PresetError(f"style is {self.style!r}. Use one of: {', '.join(_SCANNERS)}.")
+        check_style(self.style)
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         expected = parse_reference(sample.reference)
         if expected is None:
             reason = f"reference is not a number: {shown(sample.reference, 150)}"
             return Score(None, "error", {"reason": f"{reason}; give a number in a column such as `reference`"})
-        found = sample.once(_SCANNERS[self.style], self.strict)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        if parse_number(found.value) == expected:
-            return Score(self.high, "ok", {"extracted": found.value})
-        return Score(None, "wrong", {"extracted": found.value})
+        answer = sample.once(STYLES[self.style], self.strict)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        is_correct = parse_number(answer.value) == expected
+        return Score(self.high if is_correct else None, "ok" if is_correct else "wrong", {"extracted": answer.value})
 
 
 # On at most `_MAX_CHARS` characters: a letter, bare or in brackets or emphasis, then nothing or its option's text.
@@ -121,15 +113,15 @@ class ChoiceAccuracy(ItemComponent):
             return Score(None, "error", {"reason": f"{reason}; give the letter in a column such as `reference`"})
         options = column(sample, "choices", "options")
         options = options if isinstance(options, list) else []
-        found = answer_at(sample, self.answer_in, self.strict)
-        if self.answer_in == "any" and found.reason == "missing":
-            whole = sample.once(final_text)  # nothing but a letter needs no place of its own
-            if whole.value is not None and chosen_letter(whole.value, self.letters, options):
-                found = Extracted(whole.value)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        info = {"extracted": found.value[:_MAX_CHARS]}
-        if chosen_letter(found.value, self.letters, options) == expected:
+        answer = answer_at(sample, self.answer_in, self.strict)
+        if self.answer_in == "any" and answer.reason == "missing":
+            final = sample.once(final_text)  # nothing but a letter needs no place of its own
+            if final.value is not None and chosen_letter(final.value, self.letters, options):
+                answer = Extracted(final.value)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        info = {"extracted": answer.value[:_MAX_CHARS]}
+        if chosen_letter(answer.value, self.letters, options) == expected:
             return Score(self.high, "ok", info)
         return Score(None, "wrong", info)
 
@@ -164,10 +156,10 @@ class _Labels(ItemComponent):
             )
 
     def known(self, sample: Sample) -> tuple[str, ...]:
-        given = column(sample, "labels", "choices")
-        if isinstance(given, str):
-            given = json.loads(given)
-        return tuple(str(label) for label in given) if isinstance(given, list | tuple) else self.labels
+        labels = column(sample, "labels", "choices")
+        if isinstance(labels, str):
+            labels = json.loads(labels)
+        return tuple(str(label) for label in labels) if isinstance(labels, list | tuple) else self.labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,16 +175,16 @@ class LabelAccuracy(_Labels):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         labels = self.known(sample)
         try:
-            wanted = label_name(sample.reference, labels)
+            expected = label_name(sample.reference, labels)
         except ValueError as failure:
             return Score(None, "error", {"reason": str(failure)[:300]})
-        found = find_answer(sample, self.style)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        answer, info = normalise_label(found.value), {"extracted": found.value[:200]}
-        if answer == wanted:
+        answer = find_answer(sample, self.style)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        label, info = normalise_label(answer.value), {"extracted": answer.value[:200]}
+        if label == expected:
             return Score(self.high, "ok", info)
-        if labels and answer not in map(normalise_label, labels):
+        if labels and label not in map(normalise_label, labels):
             return Score(None, "format", {**info, "reason": "not one of the labels"})
         return Score(None, "wrong", info)
 
@@ -204,11 +196,11 @@ class LabelFormat(_Labels):
     name: str = "format"
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        found = find_answer(sample, self.style)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
+        answer = find_answer(sample, self.style)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
         labels = self.known(sample)
-        if labels and normalise_label(found.value) not in map(normalise_label, labels):
+        if labels and normalise_label(answer.value) not in map(normalise_label, labels):
             return Score(None, "format", {"reason": "not one of the labels"})
         return Score(self.high)
 
@@ -244,22 +236,9 @@ _ARTICLES = frozenset({"a", "an", "the"})
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation + "“”‘’«»„…。、，；：！？「」")
 _NEGATIVE = re.compile(r"[-−][$€£]?\.?\d")
 _SHARP = re.compile(r"[^\W\d_]([+#]{1,2})$")
-_HEDGES = frozenset(
-    (
-        "or",
-        "maybe",
-        "perhaps",
-        "possibly",
-        "probably",
-        "either",
-        "alternatively",
-        "and/or",
-        "versus",
-        "vs",
-        "oder",
-        "ou",
-    )
-)
+_HEDGES = frozenset({
+    "or", "maybe", "perhaps", "possibly", "probably", "either", "alternatively", "and/or", "versus", "vs", "oder", "ou",
+})  # fmt: skip
 _SEPARATORS = ("/", ";", "|", "\n", ",", "=", " and ", "&")
 
 
@@ -286,15 +265,15 @@ class ShortAnswer(ItemComponent):
         if not golds:
             reason = f"no accepted answer in the reference: {sample.reference!r}"[:200]
             return Score(None, "error", {"reason": f"{reason}; give text or a list of texts in `reference`"})
-        found = find_answer(sample, self.style)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        info = {"extracted": found.value[:200]}
-        if any(exact_match(found.value, gold) for gold in golds):
+        answer = find_answer(sample, self.style)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        info = {"extracted": answer.value[:200]}
+        if any(exact_match(answer.value, gold) for gold in golds):
             return Score(self.high, "ok", info)
-        if is_hedged(found.value, golds):
+        if is_hedged(answer.value, golds):
             return Score(None, "wrong", {**info, "reason": "hedged"})
-        value = 0.0 if self.metric == "exact" else max(token_f1(found.value, gold) for gold in golds)
+        value = 0.0 if self.metric == "exact" else max(token_f1(answer.value, gold) for gold in golds)
         return Score(min(value, 0.99), "wrong", info)  # the same words in another order are not the answer
 
 
@@ -319,19 +298,18 @@ def exact_match(answer: str, gold: str) -> bool:
     """Equal after SQuAD's normalisation; equal numbers where `gold` is one; equal text where nothing is left of it."""
     if is_bare_number(gold):
         return parse_number(answer) == parse_number(gold)
-    wanted = normalise(gold)
-    if not wanted:
+    if not (expected := normalise(gold)):
         return answer.strip().casefold() == gold.strip().casefold()
-    return normalise(answer) == wanted
+    return normalise(answer) == expected
 
 
 def token_f1(answer: str, gold: str) -> float:
     """SQuAD's F1 over bags of normalised words: 2 x shared / (words in answer + words in gold); 0 for other numbers."""
     if is_bare_number(gold):
         return float(exact_match(answer, gold))
-    given, wanted = Counter(normalise(answer).split()), Counter(normalise(gold).split())
-    shared = (given & wanted).total()
-    return 2 * shared / (given.total() + wanted.total()) if shared else 0.0
+    answer_words, gold_words = Counter(normalise(answer).split()), Counter(normalise(gold).split())
+    shared = (answer_words & gold_words).total()
+    return 2 * shared / (answer_words.total() + gold_words.total()) if shared else 0.0
 
 
 def normalise(text: str) -> str:

@@ -207,9 +207,8 @@ def _same_scalar(expected: str, given: str, final: bool) -> bool:
     if bare(expected) == bare(given):
         return True
     verdict = _same_named(expected, given, final)
-    for known in _KNOWN if verdict is None else ():
-        if (verdict := known(expected, given)) is not None:
-            break
+    for compare in (same_text, same_order, _same_numeral, same_number):
+        verdict = compare(expected, given) if verdict is None else verdict
     if verdict is None:
         verdict = _same_percentage(expected, given, final)
     if verdict is not None:
@@ -334,11 +333,6 @@ def _is_name(side: str) -> bool:
 def _is_symbol(side: str) -> bool:
     """One letter or command, with index, primes and arguments, that is no constant."""
     return _SYMBOL.fullmatch(side) is not None and side not in _CONSTANTS | {"e", "i"}
-
-
-_KNOWN = (
-    same_text, same_order, _same_numeral, same_number,
-)  # fmt: skip
 
 
 def _readable(text: str) -> bool:

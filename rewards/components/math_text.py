@@ -63,11 +63,11 @@ def _as_fraction(match: re.Match[str]) -> str:
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}" if value.denominator > 1 else str(value.numerator)
 
 
-def number(text: str) -> Fraction | None:
+def number(text: str, is_never_difference: bool = False) -> Fraction | None:
     """The exact rational that `text` writes out, without units, percent or currency.
 
     Decimals, fractions, mixed numbers (`3 1/2`, `3\\frac12`), and powers of ten from -1000 to 1000 (`1.5e3`,
-    `1.5\\times 10^3`); not `2e-1`, which may be a difference.
+    `1.5\\times 10^3`); `2e-1`, which may be a difference, only with `is_never_difference`.
     """
     if (
         len(text) > MAX_NUMBER_CHARS
@@ -82,7 +82,9 @@ def number(text: str) -> Fraction | None:
         if above >= below:
             return None
         return (-1 if match[1] == "-" else 1) * (int(match[2]) + Fraction(above, below))
-    if match := _POWER_OF_TEN.fullmatch(text) or (None if _DIFFERENCE.fullmatch(text) else _EXPONENT.fullmatch(text)):
+    if match := _POWER_OF_TEN.fullmatch(text) or (
+        _EXPONENT.fullmatch(text) if is_never_difference or not _DIFFERENCE.fullmatch(text) else None
+    ):
         exponent = int(next(group for group in match.groups()[1:] if group))
         return Fraction(match[1] or 1) * Fraction(10) ** exponent if abs(exponent) <= 1000 else None
     match = _SIMPLE.fullmatch(text)
@@ -131,21 +133,14 @@ def same_number(expected: str, given: str) -> bool | None:
     >>> same_number("0.2", "2e-1"), same_number(r"\frac13", "0.333333"), same_number("1/3", "0.33"), same_number("4", "2+2")
     (True, True, False, None)
     """
-    one, other = number(expected), number(given)
-    if one is not None and other is None:
-        other = _exponent_notation(given)
-    if one is None or other is None:
+    reference = number(expected)
+    value = None if reference is None else number(given, is_never_difference=True)
+    if reference is None or value is None:
         return None
-    return one == other or (
+    return reference == value or (
         ("." in expected or "." in given)
-        and (abs(one - other) <= min(_ABSOLUTE, _RELATIVE * max(abs(one), abs(other))))
+        and (abs(reference - value) <= min(_ABSOLUTE, _RELATIVE * max(abs(reference), abs(value))))
     )
-
-
-def _exponent_notation(text: str) -> Fraction | None:
-    """`2e-1` as a number, for an answer that is compared with one."""
-    match = _EXPONENT.fullmatch(text)
-    return Fraction(match[1]) * Fraction(10) ** int(match[2]) if match and abs(int(match[2])) <= 1000 else None
 
 
 def numeral(text: str) -> tuple[str, str] | None:
@@ -353,7 +348,9 @@ def plain(text: str, join_groups: bool = True, letters: bool = False) -> str:
     """
     text = _NATURAL.sub(r"\\ln ", _AND.sub(",", _laid_out(_unwrapped(_ascii(text)))))
     text = (
-        _VECTOR_IN_SIGNS.sub(r"(\1)", text) if _VECTOR_IN_SIGNS.fullmatch(text) else _VECTOR.sub(_in_parentheses, text)
+        _VECTOR_IN_SIGNS.sub(r"(\1)", text)
+        if _VECTOR_IN_SIGNS.fullmatch(text)
+        else _VECTOR.sub(lambda vector: f"({vector[1]})" if "," in vector[1] else vector[0], text)
     )
     text = _SPACE_GROUPS.sub(lambda match: match[0].replace(" ", ""), text)
     if join_groups and not text.startswith(("(", "[", "\\{")):
@@ -375,7 +372,9 @@ def units_differ(expected: str, answer: str) -> bool:
 
 def _measure(text: str) -> str | None:
     """The unit behind the only number of a text, by its shortest name, or None."""
-    text = _TEXT.sub(r" \1 ", _laid_out_but_dollars(text)).strip().removesuffix(".").strip()
+    # The currency's sign, which `\\$` writes, stays as `$`; the signs around mathematics are taken off.
+    text = _ascii(text).replace("\\mathrm", "\\text").replace("\\$", "\0").replace("$", "")
+    text = _TEXT.sub(r" \1 ", _laid_out(text).replace("\0", "$")).strip().removesuffix(".").strip()
     if "$" in text or text.endswith(("^\\circ", "^{\\circ}")):
         return "dollar" if "$" in text else "degree"
     match = _MEASURE.search(text)
@@ -384,16 +383,6 @@ def _measure(text: str) -> str | None:
         return None
     name = match[1] if len(match[1]) == 1 else match[1].lower()
     return _MEASURES.get(name) or _MEASURES.get(name.removesuffix("s"))
-
-
-def _laid_out_but_dollars(text: str) -> str:
-    """As `_laid_out`, with the sign of the currency, which `\\$` writes, as `$`; others around the text are taken off."""
-    text = _ascii(text).replace("\\mathrm", "\\text").replace("\\$", "\0").replace("$", "")
-    return _laid_out(text).replace("\0", "$")
-
-
-def _in_parentheses(vector: re.Match[str]) -> str:
-    return f"({vector[1]})" if "," in vector[1] else vector[0]
 
 
 def without_layout(text: str) -> str:

@@ -58,16 +58,15 @@ class MathVerify(IsolatedComponent):
     Every side of an equation has to be equal, so `8 = 7` is not 7; tiny numbers are compared by their size. Rational
     numbers have no approximation; case, primes, subscripts, bases and ellipses count.
 
-    An answer has to be worked out: where it stands in the prompt it has to be the reference to the letter, and with
-    `final_form` it holds no more arithmetic than the reference (`6 \\cdot 12` is not 72), see `worked_out`.
+    An answer has to be worked out: where it stands in the prompt it has to be the reference to the letter, and unless
+    `lenient` it holds no more arithmetic than the reference (`6 \\cdot 12` is not 72), see `worked_out`.
 
     Args:
         answer_in: `boxed`, `tag` (`<answer>`, with or without a box within), `hash` (`####`), `line` (`Answer:`), or
             `any` of these, so long as they agree.
-        final_form: refuse sums, products, powers and functions of numbers where the reference is a number, like terms, and
-            inequalities that are not solved; None for True unless `lenient`.
-        lenient: the last answer counts of several, and text may follow a tag or line. A box, tag or think block that is
-            opened and not closed is no answer in either case.
+        lenient: the last answer counts of several, text may follow a tag or line, and sums, products, powers and functions
+            of numbers, like terms and unsolved inequalities are accepted. A box, tag or think block that is opened and not
+            closed is no answer in either case.
         budget: seconds for a batch of up to 1,000 different comparisons, in proportion beyond; None for no limit. Slow ones
             are tried last; one for which no time was left is `infra`: no score, and no word on the answer.
     """
@@ -75,7 +74,6 @@ class MathVerify(IsolatedComponent):
     name: str = "accuracy"
     version: str = "4"
     answer_in: str = "boxed"
-    final_form: bool | None = None
     lenient: bool = False
     budget: float | None = 30.0
 
@@ -89,32 +87,31 @@ class MathVerify(IsolatedComponent):
         expected = reference_text(sample.reference)
         if expected is None:
             return _no_reference(sample)
-        found = self._found(sample)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        info = {"extracted": found.value}
-        if len(found.value) > MAX_MATH_CHARS:
+        answer = self._answer(sample)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        info = {"extracted": answer.value}
+        if len(answer.value) > MAX_MATH_CHARS:
             return Score(None, "format", {"reason": "too_long"})
-        one = plain(expected)
-        other = plain(found.value, letters=is_number(one))
-        if units_differ(expected, found.value):
-            return self._settled("different", sample, found.value)
-        if one == other and one:
+        reference = plain(expected)
+        written = plain(answer.value, letters=is_number(reference))
+        if units_differ(expected, answer.value):
+            return self._settled("different", sample, answer.value)
+        if reference == written and reference:
             return Score(self.high, "ok", info)
-        if (equal := same_number(one, other)) is not None and "," not in expected:
-            return self._settled("equal" if equal else "different", sample, found.value)
-        final = not self.lenient if self.final_form is None else self.final_form
-        if final and number(one) is not None and "," not in expected and not _COMPARED_AS_TEXT.search(other):
-            return self._settled("unevaluated", sample, found.value)
-        arguments = (found.value, expected, final)
+        if (equal := same_number(reference, written)) is not None and "," not in expected:
+            return self._settled("equal" if equal else "different", sample, answer.value)
+        if not (self.lenient or number(reference) is None or "," in expected or _COMPARED_AS_TEXT.search(written)):
+            return self._settled("unevaluated", sample, answer.value)
+        arguments = (answer.value, expected, not self.lenient)
         return Task("rewards.components.math_judge:judge", arguments, info, grace=_GRACE)
 
     def verdict(self, sample: Sample, result: Any) -> Score:
         if result == "reference":
             return _no_reference(sample)
-        return self._settled(str(result), sample, self._found(sample).value or "")
+        return self._settled(str(result), sample, self._answer(sample).value or "")
 
-    def _found(self, sample: Sample) -> Extracted:
+    def _answer(self, sample: Sample) -> Extracted:
         return answer_at(sample, self.answer_in, not self.lenient)
 
     def _settled(self, result: str, sample: Sample, answer: str) -> Score:
@@ -139,11 +136,11 @@ def answer_at(sample: Sample, answer_in: str, strict: bool) -> Extracted:
     if opens_thinking(sample.prompt) and "</think>" not in sample.text:
         return Extracted(None, "unterminated_think")
     scanner: Callable[..., Extracted] = any_answer if answer_in == "any" else _SCANNERS[answer_in]
-    found = sample.once(scanner, strict)
-    if answer_in in ("any", "boxed") or found.value is None:
-        return found
-    inner = boxed_answer(found.value, strict)
-    return found if inner.reason == "missing" else inner
+    answer = sample.once(scanner, strict)
+    if answer_in in ("any", "boxed") or answer.value is None:
+        return answer
+    inner = boxed_answer(answer.value, strict)
+    return answer if inner.reason == "missing" else inner
 
 
 def _no_reference(sample: Sample) -> Score:
@@ -170,15 +167,15 @@ class MathMatch(ItemComponent):
         reference = reference_text(sample.reference)
         if reference is None:
             return _no_reference(sample)
-        found = answer_at(sample, self.answer_in, not self.lenient)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        info = {"extracted": found.value}
-        if len(found.value) > MAX_MATH_CHARS:
+        answer = answer_at(sample, self.answer_in, not self.lenient)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        info = {"extracted": answer.value}
+        if len(answer.value) > MAX_MATH_CHARS:
             return Score(None, "format", {"reason": "too_long"})
         expected = match_form(reference)
-        given = match_form(found.value, letters=is_number(expected))
+        written = match_form(answer.value, letters=is_number(expected))
         value = number(expected)
-        if (expected and expected == given) or (value is not None and value == number(given)):
+        if (expected and expected == written) or (value is not None and value == number(written)):
             return Score(self.high, "ok", info)
         return Score(None, "wrong", info)

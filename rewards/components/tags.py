@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rewards.extract import MAX_CHARS, boxed_answer, hash_answer, tagged_answer, tags_problem, think_answer_problem
+from rewards.components.final_text import STYLES, check_style
+from rewards.extract import MAX_CHARS, tagged_answer, tags_problem, think_answer_problem
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -42,19 +43,8 @@ class TagCount(ItemComponent):
         return Score(once / len(self.tags), "format", {"reason": f"{once} of 4 tags appear once"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class HashFormat(ItemComponent):
-    """1 when the completion ends with one `#### answer` line, else 0."""
-
-    name: str = "format"
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        found = sample.once(hash_answer, True)
-        return Score(self.high) if found.value is not None else Score(None, "format", {"reason": found.reason})
-
-
 _XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-_WHOLE = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)", re.ASCII)
+_INTEGER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,25 +80,31 @@ class IntegerAnswer(ItemComponent):
     strict: bool = True
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        found = sample.once(tagged_answer, self.strict)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        return Score(self.high) if _WHOLE.fullmatch(found.value) else Score(None, "wrong", {"extracted": found.value})
+        answer = sample.once(tagged_answer, self.strict)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        is_integer = _INTEGER.fullmatch(answer.value)
+        return Score(self.high) if is_integer else Score(None, "wrong", {"extracted": answer.value})
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoxFormat(ItemComponent):
-    r"""1 when the last `\boxed{…}` after the reasoning is closed and not blank, else 0.
+class AnswerFormat(ItemComponent):
+    r"""1 when the completion holds one answer in the form of `style`, else 0.
 
-    `strict` refuses boxes that hold different answers.
+    `boxed` is a closed `\boxed{…}` after the reasoning that is not blank, `hash` a last line `#### answer`. `strict` refuses
+    boxes that hold different answers, a second line, and text behind that line.
     """
 
     name: str = "format"
+    style: str = "boxed"
     strict: bool = True
 
+    def __post_init__(self) -> None:
+        check_style(self.style)
+
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        found = sample.once(boxed_answer, self.strict)
-        return Score(self.high) if found.value is not None else Score(None, "format", {"reason": found.reason})
+        answer = sample.once(STYLES[self.style], self.strict)
+        return Score(self.high) if answer.value is not None else Score(None, "format", {"reason": answer.reason})
 
 
 def _alone(text: str, tag: str) -> bool:

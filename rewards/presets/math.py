@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rewards.components.lengths import CosineLength, KimiLength, LengthBudget, RepetitionPenalty, Shared, SoftOverlong
 from rewards.components.math_verify import MathMatch, MathVerify
-from rewards.components.tags import BoxFormat
+from rewards.components.tags import AnswerFormat
 from rewards.parameters import with_options
 from rewards.preset import Preset, weighted
 
@@ -14,12 +14,10 @@ class MathOptions:
     """Options of presets that compare by math-verify.
 
     Args:
-        final_form: refuse an answer that is not worked out as far as the reference; None for True unless `lenient`.
-        lenient: the last answer counts of several, and text may follow it.
+        lenient: the last answer counts of several, text may follow it, and it need not be worked out.
         deadline: seconds that one comparison may take.
     """
 
-    final_form: bool | None = None
     lenient: bool = False
     deadline: float = 2.0
 
@@ -70,7 +68,7 @@ def math_verify(
     `a = 1, b = 2` is compared by name or in order. Boxes side by
     side (`\boxed{1} and \boxed{-2}`) are one list, in answers and references. A letter behind a number is a unit only where the
     reference is a number.
-    The answer has to be worked out: with `final_form` it holds no more arithmetic than the reference (`6 \cdot 12` is not 72,
+    The answer has to be worked out: unless `lenient` it holds no more arithmetic than the reference (`6 \cdot 12` is not 72,
     `\cos 60^\circ` not `\frac12`, `2x > 6` not `(3, \infty)`), and one that stands in the prompt has to be the reference to the
     letter. Expanded and factored forms are equal; so are fractions that are not reduced.
     Range: [0, 1].
@@ -101,7 +99,7 @@ def math_verify(
     ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
     """
     accuracy = MathVerify(answer_in=answer_in, **vars(options))
-    layout = BoxFormat(strict=not options.lenient)
+    layout = AnswerFormat(strict=not options.lenient)
     return Preset(weighted((accuracy, 1.0), (layout, format_weight)), checker="accuracy")
 
 
@@ -259,7 +257,6 @@ def math_kimi_length(
 def math_length_budget(
     *,
     budget: int | None = None,
-    mode: str = "max",
     slope: float = 0.0003,
     offset: float = 0.5,
     answer_in: str = "boxed",
@@ -267,22 +264,19 @@ def math_length_budget(
 ) -> Preset:
     r"""The answer within a number of tokens that the prompt asks for.
 
-    Formula: with c = 1 for a right answer, else 0, N the budget and n the length: `max` is
-    c clip(slope (N - n) + offset, 0, 1); `exact` is c - min(1, slope |N - n|). n in tokens when token ids are given,
-    else a quarter of the characters.
-    Range: [0, 1] for `max`, [-1, 1] for `exact`.
+    Formula: c clip(slope (N - n) + offset, 0, 1), with c = 1 for a right answer, else 0, N the budget and n the length, in
+    tokens when token ids are given, else a quarter of the characters.
+    Range: [0, 1].
     Checker: budget, `ok` for a right answer of any length.
     Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`; `budget`, tokens, in rows that
     set their own.
-    Source: L1 (2503.04697), LCPO-Max and LCPO-Exact, slope 0.0003, offset 0.5; the paper does not bound the latter.
-    Hacks: giving up early to meet the length: a wrong answer earns nothing with `max`, and never more than a right one
-    with `exact`. Otherwise as for `math-verify`.
+    Source: L1 (2503.04697), LCPO-Max, slope 0.0003, offset 0.5; the paper does not bound the latter.
+    Hacks: giving up early to meet the length: a wrong answer earns nothing. Otherwise as for `math-verify`.
 
     Args:
         budget: tokens, for rows without a column `budget`.
-        mode: `max` for at most that many, `exact` for as near as possible.
         slope: reward a token is worth.
-        offset: what a right answer earns that uses the budget up exactly, with `max`.
+        offset: what a right answer earns that uses the budget up exactly.
         answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         options: see `MathOptions`.
 
@@ -296,5 +290,5 @@ def math_length_budget(
     [0.5, 0.2, 0.0]
     """
     checker = MathVerify(answer_in=answer_in, **vars(options))
-    component = LengthBudget(checker=checker, budget=budget, mode=mode, slope=slope, offset=offset)
+    component = LengthBudget(checker=checker, budget=budget, slope=slope, offset=offset)
     return Preset([(component, 1.0)], checker="budget")

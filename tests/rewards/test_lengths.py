@@ -122,13 +122,6 @@ def test_length_budget_at_most():
     assert values(LengthBudget(checker=Marked(), budget=1000), batch) == pytest.approx([0.5, 0.2, 0.0, 0.0])
 
 
-def test_length_budget_exactly():
-    # c - 0.0003 |1000 - n|: 1 - 0; 1 - 0.3; 0 - 0.3; 0 - min(1, 0.0003 x 9000)
-    batch = samples("right", "right", "wrong", "wrong", lengths=[1000, 2000, 2000, 10_000])
-    component = LengthBudget(checker=Marked(), budget=1000, mode="exact")
-    assert values(component, batch) == pytest.approx([1.0, 0.7, -0.3, -1.0])
-
-
 def test_length_budget_takes_the_rows_own_and_says_when_there_is_none():
     batch = samples("right", "right", "right", lengths=[10, 10, 10], budget=[10, "10", "many"])
     scores = run_component(LengthBudget(checker=Marked()), batch, Context())
@@ -182,7 +175,7 @@ def test_ranges_hold_what_components_give():
     for component in (
         CosineLength(checker=Marked(), max_length=100, exceeded=-2.0),
         KimiLength(checker=Marked()),
-        LengthBudget(checker=Marked(), budget=50, mode="exact"),
+        LengthBudget(checker=Marked(), budget=50),
         SoftOverlong(max_length=100, cache=20),
         RepetitionPenalty(ngram=2),
     ):

@@ -115,5 +115,5 @@ def test_an_echo_earns_nothing_where_the_prompt_is_known_and_little_where_it_is_
         reasons([[{"role": "system", "content": "Box it."}, {"role": "user", "content": p}] for p in prompts]) == known
     )
     assert reasons([""] * 3) == [("ok", ""), ("ok", ""), ("wrong", "not equal to the ")]
-    assert reasons(prompts, final_form=False)[2] == ("wrong", "the answer stands")
-    assert reasons([""] * 3, final_form=False)[2] == ("ok", "")
+    assert reasons(prompts, lenient=True)[2] == ("wrong", "the answer stands")
+    assert reasons([""] * 3, lenient=True)[2] == ("ok", "")
