@@ -77,16 +77,16 @@ class CountdownAccuracy(ItemComponent):
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         task = {**sample.reference, **sample.columns} if isinstance(sample.reference, Mapping) else sample.columns
-        given = task.get("nums", task.get("numbers"))
-        numbers, target = _numbers(given), _target(task.get("target", sample.reference))
+        cell = task.get("nums", task.get("numbers"))
+        numbers, target = _numbers(cell), _target(task.get("target", sample.reference))
         if numbers is None or target is None:
-            reason = f"no task: nums {shown(given, 100)}, target {shown(sample.columns.get('target'), 50)}"
+            reason = f"no task: nums {shown(cell, 100)}, target {shown(sample.columns.get('target'), 50)}"
             return Score(None, "error", {"reason": f"{reason}; give whole numbers in columns `nums` and `target`"})
-        found = answer_at(sample, self.answer_in, self.strict)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        info = {"extracted": found.value[:MAX_CHARS]}
-        result = value_and_numbers(_expression(found.value, target))
+        answer = answer_at(sample, self.answer_in, self.strict)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        info = {"extracted": answer.value[:MAX_CHARS]}
+        result = value_and_numbers(_expression(answer.value, target))
         if result is None:
             return Score(None, "wrong", {**info, "reason": "not plain arithmetic"})
         value, used = result
@@ -113,27 +113,27 @@ def _expression(answer: str, target: Fraction) -> str:
     return right if equals and parse_number(left) == target else answer
 
 
-def _parsed(given: Any) -> Any:
-    if not isinstance(given, str):
-        return given
+def _parsed(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(given[:MAX_CHARS])
+        return json.loads(value[:MAX_CHARS])
     except (ValueError, RecursionError):
         return None
 
 
-def _numbers(given: Any) -> Counter[int] | None:
-    given = _parsed(given)
-    given = given.tolist() if hasattr(given, "tolist") else given
-    if not isinstance(given, list | tuple) or not 0 < len(given) <= MAX_NUMBERS:
+def _numbers(value: Any) -> Counter[int] | None:
+    value = _parsed(value)
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(value, list | tuple) or not 0 < len(value) <= MAX_NUMBERS:
         return None
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in given):
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in value):
         return None
-    return Counter(given)
+    return Counter(value)
 
 
-def _target(given: Any) -> Fraction | None:
-    given = _parsed(given)
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+def _target(value: Any) -> Fraction | None:
+    value = _parsed(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    return Fraction(given)
+    return Fraction(value)

@@ -231,8 +231,8 @@ def _two_responses(text: str) -> bool:
 def _repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
     """The prompt word for word, in any case, and then an answer: an echo alone does not do, unlike as published."""
     prompt = " ".join(_phrases(prompt_to_repeat)[0].split())
-    said = " ".join(text.casefold().split())
-    return said.startswith(prompt) and _says_something(said[len(prompt) :])
+    folded = " ".join(text.casefold().split())
+    return folded.startswith(prompt) and _says_something(folded[len(prompt) :])
 
 
 def _end_checker(text: str, end_phrase: str) -> bool:
@@ -309,12 +309,14 @@ class InstructionFollowing(ItemComponent):
             instructions = instructions_of(column(sample, "instruction_id_list"), column(sample, "kwargs"))
         except ValueError as failure:
             return Score(None, "error", {"reason": str(failure)[:300]})
-        found = find_answer(sample, self.style)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        versions = list(loose_variants(found.value)) if self.loose else [found.value]
+        answer = find_answer(sample, self.style)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        versions = list(loose_variants(answer.value)) if self.loose else [answer.value]
         try:
-            broken = [name for name, given in instructions if not any(follows(text, name, given) for text in versions)]
+            broken = [
+                name for name, arguments in instructions if not any(follows(text, name, arguments) for text in versions)
+            ]
         except (TypeError, ValueError, KeyError) as failure:
             return Score(None, "error", {"reason": f"kwargs cannot be used: {failure}"[:300]})
         if not broken:
@@ -337,13 +339,13 @@ def instructions_of(ids: Any, kwargs: Any) -> list[tuple[str, dict[str, Any]]]:
     if not isinstance(kwargs, list | tuple) or len(kwargs) != len(ids):
         raise ValueError(f"column `kwargs` must hold one object for each of the {len(ids)} instructions")
     pairs = []
-    for name, given in zip(ids, kwargs, strict=True):
-        given = _from_json(given) or {}
+    for name, arguments in zip(ids, kwargs, strict=True):
+        arguments = _from_json(arguments) or {}
         if name not in CONSTRAINTS:
             raise ValueError(f"unknown instruction {name!r}. {nearest(str(name), CONSTRAINTS)}")
-        if not isinstance(given, Mapping):
-            raise ValueError(f"arguments of {name} are no object: {given!r}")
-        pairs.append((str(name), {str(key): value for key, value in given.items() if value is not None}))
+        if not isinstance(arguments, Mapping):
+            raise ValueError(f"arguments of {name} are no object: {arguments!r}")
+        pairs.append((str(name), {str(key): value for key, value in arguments.items() if value is not None}))
     return pairs
 
 

@@ -26,8 +26,8 @@ class JsonFormat(ItemComponent):
     strict: bool = True
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        found = sample.once(find_json, self.strict)
-        return Score(self.high) if found.reason is None else Score(None, "format", {"reason": found.reason})
+        answer = sample.once(find_json, self.strict)
+        return Score(self.high) if answer.reason is None else Score(None, "format", {"reason": answer.reason})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +61,10 @@ class JsonSchema(IsolatedComponent):
             return Score(None, "error", {"reason": f"reference is not JSON: {failure}"[:200]})
         if expected is None and _allows_anything(schema):
             return Score(None, "error", {"reason": "the schema allows anything, and there is no reference"})
-        found = sample.once(find_json, self.strict)
-        if found.reason is not None:
-            return Score(None, "format", {"reason": found.reason})
-        return Task("rewards.components.json_schema:schema_problem", (schema, found.value, self.formats))
+        answer = sample.once(find_json, self.strict)
+        if answer.reason is not None:
+            return Score(None, "format", {"reason": answer.reason})
+        return Task("rewards.components.json_schema:schema_problem", (schema, answer.value, self.formats))
 
     def verdict(self, sample: Sample, result: Any) -> Score:
         status, reason = result
@@ -107,8 +107,8 @@ def schema_problem(schema: str, value: Any, formats: bool = True) -> tuple[str, 
 
 def leaf_f1(expected: Any, value: Any) -> float:
     """F1 over (path, leaf) pairs; the place in an array is part of the path, an empty container is a leaf."""
-    wanted, given = Counter(_leaves(expected)), Counter(_leaves(value))
-    return 2 * (wanted & given).total() / (wanted.total() + given.total())
+    expected_leaves, leaves = Counter(_leaves(expected)), Counter(_leaves(value))
+    return 2 * (expected_leaves & leaves).total() / (expected_leaves.total() + leaves.total())
 
 
 def _differences(expected: Any, value: Any) -> str:
@@ -130,21 +130,21 @@ def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
         yield path, json.dumps(int(value) if number else value)
 
 
-def _schema_text(given: Any, fallback: str | None) -> str | None:
+def _schema_text(schema: Any, fallback: str | None) -> str | None:
     """The schema as JSON text; OpenAI's `response_format` wrapping is taken off. Text that is no JSON stays as it is."""
-    if given is None:
+    if schema is None:
         return fallback
-    if isinstance(given, str):
+    if isinstance(schema, str):
         try:
-            parsed = json.loads(given)
+            parsed = json.loads(schema)
         except ValueError:
-            return given
-        given = parsed
-    if isinstance(given, dict) and given.get("type") == "json_schema" and isinstance(given.get("json_schema"), dict):
-        given = given["json_schema"]
-    if isinstance(given, dict) and isinstance(given.get("schema"), dict) and "type" not in given:
-        given = given["schema"]
-    return json.dumps(given)
+            return schema
+        schema = parsed
+    if isinstance(schema, dict) and schema.get("type") == "json_schema" and isinstance(schema.get("json_schema"), dict):
+        schema = schema["json_schema"]
+    if isinstance(schema, dict) and isinstance(schema.get("schema"), dict) and "type" not in schema:
+        schema = schema["schema"]
+    return json.dumps(schema)
 
 
 @functools.lru_cache(maxsize=256)

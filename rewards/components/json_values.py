@@ -39,9 +39,9 @@ def find_json(text: str, strict: bool = True) -> FoundJson:
     final = final_text(text)
     if final.value is None:
         return FoundJson(reason=final.reason)
-    whole = parse_json(final.value)
-    if whole.reason is None:
-        return whole
+    entire = parse_json(final.value)
+    if entire.reason is None:
+        return entire
     if final.value.count("```") > _MAX_FENCES:
         return FoundJson(reason="several values")
     fences = list(_fences(final.value))
@@ -49,7 +49,7 @@ def find_json(text: str, strict: bool = True) -> FoundJson:
         return _fenced(final.value, fences, strict)
     begin, end, reason = _last_brackets(final.value)
     if reason is not None:
-        return FoundJson(reason=whole.reason if final.value[0] in "{[" and reason == "missing" else reason)
+        return FoundJson(reason=entire.reason if final.value[0] in "{[" and reason == "missing" else reason)
     if strict and final.value[end:].strip():
         return FoundJson(reason="text after the value")
     if strict and any(mark in final.value[:begin] for mark in "{}"):

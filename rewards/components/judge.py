@@ -165,11 +165,11 @@ def parse_ranking(content: str, count: int, fence: str) -> list[list[int]]:
     Raises:
         ValueError: anything else; the message says what.
     """
-    given = _keyed(content, fence, "ranking", list)
-    ranking = [each if isinstance(each, list) else [each] for each in given]
+    places = _keyed(content, fence, "ranking", list)
+    ranking = [each if isinstance(each, list) else [each] for each in places]
     numbers = [number for equals in ranking for number in equals]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers) or not all(ranking):
-        raise ValueError(f"a ranking is lists of whole numbers, got {given!r}"[:200])
+        raise ValueError(f"a ranking is lists of whole numbers, got {places!r}"[:200])
     if sorted(numbers) != list(range(1, count + 1)):
         raise ValueError(f"the ranking holds {sorted(numbers)[:50]}, not each of 1 to {count} once")
     return [[number - 1 for number in equals] for equals in ranking]
@@ -194,10 +194,10 @@ def _keyed(content: str, fence: str, name: str, kind: type) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    items = dict(pairs)
+    if len(items) < len(pairs):
         raise ValueError("a name appears twice")
-    return found
+    return items
 
 
 def _refuse(constant: str) -> Any:
@@ -354,11 +354,11 @@ class JudgeRubric(_Judge):
     def _question(self, sample: Sample) -> Question | Score:
         rubric = self.rubric
         if self.rubric_column is not None:
-            given = sample.columns.get(self.rubric_column)
-            if given is None:
+            cell = sample.columns.get(self.rubric_column)
+            if cell is None:
                 return Score(None, "not_applicable", {"reason": f"no rubric in column {self.rubric_column!r}"})
             try:
-                rubric = parse_rubric(given)
+                rubric = parse_rubric(cell)
             except ValueError as failure:
                 return Score(None, "error", {"reason": failure_reason(failure)})
         shown = self._shown(sample)
@@ -401,14 +401,14 @@ class JudgeRubric(_Judge):
     async def _ask(
         self, question: Question, seeds: tuple[int, ...], chat: Chat
     ) -> tuple[dict[str, int] | None, dict[str, Any]]:
-        def asked(fence: str) -> list[dict[str, str]]:
+        def messages_with(fence: str) -> list[dict[str, str]]:
             return messages(question.rubric, self.scale, fence, question.prompt, question.answer, question.reference)
 
         def parse(content: str, fence: str) -> dict[str, int]:
             return parse_verdict(content, question.rubric, self.scale, fence)
 
         data = [question.prompt, question.answer, question.reference or ""]
-        return await self._read_reply(chat, data, seeds, asked, parse)
+        return await self._read_reply(chat, data, seeds, messages_with, parse)
 
 
 @dataclass(frozen=True)
@@ -454,16 +454,16 @@ class JudgeRanking(_Judge):
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
         shown = [self._shown(sample) for sample in samples]
         groups: dict[int, dict[str, tuple[str, str | None]]] = {}
-        for sample, given in zip(samples, shown, strict=True):
-            if not isinstance(given, Score):
-                groups.setdefault(sample.group_id, {}).setdefault(given[1], (given[0], given[2]))
+        for sample, question in zip(samples, shown, strict=True):
+            if not isinstance(question, Score):
+                groups.setdefault(sample.group_id, {}).setdefault(question[1], (question[0], question[2]))
         rounds = {group: self._rounds(group, answers, ctx) for group, answers in groups.items()}
         asks = {each: functools.partial(self._rank, each) for some in rounds.values() for each in some}
         verdicts = self._converse(asks, ctx)
         judged = {group: self._group(list(groups[group]), rounds[group], verdicts) for group in groups}
         return [
-            given if isinstance(given, Score) else judged[sample.group_id][given[1]]
-            for sample, given in zip(samples, shown, strict=True)
+            question if isinstance(question, Score) else judged[sample.group_id][question[1]]
+            for sample, question in zip(samples, shown, strict=True)
         ]
 
     def _rounds(self, group: int, answers: Mapping[str, tuple[str, str | None]], ctx: Context) -> list[Round]:
@@ -472,27 +472,27 @@ class JudgeRanking(_Judge):
             return []
         prompt, reference = next(iter(answers.values()))
         parts = -(-len(answers) // self.at_once)
-        found = []
+        rounds = []
         for order in range(0, self.orders, 2):
             drawn = sorted(answers)  # not in the order of the batch: the same group is asked about in the same way
             ctx.rng(group, f"ranking {order}").shuffle(drawn)
             for part in range(parts):
                 some = tuple(drawn[part::parts])
                 for turn, shown in enumerate((some, some[::-1])):
-                    found.append(Round(prompt, reference, shown, (ctx.seed, ctx.step, group, order + turn, part)))
-        return found
+                    rounds.append(Round(prompt, reference, shown, (ctx.seed, ctx.step, group, order + turn, part)))
+        return rounds
 
-    async def _rank(self, asked: Round, chat: Chat) -> tuple[dict[str, float] | None, dict[str, Any]]:
+    async def _rank(self, shown: Round, chat: Chat) -> tuple[dict[str, float] | None, dict[str, Any]]:
         """The share of the others that each answer beats."""
 
         def messages_with(fence: str) -> list[dict[str, str]]:
-            return ranking_messages(self.criteria, fence, asked.prompt, asked.answers, asked.reference)
+            return ranking_messages(self.criteria, fence, shown.prompt, shown.answers, shown.reference)
 
         def parse(content: str, fence: str) -> dict[str, float]:
-            return _shares(asked.answers, parse_ranking(content, len(asked.answers), fence))
+            return _shares(shown.answers, parse_ranking(content, len(shown.answers), fence))
 
-        data = [asked.prompt, *asked.answers, asked.reference or ""]
-        return await self._read_reply(chat, data, asked.seeds, messages_with, parse)
+        data = [shown.prompt, *shown.answers, shown.reference or ""]
+        return await self._read_reply(chat, data, shown.seeds, messages_with, parse)
 
     def _group(
         self, answers: Sequence[str], rounds: Sequence[Round], verdicts: Mapping[Round, Any]
@@ -506,7 +506,7 @@ class JudgeRanking(_Judge):
                 info = {"reason": outcome} if isinstance(outcome, str) else outcome[1]
                 return dict.fromkeys(answers, Score(None, "infra", info))
         requests = sum(info["requests"] for _, info in outcomes)
-        found = {}
+        scores = {}
         for answer in answers:
             shares = [found_shares[answer] for found_shares, _ in outcomes if answer in found_shares]
             value = sum(shares) / len(shares)
@@ -515,8 +515,8 @@ class JudgeRanking(_Judge):
                 "shown": len(answers),
                 "group requests": requests,
             }
-            found[answer] = Score(value, "ok" if value >= 0.5 else "wrong", info)
-        return found
+            scores[answer] = Score(value, "ok" if value >= 0.5 else "wrong", info)
+        return scores
 
 
 def _shares(answers: Sequence[str], ranking: Sequence[Sequence[int]]) -> dict[str, float]:

@@ -72,21 +72,23 @@ class TargetLanguage(ItemComponent):
         check_style(self.style)
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        wanted = column(sample, "target_language", "target_lang", "tgt_lang") or self.language
-        if not isinstance(wanted, str) or not wanted.strip():
+        language = column(sample, "target_language", "target_lang", "tgt_lang") or self.language
+        if not isinstance(language, str) or not language.strip():
             return Score(None, "error", {"reason": "no language: give a code in column `target_language`"})
-        code = language_code(wanted)
+        code = language_code(language)
         if code not in _labels():
-            return Score(None, "error", {"reason": f"unknown language {wanted!r}: give a code such as en or de"[:200]})
+            return Score(
+                None, "error", {"reason": f"unknown language {language!r}: give a code such as en or de"[:200]}
+            )
         reference = sample.reference[0] if isinstance(sample.reference, list) and sample.reference else sample.reference
         if isinstance(reference, str) and not self._is_in(reference, code):
             return Score(None, "not_applicable", {"reason": "the reference is too short to tell its language"})
-        found = find_answer(sample, self.style)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        if self._is_in(found.value, code):
+        answer = find_answer(sample, self.style)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        if self._is_in(answer.value, code):
             return Score(self.high)
-        return Score(None, "wrong", {"reason": f"{language_of(found.value)[0]} instead of {code}"})
+        return Score(None, "wrong", {"reason": f"{language_of(answer.value)[0]} instead of {code}"})
 
     def _is_in(self, text: str, code: str) -> bool:
         return language_of(text)[0] == code or language_probability(text, code) >= self.at_least

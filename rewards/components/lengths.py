@@ -324,10 +324,10 @@ def items_of(sample: Sample) -> tuple[Sequence[Hashable], str]:
     if sample.token_ids is not None:
         return sample.token_ids[-MAX_ITEMS:], "tokens"
     text = sample.text[-MAX_CHARS:].lower()
-    found = text.split()
-    if len(found) * 20 < len(text.strip()):
+    words = text.split()
+    if len(words) * 20 < len(text.strip()):
         return text.strip()[-MAX_ITEMS:], "characters"
-    return found[-MAX_ITEMS:], "words"
+    return words[-MAX_ITEMS:], "words"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,9 +172,11 @@ def _converter() -> Any:
 
 def _is_mixed(texts: list[str], values: list[Any]) -> bool:
     """A whole number with a proper fraction of whole numbers behind it."""
-    whole, part = values
+    integer, part = values
     return (
-        texts[0].isdigit() and texts[1].startswith("\\frac") and bool(part.is_Rational and 0 < part < 1 and whole >= 0)
+        texts[0].isdigit()
+        and texts[1].startswith("\\frac")
+        and bool(part.is_Rational and 0 < part < 1 and integer >= 0)
     )
 
 
@@ -216,14 +218,14 @@ class Unevaluated(Exception):
     """The answer is not worked out as far as the reference."""
 
 
-def same_expression(expected: str, given: str, final: bool = False) -> bool:
+def same_expression(expected: str, answer: str, final: bool = False) -> bool:
     """Whether two single expressions are equal.
 
     Raises:
         Unevaluated: they are, but with `final` the answer would have to be worked out further.
     """
-    complex_numbers = is_complex(expected) or is_complex(given)
-    left, right = parsed(expected, complex_numbers), parsed(given, complex_numbers)
+    complex_numbers = is_complex(expected) or is_complex(answer)
+    left, right = parsed(expected, complex_numbers), parsed(answer, complex_numbers)
     same = _same(left, right)
     if same and final and not worked_out(left, right):
         raise Unevaluated
@@ -260,11 +262,11 @@ def _same_constant(left: Any, right: Any) -> bool:
         return False
     if any(side.has(sympy.Float, *_slow_to_evaluate()) for side in (left, right)):
         return False
-    one, other = _value(left, 60), _value(right, 60)
-    if one is None or other is None:
+    left_value, right_value = _value(left, 60), _value(right, 60)
+    if left_value is None or right_value is None:
         return False
-    size = max(abs(one), abs(other))
-    return bool(1e-20 < size < 1e20 and abs(one - other) <= size * sympy.Float("1e-50", 60))
+    size = max(abs(left_value), abs(right_value))
+    return bool(1e-20 < size < 1e20 and abs(left_value - right_value) <= size * sympy.Float("1e-50", 60))
 
 
 def _same_where_real(left: Any, right: Any) -> bool:
@@ -285,8 +287,10 @@ def _same_where_real(left: Any, right: Any) -> bool:
     for signs in product((1, -1), repeat=len(symbols)):
         point = {symbol: sign * size for symbol, sign, size in zip(symbols, signs, sizes, strict=True)}
         values.append((_value_where_real(left, point), _value_where_real(right, point)))
-    compared = [(one, other) for one, other in values if one is not None]
-    if not compared or any(other is None or not _near(one, other) for one, other in compared):
+    compared = [(left_value, right_value) for left_value, right_value in values if left_value is not None]
+    if not compared or any(
+        right_value is None or not _near(left_value, right_value) for left_value, right_value in compared
+    ):
         return False
     positive = {symbol: sympy.Symbol(f"{symbol}_", positive=True) for symbol in symbols}
     difference = sympy.expand_log((left - right).subs(positive).doit())
@@ -337,12 +341,12 @@ def _is_one_equation(left: Any, right: Any) -> bool:
         return False
     if not all(isinstance(side, sympy.Expr) for equation in (left, right) for side in equation.args):
         return False
-    one, other = left.lhs - left.rhs, right.lhs - right.rhs
-    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    left_difference, right_difference = left.lhs - left.rhs, right.lhs - right.rhs
+    symbols = sorted(left_difference.free_symbols | right_difference.free_symbols, key=str)
     ratios = []
     for shift in range(3):
         point = {symbol: sympy.Rational(7 + 4 * at + 3 * shift, 5 + at) for at, symbol in enumerate(symbols)}
-        top, bottom = _value(one.subs(point)), _value(other.subs(point))
+        top, bottom = _value(left_difference.subs(point)), _value(right_difference.subs(point))
         if not top or not bottom:
             return False
         ratios.append(top / bottom)
@@ -354,27 +358,27 @@ def _confirmed(left: Any, right: Any) -> bool:
     import sympy
 
     if isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase):
-        return all(_confirmed(one, other) for one, other in zip(left, right, strict=True))
+        return all(_confirmed(left_value, right_value) for left_value, right_value in zip(left, right, strict=True))
     if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):
         return _confirmed_equation(left, right)
     if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
         return True
     symbols = sorted(left.free_symbols | right.free_symbols, key=str)
     point = {symbol: sympy.Rational(7 + 4 * at, 5 + at) for at, symbol in enumerate(symbols)}
-    one, other = _value(left.subs(point)), _value(right.subs(point))
-    if one is None or other is None:
+    left_value, right_value = _value(left.subs(point)), _value(right.subs(point))
+    if left_value is None or right_value is None:
         return True
     if left.has(sympy.Float) or right.has(sympy.Float):
-        return bool(abs(one - other) <= max(abs(one), abs(other)) / 1000)
-    return _near(one, other)
+        return bool(abs(left_value - right_value) <= max(abs(left_value), abs(right_value)) / 1000)
+    return _near(left_value, right_value)
 
 
-def _near(one: Any, other: Any) -> bool:
+def _near(left: Any, right: Any) -> bool:
     """Whether two values agree in 12 digits, or nothing is left of either, as of `\\sqrt2 \\sqrt2 - 2`."""
     import sympy
 
-    size = max(abs(one), abs(other))
-    return (_is_nought(one) and _is_nought(other)) or bool(abs(one - other) <= size * sympy.Float("1e-12"))
+    size = max(abs(left), abs(right))
+    return (_is_nought(left) and _is_nought(right)) or bool(abs(left - right) <= size * sympy.Float("1e-12"))
 
 
 def _is_nought(value: Any) -> bool:
@@ -396,9 +400,9 @@ def _value(expression: Any, digits: int = 30) -> Any:
     return value if plain_number else None
 
 
-def approximates(expected: str, given: str, truncated: bool) -> bool:
+def approximates(expected: str, answer: str, truncated: bool) -> bool:
     """Whether a decimal is the rounding of `expected` at the digits that it has."""
-    digits, near = decimals(given), number(given)
+    digits, near = decimals(answer), number(answer)
     if digits is None or near is None:
         return False
     value = _value(parsed(expected, False))
@@ -406,7 +410,7 @@ def approximates(expected: str, given: str, truncated: bool) -> bool:
         return False
     exact = Fraction(str(value))
     if not truncated and (
-        len(given.replace(".", "").lstrip("-0")) < 3
+        len(answer.replace(".", "").lstrip("-0")) < 3
         or (abs(exact - exact.limit_denominator(10**6)) <= max(Fraction(1), abs(exact)) / 10**22)
     ):
         return False
@@ -534,12 +538,12 @@ def is_copied(answer: str, reference: str, prompt: str) -> bool:
     return any(_stands_in(text, _squeezed(prompt)) for text in {_squeezed(answer), bare(plain(answer))} if text)
 
 
-def _same_writing(expected: str, given: str) -> bool:
-    one, other = split(expected).parts, split(given).parts
-    if sorted(map(match_form, one)) == sorted(map(match_form, other)) or same_text(expected, given):
+def _same_writing(expected: str, answer: str) -> bool:
+    expected_parts, answer_parts = split(expected).parts, split(answer).parts
+    if sorted(map(match_form, expected_parts)) == sorted(map(match_form, answer_parts)) or same_text(expected, answer):
         return True
-    return len(one) == len(other) == 1 and bool(
-        same_number(expected, given) and decimals(expected) is not None and decimals(given) is not None
+    return len(expected_parts) == len(answer_parts) == 1 and bool(
+        same_number(expected, answer) and decimals(expected) is not None and decimals(answer) is not None
     )
 
 

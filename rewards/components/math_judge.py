@@ -90,11 +90,11 @@ def warm_up() -> None:
     gc.freeze()  # what is loaded by now stays: no need to look through it at every collection
 
 
-def _same(expected: str, given: str, final: bool) -> bool:
-    (name, expected), (other, given) = _whole_by_name(expected), _whole_by_name(given)
+def _same(expected: str, answer: str, final: bool) -> bool:
+    (name, expected), (other, answer) = _whole_by_name(expected), _whole_by_name(answer)
     if name and other and bare(name) != bare(other):
         return False
-    left, right = _unfolded(expected), _unfolded(given)
+    left, right = _unfolded(expected), _unfolded(answer)
     kinds = {left.kind, right.kind}
     if kinds == {"matrix", "tuple"}:
         left, right = _as_tuple(left), _as_tuple(right)
@@ -109,7 +109,7 @@ def _same(expected: str, given: str, final: bool) -> bool:
     if kinds == {"union"} and _matching(left.parts, right.parts, final):
         return True
     if "union" in kinds or kinds == {"matrix", "scalar"} or _is_relation(left, right):
-        return same_expression(expected, given, final)
+        return same_expression(expected, answer, final)
     if len(right.parts) > len(left.parts) and right.kind in ("list", "set"):  # an entry that is written twice
         right = right._replace(parts=tuple({bare(part): part for part in right.parts}.values()))
     if len(left.parts) != len(right.parts) or max(len(left.parts), len(right.parts)) > MAX_PARTS:
@@ -156,15 +156,19 @@ def _unfolded(text: str) -> Pieces:
     return pieces
 
 
-def _same_by_name(expected: Sequence[str], given: Sequence[str], final: bool) -> bool | None:
+def _same_by_name(expected: Sequence[str], answer: Sequence[str], final: bool) -> bool | None:
     """Values of different names, `a = 1, b = 2`: by name, or in order where one side names nothing; else None."""
-    one, other = _names(expected), _names(given)
-    if one and other:
-        values = dict(other)
-        return one.keys() == values.keys() and all(_same(one[name], values[name], final) for name in one)
-    if one:
-        return _in_order(list(one.values()), given, final)
-    return _in_order(expected, [other[name] for name in sorted(other)], final) if other else None
+    values_by_name, answer_values = _names(expected), _names(answer)
+    if values_by_name and answer_values:
+        values = dict(answer_values)
+        return values_by_name.keys() == values.keys() and all(
+            _same(values_by_name[name], values[name], final) for name in values_by_name
+        )
+    if values_by_name:
+        return _in_order(list(values_by_name.values()), answer, final)
+    return (
+        _in_order(expected, [answer_values[name] for name in sorted(answer_values)], final) if answer_values else None
+    )
 
 
 def _names(parts: Sequence[str]) -> dict[str, str]:
@@ -176,8 +180,8 @@ def _names(parts: Sequence[str]) -> dict[str, str]:
     return {bare(name.strip()): value.strip() for name, _, value in named} if len(stems) == len(parts) else {}
 
 
-def _in_order(expected: Sequence[str], given: Sequence[str], final: bool) -> bool:
-    return all(_same(one, other, final) for one, other in zip(expected, given, strict=True))
+def _in_order(expected: Sequence[str], answer: Sequence[str], final: bool) -> bool:
+    return all(_same(part, answer_part, final) for part, answer_part in zip(expected, answer, strict=True))
 
 
 def _is_relation(left: Pieces, right: Pieces) -> bool:
@@ -188,81 +192,82 @@ def _is_relation(left: Pieces, right: Pieces) -> bool:
     return any(sign in pair["scalar"].parts[0] for sign in ("<", ">", "\\le", "\\ge"))
 
 
-def _matching(expected: Sequence[str], given: Sequence[str], final: bool) -> bool:
+def _matching(expected: Sequence[str], answer: Sequence[str], final: bool) -> bool:
     """Whether the parts pair off, in any order."""
-    if len(expected) != len(given) or len(expected) > MAX_PARTS:
+    if len(expected) != len(answer) or len(expected) > MAX_PARTS:
         return False
     if any("\\ldots" in part for part in expected):  # what it stands for depends on where it stands
-        return _in_order(expected, given, final)
-    left = list(given)
+        return _in_order(expected, answer, final)
+    left = list(answer)
     for one in expected:
-        found = next((at for at, other in enumerate(left) if _same(one, other, final)), None)
-        if found is None:
+        position = next((at for at, answer_part in enumerate(left) if _same(one, answer_part, final)), None)
+        if position is None:
             return False
-        del left[found]
+        del left[position]
     return True
 
 
-def _same_scalar(expected: str, given: str, final: bool) -> bool:
-    if bare(expected) == bare(given):
+def _same_scalar(expected: str, answer: str, final: bool) -> bool:
+    if bare(expected) == bare(answer):
         return True
-    verdict = _same_named(expected, given, final)
+    verdict = _same_named(expected, answer, final)
     for compare in (same_text, same_order, _same_numeral, same_number):
-        verdict = compare(expected, given) if verdict is None else verdict
+        verdict = compare(expected, answer) if verdict is None else verdict
     if verdict is None:
-        verdict = _same_percentage(expected, given, final)
+        verdict = _same_percentage(expected, answer, final)
     if verdict is not None:
         return verdict
     if final and number(expected) is not None:
         raise Unevaluated
-    return same_expression(expected, given, final)
+    return same_expression(expected, answer, final)
 
 
-def _same_numeral(expected: str, given: str) -> bool | None:
+def _same_numeral(expected: str, answer: str) -> bool | None:
     """Digits and base as text: a base may be left out, not added, and 56 is not 70 in base 8."""
-    one, other = numeral(expected), numeral(given)
-    if one is None:
-        return None if other is None else False
-    return one == other if other else one[0] == given.lower()
+    numeral_expected, numeral_given = numeral(expected), numeral(answer)
+    if numeral_expected is None:
+        return None if numeral_given is None else False
+    return numeral_expected == numeral_given if numeral_given else numeral_expected[0] == answer.lower()
 
 
-def _same_percentage(expected: str, given: str, final: bool) -> bool | None:
+def _same_percentage(expected: str, answer: str, final: bool) -> bool | None:
     """`50%` is `50%`, `50` and `0.5`."""
-    if not (expected.endswith("%") or given.endswith("%")):
+    if not (expected.endswith("%") or answer.endswith("%")):
         return None
-    one, other = expected.removesuffix("%"), given.removesuffix("%")
-    if expected.endswith("%") == given.endswith("%"):
-        return _same(one, other, final)
-    hundredth = f"\\frac{{{one if one != expected else other}}}{{100}}"
-    plainly = other if one != expected else one
+    number_expected, number_given = expected.removesuffix("%"), answer.removesuffix("%")
+    if expected.endswith("%") == answer.endswith("%"):
+        return _same(number_expected, number_given, final)
+    hundredth = f"\\frac{{{number_expected if number_expected != expected else number_given}}}{{100}}"
+    plainly = number_given if number_expected != expected else number_expected
     if final and number(plainly) is None:
         raise Unevaluated
-    return _same(one, other, False) or same_expression(hundredth, plainly)
+    return _same(number_expected, number_given, False) or same_expression(hundredth, plainly)
 
 
-def _same_named(expected: str, given: str, final: bool) -> bool | None:
+def _same_named(expected: str, answer: str, final: bool) -> bool | None:
     """`x = 7` and `7 = x` for `7`, and chains: every side that is no bare name has to equal what is expected.
 
     So `8 = 7` is not 7. What stands behind an approximation sign is judged by `_same_values`.
     """
-    wanted, sides = _sides(expected), _sides(given)
-    if len(wanted) == len(sides) == 1 and not (wanted[0][0] or sides[0][0]):
+    expected_sides, sides = _sides(expected), _sides(answer)
+    if len(expected_sides) == len(sides) == 1 and not (expected_sides[0][0] or sides[0][0]):
         return None
-    if any(mark == "\\approx" for mark, _ in wanted):
-        exact = [side for mark, side in wanted if mark != "\\approx"]
+    if any(mark == "\\approx" for mark, _ in expected_sides):
+        exact = [side for mark, side in expected_sides if mark != "\\approx"]
         if all(map(_is_name, exact)):  # there is nothing but the approximation
-            exact = [side for _, side in wanted]
-        return _same_scalar("=".join(exact), given, final)
-    if not all(side for _, side in (*wanted, *sides)):
+            exact = [side for _, side in expected_sides]
+        return _same_scalar("=".join(exact), answer, final)
+    if not all(side for _, side in (*expected_sides, *sides)):
         return False
-    if len(wanted) == 2 and _is_name(wanted[1][1]) and not _is_name(wanted[0][1]):
-        wanted.reverse()
-    if len(wanted) == 1:
+    if len(expected_sides) == 2 and _is_name(expected_sides[1][1]) and not _is_name(expected_sides[0][1]):
+        expected_sides.reverse()
+    if len(expected_sides) == 1:
         return _same_values(expected, sides, final)
-    if not any(map(_LETTER.search, (side for _, side in wanted))):  # what an expression comes to: `\\log_2 8 = 3`
-        return _same_values(wanted[-1][1], sides, final)
-    if len(wanted) == 2 and _is_name(wanted[0][1]):
-        name, value = bare(wanted[0][1]), wanted[1][1]
+    # What an expression comes to: `\\log_2 8 = 3`
+    if not any(_LETTER.search(side) for _, side in expected_sides):
+        return _same_values(expected_sides[-1][1], sides, final)
+    if len(expected_sides) == 2 and _is_name(expected_sides[0][1]):
+        name, value = bare(expected_sides[0][1]), expected_sides[1][1]
         others = [(mark, side) for mark, side in sides if bare(side) != name]
         if len(sides) == 1 or 0 < len(others) < len(sides):
             return _same_values(value, others, final)
@@ -308,11 +313,11 @@ def _sides(text: str) -> list[tuple[str, str]]:
         return [("", text)]
     parts: list[tuple[str, str]] = []
     mark, begin, depth = "", 0, 0
-    for found in _SIGNS.finditer(text):
-        depth += (found[0] in "([{") - (found[0] in ")]}")
-        if depth == 0 and found[0][0] in "=\\":  # not within a sum's index
-            parts.append((mark, text[begin : found.start()].strip()))
-            mark, begin = "=" if found[0] == "=" else "\\approx", found.end()
+    for match in _SIGNS.finditer(text):
+        depth += (match[0] in "([{") - (match[0] in ")]}")
+        if depth == 0 and match[0][0] in "=\\":  # not within a sum's index
+            parts.append((mark, text[begin : match.start()].strip()))
+            mark, begin = "=" if match[0] == "=" else "\\approx", match.end()
     parts.append((mark, text[begin:].strip()))
     return parts[1:] if len(parts) > 1 and parts[0] == ("", "") and parts[1][0] == "\\approx" else parts
 

@@ -56,9 +56,9 @@ def written_out(text: str) -> str:
 
 
 def _as_fraction(match: re.Match[str]) -> str:
-    whole, before, *rest = match.groups()
+    integer, before, *rest = match.groups()
     period = "".join(part for part in rest if part)
-    first, both = int(f"{whole}{before}" or "0"), int(f"{whole}{before}{period}")
+    first, both = int(f"{integer}{before}" or "0"), int(f"{integer}{before}{period}")
     value = Fraction(both - first, 10 ** len(before) * (10 ** len(period) - 1))
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}" if value.denominator > 1 else str(value.numerator)
 
@@ -127,18 +127,18 @@ def parse_reference(reference: object) -> Fraction | None:
     return parse_number(str(reference).rpartition("####")[2].strip())
 
 
-def same_number(expected: str, given: str) -> bool | None:
+def same_number(expected: str, answer: str) -> bool | None:
     r"""Whether two plain numbers are equal, to six places and four digits where one is a decimal; None for anything else.
 
     >>> same_number("0.2", "2e-1"), same_number(r"\frac13", "0.333333"), same_number("1/3", "0.33"), same_number("4", "2+2")
     (True, True, False, None)
     """
     reference = number(expected)
-    value = None if reference is None else number(given, is_never_difference=True)
+    value = None if reference is None else number(answer, is_never_difference=True)
     if reference is None or value is None:
         return None
     return reference == value or (
-        ("." in expected or "." in given)
+        ("." in expected or "." in answer)
         and (abs(reference - value) <= min(_ABSOLUTE, _RELATIVE * max(abs(reference), abs(value))))
     )
 
@@ -186,34 +186,42 @@ def words(text: str) -> str | None:
     return lowered if inner or len(bare) > 3 or lowered in _SHORT_WORDS else None
 
 
-def same_text(expected: str, given: str) -> bool | None:
+def same_text(expected: str, answer: str) -> bool | None:
     """Whether two words are the same; None where both may be mathematics.
 
     Where one stands in `\\text`, so may the other, even of one letter. Without, `ABCD` is not `abcd`.
     """
-    wrapped = _TEXT_COMMAND.fullmatch(expected), _TEXT_COMMAND.fullmatch(given)
+    wrapped = _TEXT_COMMAND.fullmatch(expected), _TEXT_COMMAND.fullmatch(answer)
     if any(wrapped):
-        one, other = (
+        expected_words, answer_words = (
             words(f"\\text{{{match[1] if match else text}}}")
-            for match, text in zip(wrapped, (expected, given), strict=True)
+            for match, text in zip(wrapped, (expected, answer), strict=True)
         )
-        return None if one is None else one == other and (len(one) > 1 or _letter(expected) == _letter(given))
+        return (
+            None
+            if expected_words is None
+            else expected_words == answer_words and (len(expected_words) > 1 or _letter(expected) == _letter(answer))
+        )
     text = words(expected)
     if text is None:
         return None
-    return text == words(given) and (text in _SHORT_WORDS or len(text) > 5 or expected.isupper() == given.isupper())
+    return text == words(answer) and (text in _SHORT_WORDS or len(text) > 5 or expected.isupper() == answer.isupper())
 
 
 def _letter(text: str) -> str:
     return _TEXT_COMMAND.sub(r"\1", text).strip("() .")
 
 
-def same_order(expected: str, given: str) -> bool | None:
+def same_order(expected: str, answer: str) -> bool | None:
     """Whether runs of letters that a product would mix up have one order: True or False where that settles it."""
-    if _LETTERS.fullmatch(expected) and _LETTERS.fullmatch(given):
-        one, other = expected.replace(" ", ""), given.replace(" ", "")
-        return one == other if len(one) > 2 or not one.islower() or not other.islower() else None
-    left, right = _runs(expected), _runs(given)
+    if _LETTERS.fullmatch(expected) and _LETTERS.fullmatch(answer):
+        expected_letters, answer_letters = expected.replace(" ", ""), answer.replace(" ", "")
+        return (
+            expected_letters == answer_letters
+            if len(expected_letters) > 2 or not expected_letters.islower() or not answer_letters.islower()
+            else None
+        )
+    left, right = _runs(expected), _runs(answer)
     extra = {"".join(sorted(run)) for run in left - right} & {"".join(sorted(run)) for run in right - left}
     return False if extra else None
 
@@ -525,12 +533,12 @@ def _without_unit(text: str, letters: bool) -> str:
 
     Only a number has a unit that does not stand in `\\text`: `2x+3m` has none.
     """
-    whole = text
+    original = text
     for _ in range(3):
         if (part := _PER_UNIT.search(text)) and part.start() and _is_unit(part[1]):
             text = text[: part.start()]
-    if text != whole and not ((match := _UNIT_TEXT.search(text)) and match.start() and _is_unit(match[1])):
-        text = whole  # `3 / \\text{s}` has no unit in front of the stroke
+    if text != original and not ((match := _UNIT_TEXT.search(text)) and match.start() and _is_unit(match[1])):
+        text = original  # `3 / \\text{s}` has no unit in front of the stroke
     match = _UNIT_TEXT.search(text)
     if match and match.start() and _is_unit(match[1]):
         return text[: match.start()].rstrip()
@@ -555,11 +563,11 @@ def _is_unit(text: str) -> bool:
         text = text.replace(wrapper, " ")
     text = text.replace("}", "").strip().removesuffix(".").rstrip()
     text = text.removeprefix("%").removeprefix("°").removesuffix("€").removesuffix("$").strip()
-    found = text.split()
-    if len(found) > _UNIT_WORDS or not all(_is_unit_word(word) for word in found):
+    unit_words = text.split()
+    if len(unit_words) > _UNIT_WORDS or not all(_is_unit_word(word) for word in unit_words):
         return False
-    first = found[0].strip("()°").rstrip(".^{}²³23") if found else ""
-    return len(first) != 1 or first in _LETTER_UNITS or (first == "a" and len(found) > 1)
+    first = unit_words[0].strip("()°").rstrip(".^{}²³23") if unit_words else ""
+    return len(first) != 1 or first in _LETTER_UNITS or (first == "a" and len(unit_words) > 1)
 
 
 def _is_unit_word(word: str) -> bool:

@@ -44,10 +44,10 @@ class RougeL(ItemComponent):
         if not references or not all(0 < len(words) <= MAX_WORDS for words in references):
             reason = f"no reference text of 1 to {MAX_WORDS} words: {sample.reference!r}"[:200]
             return Score(None, "error", {"reason": f"{reason}; give text or a list of texts in `reference`"})
-        found = find_answer(sample, self.style)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        words = split_words(found.value)
+        answer = find_answer(sample, self.style)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        words = split_words(answer.value)
         most = self.max_ratio * max(map(len, references))
         if len(words) > most:
             return Score(None, "wrong", {"reason": f"{len(words)} words, over {most:g}"})
@@ -89,10 +89,10 @@ class LengthBand(ItemComponent):
             )
         least = self.min_words if self.min_words is not None else self.low_ratio * min(filter(None, lengths))
         most = self.max_words if self.max_words is not None else self.high_ratio * max(lengths)
-        found = find_answer(sample, self.style)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        count = len(split_words(found.value))
+        answer = find_answer(sample, self.style)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        count = len(split_words(answer.value))
         if least <= count <= most:
             return Score(self.high, "ok", {"words": count})
         return Score(count / least if count < least else most / count, "wrong", {"words": count})
@@ -162,13 +162,13 @@ class Chrf(ItemComponent):
         if not references or max(map(len, references)) > MAX_CHARS:
             reason = f"no reference text of at most {MAX_CHARS} characters: {sample.reference!r}"[:200]
             return Score(None, "error", {"reason": f"{reason}; give text or a list of texts in `reference`"})
-        found = find_answer(sample, self.style)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
+        answer = find_answer(sample, self.style)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
         most = min(MAX_CHARS, self.max_ratio * max(map(len, references)) + _SLACK)
-        if len(found.value) > most:
-            return Score(None, "wrong", {"reason": f"{len(found.value)} characters, over {most:g}"})
-        value = float(_metric(self.word_order).sentence_score(found.value, references).score) / 100.0
+        if len(answer.value) > most:
+            return Score(None, "wrong", {"reason": f"{len(answer.value)} characters, over {most:g}"})
+        value = float(_metric(self.word_order).sentence_score(answer.value, references).score) / 100.0
         return Score(min(1.0, value), "ok" if value >= self.correct_at else "wrong")
 
 

@@ -138,9 +138,9 @@ def judge(task: str, answer: str, entry: str) -> dict[str, Any]:
     return {"value": value} if math.isfinite(value) else {"value": None, "shown": str(value)}
 
 
-def _several_numbers(found: re.Match[str]) -> str:
+def _several_numbers(numbers: re.Match[str]) -> str:
     """`1,2` as `1, 2`: many tasks drop every comma, and would read 12. `1,234` stays what it is."""
-    return found[0] if _THOUSANDS.fullmatch(found[0]) else found[0].replace(",", ", ")
+    return numbers[0] if _THOUSANDS.fullmatch(numbers[0]) else numbers[0].replace(",", ", ")
 
 
 def warm_up() -> None:
@@ -277,18 +277,18 @@ class ReasoningGymAccuracy(IsolatedComponent):
     isolated: frozenset[str] = SLOW_TASKS
 
     def task(self, sample: Sample, ctx: Context) -> Task | Score:
-        found = sample.once(tagged_answer, self.strict_tags)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
-        info = {"extracted": found.value}
+        answer = sample.once(tagged_answer, self.strict_tags)
+        if answer.value is None:
+            return Score(None, "format", {"reason": answer.reason})
+        info = {"extracted": answer.value}
         entry = _entry(sample)
         task = str(sample.columns["task"])
-        if found.value != parsed_entry(entry).get("answer") and not may_be_evaluated(task, found.value):
+        if answer.value != parsed_entry(entry).get("answer") and not may_be_evaluated(task, answer.value):
             return Score(None, "wrong", {**info, "reason": "not evaluated: the task would run this answer as code"})
         if task in self.isolated:
-            return Task("rewards.components.reasoning_gym:judge", (task, found.value, entry), info)
+            return Task("rewards.components.reasoning_gym:judge", (task, answer.value, entry), info)
         try:
-            return self.verdict(sample, judge(task, found.value, entry))
+            return self.verdict(sample, judge(task, answer.value, entry))
         except Exception as failure:  # as a worker would report it
             return Score(None, "error", {**info, "reason": failure_reason(failure)})
 

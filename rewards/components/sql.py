@@ -100,7 +100,7 @@ def judge(
     if ordered is None:
         ordered = expected_query is not None and top_level_order(expected_query)
     try:
-        given, read = _run(connection, query, seconds)
+        rows, read = _run(connection, query, seconds)
     except _Refused as refusal:
         return list(refusal.args)
     except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as failure:
@@ -109,7 +109,7 @@ def judge(
         connection.close()
     if tables and not read:
         return ["wrong", "reads no table"]
-    return ["ok", None] if _same(given, expected, ordered) else ["wrong", _difference(given, expected, ordered)]
+    return ["ok", None] if _same(rows, expected, ordered) else ["wrong", _difference(rows, expected, ordered)]
 
 
 def top_level_order(query: str) -> bool:
@@ -246,19 +246,19 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def _same(given: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any, ...]], ordered: bool) -> bool:
+def _same(rows: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any, ...]], ordered: bool) -> bool:
     """Whether the rows are equal lists, or equal multisets. Column names do not count, the order of columns does."""
-    if len(given) != len(expected):
+    if len(rows) != len(expected):
         return False
-    return list(given) == list(expected) if ordered else Counter(given) == Counter(expected)
+    return list(rows) == list(expected) if ordered else Counter(rows) == Counter(expected)
 
 
-def _difference(given: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any, ...]], ordered: bool) -> str:
-    if len(given) != len(expected):
-        return f"{len(given)} rows instead of {len(expected)}"
-    if given and expected and len(given[0]) != len(expected[0]):
-        return f"{len(given[0])} columns instead of {len(expected[0])}"
-    return "other rows" if not ordered or Counter(given) != Counter(expected) else "rows in another order"
+def _difference(rows: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any, ...]], ordered: bool) -> str:
+    if len(rows) != len(expected):
+        return f"{len(rows)} rows instead of {len(expected)}"
+    if rows and expected and len(rows[0]) != len(expected[0]):
+        return f"{len(rows[0])} columns instead of {len(expected[0])}"
+    return "other rows" if not ordered or Counter(rows) != Counter(expected) else "rows in another order"
 
 
 _BEGINNINGS = ("select", "with", "values")
@@ -272,8 +272,8 @@ class SqlFormat(ItemComponent):
     strict: bool = True
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        found, reason = sample.once(find_query, self.strict)
-        return Score(self.high) if found is not None else Score(None, "format", {"reason": reason})
+        query, reason = sample.once(find_query, self.strict)
+        return Score(self.high) if query is not None else Score(None, "format", {"reason": reason})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,12 +295,12 @@ class SqlAccuracy(IsolatedComponent):
             databases, expected_query, rows, ordered = _row(sample, self.root)
         except ValueError as failure:
             return Score(None, "error", {"reason": str(failure)[:300]})
-        found, reason = sample.once(find_query, self.strict)
-        if found is None:
+        query, reason = sample.once(find_query, self.strict)
+        if query is None:
             return Score(None, "format", {"reason": reason})
-        if len(found) > MAX_QUERY_CHARS:
+        if len(query) > MAX_QUERY_CHARS:
             return Score(None, "wrong", {"reason": "query too long"})
-        arguments = (found, databases, expected_query, rows, ordered, self.seconds)
+        arguments = (query, databases, expected_query, rows, ordered, self.seconds)
         return Task("rewards.components.sql:judge_all", arguments)
 
     def verdict(self, sample: Sample, result: Any) -> Score:
@@ -320,10 +320,10 @@ def find_query(text: str, strict: bool = True) -> tuple[str | None, str | None]:
         return None, final.reason
     body = final.value
     if "<answer>" in body or "</answer>" in body:
-        found: Extracted = tagged_answer(text, strict)
-        if found.value is None:
-            return None, found.reason
-        body = found.value
+        tagged: Extracted = tagged_answer(text, strict)
+        if tagged.value is None:
+            return None, tagged.reason
+        body = tagged.value
     parts = body.split("```")
     if len(parts) > 1:
         if len(parts) % 2 == 0:

@@ -55,8 +55,8 @@ class ToolCallFormat(_ToolCalls):
     name: str = "format"
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        found = self.found(sample)
-        return Score(self.high) if found.reason is None else Score(None, "format", {"reason": found.reason})
+        parsed = self.found(sample)
+        return Score(self.high) if parsed.reason is None else Score(None, "format", {"reason": parsed.reason})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +78,15 @@ class ToolCallAccuracy(_ToolCalls):
             )
         except ValueError as failure:
             return Score(None, "error", {"reason": f"{failure}; give calls as JSON text in `reference`"[:300]})
-        found = self.found(sample)
-        if found.reason is not None:
-            return Score(None, "format", {"reason": found.reason})
-        info = {"extracted": json.dumps([call.name for call in found.calls])[:200]}
-        value = toolrl_correctness(expected, found.calls)
+        parsed = self.found(sample)
+        if parsed.reason is not None:
+            return Score(None, "format", {"reason": parsed.reason})
+        info = {"extracted": json.dumps([call.name for call in parsed.calls])[:200]}
+        value = toolrl_correctness(expected, parsed.calls)
         return Score(value, "ok" if value == self.high else "wrong", info)
 
 
-def toolrl_correctness(expected: Sequence[Call], given: Sequence[Call]) -> float:
+def toolrl_correctness(expected: Sequence[Call], calls: Sequence[Call]) -> float:
     """6 R / S - 3, in [-3, 3], for the best one-to-one matching of calls of the same name (2504.13958, section 3.3).
 
     R = names + parameter names + parameter values: the Jaccard index of the names; for each expected call the Jaccard
@@ -94,13 +94,13 @@ def toolrl_correctness(expected: Sequence[Call], given: Sequence[Call]) -> float
     S = 1 + number of expected calls + number of expected parameters. Names are counted with repetition (the paper
     takes sets), so that saying the same call twice costs something.
     """
-    names, said = Counter(call.name for call in expected), Counter(call.name for call in given)
-    jaccard = (names & said).total() / (names | said).total() if names or said else 1.0
+    names, used = Counter(call.name for call in expected), Counter(call.name for call in calls)
+    jaccard = (names & used).total() / (names | used).total() if names or used else 1.0
     matched = 0.0
     for name in names:
-        wanted = [call.arguments for call in expected if call.name == name]
-        offers = [call.arguments for call in given if call.name == name]
-        matched += _best_matching([[_parameters(want, offer) for offer in offers] for want in wanted])
+        expected_arguments = [call.arguments for call in expected if call.name == name]
+        offers = [call.arguments for call in calls if call.name == name]
+        matched += _best_matching([[_parameters(want, offer) for offer in offers] for want in expected_arguments])
     most = 1 + len(expected) + sum(len(call.arguments) for call in expected)
     return 6.0 * (jaccard + matched) / most - 3.0
 
@@ -125,10 +125,10 @@ def parse_calls(calls: Any) -> list[Call]:
         ValueError: anything else.
     """
     if isinstance(calls, str) and _OPEN in calls:
-        found = _hermes(calls)
-        if found.reason is not None:
-            raise ValueError(found.reason)
-        return list(found.calls)
+        parsed_calls = _hermes(calls)
+        if parsed_calls.reason is not None:
+            raise ValueError(parsed_calls.reason)
+        return list(parsed_calls.calls)
     if isinstance(calls, str):
         parsed = parse_json(calls)
         if parsed.reason is not None:
@@ -174,11 +174,11 @@ def _text_calls(text: str, format: str) -> Found:
     looks_like_json = final.value[0] in "{[" or "```json" in final.value or '"name"' in final.value
     if format == "auto" and not looks_like_json:
         return Found()
-    found = find_json(text)
-    if found.reason is not None:
-        return Found() if found.reason == "missing" and not looks_like_json else Found(reason=found.reason)
+    json_value = find_json(text)
+    if json_value.reason is not None:
+        return Found() if json_value.reason == "missing" and not looks_like_json else Found(reason=json_value.reason)
     try:
-        return _within_limit(tuple(parse_calls(found.value)))
+        return _within_limit(tuple(parse_calls(json_value.value)))
     except ValueError as failure:
         return Found(reason=str(failure)[:200])
 
@@ -209,14 +209,14 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def _block_calls(block: str) -> list[Call]:
-    whole = parse_json(block.strip())
-    if whole.reason is None:
-        return parse_calls(whole.value)
+    block_value = parse_json(block.strip())
+    if block_value.reason is None:
+        return parse_calls(block_value.value)
     lines = [line for line in block.splitlines() if line.strip()]
     if len(lines) > MAX_CALLS:
         raise ValueError("too many calls")
     if len(lines) < 2:
-        raise ValueError(f"a {_OPEN} block is {whole.reason}")
+        raise ValueError(f"a {_OPEN} block is {block_value.reason}")
     return [call for line in lines for call in parse_calls(line)]
 
 
@@ -224,10 +224,14 @@ def _within_limit(calls: tuple[Call, ...]) -> Found:
     return Found(reason="too many calls") if len(calls) > MAX_CALLS else Found(calls)
 
 
-def _parameters(wanted: dict[str, Any], given: dict[str, Any]) -> float:
+def _parameters(expected: dict[str, Any], arguments: dict[str, Any]) -> float:
     """Jaccard index of the parameter names (1 when neither has any), plus 1 for each equal value."""
-    names = len(wanted.keys() & given.keys()) / len(wanted.keys() | given.keys()) if wanted or given else 1.0
-    return names + sum(same_json(value, given[key]) for key, value in wanted.items() if key in given)
+    names = (
+        len(expected.keys() & arguments.keys()) / len(expected.keys() | arguments.keys())
+        if expected or arguments
+        else 1.0
+    )
+    return names + sum(same_json(value, arguments[key]) for key, value in expected.items() if key in arguments)
 
 
 def _best_matching(scores: list[list[float]]) -> float:

@@ -304,10 +304,10 @@ class _Reader:
     def _isclose(self, test: ast.Call, result: ast.expr, expected: ast.expr) -> Call:
         if not self._holds_call(result):
             result, expected = expected, result
-        given = {keyword.arg: float(literal(keyword.value)) for keyword in test.keywords}
+        limits = {keyword.arg: float(literal(keyword.value)) for keyword in test.keywords}
         value = literal(expected)
         return self._call(
-            result, value, absolute=max(given.get("abs_tol", 0.0), given.get("rel_tol", _REL_TOL) * abs(float(value)))
+            result, value, absolute=max(limits.get("abs_tol", 0.0), limits.get("rel_tol", _REL_TOL) * abs(float(value)))
         )
 
     def _holds_call(self, node: ast.expr) -> bool:

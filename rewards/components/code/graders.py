@@ -100,18 +100,20 @@ class _CodeComponent(ItemComponent):
 
         tried = slow_last(attempt, list(todo), self.workers, one_pass)
         fresh = {key: score for key, score in zip(todo, tried, strict=True) if score is not None}
-        cache.put_many({k: kept for k, score in fresh.items() if not k.startswith("only:") and (kept := _kept(score))})
+        cache.put_many(
+            {k: entry for k, score in fresh.items() if not k.startswith("only:") and (entry := _kept(score))}
+        )
         return [fresh[key] if key in fresh else self._verdict(*known[key]) for key in keys]
 
     def _key(self, sample: Sample, ctx: Context) -> str | None:
         """What the verdict depends on; None where that is not plain."""
         program = sample.once(code_block).value
         columns = (*_TEST_COLUMNS, *_NAME_COLUMNS, *_LIMIT_COLUMNS, _SETUP_COLUMN)
-        given = [sample.columns.get(column) for column in columns]
+        tests = [sample.columns.get(column) for column in columns]
         drawn = None if self.max_tests is None else (ctx.seed, ctx.step, sample.group_id)
         configuration = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NOT_CONTENT]
         kind = ("code", type(self).__name__, self.version, configuration, drawn, self._python_version)
-        return None if program is None else content_key(*kind, program, given, sample.reference)
+        return None if program is None else content_key(*kind, program, tests, sample.reference)
 
     def _tried(self, sample: Sample, ctx: Context, limits: "_Limits") -> Score | None:
         """The score, with the seconds it took; None where the first try was too short."""
@@ -131,12 +133,12 @@ class _CodeComponent(ItemComponent):
         return self._judged(sample, ctx, _Limits())
 
     def _judged(self, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
-        found = sample.once(code_block)
-        if found.value is None:
-            return Score(None, "format", {"reason": found.reason})
+        program = sample.once(code_block)
+        if program.value is None:
+            return Score(None, "format", {"reason": program.reason})
         try:
             tests = _tests(sample)
-            return self._judge(found.value, tests, sample, ctx, limits)
+            return self._judge(program.value, tests, sample, ctx, limits)
         except SandboxError as failure:
             return Score(None, "infra", {"reason": f"{failure}"[:_REPORTED]})
         except _BadRow as failure:

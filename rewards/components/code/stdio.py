@@ -72,20 +72,20 @@ def same_output(expected: str, printed: str, tolerance: float | None = None) -> 
     >>> same_output("1\n2\n", "1 \n2"), same_output("1\n2\n", "1\n"), same_output("0.5", "0.5000001", 1e-6)
     (True, False, True)
     """
-    wanted, given = _lines(expected), _lines(printed)
-    if len(wanted) != len(given):
+    expected_lines, printed_lines = _lines(expected), _lines(printed)
+    if len(expected_lines) != len(printed_lines):
         return False
     if tolerance is None:
-        return wanted == given
-    return all(_same_line(w, g, tolerance) for w, g in zip(wanted, given, strict=True))
+        return expected_lines == printed_lines
+    return all(_same_line(w, g, tolerance) for w, g in zip(expected_lines, printed_lines, strict=True))
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().replace("\r\n", "\n").split("\n")]
 
 
-def _same_line(wanted: str, given: str, tolerance: float) -> bool:
-    words, others = wanted.split(), given.split()
+def _same_line(expected: str, printed: str, tolerance: float) -> bool:
+    words, others = expected.split(), printed.split()
     return len(words) == len(others) and all(
         word == other or _close(word, other, tolerance) for word, other in zip(words, others, strict=True)
     )

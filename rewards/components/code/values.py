@@ -86,11 +86,11 @@ def spread(items: Collection[T]) -> Collection[T]:
 
 def _different(items: Collection[Any], key: int) -> bool:
     """Whether among the items of this hash there are more than a few different ones."""
-    seen: list[Any] = []
+    distinct: list[Any] = []
     for item in items:
-        if hash(item) == key and item not in seen:
-            seen.append(item)
-            if len(seen) > _ALIKE:
+        if hash(item) == key and item not in distinct:
+            distinct.append(item)
+            if len(distinct) > _ALIKE:
                 return True
     return False
 
