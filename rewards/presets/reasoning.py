@@ -70,7 +70,8 @@ def gsm8k_hash(*, format_weight: float = 0.1, strict: bool = True) -> Preset:
     [1.1, 0.0]
     """
     return Preset(
-        weighted((NumericAccuracy(style="hash", strict=strict), 1.0), (AnswerFormat(style="hash"), format_weight)), checker="accuracy"
+        weighted((NumericAccuracy(style="hash", strict=strict), 1.0), (AnswerFormat(style="hash"), format_weight)),
+        checker="accuracy",
     )
 
 
