@@ -36,18 +36,18 @@ class JsonSchema(IsolatedComponent):
 
     `schema` is used where the row has none of its own. With `partial`, a value that follows the schema earns the F1
     over (path, leaf) pairs against the reference. No JSON is `format`; a schema or reference that cannot be used is
-    `error`. `formats` asserts `format` (dates, addresses), which is a mere comment in JSON Schema itself.
+    `error`. `format` (dates, addresses) is asserted, though it is a mere comment in JSON Schema
+    itself.
     """
 
     name: str = "accuracy"
     schema: str | None = None
     strict: bool = True
     partial: bool = False
-    formats: bool = True
 
     def __post_init__(self) -> None:
         if self.schema is not None:
-            status, reason = schema_problem(self.schema, None, self.formats)
+            status, reason = schema_problem(self.schema, None)
             if status == "error":
                 raise PresetError(f"{reason}. Give JSON text of a JSON Schema.")
 
@@ -64,7 +64,7 @@ class JsonSchema(IsolatedComponent):
         answer = sample.once(find_json, self.strict)
         if answer.reason is not None:
             return Score(None, "format", {"reason": answer.reason})
-        return Task("rewards.components.json_schema:schema_problem", (schema, answer.value, self.formats))
+        return Task("rewards.components.json_schema:schema_problem", (schema, answer.value))
 
     def verdict(self, sample: Sample, result: Any) -> Score:
         status, reason = result
@@ -84,7 +84,7 @@ def warm_up() -> None:
     import jsonschema_specifications  # noqa: F401
 
 
-def schema_problem(schema: str, value: Any, formats: bool = True) -> tuple[str, str | None]:
+def schema_problem(schema: str, value: Any) -> tuple[str, str | None]:
     """Status and reason of `value` against the schema in JSON text: ok, wrong, or error for a schema at fault.
 
     References to other documents are never fetched.
@@ -93,7 +93,7 @@ def schema_problem(schema: str, value: Any, formats: bool = True) -> tuple[str, 
     from referencing.exceptions import Unresolvable
 
     try:
-        validator = _validator(schema, formats)
+        validator = _validator(schema)
     except (SchemaError, ValueError, TypeError) as failure:
         return "error", f"schema cannot be used: {str(failure).partition(chr(10))[0]}"[:200]
     try:
@@ -148,7 +148,7 @@ def _schema_text(schema: Any, fallback: str | None) -> str | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _validator(schema: str, formats: bool) -> Any:
+def _validator(schema: str) -> Any:
     from jsonschema.validators import Draft202012Validator, validator_for
     from jsonschema_specifications import REGISTRY
 
@@ -156,7 +156,7 @@ def _validator(schema: str, formats: bool) -> Any:
     kind: Any = validator_for(parsed, default=Draft202012Validator)
     kind.check_schema(parsed)
     # A registry of our own: without one, references to other documents are fetched over the network.
-    return kind(parsed, registry=REGISTRY, format_checker=kind.FORMAT_CHECKER if formats else None)
+    return kind(parsed, registry=REGISTRY, format_checker=kind.FORMAT_CHECKER)
 
 
 @functools.lru_cache(maxsize=256)

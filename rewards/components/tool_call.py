@@ -40,12 +40,20 @@ class _ToolCalls(ItemComponent):
         if self.format not in FORMATS:
             raise PresetError(f"format is {self.format!r}. Use one of: {', '.join(FORMATS)}.")
 
-    def found(self, sample: Sample) -> Found:
-        """The completion's calls, read once for all components."""
-        if _message_calls(sample) and self.format in ("auto", "openai"):
-            return find_calls(sample, self.format)
-        calls: Found = sample.once(_text_calls, self.format)
-        return calls
+    def calls(self, sample: Sample) -> Found:
+        """All calls of the completion's assistant messages (`openai`), else those in its text behind the thinking."""
+        turns = [turn for turn in sample.messages or [] if isinstance(turn, dict) and turn.get("role") == "assistant"]
+        lists = [turn["tool_calls"] for turn in turns if isinstance(turn.get("tool_calls"), list)]
+        messages = [call for calls in lists for call in calls]
+        if not messages or self.format not in ("auto", "openai"):
+            calls: Found = sample.once(_text_calls, self.format)  # read once for all components
+            return calls
+        if _OPEN in sample.full_text:
+            return Found(reason="calls in two formats")
+        try:
+            return _within_limit(tuple(parse_calls(messages)))
+        except ValueError as failure:
+            return Found(reason=str(failure)[:200])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +63,7 @@ class ToolCallFormat(_ToolCalls):
     name: str = "format"
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        parsed = self.found(sample)
+        parsed = self.calls(sample)
         return Score(self.high) if parsed.reason is None else Score(None, "format", {"reason": parsed.reason})
 
 
@@ -78,7 +86,7 @@ class ToolCallAccuracy(_ToolCalls):
             )
         except ValueError as failure:
             return Score(None, "error", {"reason": f"{failure}; give calls as JSON text in `reference`"[:300]})
-        parsed = self.found(sample)
+        parsed = self.calls(sample)
         if parsed.reason is not None:
             return Score(None, "format", {"reason": parsed.reason})
         info = {"extracted": json.dumps([call.name for call in parsed.calls])[:200]}
@@ -103,19 +111,6 @@ def toolrl_correctness(expected: Sequence[Call], calls: Sequence[Call]) -> float
         matched += _best_matching([[_parameters(want, offer) for offer in offers] for want in expected_arguments])
     most = 1 + len(expected) + sum(len(call.arguments) for call in expected)
     return 6.0 * (jaccard + matched) / most - 3.0
-
-
-def find_calls(sample: Sample, format: str = "auto") -> Found:
-    """All calls of the completion's assistant messages (`openai`), or those in its text behind the thinking."""
-    messages = _message_calls(sample)
-    if messages and format in ("auto", "openai"):
-        if _OPEN in sample.full_text:
-            return Found(reason="calls in two formats")
-        try:
-            return _within_limit(tuple(parse_calls(messages)))
-        except ValueError as failure:
-            return Found(reason=str(failure)[:200])
-    return _text_calls(sample.full_text, format)
 
 
 def parse_calls(calls: Any) -> list[Call]:
@@ -155,12 +150,6 @@ def _call(call: Any) -> Call:
     if not isinstance(arguments, dict):
         raise ValueError(f"arguments of {call['name'][:50]!r} are no object")
     return Call(call["name"].strip(), arguments)
-
-
-def _message_calls(sample: Sample) -> list[Any]:
-    turns = [turn for turn in sample.messages or [] if isinstance(turn, dict) and turn.get("role") == "assistant"]
-    lists = [turn["tool_calls"] for turn in turns if isinstance(turn.get("tool_calls"), list)]
-    return [call for calls in lists for call in calls]
 
 
 def _text_calls(text: str, format: str) -> Found:

@@ -12,7 +12,6 @@ def json_schema(
     format_weight: float = 0.1,
     partial: bool = False,
     strict: bool = True,
-    formats: bool = True,
     deadline: float = 2.0,
 ) -> Preset:
     """One JSON value that follows a schema and, where the row has a reference, equals it.
@@ -36,7 +35,6 @@ def json_schema(
         format_weight: weight of readable JSON; 0 leaves it out.
         partial: credit for values that follow the schema and are partly right.
         strict: refuse text after the value, further fenced blocks, and braces before an unfenced value.
-        formats: assert `format` (date, email, ...) as far as it can be checked without further packages.
         deadline: seconds that one check may take.
 
     Raises:
@@ -50,7 +48,7 @@ def json_schema(
     >>> evaluation.totals, evaluation.statuses["accuracy"]
     ([1.1, 0.1, 0.1, 0.0], ['ok', 'wrong', 'wrong', 'format'])
     """
-    accuracy = JsonSchema(schema=schema, partial=partial, strict=strict, formats=formats, deadline=deadline)
+    accuracy = JsonSchema(schema=schema, partial=partial, strict=strict, deadline=deadline)
     return Preset(weighted((accuracy, 1.0), (JsonFormat(strict=strict), format_weight)), checker="accuracy")
 
 
