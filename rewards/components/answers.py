@@ -142,7 +142,7 @@ _WRAPPERS = " \t\r\n\"'`*_“”‘’.:!()[]"
 
 @dataclass(frozen=True, kw_only=True)
 class _Labels(ItemComponent):
-    """`labels` serve rows without a `labels` column."""
+    """Base of label components: `labels` are those of rows without a `labels` column."""
 
     style: str = "answer"
     labels: tuple[str, ...] = ()
@@ -225,8 +225,10 @@ def label_name(reference: Any, labels: Sequence[str] = ()) -> str:
 
 
 def normalise_label(text: str) -> str:
-    """Case folded, one space between words (`_` and `-` count as spaces), quotes, stars and full stops around taken off.
-    The minus of a number stays: -1 is not 1."""
+    """Return the label with its case folded and one space between words (`_` and `-` count as spaces).
+
+    Quotes, stars and full stops around it are taken off. The minus of a number stays: -1 is not 1.
+    """
     bare = text.strip(_WRAPPERS).casefold().replace("−", "-")
     sign = "-" if _NEGATIVE_NUMBER.match(bare) else ""
     return sign + " ".join(bare.replace("_", " ").replace("-", " ").split())
@@ -295,7 +297,7 @@ def gold_answers(reference: Any, no_answer: str | None = None) -> list[str]:
 
 
 def exact_match(answer: str, gold: str) -> bool:
-    """Equal after SQuAD's normalisation; equal numbers where `gold` is one; equal text where nothing is left of it."""
+    """Whether both are equal after SQuAD's normalisation, or equal numbers if `gold` is one, or equal text if nothing is left."""
     if is_bare_number(gold):
         return parse_number(answer) == parse_number(gold)
     if not (expected := normalise(gold)):

@@ -96,7 +96,7 @@ _TO_THE_GRADER = (
 
 
 def readable(text: str, *, min_words: int = 1, prompt: Any = None, max_chars: int = MAX_TEXT) -> FinalText:
-    """What a reader would take for the answer, when it is text at all.
+    """The text that a reader would take for the answer, or the reason why there is none.
 
     Refused: no final text (see `answer_text`), lone surrogates and control characters, fewer than `min_words` words
     made of letters, loops (fewer than half of the word trigrams distinct), pleas to the grader, and

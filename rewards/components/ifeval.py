@@ -366,7 +366,7 @@ def loose_variants(response: str) -> Iterator[str]:
 
 
 def _from_json(value: Any) -> Any:
-    """JSON text is parsed; a single name stands for a list of one."""
+    """The value of JSON text; a list of one for a single name; anything else unchanged."""
     if not isinstance(value, str):
         return value
     return json.loads(value) if value.lstrip()[:1] in ("[", "{") else [value]

@@ -176,7 +176,7 @@ def parse_ranking(content: str, count: int, fence: str) -> list[list[int]]:
 
 
 def _keyed(content: str, fence: str, name: str, kind: type) -> Any:
-    """What a verdict {key, `name`} holds, if it carries the right key."""
+    """The content of a verdict {key, `name`} that carries the right key."""
     text = content.rpartition("</think>")[2].strip()
     if len(text) > _MAX_VERDICT:
         raise ValueError(f"a verdict of {len(text)} characters")
@@ -248,7 +248,7 @@ class _Judge:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def _shown(self, sample: Sample) -> tuple[str, str, str | None] | Score:
-        """Prompt, answer and reference as the judge is to see them; or the score of what is no text to judge."""
+        """Prompt, answer and reference as the judge reads them; or the score of a completion without text to judge."""
         try:
             reference = reference_texts(sample.reference)
         except ValueError as failure:
@@ -286,7 +286,7 @@ class _Judge:
         asked: Callable[[str], list[dict[str, str]]],
         parse: Callable[[str, str], V],
     ) -> tuple[V | None, dict[str, Any]]:
-        """What the judge says, read by `parse(content, fence)`, and the requests that it took; None with the reason.
+        """The judge's reply, read by `parse(content, fence)`, and the requests that it took; None with the reason.
         `asked(fence)` are the messages about `data`."""
         sent, problem = 0, ""
         for attempt in range(_ASKS):
@@ -392,7 +392,7 @@ class JudgeRubric(_Judge):
         return Score(value, "ok" if value >= self.threshold - 1e-9 else "wrong", {**info, **points})
 
     def _key(self, question: Question) -> str | None:
-        """What the verdict depends on; neither fences nor seeds, at temperature 0."""
+        """The cache key: everything the verdict depends on, without fences and seeds, as the temperature is 0."""
         rubric = [[item.name, item.description] for item in question.rubric]
         extra = json.dumps(dict(self.extra), sort_keys=True, default=repr)
         where = (self.version, self.endpoint.base_url, self.model, self.scale, self.max_tokens, self.json_mode, extra)
@@ -467,7 +467,7 @@ class JudgeRanking(_Judge):
         ]
 
     def _rounds(self, group: int, answers: Mapping[str, tuple[str, str | None]], ctx: Context) -> list[Round]:
-        """What is asked about a group: each order of its answers, in parts."""
+        """The questions about a group: each order of its answers, in parts."""
         if len(answers) < 2:
             return []
         prompt, reference = next(iter(answers.values()))
@@ -531,7 +531,7 @@ def _shares(answers: Sequence[str], ranking: Sequence[Sequence[int]]) -> dict[st
 
 
 def _no_answer(text: str, max_chars: int) -> str | None:
-    """What judges have been seen to reward though nothing is said."""
+    """The reason why a text that says nothing, which judges reward, is not shown to one; None for an answer."""
     if len(text) > max_chars:
         return "too_long"
     if not any(character.isalnum() for character in text):
@@ -540,7 +540,7 @@ def _no_answer(text: str, max_chars: int) -> str | None:
 
 
 def _outcome(task: "asyncio.Future[Any]", seconds: float) -> Any:
-    """What a conversation came to, or why it came to nothing."""
+    """The result of a conversation, or the reason why it has none."""
     if task.cancelled():
         return f"the batch took longer than {seconds:g} s"
     failure = task.exception()

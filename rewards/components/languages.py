@@ -48,7 +48,7 @@ def language_probability(text: str, code: str) -> float:
 
 
 def language_code(name: str) -> str:
-    """`en` for `en`, `EN`, `en-US`, `en_XX`, `eng_Latn`, `English`."""
+    """The ISO 639-1 code of a language: `en` for `en`, `EN`, `en-US`, `en_XX`, `eng_Latn`, `English`."""
     plain = name.strip().casefold()
     first = plain.replace("_", "-").partition("-")[0]
     return _ALIASES.get(first, first)

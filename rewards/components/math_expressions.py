@@ -248,7 +248,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _slow_to_evaluate() -> tuple[Any, ...]:
-    """What takes long to compute as a number, or has none."""
+    """The types of expressions that take long to compute as a number, or have none."""
     import sympy
 
     return (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
@@ -307,7 +307,7 @@ def _value_where_real(side: Any, point: dict[Any, Any]) -> Any:
 
 
 def _inside(side: Any) -> list[Any]:
-    """What its logarithms and roots are of."""
+    """The arguments of its logarithms and roots."""
     import sympy
 
     roots = [power.base for power in side.atoms(sympy.Pow) if power.free_symbols and not power.exp.is_Integer]
@@ -481,7 +481,7 @@ def _size(expression: Any) -> int:
 
 
 def _name(part: Any) -> str | None:
-    """What is computed at this place, sums, products and roots aside."""
+    """The name of the operation at this node; None for sums, products and roots."""
     import sympy
 
     if isinstance(part, sympy.Pow):

@@ -27,7 +27,7 @@ _SHIFTED = ("roberta", "camembert", "mpnet", "data2vec", "longformer")
 
 
 class Question(NamedTuple):
-    """What the model is asked about one completion: the prompt's messages and the text."""
+    """Input of the model for one completion: the prompt's messages and the text."""
 
     prompt: tuple[tuple[str, str], ...]
     text: str
@@ -275,7 +275,7 @@ class RewardModel:
         return [question if isinstance(question, Score) else scores[question] for question in questions]
 
     def _question(self, sample: Sample) -> Question | Score:
-        """What to ask, or the score of a text that there is nothing to ask about."""
+        """The question about one completion, or the score of one without text to judge."""
         answer = readable(sample.full_text, min_words=self.min_words, prompt=sample.prompt)
         if answer.value is None:
             return Score(None, "format", {"reason": answer.reason})

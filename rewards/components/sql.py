@@ -47,7 +47,7 @@ _TIMEOUT = ["timeout", "the query ran out of time"]
 
 
 class _Refused(Exception):
-    """Status and reason, as its two arguments."""
+    """A query that is refused; its arguments are status and reason."""
 
 
 def judge_all(
@@ -161,7 +161,7 @@ def _database(setup: str | None, path: str | None, seconds: float) -> sqlite3.Co
 
 
 def _setup_only(action: int, *names: str | None) -> int:
-    """Scripts fill their own database: no other files, no extensions."""
+    """Authorizer of scripts, which fill their own database: no other files, no extensions."""
     if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH):
         return sqlite3.SQLITE_DENY
     if action == sqlite3.SQLITE_FUNCTION and (names[1] or "").lower() in ("load_extension", "readfile", "writefile"):

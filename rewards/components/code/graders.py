@@ -47,7 +47,7 @@ def require_sandbox(allow_unsafe: bool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _CodeComponent(ItemComponent):
-    """What both kinds of tests share: the program out of the completion, tests out of the row, the verdict.
+    """Base of both graders: takes the program out of the completion and the tests out of the row, and caches verdicts.
 
     `scoring` is "all" (1 when every test passes, else 0) or "share" (passed / tests). Status is `ok` only when every
     test passes. `seconds` and `memory_mb` limit one run, `budget_seconds` all runs of one completion; tests that it
@@ -106,7 +106,7 @@ class _CodeComponent(ItemComponent):
         return [fresh[key] if key in fresh else self._verdict(*known[key]) for key in keys]
 
     def _key(self, sample: Sample, ctx: Context) -> str | None:
-        """What the verdict depends on; None where that is not plain."""
+        """The cache key: everything the verdict depends on; None if that is not plain data."""
         program = sample.once(code_block).value
         columns = (*_TEST_COLUMNS, *_NAME_COLUMNS, *_LIMIT_COLUMNS, _SETUP_COLUMN)
         tests = [sample.columns.get(column) for column in columns]
@@ -282,7 +282,7 @@ class CodeFunction(_CodeComponent):
 
 
 def _kept(score: Score) -> list[Any] | None:
-    """What is remembered of a score: its tests passed, of how many, and why not all. None where that may change."""
+    """The cache entry of a score: tests passed, tests in all, and why not all passed; None if a rerun may differ."""
     info = score.info
     if score.status not in ("ok", "wrong") or "passed" not in info or info.get("timed_out"):
         return None
@@ -297,15 +297,15 @@ class _Limits(NamedTuple):
 
 
 class _Slow(Exception):
-    """A run was not over in the share of its time that the first try gives."""
+    """Raised for a run that did not end in the share of its time that the first try gives."""
 
 
 class _NoTime(Exception):
-    """The batch's time was over before the completion had had its own."""
+    """Raised if the batch's time ends before the completion had its own."""
 
 
 class _BadRow(ValueError):
-    """The row's tests cannot be used, whatever the completion is."""
+    """Raised for a row whose tests cannot be used, whatever the completion is."""
 
 
 def _tests(sample: Sample) -> Any:
@@ -325,7 +325,7 @@ def _usable(parse: Any, tests: Any) -> Any:
 
 
 def _answers(stdout: str, calls: int) -> list[tuple[Any] | None]:
-    """What each line says: the value in a tuple, or None for an exception and for anything that is no answer."""
+    """The answer of each line: its value in a tuple, or None for an exception and for anything that is no answer."""
     answers: list[tuple[Any] | None] = []
     for line in filter(None, stdout.split("\n")[: calls + 2]):
         try:

@@ -10,7 +10,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,4000}", re.ASCII)
 
 
 class StdioTest(NamedTuple):
-    """What a program reads, and what it must print."""
+    """One test: the input of a program and the output that it must print."""
 
     input: str
     output: str
