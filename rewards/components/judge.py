@@ -269,14 +269,20 @@ class _Judge:
             return thread.submit(asyncio.run, self._together(questions, ctx)).result()
 
     async def _together(self, questions: Mapping[K, Callable[[Chat], Awaitable[V]]], ctx: Context) -> dict[K, V | str]:
-        tasks: dict[K, asyncio.Future[V]]
+        end = asyncio.get_running_loop().time() + self.batch_seconds
+
+        async def bounded(converse: Callable[[Chat], Awaitable[V]]) -> V | str:
+            try:
+                async with asyncio.timeout_at(end):
+                    return await converse(chat)
+            except TimeoutError:
+                return f"the batch took longer than {self.batch_seconds:g} s"
+            except Exception as failure:
+                return failure_reason(failure)
+
         async with Chat(self.endpoint, hash((ctx.seed, ctx.step)), self._may_ask) as chat:
-            tasks = {key: asyncio.ensure_future(ask(chat)) for key, ask in questions.items()}
-            _, late = await asyncio.wait(tasks.values(), timeout=self.batch_seconds)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-            return {key: _outcome(task, self.batch_seconds) for key, task in tasks.items()}
+            outcomes = await asyncio.gather(*map(bounded, questions.values()))
+        return dict(zip(questions, outcomes, strict=True))
 
     async def _read_reply(
         self,
@@ -537,16 +543,6 @@ def _no_answer(text: str, max_chars: int) -> str | None:
     if not any(character.isalnum() for character in text):
         return "no letters or digits"
     return "announces an answer and gives none" if text.endswith(":") else None
-
-
-def _outcome(task: "asyncio.Future[Any]", seconds: float) -> Any:
-    """The result of a conversation, or the reason why it has none."""
-    if task.cancelled():
-        return f"the batch took longer than {seconds:g} s"
-    failure = task.exception()
-    if failure is not None:
-        return failure_reason(failure)
-    return task.result()
 
 
 _SPENT: Counter[tuple[str, str]] = Counter()
