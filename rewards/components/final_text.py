@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from rewards.errors import PresetError, nearest
 from rewards.extract import MAX_CHARS, Extracted, boxed_answer, hash_answer, tagged_answer
 from rewards.protocol import Sample
+from rewards.samples import prompt_text
 
 _INVISIBLE = "\x00\u200b\u200c\u200d\u2060\ufeff"
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -117,7 +118,7 @@ def readable(text: str, *, min_words: int = 1, prompt: Any = None, max_chars: in
         return FinalText(None, "repeated")
     if sum(phrase in answer.value.casefold() for phrase in _TO_THE_GRADER) > 1:
         return FinalText(None, "talks to the grader")
-    if _is_echo(answer.value, prompt_text(prompt).strip(), min_words):
+    if _is_echo(answer.value, question_text(prompt).strip(), min_words):
         return FinalText(None, "prompt echo")
     return answer
 
@@ -135,11 +136,11 @@ def answer_text(text: str, max_chars: int = MAX_TEXT) -> FinalText:
     return final
 
 
-def prompt_text(prompt: Any) -> str:
-    """A prompt as the user wrote it: the string, or the last user message of a conversation."""
+def question_text(prompt: Any) -> str:
+    """The question of a prompt: the string, or the text of the last user message of a conversation."""
     if isinstance(prompt, list):
         turns = [m for m in prompt if isinstance(m, Mapping) and m.get("role") == "user"]
-        prompt = turns[-1].get("content") if turns else None
+        return prompt_text(turns[-1:])
     return prompt if isinstance(prompt, str) else ""
 
 

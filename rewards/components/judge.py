@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from rewards.components.final_text import prompt_text, readable, reference_texts
+from rewards.components.final_text import question_text, readable, reference_texts
 from rewards.errors import PresetError
 from rewards.http import Chat, Endpoint, Reply
 from rewards.isolation import Cache, content_key
@@ -257,7 +257,7 @@ class _Judge:
         reason = answer.reason if answer.value is None else _no_answer(answer.value, self.max_chars)
         if answer.value is None or reason is not None:
             return Score(None, "format", {"reason": reason})
-        prompt = prompt_text(sample.prompt).encode("utf-8", "replace").decode()
+        prompt = question_text(sample.prompt).encode("utf-8", "replace").decode()
         return prompt, answer.value, None if reference is None else "\nor: ".join(reference)
 
     def _converse(self, questions: Mapping[K, Callable[[Chat], Awaitable[V]]], ctx: Context) -> dict[K, V | str]:

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from rewards.components.final_text import answer_text, prompt_text, readable, words
+from rewards.components.final_text import answer_text, question_text, readable, words
 
 FINE = "The film was a joy to watch."
 
@@ -52,10 +52,11 @@ def test_echoes_of_the_prompt_are_refused():
     assert readable("Is 6 x 12 so\nIs 6 x 12 so", min_words=1, prompt="Is 6 x 12 so").reason == "prompt echo"
 
 
-def test_a_prompt_is_its_text_or_its_last_user_message():
+def test_a_question_is_the_prompt_or_its_last_user_message():
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    assert [prompt_text(prompt) for prompt in ("q", turns, [], [3], None, 5, [{"role": "user"}])] == [
-        "q", "c", "", "", "", "", "",
+    blocks = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "d"}]}]
+    assert [question_text(prompt) for prompt in ("q", turns, blocks, [], [3], None, 5, [{"role": "user"}])] == [
+        "q", "c", "d", "", "", "", "", "",
     ]  # fmt: skip
 
 
