@@ -19,7 +19,7 @@ from kit.objective.recipes import recipe_names
 from kit.objective.schedules import schedules
 
 CHANGING = {
-    "cosine": "schedule", "linear": "schedule", "piecewise": "schedule",
+    "cosine": "schedule", "linear": "schedule",
     "adaptive_entropy": "controller", "adaptive_kl": "controller",
 }  # fmt: skip
 SIGN_CLIP = '''"""A newcomer's hook."""

@@ -36,12 +36,12 @@ def test_notes_name_dynamic_sampling(tree: Any) -> None:
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
-    [(["generation.rollout=mine.py:make"], "act twice"), (["objective.advantage=gdpo"], "components of the reward")],
+    [
+        (["generation.environment=kit.environments.calculator:Calculator"], "act twice"),
+        (["objective.advantage=gdpo"], "components of the reward"),
+    ],
 )
-def test_what_dynamic_sampling_cannot_do_is_refused(
-    overrides: list[str], words: str, tree: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "mine.py").write_text("def make(prompts, trainer):\n    return {}\n")
+def test_what_dynamic_sampling_cannot_do_is_refused(overrides: list[str], words: str, tree: Any) -> None:
     with pytest.raises(ConfigError, match=words):
         notes_of(tree, "selection.dynamic_sampling={}", *overrides)
 
@@ -172,10 +172,3 @@ def test_a_reduction_that_undoes_a_clip_is_noted(tree: Any, clip: str, reduction
 def test_a_kl_without_a_reference_is_refused(tree: Any, estimator: str) -> None:
     with pytest.raises(ObjectiveError, match=r"has no reference policy \(model.reference: none\)"):
         notes_of(tree, f"objective.regularizers=[{{name: kl, estimator: {estimator}}}]", "model.reference=none")
-
-
-def test_the_norm_of_a_lora_update_needs_lora(tree: Any) -> None:
-    override = "objective.regularizers=[reference_free_l2]"
-    notes_of(tree, override)
-    with pytest.raises(ObjectiveError, match=r"all weights train \(model.lora: null\)"):
-        notes_of(tree, override, "model.lora=null")

@@ -60,10 +60,9 @@ class ChatModels:
         self.ends = end_ids(self.tuned, files.tokenizer)
         settings = (config.evaluation, config.generation, None, None, self.interaction, files.processor)
         self.answerer = Answerer(self.rows[:1], build_reward(config), files.tokenizer, *settings)
-        no_rollout = f"Answers here are {self.answerer.note}; they are not rewarded." if self.answerer.note else None
         holder = gpu_holder()
         shared = f"This chat shares {holder}; what it takes, that run may lack." if holder else None
-        self.note = " ".join(text for text in (note, no_rollout, no_rows, shared) if text)
+        self.note = " ".join(text for text in (note, no_rows, shared) if text)
 
     def about(self) -> dict[str, Any]:
         """Run, step, model and device, for the session's `ready` event."""
@@ -154,7 +153,7 @@ class ChatModels:
 
     def reward(self, row: dict[str, Any], done: Completion) -> dict[str, Any] | None:
         """The run's reward of an answer with its components; None where no reference is known and none can be scored."""
-        if "reference" not in row or self.interaction.rollout is not None:
+        if "reference" not in row:
             return None
         verdict = self.answerer.judge(row, done)
         parts = {

@@ -208,8 +208,7 @@ class ObjectiveConfig(Section):
 
 
 class TeacherConfig(Section):
-    """A teacher that the policy learns from token by token, in addition to its rewards. `sdpo`, `teacher_reweight` and `distill`
-    need one."""
+    """A teacher that the policy learns from token by token, in addition to its rewards. `sdpo` and `distill` need one."""
 
     model: str | None = None
     """`self`: the policy itself, shown more than its prompt (`prompt`). Or a model folder or hub id with the same tokenizer.
@@ -249,9 +248,6 @@ class VllmConfig(Section):
     constraint, and its log-probabilities are those of the constrained distribution."""
     eager: bool | None = None
     """No compilation and no CUDA graphs: starts sooner, generates slower. Null: on the CPU only, under Unsloth never."""
-    speculative: Literal["ngram"] | None = None
-    """Draft tokens from what stands in prompt and completion, and let the policy accept them, which keeps its distribution.
-    GPU only."""
     hand_over: Literal["auto", "merged", "adapter"] = "auto"
     """Weights that a LoRA run hands to the engine at every step. `merged`: all weights, adapter included. `adapter`: the
     adapter alone, in memory, on weights that the engine loaded once. `auto`: adapter with 4-bit weights, else merged.
@@ -279,19 +275,12 @@ class GenerationConfig(Section):
     """Sample among the k most likely tokens; 0 is no limit."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Drop tokens less likely than this share of the likeliest one's probability."""
-    replay_support: bool = False
-    """With `top_p`, `top_k` or `min_p`: keep which tokens the sampler allowed at each place, and score old, new and reference
-    policy over these alone, so that the loss is of the distribution that was sampled. Plain completions of `engine: hf`, or of a
-    colocated vLLM with `top_k`."""
     tools: list[str] = Field(default_factory=list)
     """Functions that the model may call, `file.py:function` or `package.module:function`. What they answer is masked from
     the loss; it counts towards `max_completion_tokens`."""
     environment: str | dict[str, str] | None = None
     """Class (or function that makes one) whose methods are tools with a state of their own, one instance a completion:
     `file.py:Class`, or several by the value of the dataset's column `environment`: {name: file.py:Class}."""
-    rollout: str | None = None
-    """Function that makes completions in your own way, `file.py:function` called as rollout(prompts, trainer); in place of
-    tools and environment. Held-out evaluation generates without it."""
     max_tool_calling_iterations: Annotated[int, Field(ge=1)] | None = None
     """Rounds of calls in a completion, each of any number of calls. Null: as many as fit."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
@@ -301,16 +290,6 @@ class GenerationConfig(Section):
     def truncates(self) -> bool:
         """Whether completions are sampled from a part of the vocabulary."""
         return self.top_p < 1.0 or bool(self.top_k) or bool(self.min_p)
-
-    @model_validator(mode="after")
-    def _support_can_be_kept(self) -> GenerationConfig:
-        others = [name for name in ("tools", "environment", "rollout") if getattr(self, name)]
-        if self.replay_support and others:
-            raise ValueError(
-                f"replay_support with {others[0]}: what the sampler allowed is known of plain completions alone. "
-                "Set replay_support: false"
-            )
-        return self
 
 
 class DynamicSamplingConfig(Section):

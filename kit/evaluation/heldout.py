@@ -68,12 +68,8 @@ class HeldOut:
         self.checker = checker if checker is not None else preset
         self.memory = memory  # what to do when memory runs out; None: fail
         self.sampler: MultiTurnSampler | None = None
-        if interaction is not None and interaction.has_turns:
+        if interaction:
             self.sampler = MultiTurnSampler(interaction, tokenizer, generation.max_completion_tokens)
-        self.note = None
-        if interaction is not None and interaction.rollout is not None:
-            self.note = "generated without generation.rollout, which needs the trainer"
-            log.warning("The held-out score is %s.", self.note)
         self.asked: dict[str, list[int]] = {}  # ids of the texts that the model was given
         self.half: torch.dtype | None = None  # what float32 weights compute in, where training passes do
         self.further: dict[str, Any] = {}  # what generate() is given beside its inputs and settings
@@ -123,7 +119,6 @@ class HeldOut:
             "k": k,
             "temperature": self.config.temperature,
             "generation": self.generation.model_dump(include=set(GENERATION)),
-            **({"note": self.note} if self.note else {}),
             **right,
             "greedy_reward": bootstrap_mean([total for total in verdict.totals if total is not None])._asdict(),
             "reward_failure_share": verdict.failure_share,

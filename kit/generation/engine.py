@@ -37,7 +37,6 @@ from kit.models.backend import (
 from kit.models.unsloth import room
 
 if TYPE_CHECKING:
-    from kit.config.sections import VllmConfig
     from kit.objective import Objective
 
 TESTED = ("0.29", "0.31")
@@ -125,7 +124,12 @@ def incompatibilities(
             f"generation.engine: vllm, but vLLM is not installed. Install it with: {package}  (docs/vllm.md). {HF_INSTEAD}"
         )
         return
-    if not _is_tested(build.version) and os.environ.get("KIT_ALLOW_UNTESTED") != "1":
+    try:
+        release = Version(build.version).release[:2]
+    except InvalidVersion:
+        release = ()
+    tested = Version(TESTED[0]).release <= release <= Version(TESTED[1]).release
+    if not tested and os.environ.get("KIT_ALLOW_UNTESTED") != "1":
         yield EnvironmentUnsupported(
             f"{build.distribution} {build.version} is installed; the kit drives vLLM {TESTED[0]} to {TESTED[1]}. Install one "
             f"of those, or set KIT_ALLOW_UNTESTED=1 to try anyway. {HF_INSTEAD}"
@@ -145,16 +149,6 @@ def incompatibilities(
         yield EnvironmentUnsupported(
             "generation.engine: vllm with model.load_in_4bit: true: vLLM's CPU build does not load weights in bitsandbytes' 4 "
             f"bits. Set model.load_in_4bit: false. {HF_INSTEAD}"
-        )
-    if vllm.speculative is not None and device == "cpu":
-        yield EnvironmentUnsupported(
-            f"generation.vllm.speculative: {vllm.speculative} needs a GPU, and this machine has none that torch can use. Set it "
-            "to null."
-        )
-    elif vllm.speculative is not None and config.generation.min_p:
-        yield ConfigError(
-            f"generation.vllm.speculative: {vllm.speculative} with generation.min_p, which vLLM does not apply to "
-            "drafted tokens. Set generation.min_p: null, or speculative: null."
         )
     yield from _of_the_run(config)
     if config.model.load_in_4bit and device == "cuda" and find_spec("vllm_bnb_plugin") is None:
@@ -177,17 +171,6 @@ def _of_the_run(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(
             "generation.vllm.hand_over: adapter without model.lora: there is no adapter. Set generation.vllm.hand_over: merged."
         )
-    if config.generation.replay_support:
-        unknown = {
-            "generation.top_k: 0, which bounds what it names": not config.generation.top_k,
-            f"generation.vllm.speculative: {vllm.speculative}": vllm.speculative,
-        }
-        for name in (name for name, there in unknown.items() if there):
-            yield ConfigError(
-                f"generation.replay_support with completions from vLLM and {name}: which tokens its sampler left is known "
-                "with a top_k and without speculation. Set generation.top_k (to 200, say) and "
-                f"speculative: null, or generation.replay_support: false. {HF_INSTEAD}"
-            )
 
 
 def hands_adapter(config: RunConfig) -> bool:
@@ -196,14 +179,6 @@ def hands_adapter(config: RunConfig) -> bool:
     if model.lora is None or vllm.hand_over == "merged":
         return False
     return vllm.hand_over == "adapter" or model.load_in_4bit
-
-
-def _is_tested(version: str) -> bool:
-    try:
-        release = Version(version)
-    except InvalidVersion:
-        return False
-    return Version(TESTED[0]) <= release and release.release[:2] <= Version(TESTED[1]).release[:2]
 
 
 def reports_logps(config: RunConfig) -> bool:
@@ -226,15 +201,6 @@ def record(config: RunConfig, engine: Engine, backend: str = TRANSFORMERS) -> di
 def engine_seed(config: RunConfig, backend: str = TRANSFORMERS) -> int | None:
     """Seed of the sampling: the run's; None for the engine that Unsloth makes, which takes none."""
     return None if config.generation.engine == "vllm" and backend == UNSLOTH else config.run.seed
-
-
-DRAFTS = {"ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}}
-"""vLLM's `speculative_config`: how many tokens are drafted, and from how many that match."""
-
-
-def further_arguments(vllm: VllmConfig) -> dict[str, Any]:
-    """Arguments of vLLM's `LLM(...)` beside TRL's."""
-    return {"speculative_config": dict(DRAFTS[vllm.speculative])} if vllm.speculative else {}
 
 
 def vllm_arguments(config: RunConfig) -> dict[str, Any]:
@@ -348,11 +314,6 @@ def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns:
             "generation.engine: vllm under Unsloth needs a GPU of compute capability 7.0 or newer, not "
             f"{described(capability, machine.gpu)}. Set generation.engine: hf, or model.backend: transformers."
         )
-    if vllm.speculative is not None:
-        yield ConfigError(
-            f"generation.vllm.speculative: {vllm.speculative} under Unsloth, which starts its engine with settings of its "
-            f"own. Take it out. {TRANSFORMERS_INSTEAD}"
-        )
     if lora is None:
         yield ConfigError(
             "generation.engine: vllm with model.lora: null under Unsloth: its engine shares frozen weights and takes adapters "
@@ -390,11 +351,6 @@ def _of_unsloth(config: RunConfig, backend: Backend, columns: Collection[str]) -
         )
     if backend.name == UNSLOTH and config.model.dtype == "float32":
         yield ConfigError(f"model.backend: unsloth with {NO_FLOAT32}. Set model.dtype: auto. {TRAINS_THE_SAME}")
-    if backend.name == UNSLOTH and config.generation.replay_support:
-        yield ConfigError(
-            "generation.replay_support with model.backend: unsloth, which samples by a loop of its own. Set replay_support: "
-            f"false. {TRANSFORMERS_INSTEAD}"
-        )
     if backend.name == UNSLOTH and config.generation.temperature >= 10:
         yield ConfigError(
             f"generation.temperature: {config.generation.temperature:g}: Unsloth's trainer refuses 10 and above. Set a lower "

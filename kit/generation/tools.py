@@ -1,12 +1,11 @@
-"""What a model may do while it completes: call tools, act in an environment, or follow a rollout function of yours.
+"""What a model may do while it completes: call tools, and act in an environment.
 
-Named in YAML (`generation.tools`, `.environment`, `.rollout`), loaded and checked here, and handed to TRL, which runs the
+Named in YAML (`generation.tools`, `.environment`), loaded and checked here, and handed to TRL, which runs the
 calls. Everything that TRL would trip over in a run is refused before one, with what to write instead.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import sys
@@ -41,14 +40,9 @@ class ToolSetup:
 
     tools: tuple[Callable[..., Any], ...] = ()
     environments: Mapping[str | None, Factory] | None = None
-    rollout: Callable[..., Any] | None = None
     max_iterations: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.tools or self.environments or self.rollout)
-
-    @property
-    def has_turns(self) -> bool:
         """Whether TRL's loop of calls and answers runs."""
         return bool(self.tools or self.environments)
 
@@ -60,8 +54,6 @@ class ToolSetup:
         if self.environments is not None:
             single = None in self.environments
             arguments["environment_factory"] = self.environments[None] if single else dict(self.environments)
-        if self.rollout is not None:
-            arguments["rollout_func"] = self.rollout
         return arguments
 
     def all_tools(self) -> list[Callable[..., Any]]:
@@ -105,7 +97,7 @@ def check_rows(interaction: ToolSetup, data: DataSplit) -> None:
 
 
 def load_tools(config: GenerationConfig) -> ToolSetup:
-    """The tools, environments and rollout function of a configuration, checked. Raises `KitError`."""
+    """The tools and environments of a configuration, checked. Raises `KitError`."""
     tools = tuple(_load(path, f"generation.tools.{number}") for number, path in enumerate(config.tools))
     for path, tool in zip(config.tools, tools, strict=True):
         check_tool(tool, path)
@@ -121,15 +113,7 @@ def load_tools(config: GenerationConfig) -> ToolSetup:
         raise ConfigError(
             f"generation.tools: two tools have one name ({', '.join(names)}); the model calls them by it."
         )
-    rollout = None
-    if config.rollout is not None:
-        rollout = checked_rollout(_load(config.rollout, "generation.rollout"), config.rollout)
-        if tools or environments:
-            raise ConfigError(
-                "generation.rollout makes whole completions, calls of tools included; generation.tools and "
-                "generation.environment would act on what it has finished. Keep one of the two."
-            )
-    return ToolSetup(tools, environments, rollout, config.max_tool_calling_iterations)
+    return ToolSetup(tools, environments, config.max_tool_calling_iterations)
 
 
 def _load(path: str, key: str) -> Callable[..., Any]:
@@ -187,37 +171,12 @@ def check_environment(factory: Factory, where: str, taken: list[str]) -> None:
             raise ConfigError(f"generation.tools and {where} both have a tool called {method.__name__}. Rename one.")
 
 
-def checked_rollout(rollout: Callable[..., Any], where: str) -> Callable[..., Any]:
-    """The function, whose answers are looked at before TRL uses them. Raises `ConfigError` for another signature."""
-    try:
-        inspect.signature(rollout).bind([], None)
-    except TypeError as error:
-        raise ConfigError(
-            f"generation.rollout: {where} cannot be called as rollout(prompts, trainer) ({error}). It returns a dict of "
-            "prompt_ids and completion_ids (a list of token ids for each prompt), logprobs (likewise, or None), and, "
-            "where others than the policy wrote tokens, env_mask (1 for the policy's tokens, 0 for theirs)."
-        ) from error
-
-    @functools.wraps(rollout)
-    def checked(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        made = rollout(prompts, trainer)
-        needed = {"prompt_ids", "completion_ids", "logprobs"}
-        if not isinstance(made, Mapping) or needed - made.keys():
-            keys = ", ".join(made) if isinstance(made, Mapping) else type(made).__name__
-            raise ConfigError(
-                f"generation.rollout: {where} returned {keys}; expected a dict with {', '.join(sorted(needed))}."
-            )
-        return dict(made)
-
-    return checked
-
-
 def check_turns(interaction: ToolSetup, tokenizer: Any, *, chat: bool, source: str) -> None:
     """Refuses a model whose template cannot hold a conversation with tools. Raises `KitError`.
 
     The tokenizer is given TRL's description of how its template writes calls, where it has none of its own.
     """
-    if not interaction.has_turns:
+    if not interaction:
         return
     if not chat:
         raise ConfigError(

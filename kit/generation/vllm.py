@@ -8,7 +8,6 @@ only where completions come from vLLM, because TRL's module imports vLLM.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -47,11 +46,6 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         self.settings = settings
         settings_of_trl = generation_kwargs or {}
         settings_of_trl = settings_of_trl | {"stop_token_ids": stop_ids(model, settings_of_trl)}
-        if settings.support_of:
-            # more than top_k, which keeps every token that is as likely as the k-th
-            keywords["logprobs"] = min(2 * settings.support_of + 16, model.config.get_text_config().vocab_size)
-        self.supports: list[list[torch.Tensor]] = []
-        """The ids that the sampler allowed at each place of the last completions, where that is kept."""
         super().__init__(model, *arguments, generation_kwargs=settings_of_trl, **keywords)
 
     def _init_vllm(self) -> None:
@@ -88,9 +82,6 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             arguments["enforce_eager"] = True
         if settings.revision is not None:
             arguments |= {"revision": settings.revision, "tokenizer_revision": settings.revision}
-        if settings.support_of:
-            arguments["max_logprobs"] = self.logprobs
-        arguments |= settings.further
         if settings.adapter_alone:
             rank = adapter_tensors(self.model)[0]
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_rank(rank)}
@@ -113,17 +104,9 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         return llm
 
     def generate(self, prompts: Any, *rest: Any, **keywords: Any) -> Any:
-        """TRL's, watched; keeps the supports where they are asked for. Raises `EngineError`."""
+        """TRL's, watched. Raises `EngineError`."""
         make = partial(super().generate, prompts, *rest, **keywords)
-        prompt_ids, completions, logps, ids = self._asked(f"making {len(prompts)} completions", make)
-        if self.settings.support_of:
-            self.supports = [supports(*item) for item in zip(ids, logps, strict=True)]
-            logps = [
-                [[of[named.index(token)]] for token, named, of in zip(*item, strict=True)]
-                for item in zip(completions, ids, logps, strict=True)
-            ]
-            ids = [[[token] for token in item] for item in completions]
-        return prompt_ids, completions, logps, ids
+        return self._asked(f"making {len(prompts)} completions", make)
 
     def sync_weights(self) -> None:
         """TRL's, watched; by vLLM's reloading where its layers keep packed or rounded weights, or of the adapter alone.
@@ -197,28 +180,6 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         """
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize()
-
-
-def supports(ids: list[list[int]], logps: list[list[float | None]]) -> list[torch.Tensor]:
-    """Returns the ids with a log-probability above -inf at each position of a completion: those that the sampler allowed.
-
-    TRL asks for the log-probabilities after truncation (`processed_logprobs`). So they are of all allowed tokens where they
-    add up to 1. Raises `EngineError` where they do not.
-    """
-    allowed_ids: list[torch.Tensor] = []
-    for candidates, row in zip(ids, logps, strict=True):
-        allowed = {
-            token: logp for token, logp in zip(candidates, row, strict=True) if logp is not None and logp > -math.inf
-        }
-        if abs(math.fsum(map(math.exp, allowed.values())) - 1) > 1e-3:
-            raise EngineError(
-                f"vLLM named {len(allowed)} tokens that its sampler allowed, and their probabilities add up to "
-                f"{math.fsum(map(math.exp, allowed.values())):.4f}, not to 1: it allowed others as well (more are equally likely "
-                "than fit beside top_k), or its log-probabilities are not those after truncation. Set "
-                "generation.replay_support: false, or generation.engine: hf."
-            )
-        allowed_ids.append(torch.tensor(list(allowed), dtype=torch.int32))
-    return allowed_ids
 
 
 def stop_ids(model: Any, generation_kwargs: Mapping[str, Any]) -> list[int]:

@@ -272,7 +272,6 @@ class _Trials:
             return UNTESTED, "no step on text was made"
         words = {
             "packed": "each token once: rows without padding, a shared prompt once",
-            "trimmed": "rows of like length with their padding cut",
             "plain": "padded rows",
         }
         reason = f" ({self.scored['reason']})" if self.scored["reason"] else ""

@@ -12,8 +12,8 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -103,11 +103,9 @@ class EngineSettings:
     timeout: float = 1800.0  # seconds
     dtype: torch.dtype | None = None
     eager: bool | None = None
-    support_of: int = 0  # top_k of sampling whose supports are kept; 0: none are
     adapter_alone: bool = False  # LoRA is handed over as it is, and not merged into the weights
     revision: str | None = None
     gpu_memory_utilization: float = 0.3
-    further: Mapping[str, Any] = field(default_factory=dict)  # arguments of vLLM's LLM(...)
     compared: bool = True  # log-probabilities of the trainer and the engine, as both are of one distribution
     tell: Callable[[str], None] = log.warning
 

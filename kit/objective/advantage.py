@@ -6,7 +6,6 @@ Groups are told by id: they may differ in size and come in any order.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ import torch
 from torch import Tensor
 
 from kit.errors import ConfigError
-from kit.objective.batch import RewardBatch, bounded_exp
-from kit.objective.hook import check_range
+from kit.objective.batch import RewardBatch
 from kit.objective.registry import HookRegistry
 
 # --- rewards over time, and the maths of a value head -----------------------------------------------------------------
@@ -116,15 +114,7 @@ def _shifted(packed: Tensor, by: int) -> Tensor:
     return torch.nn.functional.pad(packed[:, by:], (0, by))
 
 
-_NO_GAMMA = (
-    "it compares whole completions, one reward each, so there is no time course for γ to act on. "
-    "Estimators over tokens that have it: token_returns, reinforce_pp, reinforce_pp_baseline, gae."
-)
-_NO_LAMBDA = (
-    "λ weighs the estimates of a value head against the rewards that follow, token by token. "
-    "Only the estimator gae has a value head; there it is called lam."
-)
-advantages = HookRegistry("advantage", hints={"gamma": _NO_GAMMA, "lam": _NO_LAMBDA, "lambda": _NO_LAMBDA})
+advantages = HookRegistry("advantage")
 AdvantageFunction = Callable[[RewardBatch], Tensor]
 
 STD_EPSILON = 1e-4
@@ -245,43 +235,6 @@ def gdpo() -> AdvantageFunction:
         return whitened(total, scored)
 
     return function
-
-
-@advantages.register(
-    "passk", formula="A = mean of max_S R - max_(S without i) R, over S of k={k} with i", source="arXiv 2503.19595"
-)
-def passk(k: int | None = None) -> AdvantageFunction:
-    """What a completion adds to the best of `k`: the mean of max_S R - max_{S without i} R over all S of size k with i.
-
-    S are subsets of the completion's group. None, or a k above the number of scored completions, is the whole group:
-    then only a single best completion has an advantage, its distance to the second. k >= 2. A group of one has 0.
-    Source: arXiv 2503.19595, with the mean over subsets in closed form, in float64.
-    """
-    if k is not None:
-        check_range("passk", "k", k, 2)
-
-    def function(batch: RewardBatch) -> Tensor:
-        out = torch.zeros_like(batch.rewards)
-        for group in torch.unique(batch.group):
-            members = torch.nonzero((batch.group == group) & batch.scorable)[:, 0]
-            size = members.shape[0]
-            if size < 2:
-                continue
-            rewards, order = torch.sort(batch.rewards[members].double())
-            others = size - 1 if k is None else min(k, size) - 1
-            # One step up in rank is worth the step in reward, whenever all others of S rank below.
-            share = rewards.new_tensor(_shares_below(size, others))
-            gain = torch.cumsum(rewards.diff() * share, 0)
-            out[members[order[1:]]] = gain.to(out.dtype)
-        return out
-
-    return function
-
-
-@functools.lru_cache(maxsize=256)
-def _shares_below(size: int, others: int) -> tuple[float, ...]:
-    """For the ranks 1 ... size-1: the share of draws of so many others, without replacement, that all rank below."""
-    return tuple(math.comb(rank, others) / math.comb(size - 1, others) for rank in range(1, size))
 
 
 def centred_in_group(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -455,33 +408,6 @@ def sdpo(mix: float = 0.0, base: Literal["group_zscore", "group_mean"] = "group_
 
     def function(batch: RewardBatch) -> Tensor:
         return mix * estimate(batch)[:, None] + (1.0 - mix) * teacher_gap(batch)
-
-    return function
-
-
-@advantages.register(
-    "teacher_reweight",
-    needs={"old_logps", "teacher_logps"},
-    formula="A_t = A·(1 - {strength} + {strength}·w_t),  w_t = clip(exp(sign(A)·(log p_teacher - log p_old)), 1 ± {eps})",
-    source="RLSD, arXiv 2604.03128",
-)
-def teacher_reweight(
-    strength: float = 0.5, eps: float = 0.2, base: Literal["group_zscore", "group_mean"] = "group_zscore"
-) -> AdvantageFunction:
-    """The group's advantage, more of it at tokens where the teacher agrees with its sign; (N, T).
-
-    The verifier alone says whether a completion was good; the teacher says which of its tokens made it so. The sign never
-    changes. `strength` 0: `base` to the bit; it may follow a schedule. 0 <= strength <= 1, 0 < eps < 1. Without a teacher the
-    weight is 1. Source: RLSD, arXiv 2604.03128.
-    """
-    _check_share("teacher_reweight", "strength", strength)
-    check_range("teacher_reweight", "eps", eps, 0.0, 1.0, open_low=True)
-    estimate = _BASES[base]
-
-    def function(batch: RewardBatch) -> Tensor:
-        advantages = estimate(batch)[:, None]
-        evidence = bounded_exp(torch.sign(advantages) * teacher_gap(batch)).clamp(1.0 - eps, 1.0 + eps)
-        return advantages + strength * advantages * (evidence - 1.0)
 
     return function
 

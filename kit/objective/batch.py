@@ -51,7 +51,7 @@ class Draw:
 class Field:
     """A quantity that a hook may ask for by `needs`. Checks, sample batches, memory counts and the trainer read this."""
 
-    shape: Literal["(B, T)", "(B, 1)", "(N,)", "(N, K)", "()"]
+    shape: Literal["(B, T)", "(B, 1)", "(N,)", "(N, K)"]
     sample: Callable[[Draw], Tensor]  # values for `grpo-kit objective check`
     remedy: str  # what is missing where a batch lacks it, and what to do
     cost: str = NO_COST  # what a run does beyond a run without it
@@ -101,20 +101,12 @@ TOKEN_FIELDS: dict[str, Field] = {
         "the batch carries no rewards. Let the trainer fill in TokenBatch.rewards",
         source="rewards",
     ),
-    "all_lengths": Field(
-        "(N,)",
-        lambda draw: torch.arange(1.0, draw.rows + 1),
-        "the batch does not know the lengths of its generation batch. Fill in TokenBatch.all_lengths",
-    ),
     "truncated": Field(
         "(B, 1)",
         lambda draw: torch.arange(draw.rows)[:, None] % 3 == 1,
         "the batch does not say which completions were cut. Fill in TokenBatch.truncated",
         source="truncated",
         dtype=torch.bool,
-    ),
-    "weight_norm": Field(
-        "()", lambda draw: torch.tensor(0.7), "the model has no LoRA weights. Set model.lora", gradient=True
     ),
     "teacher_logps": Field(
         "(B, T)",
@@ -272,10 +264,8 @@ class TokenBatch:
     )
     teacher_kl: Tensor | None = None  # (B, T) nats, divergence from the teacher; 0 without one; carries gradient
     rewards: Tensor | None = None  # (B, 1) weighted sum of the reward components; NaN where none could score
-    all_lengths: Tensor | None = None  # (N,) tokens of every completion of the generation batch, this micro-batch's too
     truncated: Tensor | None = None  # (B, 1) bool: completions cut at the length limit
     scored: Tensor | None = None  # (B, 1) bool: completions that the policy has scored; None: all
-    weight_norm: Tensor | None = None  # () squared Frobenius norm of the LoRA update of the weights; carries gradient
     step: int = 0  # optimiser step
     extra: Mapping[str, Tensor | None] = field(default_factory=dict)  # of fields that were added to `TOKEN_FIELDS`
     live: Tensor = field(init=False)  # (B, T) the mask as 0 and 1, in the precision of logps
@@ -301,20 +291,22 @@ class TokenBatch:
         self._fill("old_logps", self.old_logps)
         for name, value in self.extra.items():
             object.__setattr__(self, name, value)
-        shapes = {"(B, T)": full, "(B, 1)": torch.Size((full[0], 1)), "()": torch.Size(())}
+        shapes = {"(B, T)": full, "(B, 1)": torch.Size((full[0], 1))}
         for name, spec in {**TOKEN_FIELDS, "scored": TOKEN_FIELDS["truncated"]}.items():
             value = getattr(self, name)
             if value is None:
                 continue
-            if spec.shape == "(N,)" and value.dim() != 1:
-                raise _wrong_shape(name, value, "(N,)")
-            if spec.shape in shapes:
-                _check_shape(name, value, shapes[spec.shape])
+            _check_shape(name, value, shapes[spec.shape])
             if spec.dtype is not None and value.dtype != spec.dtype:
                 raise ObjectiveError(f"TokenBatch.{name} has dtype {value.dtype}, expected {spec.dtype}.")
             if spec.shape == "(B, T)":
                 self._fill(name, value)
-        self._check_advantages(full)
+        if self.advantages.shape not in {full, (full[0], 1)}:
+            raise _wrong_shape("advantages", self.advantages, f"({full[0]}, 1) or {tuple(full)}")
+        if self.advantages.shape == full:
+            self._fill("advantages", self.advantages)
+        else:
+            object.__setattr__(self, "advantages", _at_least_float32("advantages", self.advantages))
 
     if not TYPE_CHECKING:
 
@@ -322,15 +314,6 @@ class TokenBatch:
             if name in TOKEN_FIELDS:  # one that was added, and that this batch lacks
                 return None
             raise AttributeError(f"TokenBatch has no field '{name}'")
-
-    def _check_advantages(self, full: torch.Size) -> None:
-        advantages = self.advantages
-        if advantages.shape not in {full, (full[0], 1)}:
-            raise _wrong_shape("advantages", advantages, f"({full[0]}, 1) or {tuple(full)}")
-        if advantages.shape == full:
-            self._fill("advantages", advantages)
-        else:
-            object.__setattr__(self, "advantages", _at_least_float32("advantages", advantages))
 
     def _fill(self, name: str, value: Tensor) -> None:
         object.__setattr__(self, name, self._filled(_at_least_float32(name, value)))

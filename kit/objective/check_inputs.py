@@ -36,7 +36,6 @@ def token_fields(
         **{name: spec.sample(draw) for name, spec in TOKEN_FIELDS.items()},
     }
     fields = {name: value.to(dtype) if value.is_floating_point() else value for name, value in fields.items()}
-    fields["all_lengths"] = mask.sum(-1).to(dtype)
     return with_rubbish(fields | {"mask": mask, "step": 0})
 
 

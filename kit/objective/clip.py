@@ -2,9 +2,8 @@
 
 With r = exp(logp - old) the token ratio, s its geometric mean over a completion, and A the advantage:
 
-    each token by itself   ppo_clip, two_sided, dual_clip, cispo, sapo, dppo, reinforce
-    whole completions      gspo, gspo_token, gmpo, vespo
-    by covariance          clip_cov, kl_cov: the few tokens whose update costs the policy most of its entropy
+    each token by itself   ppo_clip, two_sided, dual_clip, cispo, sapo, reinforce
+    whole completions      gspo, gmpo, vespo
 
 A clip may carry `function.clipped(batch) -> {"low": bool, "high": bool, ...}`, each (B, T), or (B, 1) when whole
 completions are clipped; the objective logs the fractions as `clip_fraction/low`, `/high`, ..., and `/region` for any of
@@ -13,11 +12,9 @@ them. It may also carry `function.metrics(batch) -> {name: (B, T), (B, 1) or ()}
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -28,7 +25,6 @@ from kit.objective.registry import HookRegistry
 
 clips = HookRegistry("clip")
 ClipFunction = Callable[[TokenBatch], Tensor]
-Report = Callable[[TokenBatch], dict[str, Tensor]]
 Level = Literal["token", "sequence"]
 
 
@@ -75,20 +71,6 @@ def with_fractions(function: ClipFunction, level: Level, eps_low: float, eps_hig
     return function
 
 
-def once_per_batch(report: Report) -> Report:
-    """A report that the loss and the log both ask for, computed once, without gradient, and kept as long as the batch."""
-    reports: WeakKeyDictionary[TokenBatch, dict[str, Tensor]] = WeakKeyDictionary()
-
-    @functools.wraps(report)
-    def remembered(batch: TokenBatch) -> dict[str, Tensor]:
-        if batch not in reports:
-            with torch.no_grad():
-                reports[batch] = report(batch)
-        return reports[batch]
-
-    return remembered
-
-
 def by_sign(positive: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
     """`yes` where `positive`, else `no`, in the dtype of `like` and without waiting for the device."""
     return torch.where(positive, like.new_full((), yes), like.new_full((), no))
@@ -100,7 +82,7 @@ def check_bounds(owner: str, eps_low: float, eps_high: float) -> None:
     check_range(owner, "eps_high", eps_high, 0.0)
 
 
-# --- each token by itself: PPO's family, soft gates, trust regions ----------------------------------------------------
+# --- each token by itself: PPO's family and soft gates -----------------------------------------------------------------
 
 
 @clips.register(
@@ -216,64 +198,6 @@ def sapo(tau_pos: float = 1.0, tau_neg: float = 1.05, level: Level = "token") ->
     return function
 
 
-_DPPO_DELTA = {"tv": 0.15, "kl": 0.05}
-_ALMOST_ONE = 1.0 - 1e-7
-
-
-@clips.register(
-    "dppo",
-    row_separable=True,
-    zero_at_zero_advantage=True,
-    filled=True,
-    formula="-sg(min(r, {cap}))·A·logp, 0 where r moves on away from 1 and {divergence} > delta",
-    source="DPPO, arXiv 2602.04879; TRL's experimental DPPOTrainer (binary_tv, binary_kl)",
-)
-def dppo(
-    divergence: Literal["tv", "kl"] = "tv",
-    delta_low: float | None = None,
-    delta_high: float | None = None,
-    cap: float = 20.0,
-) -> ClipFunction:
-    """-sg(min(r, cap))·A·logp, without the tokens that have left the trust region and would move further away.
-
-    The region is in probability rather than ratio: a rare token may change by a large factor, a likely one may not.
-    With p the current and μ the old probability of the sampled token, the divergence is `tv` |p - μ|, or `kl`
-    μ·log(μ/p) + (1-μ)·log((1-μ)/(1-p)) in nats: that of two coins, the token against all others. A token gets no
-    gradient if A > 0, r > 1 and the divergence exceeds delta_high, or if A < 0, r < 1 and it exceeds delta_low.
-
-    delta_low, delta_high >= 0; None stands for the paper's value, 0.15 for `tv` and 0.05 for `kl`. cap > 0 bounds r.
-    Source: Divergence PPO, arXiv 2602.04879.
-    """
-    low = _DPPO_DELTA[divergence] if delta_low is None else delta_low
-    high = _DPPO_DELTA[divergence] if delta_high is None else delta_high
-    check_range("dppo", "delta_low", low, 0.0)
-    check_range("dppo", "delta_high", high, 0.0)
-    check_range("dppo", "cap", cap, 0.0, open_low=True)
-
-    @once_per_batch
-    def clipped(batch: TokenBatch) -> dict[str, Tensor]:
-        current, old = batch.logps.detach().clamp(max=0.0), batch.old_logps.clamp(max=0.0)
-        p, mu = current.exp(), old.exp()
-        if divergence == "tv":
-            distance = (p - mu).abs()
-        else:
-            rest = torch.log1p(-mu.clamp(max=_ALMOST_ONE)) - torch.log1p(-p.clamp(max=_ALMOST_ONE))
-            distance = mu * (old - current) + (1.0 - mu) * rest
-        drift = batch.log_ratio.detach()
-        return {
-            "low": (distance > low) & (drift < 0) & (batch.advantages < 0),
-            "high": (distance > high) & (drift > 0) & (batch.advantages > 0),
-        }
-
-    def function(batch: TokenBatch) -> Tensor:
-        outside = clipped(batch)
-        weight = batch.ratio.detach().clamp(max=cap).masked_fill(outside["low"] | outside["high"], 0.0)
-        return -weight * batch.advantages * batch.logps
-
-    function.clipped = clipped  # type: ignore[attr-defined]
-    return function
-
-
 @clips.register(
     "reinforce",
     filled=True,
@@ -316,29 +240,6 @@ def gspo(eps_low: float = 3e-4, eps_high: float = 4e-4) -> ClipFunction:
     def function(batch: TokenBatch) -> Tensor:
         ratio = batch.sequence_ratio  # (B, 1)
         return over_tokens(pessimistic(ratio, ratio, batch.advantages, eps_low, eps_high), batch)
-
-    return with_fractions(function, "sequence", eps_low, eps_high)
-
-
-@clips.register(
-    "gspo_token",
-    row_separable=True,
-    zero_at_zero_advantage=True,
-    formula="-min(s_t·A, clip(s_t, 1-{eps_low}, 1+{eps_high})·A),  s_t = sg(s)·exp(logp - sg(logp))",
-    source="GSPO-token, arXiv 2507.18071 section 4.3",
-)
-def gspo_token(eps_low: float = 3e-4, eps_high: float = 4e-4) -> ClipFunction:
-    """`gspo` whose ratio has the value of s but the gradient of its own token, so that A may differ within a completion.
-
-    s_t = sg(s)·exp(logp - sg(logp)). With one advantage for a completion and `sequence_mean`, loss and gradient are those
-    of `gspo`. 0 <= eps_low < 1, eps_high >= 0. Source: GSPO-token, arXiv 2507.18071 section 4.3.
-    """
-    check_bounds("gspo_token", eps_low, eps_high)
-
-    def function(batch: TokenBatch) -> Tensor:
-        level = sequence_mean(batch.log_ratio.detach(), batch.mask)  # (B, 1)
-        ratio = bounded_exp(level + (batch.logps - batch.logps.detach()))
-        return pessimistic(ratio, ratio, batch.advantages, eps_low, eps_high)
 
     return with_fractions(function, "sequence", eps_low, eps_high)
 
@@ -415,7 +316,7 @@ def vespo(
         check_range("vespo", "sampler_cap", sampler_cap, 1.0)
     decay_pos, decay_neg = max(lambda_pos, _SMALLEST_LAMBDA), max(lambda_neg, _SMALLEST_LAMBDA)
 
-    @once_per_batch
+    @torch.no_grad()
     def report(batch: TokenBatch) -> dict[str, Tensor]:
         log_w = batch.log_ratio.clamp(-20.0, 20.0).sum(-1, keepdim=True)  # (B, 1); padding adds 0
         if sampler_cap is not None:
@@ -438,117 +339,3 @@ def vespo(
         function.needs = {"sampler_logps"}  # type: ignore[attr-defined]
     function.metrics = report  # type: ignore[attr-defined]
     return function
-
-
-# --- the few tokens that cost the most entropy ------------------------------------------------------------------------
-#
-# To first order, a step of policy gradient lowers the entropy by the covariance of log-probability and advantage. It is
-# taken over the live tokens of the micro-batch, as (A - mean A)·(logp - mean logp) of each token, without gradient. A
-# micro-batch of one completion with one advantage has none.
-
-
-@clips.register(
-    "clip_cov",
-    zero_at_zero_advantage=True,
-    formula="ppo_clip({eps_low}, {eps_high}), 0 at a random {share} of the tokens, of those with a covariance in "
-    "({cov_low}, {cov_high})",
-    source="Clip-Cov, arXiv 2505.22617; verl's policy_loss clip_cov",
-)
-def clip_cov(
-    eps_low: float = 0.2, eps_high: float = 0.2, share: float = 2e-4, cov_low: float = 1.0, cov_high: float = 5.0
-) -> ClipFunction:
-    """`ppo_clip`, with the loss of a few tokens of high covariance cut to 0, and with it their gradient.
-
-    Candidates are the live tokens that `ppo_clip` leaves alone and whose covariance (nats) lies within (cov_low,
-    cov_high). Of these a random `share` of all live tokens is cut, at least one if there is a candidate; share 0 cuts
-    none. The choice depends on `batch.step`, row and column alone: it is the same on every device and with any padding.
-    The fraction is logged as `clip_fraction/covariance`.
-
-    0 <= eps_low < 1, eps_high >= 0, 0 <= share < 1, cov_low < cov_high. Source: Clip-Cov, arXiv 2505.22617, with the
-    values of its code.
-    """
-    check_bounds("clip_cov", eps_low, eps_high)
-    check_range("clip_cov", "share", share, 0.0, 1.0)
-    check_range("clip_cov", "cov_high", cov_high, cov_low, open_low=True)
-
-    @once_per_batch
-    def clipped(batch: TokenBatch) -> dict[str, Tensor]:
-        where = beyond(batch.ratio, batch.advantages, 1.0 - eps_low, 1.0 + eps_high)
-        covariance = _covariance(batch)
-        free = where["low"] + where["high"] == 0
-        candidates = (covariance > cov_low) & (covariance < cov_high) & batch.mask & free
-        lots = torch.where(candidates, _lots(batch), -1)
-        return {**where, "covariance": _top(lots, share, batch) & candidates}
-
-    def function(batch: TokenBatch) -> Tensor:
-        loss = pessimistic(batch.ratio, batch.ratio, batch.advantages, eps_low, eps_high)
-        return loss.masked_fill(clipped(batch)["covariance"], 0.0)
-
-    function.clipped = clipped  # type: ignore[attr-defined]
-    return function
-
-
-@clips.register(
-    "kl_cov",
-    formula="-r·A, and {kl_coef}·|log r| on top at the {share} of the tokens with the highest covariance",
-    source="KL-Cov, arXiv 2505.22617; verl's policy_loss kl_cov",
-)
-def kl_cov(share: float = 2e-3, kl_coef: float = 1.0) -> ClipFunction:
-    """-r·A, and kl_coef·|logp - old| on top at the `share` of live tokens with the highest covariance, at least one.
-
-    There is no bound on r. 0 <= share < 1, share 0 penalises none; kl_coef >= 0. Source: KL-Cov, arXiv 2505.22617, with
-    its values for 7B models; it has a share of 2e-4 for 32B.
-    """
-    check_range("kl_cov", "share", share, 0.0, 1.0)
-    check_range("kl_cov", "kl_coef", kl_coef, 0.0)
-
-    def function(batch: TokenBatch) -> Tensor:
-        covariance = _covariance(batch).masked_fill(~batch.mask, -torch.inf)
-        held = _top(covariance, share, batch).to(batch.logps.dtype)
-        return -batch.ratio * batch.advantages + kl_coef * held * batch.log_ratio.abs()
-
-    return function
-
-
-@torch.no_grad()
-def _covariance(batch: TokenBatch) -> Tensor:
-    """(B, T): each token's part in the covariance of advantage and logp over the live tokens; rubbish at padding."""
-    live = batch.mask.to(batch.logps.dtype)
-    tokens = live.sum().clamp(min=1.0)
-    centred = batch.advantages - (batch.advantages * live).sum() / tokens
-    return centred * (batch.logps - batch.logps.sum() / tokens)
-
-
-@torch.no_grad()
-def _top(scores: Tensor, share: float, batch: TokenBatch) -> Tensor:
-    """(B, T) bool: the floor(share · live tokens) highest scores, at least one; none if share is 0.
-
-    How many tokens live is known to the device only. It need not tell: the batch's size bounds the number from above.
-    """
-    if share == 0:
-        return torch.zeros_like(batch.mask)
-    flat = scores.flatten()
-    most = min(max(int(share * flat.numel()), 1), flat.numel())
-    count = (batch.mask.sum() * share).clamp(min=1.0)
-    within = torch.arange(1, most + 1, device=flat.device) <= count
-    return torch.zeros_like(flat, dtype=torch.bool).scatter(0, flat.topk(most).indices, within).view_as(scores)
-
-
-_BITS = 0xFFFFFFFF
-
-
-def _lots(batch: TokenBatch) -> Tensor:
-    """(B, T) int64 in [0, 2^32): pseudo-random, from step, row and column."""
-    rows, columns = batch.mask.shape
-    row = torch.arange(rows, device=batch.mask.device)[:, None]
-    column = torch.arange(columns, device=batch.mask.device)
-    x = _mix(row + (batch.step * 0x9E3779B1 & _BITS)) ^ _mix(column + 0x7F4A7C15)
-    return ((x ^ (x >> 16)) * 0x45D9F3B) & _BITS
-
-
-def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers that leaves no pattern of its input (MurmurHash3's finaliser)."""
-    x = x & _BITS
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _BITS
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _BITS
-    return x ^ (x >> 16)

@@ -14,7 +14,7 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,18 +78,13 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
         raise ConfigError(f"{function!r} has no Python signature; wrap it in a function of the batch.") from None
 
 
-def complete(
-    known: Mapping[str, HyperParameter], values: Mapping[str, Any], owner: str, hints: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+def complete(known: Mapping[str, HyperParameter], values: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Every hyper-parameter with its value: the one in `values`, or the default; both checked by the annotation.
 
-    Raises `ConfigError` for an unknown key (with the hint for it, or the nearest known one), a missing one, or a value
-    of the wrong type.
+    Raises `ConfigError` for an unknown key (with the nearest known one), a missing one, or a value of the wrong type.
     """
     for key in values:
         if key not in known:
-            if hints and key in hints:
-                raise ConfigError(f"{owner} has no hyper-parameter '{key}': {hints[key]}")
             takes = ", ".join(known) or "no hyper-parameters"
             raise ConfigError(f"{owner} has no hyper-parameter '{key}'.{did_you_mean(key, known)} It takes: {takes}.")
     missing = [name for name, parameter in known.items() if parameter.required and name not in values]
@@ -196,7 +191,6 @@ class HookFactory:
     row_separable: bool = False  # whether a completion's gradient depends on no other completion's log-probabilities
     zero_at_zero_advantage: bool = False  # whether a completion with advantages 0 has loss 0 and gradient 0
     source: str = ""  # where it comes from: paper, or the option of TRL that it equals
-    hints: Mapping[str, str] = field(default_factory=dict)  # what to say to a hyper-parameter that it cannot have
     custom: bool = False  # the user's own: its outputs are checked at every call
     importable: bool = True  # False for a lambda or closure: it works, but cannot be written to YAML
 
@@ -209,7 +203,7 @@ class HookFactory:
         if twice:
             raise ConfigError(f"{self.title}: {', '.join(sorted(twice))} is given twice.")
         values = {**dict(zip(names, args, strict=False)), **kwargs}
-        return Hook(self, complete(self.hyperparameters, values, self.title, self.hints))
+        return Hook(self, complete(self.hyperparameters, values, self.title))
 
     @property
     def title(self) -> str:
@@ -224,18 +218,12 @@ class Hook:
         self.factory = factory
         self.values = dict(values)
         self._function = self._build({})
-        self._check_extremes()
-        self._check_state()
+        self._check_schedules()
         self.needs = factory.needs | check_needs(attribute(self._function, "needs", ()), factory.kind, factory.title)
 
     @property
     def kind(self) -> str:
         return self.factory.kind
-
-    def clipped(self, batch: Any) -> Any | None:
-        """(B, T) bool: tokens that the hook found beyond its bounds; None of a hook that does not tell."""
-        report = attribute(self._function, "clipped")
-        return None if report is None else report(batch)
 
     @property
     def on_policy(self) -> bool:
@@ -320,18 +308,15 @@ class Hook:
             )
         return function
 
-    def _check_state(self) -> None:
-        """Refuse a schedule on a function with state: it is built anew at every step, and would forget."""
-        scheduled = [key for key, value in self.values.items() if isinstance(value, Schedule) and key != "coef"]
-        if scheduled and "" in self.stateful():
-            raise ConfigError(
-                f"{self.title} keeps state, so {scheduled[0]} cannot follow a schedule: the function is built anew for every "
-                "value and would forget. Compute the schedule inside the hook, from batch.step."
-            )
-
-    def _check_extremes(self) -> None:
-        """Refuse a schedule that would leave the valid range at some later step, and a controller without a term."""
+    def _check_schedules(self) -> None:
+        """Refuse a schedule that would leave the valid range at some later step or that a hook with state would forget, and
+        a controller without a term."""
         for key, value in self.values.items():
+            if isinstance(value, Schedule) and key != "coef" and "" in self.stateful():
+                raise ConfigError(
+                    f"{self.title} keeps state, so {key} cannot follow a schedule: the function is built anew for every "
+                    "value and would forget. Compute the schedule inside the hook, from batch.step."
+                )
             if isinstance(value, Controller) and key != "coef":
                 raise ConfigError(f"{self.title}: {value.name} controls a regularizer's coef, not {key}.")
             extremes = value.extremes if isinstance(value, Schedule) else (value,)
@@ -376,7 +361,7 @@ def _plain(value: Any) -> Any:
 # --- what a user's own hook must keep ---------------------------------------------------------------------------------
 
 
-def check_present(hook: Hook, batch: TokenBatch | RewardBatch) -> None:
+def require_needs(hook: Hook, batch: TokenBatch | RewardBatch) -> None:
     """Raises `ObjectiveError` if the batch lacks something that the hook needs."""
     for need in sorted(hook.needs):
         if getattr(batch, need, None) is None:
@@ -391,24 +376,33 @@ def call_on_tokens(hook: Hook, batch: TokenBatch) -> Tensor:
     if not hook.factory.custom:
         return hook(batch)
     batch = batch.shielded
-    out = guarded(hook, lambda: hook(batch), vars(batch))
-    if hook.kind == "regularizer":
-        _check_term(hook, out, batch)
-    if hook.kind == "regularizer" and out.dim() == 0:  # a penalty on the whole, e.g. on the weights
-        check_finite(hook, out)
-        return out
-    check_shape(hook, out, batch.mask.shape)
+    shapes: list[tuple[int, ...]] = [tuple(batch.mask.shape)]
+    sources: list[Tensor | None] = []
     if hook.kind == "clip":
-        check_attached(hook, out, batch.logps)
-    out = torch.where(batch.mask, out, torch.zeros_like(out))
-    if not torch.isfinite(out).all():
-        raise ObjectiveError(_blame_non_finite(hook, batch))
-    return out
+        sources = [batch.logps]
+    elif hook.kind == "regularizer":  # it may pull on the log-probabilities, or on what else it needs
+        shapes.append(())
+        sources = [getattr(batch, name) for name in fields_where(gradient=True) & hook.needs] or [batch.logps]
+    return checked(hook, lambda: hook(batch), vars(batch), shapes, sources=sources, mask=batch.mask)
 
 
-def guarded(hook: Hook, call: Callable[[], Any], inputs: Mapping[str, Any]) -> Tensor:
-    """The result of a user's function. Raises `ObjectiveError` if it is no tensor, or edited an input in place."""
-    before = {name: value._version for name, value in inputs.items() if _tracked(value)}
+def checked(
+    hook: Hook,
+    call: Callable[[], Any],
+    inputs: Mapping[str, Any],
+    shapes: Collection[tuple[int, ...]],
+    *,
+    sources: Collection[Tensor | None] = (),
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The result of a hook's function, 0 outside of `mask`, which has one dimension less where each row is one value.
+
+    Raises `ObjectiveError` if the function raises, edits an input in place, returns no tensor, one of another shape, one without
+    gradient although one of `sources` has some, or one that is not finite.
+    """
+    before = {
+        name: value._version for name, value in inputs.items() if isinstance(value, Tensor) and not value.is_inference()
+    }
     try:
         out = call()
     except ObjectiveError:
@@ -427,57 +421,26 @@ def guarded(hook: Hook, call: Callable[[], Any], inputs: Mapping[str, Any]) -> T
     if not isinstance(out, Tensor):
         hint = " If it is a factory, give its parameters defaults." if callable(out) else ""
         raise ObjectiveError(f"{hook.title} returned {type(out).__name__}, expected a tensor.{hint}")
-    return out
-
-
-def check_shape(hook: Hook, out: Tensor, expected: torch.Size) -> None:
-    """Raises `ObjectiveError` unless the output has the expected shape."""
-    if out.shape != expected:
+    if tuple(out.shape) not in shapes:
         hint = " Use .expand(-1, T) on a value per sequence." if out.dim() == 2 and out.shape[-1] == 1 else ""
-        raise ObjectiveError(f"{hook.title} returned shape {tuple(out.shape)}, expected {tuple(expected)}.{hint}")
-
-
-def check_attached(hook: Hook, out: Tensor, source: Tensor) -> None:
-    """Raises `ObjectiveError` if `source` carries gradient and `out` does not."""
-    if torch.is_grad_enabled() and source.requires_grad and not out.requires_grad:
+        expected = " or ".join(map(str, shapes))
+        raise ObjectiveError(f"{hook.title} returned shape {tuple(out.shape)}, expected {expected}.{hint}")
+    has_gradient = any(source is not None and source.requires_grad for source in sources)
+    if torch.is_grad_enabled() and has_gradient and not out.requires_grad:
+        hint = " A regularizer that is only logged has coef: 0." if hook.kind == "regularizer" else ""
         raise ObjectiveError(
             f"{hook.title} returned a tensor that carries no gradient, so nothing would be learned. "
-            f"Compute it from batch.logps without .detach(), .item() or torch.no_grad()."
+            f"Compute it from batch.logps without .detach(), .item() or torch.no_grad().{hint}"
         )
-
-
-def _check_term(hook: Hook, out: Tensor, batch: TokenBatch) -> None:
-    """Raises `ObjectiveError` for a regularizer that is added to the loss and pulls on nothing.
-
-    It may pull on the log-probabilities, or on what else it needs that carries gradient.
-    """
-    others = [getattr(batch, name) for name in fields_where(gradient=True) & hook.needs]
-    sources = [value for value in others if value is not None] or [batch.logps]
-    if torch.is_grad_enabled() and any(value.requires_grad for value in sources) and not out.requires_grad:
-        raise ObjectiveError(
-            f"{hook.title} returned a tensor that carries no gradient, so that adding it to the loss changes nothing but "
-            "the number. Compute it from batch.logps without .detach(), .item() or torch.no_grad(), or set coef: 0 to "
-            "log it only."
-        )
-
-
-def check_finite(hook: Hook, out: Tensor) -> None:
-    """Raises `ObjectiveError` if the output holds NaN or infinity."""
+    if mask is not None and out.dim():
+        out = torch.where(mask if mask.dim() == out.dim() else mask[:, None], out, torch.zeros_like(out))
     if not torch.isfinite(out).all():
-        raise ObjectiveError(f"{hook.title} returned NaN or infinity.")
-
-
-def _blame_non_finite(hook: Hook, batch: TokenBatch) -> str:
-    fields = ("logps", "old_logps", "advantages", "ref_logps", "entropy")
-    values = {name: getattr(batch, name) for name in fields}
-    broken = [name for name, value in values.items() if value is not None and not torch.isfinite(value).all()]
-    if broken:
-        return f"{hook.title} returned NaN or infinity at live tokens: the batch holds some in {', '.join(broken)}."
-    return (
-        f"{hook.title} returned NaN or infinity at live tokens, from a finite batch. "
-        f"Bound what it exponentiates and what it divides by."
-    )
-
-
-def _tracked(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.is_inference()
+        of_tokens = [name for name in inputs if name in {"logps", "old_logps", "advantages", "ref_logps", "entropy"}]
+        broken = [name for name in of_tokens if inputs[name] is not None and not torch.isfinite(inputs[name]).all()]
+        raise ObjectiveError(
+            f"{hook.title} returned NaN or infinity: the batch holds some in {', '.join(broken)}."
+            if broken
+            else f"{hook.title} returned NaN or infinity, from a finite batch. "
+            "Bound what it exponentiates and what it divides by."
+        )
+    return out

@@ -102,7 +102,7 @@ class Meter:
             masked = values if filled and everything else values * live
             total, count = masked.sum(), self._tokens if live is self._seen else live.sum()
         else:
-            rows = self._rows if of_all else self._rows_seen
+            rows = self._rows if everything else self._rows * as_numbers(self._batch.scored, live.dtype)
             total, count = (values * rows).sum(), rows.sum()
         key = self._free(name)
         self.means[key] = Mean(total, count)
@@ -112,12 +112,6 @@ class Meter:
     def _rows(self) -> Tensor:
         """(B, 1): 1 for completions that have live tokens."""
         return self._batch.live.amax(-1, keepdim=True) if self._batch.live.numel() else self._batch.live[:, :1]
-
-    @functools.cached_property
-    def _rows_seen(self) -> Tensor:
-        """(B, 1): of these, the scored ones."""
-        rows, scored = self._rows, self._batch.scored
-        return rows if scored is None else rows * as_numbers(scored, rows.dtype)
 
     def log_term(self, part: str, hook: Hook, values: Tensor, coef: float) -> None:
         """Log a regularizer (0 at padding), unscaled, as `objective/<name>`, and under its function's `label` if it has one.
@@ -147,7 +141,7 @@ class Meter:
         if clipped is not None:
             where = {name: self._own(hook, inside) for name, inside in clipped(self._batch).items()}
             keys = [self.log(f"clip_fraction/{name}", inside, of_all=True) for name, inside in where.items()]
-            if hook.factory.custom or not where.keys() <= {"low", "high"}:
+            if hook.factory.custom:
                 self.log("clip_fraction/region", functools.reduce(torch.maximum, where.values()), of_all=True)
             else:  # never both: the advantage has one sign
                 fractions = [self.means[key] for key in keys]

@@ -23,12 +23,9 @@ from kit.objective.hook import (
     Hook,
     attribute,
     call_on_tokens,
-    check_attached,
-    check_finite,
-    check_present,
-    check_shape,
-    guarded,
+    checked,
     remedy,
+    require_needs,
 )
 from kit.objective.metrics import Mean, Meter
 from kit.objective.recipes import resolve
@@ -110,17 +107,11 @@ class Objective:
     def compute_advantages(self, batch: RewardBatch) -> Tensor:
         """(N,) or (N, T), detached; 0 where the reward is NaN. Raises `ObjectiveError` on a broken contract."""
         hook = self.advantage
-        check_present(hook, batch)
+        require_needs(hook, batch)
+        shapes: list[tuple[int, ...]] = [tuple(batch.rewards.shape)]
+        shapes += [tuple(batch.mask.shape)] if batch.mask is not None else []
         with torch.no_grad():
-            if not hook.factory.custom:
-                out = hook(batch)
-            else:
-                out = guarded(hook, lambda: hook(batch), vars(batch))
-                _check_advantage_shape(hook, out, batch)
-            scorable = batch.scorable if out.dim() == 1 else batch.scorable[:, None]
-            out = torch.where(scorable, out, torch.zeros_like(out))
-            check_finite(hook, out)
-        return out
+            return checked(hook, lambda: hook(batch), vars(batch), shapes, mask=batch.scorable)
 
     @property
     def value_settings(self) -> ValueSettings | None:
@@ -158,30 +149,31 @@ class Objective:
         where the batch lacks what this takes, and on a result of another shape or that is not finite.
         """
         hook = self.advantage
-        check_present(hook, batch)
+        require_needs(hook, batch)
         returns = attribute(hook.at(batch.step), "returns")
         for name in ("values",) if returns else ("values", "token_rewards"):
             if getattr(batch, name) is None:
                 raise ObjectiveError(f"The targets of the value head need {name}, but {remedy(name)}.")
         assert batch.mask is not None, "a RewardBatch has one whenever it has values"
         assert batch.values is not None
-        with torch.no_grad():
+        mask, values, rewards = batch.mask, batch.values, batch.token_rewards
+
+        def targets() -> Tensor:
             if returns:
-                targets = returns(batch)
+                found: Tensor = returns(batch)
             else:
-                assert batch.token_rewards is not None
-                targets = discounted_returns(batch.token_rewards, batch.mask, 1.0)
-            check_shape(hook, targets, batch.mask.shape)
-            targets = torch.where(batch.scorable[:, None], targets, batch.values)
-            targets = targets.masked_fill(~batch.mask, 0.0)
-            check_finite(hook, targets)
-        return targets.detach()
+                assert rewards is not None
+                found = discounted_returns(rewards, mask, 1.0)
+            return torch.where(batch.scorable[:, None], found, values) if found.shape == mask.shape else found
+
+        with torch.no_grad():
+            return checked(hook, targets, vars(batch), [tuple(mask.shape)], mask=mask)
 
     def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
         """The scalar loss of a micro-batch, and its metrics. Raises `ObjectiveError` on an unmet need or contract."""
         scale = scale or LossScale()
         for hook in (self.clip, *self.weights, *self.regularizers):
-            check_present(hook, batch)
+            require_needs(hook, batch)
         meter = Meter(batch)
         per_token = _live_part(self.clip, batch)
         meter.log("objective/clip", per_token, filled=True, of_all=True)
@@ -199,7 +191,14 @@ class Objective:
                 whole = coef * penalty if whole is None else whole + coef * penalty
             elif coef != 0.0:
                 per_token = per_token + coef * penalty
-        loss = self._reduce(per_token, batch, scale)
+        function = self.reduction.at(batch.step)
+        if self.reduction.factory.custom:
+            inputs = {"per_token": per_token, "mask": batch.mask}
+            loss = checked(
+                self.reduction, lambda: function(per_token, batch.mask, scale), inputs, [()], sources=[per_token]
+            )
+        else:
+            loss = function(per_token, batch.mask, scale)
         if whole is not None:
             loss = loss + whole / scale.accumulation
         for hook in (self.clip, *self.regularizers):
@@ -250,33 +249,11 @@ class Objective:
         stateful = [(key, hook.stateful()) for key, hook in self._hooks()]
         return {f"{key}.{name}".rstrip("."): part for key, parts in stateful for name, part in parts.items()}
 
-    def _reduce(self, per_token: Tensor, batch: TokenBatch, scale: LossScale) -> Tensor:
-        hook = self.reduction
-        function = hook.at(batch.step)
-        if not hook.factory.custom:
-            return function(per_token, batch.mask, scale)
-        inputs = {"per_token": per_token, "mask": batch.mask}
-        out = guarded(hook, lambda: function(per_token, batch.mask, scale), inputs)
-        check_shape(hook, out, torch.Size([]))
-        check_attached(hook, out, per_token)
-        check_finite(hook, out)
-        return out
-
 
 def _live_part(hook: Hook, batch: TokenBatch) -> Tensor:
     """A term with 0 at padding (B, T), or a scalar. A user's own hook was selected by the mask when it was checked."""
     out = call_on_tokens(hook, batch)
     return out if hook.factory.custom or hook.factory.filled or out.dim() == 0 else out * batch.live
-
-
-def _check_advantage_shape(hook: Hook, out: Tensor, batch: RewardBatch) -> None:
-    size = batch.rewards.shape[0]
-    width = "T" if batch.mask is None else batch.mask.shape[1]
-    fits = out.shape[:1] == (size,) and out.dim() in (1, 2)
-    if not fits or (out.dim() == 2 and batch.mask is not None and out.shape[1] != width):
-        raise ObjectiveError(
-            f"{hook.title} returned shape {tuple(out.shape)}, expected ({size},) or ({size}, {width})."
-        )
 
 
 # --- what work may be left out for the same gradient ------------------------------------------------------------------
@@ -295,7 +272,7 @@ OWN = "which is not known to be otherwise for a hook of your own unless its func
 
 def to_parts(objective: Objective) -> str | None:
     """Why the gradient of one completion may depend on the scores of others, in a sentence; None where it does not."""
-    for hook in _terms(objective):
+    for hook in (objective.clip, *objective.weights, *_acting(objective), objective.reduction):
         if not hook.row_separable:
             own = f" ({OWN.format('row_separable')})" if hook.factory.custom else ""
             return f"{hook.title} looks across completions{own}"
@@ -327,11 +304,6 @@ def to_regrouping(objective: Objective) -> str | None:
     if objective.reduction.factory.name not in WHOLE_WINDOW:
         return f"{objective.reduction.title} divides by the tokens of a micro-batch"
     return None
-
-
-def _terms(objective: Objective) -> list[Hook]:
-    """The hooks that the gradient of a micro-batch goes through."""
-    return [objective.clip, *objective.weights, *_acting(objective), objective.reduction]
 
 
 def _acting(objective: Objective) -> list[Hook]:

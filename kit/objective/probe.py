@@ -24,7 +24,8 @@ def logps_gradient(objective: Objective, batch: TokenBatch, scale: LossScale) ->
     """
     state = copy.deepcopy(objective.state_dict())
     leaf = batch.logps.detach().requires_grad_()
-    held = {f.name: _constant(getattr(batch, f.name)) for f in dataclasses.fields(batch) if f.init}
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
+    held = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
     with torch.enable_grad():
         loss = objective.loss(TokenBatch(**held | {"logps": leaf}), scale).loss
         gradient = torch.autograd.grad(loss, leaf, allow_unused=True)[0] if loss.requires_grad else None
@@ -136,7 +137,3 @@ def _with(objective: Objective, part: str, hook: Hook) -> Objective:
         hooks[int(index)] = hook
         setattr(clone, kind, tuple(hooks))
     return clone
-
-
-def _constant(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value

@@ -55,55 +55,26 @@ class HookRegistry(Registry[HookFactory]):
         arguments: tuple[str, ...] = ("batch",),
         *,
         scaled: bool = False,
-        hints: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(kind)
         self.arguments = arguments  # of the pure function
         self.scaled = scaled  # whether hooks of this kind have a coefficient
-        self.hints = hints or {}  # hyper-parameter that people look for -> why a hook may not have it
 
     def register(
-        self,
-        name: str,
-        *,
-        needs: Collection[str] = (),
-        formula: str = "",
-        source: str = "",
-        coef: float = 1.0,
-        filled: bool = False,
-        on_policy: bool = False,
-        row_separable: bool = False,
-        zero_at_zero_advantage: bool = False,
+        self, name: str, *, needs: Collection[str] = (), coef: float = 1.0, **properties: Any
     ) -> Callable[[Callable[..., HookFunction]], HookFactory]:
         """Decorator that files a factory under `name`.
 
-        `needs` is what the batch must carry; needs that depend on a hyper-parameter go on the returned function, as
-        `function.needs`. `formula` and `source` (paper, or TRL's name for it) are for people, `{eps_low}` in a formula
-        standing for a hyper-parameter. `coef` is the default coefficient of a regularizer. `filled` says that the output
-        is 0 at padding, as every field of the batch but the ratio is; `on_policy` that it has no ratio. `row_separable` and
-        `zero_at_zero_advantage` say what work may be left out (`kit.objective.objective`); where that depends on a
-        hyper-parameter they go on the returned function, as needs do.
+        `needs` is what the batch must carry, and `coef` the default coefficient of a regularizer. `properties` are fields of
+        `HookFactory`: `formula`, `source`, `filled`, `on_policy`, `row_separable`, `zero_at_zero_advantage`. Needs and the last
+        two may also be attributes of the returned function, where they depend on a hyper-parameter.
         Raises `ConfigError` if the name is taken or a need is unknown.
         """
 
         def add(build: Callable[..., HookFunction]) -> HookFactory:
             title = f"{self.kind} '{name}'"
-            parameters = self._parameters(build, 0, coef, title)
-            needed = check_needs(needs, self.kind, title)
-            factory = HookFactory(
-                self.kind,
-                name,
-                build,
-                parameters,
-                needed,
-                formula,
-                filled,
-                on_policy,
-                row_separable,
-                zero_at_zero_advantage,
-                source,
-                self.hints,
-            )
+            parameters, needed = self._parameters(build, 0, coef, title), check_needs(needs, self.kind, title)
+            factory = HookFactory(self.kind, name, build, parameters, needed, **properties)
             return super(HookRegistry, self).register(name)(factory)
 
         return add
@@ -166,9 +137,7 @@ class HookRegistry(Registry[HookFactory]):
                 f"{title} has the parameters without default ({', '.join(required)}). Expected either a function of "
                 f"({', '.join(self.arguments)}), or a factory whose parameters all have defaults."
             )
-        return HookFactory(
-            self.kind, name, build, parameters, needs, hints=self.hints, custom=True, importable=importable
-        )
+        return HookFactory(self.kind, name, build, parameters, needs, custom=True, importable=importable)
 
     def _parameters(self, target: Callable[..., Any], skip: int, coef: float, title: str) -> dict[str, HyperParameter]:
         parameters = discover(target, skip)

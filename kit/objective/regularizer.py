@@ -93,100 +93,7 @@ def entropy_bonus(average: Literal["objective", "tokens"] = "objective") -> Regu
 
     def function(batch: TokenBatch) -> Tensor:
         assert batch.entropy is not None
-        return -batch.entropy if average == "objective" else -_token_mean(batch.entropy, batch.mask)
-
-    return function
-
-
-@regularizers.register(
-    "entropy_floor",
-    needs={"entropy"},
-    coef=0.01,
-    formula="{coef} · ({floor} - entropy) where the entropy of the {level} is below {floor}",
-    source="Skywork-OR1, arXiv 2505.22312 (target entropy 0.2); TRL's use_adaptive_entropy",
-)
-def entropy_floor(floor: float = 0.2, level: Literal["batch", "token"] = "batch") -> RegularizerFunction:
-    """An entropy bonus that is on only while the entropy is below `floor` > 0 nats.
-
-    `level="batch"`: floor - entropy at every token while the mean over the live tokens of the micro-batch is below the
-    floor, else 0. `"token"`: relu(floor - entropy) at each token, which also raises tokens that should be certain.
-    Source: the target of 0.2 nats is that of Skywork-OR1, arXiv 2505.22312, and TRL's `entropy_target`; there the
-    coefficient moves, as with `coef: adaptive_entropy`.
-    """
-    check_range("entropy_floor", "floor", floor, 0.0, open_low=True)
-
-    def function(batch: TokenBatch) -> Tensor:
-        assert batch.entropy is not None
-        missing = floor - batch.entropy
-        if level == "token":
-            return missing.clamp(min=0.0)
-        below = _token_mean(batch.entropy.detach(), batch.mask) < floor
-        return torch.where(below, missing, torch.zeros_like(missing))
-
-    function.row_separable = level == "token"  # type: ignore[attr-defined]
-    return function
-
-
-@regularizers.register(
-    "length_penalty",
-    row_separable=True,
-    needs={"all_lengths"},
-    coef=0.01,
-    formula="{coef} · sg(cost - baseline)·r,  cost = relu(length - {free}) / {scale}",
-    source="score-function estimator, doi 10.1007/BF00992696, with the baseline of RLOO, arXiv 2402.14740",
-)
-def length_penalty(free: int = 256, scale: int = 256) -> RegularizerFunction:
-    """The expected excess length, by its policy gradient: sg(cost - baseline)·r at every token.
-
-    The cost of a completion is relu(live tokens - free) / scale. A length is a count: it has no derivative, so adding it
-    to the loss would change nothing but the number. What can be lowered is its expectation, whose gradient is
-    E[cost · Σ_t grad logp], and that is what this term has on policy. The baseline, the mean cost of the other
-    completions of the generation batch, takes out variance, whatever the micro-batches; a completion without others gets
-    no penalty. As with any term, the reduction decides how much a long completion's
-    tokens weigh: `sequence_sum` gives the gradient above, `sequence_mean` divides it by the length.
-
-    free >= 0 and scale >= 1, in tokens: 256 of each ask nothing of a short answer, and cost 1 at 512 tokens. The mean
-    over completions is logged as `length_penalty/cost`; the term itself is near 0, whatever the lengths.
-    """
-    check_range("length_penalty", "free", free, 0)
-    check_range("length_penalty", "scale", scale, 1)
-
-    def over(lengths: Tensor) -> Tensor:
-        return (lengths - free).clamp(min=0.0) / scale
-
-    def cost(batch: TokenBatch) -> Tensor:
-        return over(batch.live.sum(-1, keepdim=True))  # (B, 1)
-
-    def function(batch: TokenBatch) -> Tensor:
-        assert batch.all_lengths is not None
-        each, everyone = cost(batch), over(batch.all_lengths.to(batch.live.dtype))
-        if everyone.shape[0] < 2:
-            return torch.zeros_like(batch.ratio)
-        return (each - (everyone.sum() - each) / (everyone.shape[0] - 1)) * batch.ratio
-
-    function.metrics = lambda batch: {"length_penalty/cost": cost(batch)}  # type: ignore[attr-defined]
-    return function
-
-
-@regularizers.register(
-    "reference_free_l2",
-    row_separable=True,
-    zero_at_zero_advantage=True,
-    needs={"weight_norm"},
-    coef=1e-4,
-    formula="{coef} · ||LoRA update||²",
-    source="weight decay towards the base model: L2-SP, arXiv 1802.01483",
-)
-def reference_free_l2() -> RegularizerFunction:
-    """The squared Frobenius norm of the LoRA update of the weights, a scalar: keeps near the base without running it.
-
-    Unlike weight decay on the factors A and B it penalises their product, what the model sees. Source: L2-SP, arXiv
-    1802.01483.
-    """
-
-    def function(batch: TokenBatch) -> Tensor:
-        assert batch.weight_norm is not None
-        return batch.weight_norm
+        return -batch.entropy if average == "objective" else -batch.entropy.sum() / batch.mask.sum().clamp(min=1)
 
     return function
 
@@ -260,8 +167,3 @@ def nll_on_correct(threshold: float = 1.0) -> RegularizerFunction:
         return torch.where(batch.rewards >= threshold, -batch.logps, torch.zeros_like(batch.logps))
 
     return function
-
-
-def _token_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the live tokens of the micro-batch, 0 without any: (B, T), which is 0 at padding -> ()."""
-    return values.sum() / mask.sum().clamp(min=1)

@@ -13,7 +13,6 @@ answers from the next one on:
 from __future__ import annotations
 
 import ast
-import bisect
 import dataclasses
 import math
 import re
@@ -97,35 +96,6 @@ class Cosine(_Ramp):
     def __call__(self, step: int) -> float:
         share = 0.5 * (1.0 + math.cos(math.pi * self._progress(step)))
         return self.start * share + self.end * (1.0 - share)
-
-
-@schedules.register("piecewise")
-@dataclass(frozen=True)
-class Piecewise(Schedule):
-    """`values[0]` before step `boundaries[0]`, then `values[1]` before `boundaries[1]`, ...: one value more."""
-
-    boundaries: tuple[int, ...]
-    values: tuple[float, ...]
-    name: ClassVar[str] = "piecewise"
-
-    def __post_init__(self) -> None:
-        boundaries, values = tuple(self.boundaries), tuple(float(value) for value in self.values)
-        if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
-            raise ConfigError(
-                f"piecewise: boundaries must increase and be one fewer than values, "
-                f"got {list(boundaries)} and {list(values)}."
-            )
-        if not all(math.isfinite(value) for value in values):
-            raise ConfigError(f"piecewise: values must be finite, got {list(values)}.")
-        object.__setattr__(self, "boundaries", boundaries)
-        object.__setattr__(self, "values", values)
-
-    def __call__(self, step: int) -> float:
-        return self.values[bisect.bisect_right(self.boundaries, step)]
-
-    @property
-    def extremes(self) -> tuple[float, ...]:
-        return self.values
 
 
 @dataclass(frozen=True)

@@ -66,12 +66,6 @@ def sampler_correction(
             gap = gap.sum(-1, keepdim=True)
         return bounded_exp(gap)
 
-    def clipped(batch: TokenBatch) -> Tensor:
-        """(B, T) bool: tokens whose ratio lies outside of the bounds."""
-        ratio = ratio_of(batch)
-        below = torch.zeros_like(ratio, dtype=torch.bool) if min is None else ratio < min
-        return (below if max is None else below | (ratio > max)).expand(batch.logps.shape)
-
     def function(batch: TokenBatch) -> Tensor:
         ratio = ratio_of(batch)
         if truncates:
@@ -83,7 +77,6 @@ def sampler_correction(
                 ratio = ratio.masked_fill(ratio > max, 0.0)
         return ratio.expand(batch.logps.shape)
 
-    function.clipped = clipped  # type: ignore[attr-defined]
     return function
 
 

@@ -193,8 +193,6 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
         inputs["rewards"] = ones[:, 0]
     if "truncated" in needs:
         inputs["truncated"] = ones[:, 0] == 0
-    if "all_lengths" in needs:
-        trainer.rollout_memory.all_lengths = ones.sum(1)
     if needs & fields_where(model="reference"):
         inputs["ref_per_token_logps"] = -ones
     if "sampler_logps" in needs:

@@ -103,12 +103,10 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ),
     (
         "Trainer against engine",
-        "ratio of their probabilities, and shares",
+        "ratio of their probabilities",
         {
             "ratio, 1 %": ("sampler/ratio/p01",),
             "ratio, 99 %": ("sampler/ratio/p99",),
-            "effective sample": ("sampler/effective_sample",),
-            "clipped by the correction": ("sampler/clipped",),
         },
     ),
     (

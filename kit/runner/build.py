@@ -33,7 +33,6 @@ from kit.runner.prepare import Parts, teacher_model
 from kit.runner.recording import CompletionWriter, FailureMonitor
 from kit.runner.resume import git_state, inputs, packages, with_history
 from kit.trainer.arguments import changes, check_precision, engine_settings, grpo_config
-from kit.trainer.savings import at_most
 from kit.trainer.teacher import Teacher
 from kit.trainer.trainer import HookedGRPOTrainer
 
@@ -128,7 +127,6 @@ def make_trainer(
         packing=config.optimisation.packing,
         share_prompts=config.optimisation.share_prompts,
         fast_decoding=True,
-        replay_support=config.generation.replay_support,
         offload=config.optimisation.gradient_checkpointing == OFFLOAD and model.backend.name != UNSLOTH,
         **{"skip_flat_groups": config.optimisation.skip_flat_groups} | interaction.trainer_arguments() | keywords,
     )
@@ -209,7 +207,7 @@ def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None
     work = workload(config, device, parts.objective, prompt_tokens(config), card_of(device), float32=float32)
     room = room_of(device)
     budget = budget_of(config, files.shape, work, room)
-    needed = "not needed: whole micro-batches go through" if budget is None else at_most(budget)
+    needed = "not needed: whole micro-batches go through" if budget is None else f"at most {budget} tokens at once"
     budget_note = f"{needed}, chosen for {room / GIB:.1f} GiB of free memory"
     at_once = None if world_size() > 1 else generation_batch_of(config, files.shape, work, room)
     batch_note = (
@@ -224,7 +222,8 @@ def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None
         at_once, batch_note = previous.env.get("generation_batch"), ""
         if "token_budget" in previous.env:
             budget = previous.env["token_budget"]
-            budget_note = f"{at_most(budget) if budget else 'whole micro-batches go through'}, as when the run began"
+            parts_note = f"at most {budget} tokens at once" if budget else "whole micro-batches go through"
+            budget_note = f"{parts_note}, as when the run began"
     if config.optimisation.token_budget is not None:
         budget, budget_note = config.optimisation.token_budget or None, ""
     return budget, at_once, {"token_budget": budget_note, "generation_batch": batch_note}

@@ -205,11 +205,6 @@ def build_objective(config: RunConfig) -> Objective:
             "Set model.reference: base, or remove the regularizer.",
         ),
         (
-            "weight_norm" in needs and config.model.lora is None,
-            "A regularizer needs the norm of the LoRA update, but all weights train (model.lora: null).",
-            "Set model.lora, or remove the regularizer; optimisation.weight_decay pulls all weights towards zero.",
-        ),
-        (
             "sampler_logps" in needs and not reports_logps(config),
             "A hook needs sampler_logps, which only an engine apart from the trainer reports; completions come from "
             "transformers' generate here, whose probabilities are the policy's own.",
@@ -237,23 +232,12 @@ def check_truncated(config: RunConfig, objective: Objective) -> None:
     """Refuses to compare log-probabilities of a truncated distribution with those of a full one. Raises `ConfigError`."""
     generation, needs = config.generation, "sampler_logps" in objective.needs
     hooks = [hook.name for hook in objective.weights if hook.name in COMPARES_SAMPLER or "sampler_logps" in hook.needs]
-    compared = generation.engine == "vllm" and bool(needs or hooks)
-    refuse(
-        ConfigError,
-        (
-            generation.truncates and compared and not generation.replay_support,
+    if generation.truncates and generation.engine == "vllm" and (needs or hooks):
+        raise ConfigError(
             f"generation.top_p, top_k or min_p with {', '.join(hooks) or objective.clip.name}: vLLM's log-probabilities are then "
             "of the tokens that it left, the trainer's of the whole vocabulary, and their ratio is biased (0.9 on average at "
-            "top_p 0.8).",
-            "Set generation.replay_support: true (vLLM then needs a top_k), or top_p: 1.0, top_k: 0 and min_p: null.",
-        ),
-        (
-            generation.replay_support and config.selection.dynamic_sampling is not None,
-            "generation.replay_support with selection.dynamic_sampling, which puts batches together anew without what the "
-            "sampler allowed.",
-            "Set one of them off.",
-        ),
-    )
+            "top_p 0.8). Set top_p: 1.0, top_k: 0 and min_p: null, or generation.engine: hf."
+        )
 
 
 def explicit(config: RunConfig, objective: Objective) -> RunConfig:
@@ -474,7 +458,7 @@ def validate(config: RunConfig) -> list[str]:
     needs = ", ".join(sorted(parts.objective.needs)) or "nothing beyond the policy"
     notes.append(f"objective: {config.objective.recipe}, needs {needs}")
     clip, reduction = parts.objective.clip.name, parts.objective.reduction.name
-    if config.optimisation.iterations == 1 and clip not in ("reinforce", "clip_cov", "kl_cov"):
+    if config.optimisation.iterations == 1 and clip != "reinforce":
         notes.append(
             "objective: on-policy, as every generation is learned from once (optimisation.iterations: 1); every ratio is "
             "1, so the clip's bounds never act. Set optimisation.iterations: 2 for clipping to matter"

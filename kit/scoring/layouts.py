@@ -2,7 +2,6 @@
 
     score_padded        TRL's layout: prompts padded in front, completions behind
     score_right_padded  every row pushed to the left, for backbones that leave the attention mask out of training
-    score_trimmed       batches of rows of like length, their common padding cut off
     score_packs         rows without padding, behind one another, a shared prompt once (`kit.scoring.packing`)
 
 Every one of them ends in `ModelPass`: the model's forward pass into TRL's fused head. Scores of a completion stand where
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from kit.errors import ModelError, ObjectiveError
 from kit.models.inputs import COUNTS, joined, take
@@ -32,8 +30,6 @@ from kit.scoring.unsloth_packs import pack_inputs
 
 ROWWISE = ("token_type_ids", "mm_token_type_ids")
 """Inputs beside the ids with a value for each of them."""
-FILLED = 0.8
-"""Least share of tokens in a trimmed batch, unless it would have a single row."""
 WORTH_MOVING = 2**20
 """Bytes of a hidden state."""
 MOVED_FROM = "cuda"
@@ -254,48 +250,6 @@ def push_left(rows: Rows) -> Pushed:
     return Pushed(ids, tokens.to(rows.mask.dtype), labels, places, rows.ids.shape[1], rows.completion)
 
 
-def score_trimmed(run: ModelPass, rows: Rows, size: int | None = None, *, plain: Any = score_padded) -> Scores:
-    """In batches of rows of like length, columns cut off that are padding in all of a batch: at most `size` rows at a time.
-
-    Exact for every causal model that leaves padding out by the mask; the balancing loss of a mixture of experts is a mean over
-    batches, which then stay those of TRL. plain: how a batch is scored.
-    """
-    (ids, live), width = rows.on_host, rows.width
-    together, parts, places = [], [], []
-    for batch in _like_lengths(live, width, size or len(live), as_they_come=run.wanted.aux_loss):
-        columns = torch.nonzero(live[batch].any(0)).flatten()
-        start = min(int(columns[0]), width - 1) if len(columns) else width - 1
-        stop = max(int(columns[-1]), width) + 1 if len(columns) else width + 1
-        there, copy = to_device(batch, rows.ids.device), (ids[batch, start:stop], live[batch, start:stop])
-        some = Rows(rows.ids[there, start:stop], rows.mask[there, start:stop], stop - width, copy=copy)
-        found = plain(run, some)
-        parts.append(found.laid_out(functools.partial(pad, pad=(0, rows.completion - (stop - width)))))
-        together.append(batch)
-        scored = live[batch, width:].nonzero()
-        places.append(batch[scored[:, 0]] * rows.completion + scored[:, 1])
-    order = to_device(torch.cat(together).argsort(), rows.ids.device)
-    return join_scores(parts, places).laid_out(lambda values: values[order])
-
-
-def _like_lengths(live: Tensor, width: int, size: int, *, as_they_come: bool) -> Iterator[Tensor]:
-    """Indices of rows: neighbours by length, of which each batch holds enough tokens."""
-    if as_they_come:
-        yield from torch.split(torch.arange(len(live)), size)
-        return
-    prompts, completions = live[:, :width].sum(1).tolist(), live[:, width:].sum(1).tolist()
-    order = sorted(range(len(live)), key=lambda row: (-prompts[row] - completions[row], row))
-    batch: list[int] = []
-    for row in order:
-        wider = [*batch, row]
-        room = max(prompts[one] for one in wider) + max(completions[one] for one in wider)
-        tokens = sum(prompts[one] + completions[one] for one in wider)
-        if batch and (len(batch) == size or tokens < FILLED * room * len(wider)):
-            yield torch.tensor(batch)
-            batch = []
-        batch.append(row)
-    yield torch.tensor(batch)
-
-
 def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list[Layout] | None = None) -> Scores:
     """One forward pass a pack, all in one graph. layouts: takes those that attention was given."""
     device, parts = rows.ids.device, []
@@ -303,6 +257,7 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
     given = [_on_device(pack, device) for pack in packs]
     places = to_device(torch.cat([pack.places for pack in packs]), device)
     made = [Layout(pack.groups, device) for pack in packs]
+    finished = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
     for layout, (ids, positions, labels, labelled) in zip(made, given, strict=True):
         if layouts is not None:
             layouts.append(layout)
@@ -310,20 +265,16 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
             input_ids=ids,
             position_ids=positions,
             shift_labels=PlacedLabels(labels, labelled),
-            **_layout_inputs(layout, device, run.unsloths),
+            # What has four dimensions is taken for a mask that is finished; attention and recurrent layers read the layout.
+            **(
+                pack_inputs(layout)
+                if run.unsloths
+                else {"attention_mask": finished, KEYWORD: layout, TEXT_OF_TOKEN: layout}
+            ),
         )
         parts.append(found.laid_out(functools.partial(_at, places=labelled)))
     shape = (len(rows.ids), rows.completion)
     return join_scores(parts, [pack.places for pack in packs]).laid_out(lambda values: _spread(values, places, shape))
-
-
-def _layout_inputs(layout: Layout, device: torch.device, unsloths: bool) -> dict[str, Any]:
-    """What brings the layout to the model's attention, and to its recurrent layers."""
-    if unsloths:
-        return pack_inputs(layout)
-    # What has four dimensions is taken for a mask that is finished; the layout is looked at instead.
-    finished = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-    return {"attention_mask": finished, KEYWORD: layout, TEXT_OF_TOKEN: layout}
 
 
 def _at(values: Tensor, places: Tensor) -> Tensor:

@@ -375,7 +375,8 @@ def _refusal(name: str, device: torch.device, dtype: torch.dtype, width: int) ->
     limit = ROUNDING.get(dtype, 0.02)
     try:
         # Hooks of its own, as those of gradient checkpointing count what is saved inside.
-        with torch.enable_grad(), torch.autocast(device.type, enabled=False), _unhooked():
+        unhooked = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
+        with torch.enable_grad(), torch.autocast(device.type, enabled=False), unhooked:
             for window in (None, 5):
                 for ours, wanted in zip(results(True, window), results(False, window), strict=True):
                     off = float((ours.float() - wanted.float()).norm() / wanted.float().norm())
@@ -385,10 +386,6 @@ def _refusal(name: str, device: torch.device, dtype: torch.dtype, width: int) ->
         raise_fatal(error)
         return first_line(error)
     return None
-
-
-def _unhooked() -> torch.autograd.graph.saved_tensors_hooks:
-    return torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one)
 
 
 # --- group by group ---------------------------------------------------------------------------------------------------

@@ -96,14 +96,6 @@ def same_prompts(ids: Tensor, live: Tensor, width: int, *, share: bool = True) -
     return list(found.values())
 
 
-def unique_tokens(ids: Tensor, mask: Tensor, completion: int) -> int:
-    """Live tokens of (B, L) rows with a completion, a prompt that several rows have counted once."""
-    ids, live = ids.detach().cpu(), mask.detach().cpu().bool()
-    width = ids.shape[1] - completion
-    groups = same_prompts(ids, live, width)
-    return int(sum(live[rows[0], :width].sum() + live[rows, width:].sum() for rows in groups))
-
-
 def _check_rows(live: Tensor, width: int) -> None:
     before, after = live[:, :width], live[:, width:]
     if (before[:, 1:] < before[:, :-1]).any() or (after[:, 1:] > after[:, :-1]).any():

@@ -1,4 +1,4 @@
-"""Whether a model may be scored in packs, or with its padding cut off: looked at once, before it is.
+"""Whether a model may be scored in packs: examined once, before its first step.
 
 What the configuration tells is asked first. Then a few short rows, made of the first real ones, are scored in TRL's layout,
 with more padding than they need, and in the other: both must give the same log-probabilities. In a pack nothing may
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kit.models.failures import first_line, raise_fatal
 from kit.models.fused import Fused
-from kit.scoring.layouts import ModelPass, Rows, Scores, score_packs, score_trimmed
+from kit.scoring.layouts import ModelPass, Rows, Scores, score_packs
 from kit.scoring.packed_attention import EAGER, WRAPPED, Layout, install_packed_eager
 from kit.scoring.packing import lay_out
 from kit.scoring.recurrent_packs import install_recurrent_packs
@@ -48,7 +48,7 @@ log = logging.getLogger("kit")
 class Verdict:
     """How a model's rows are scored, and why not in a way that costs less."""
 
-    way: Literal["packed", "trimmed", "plain"]
+    way: Literal["packed", "plain"]
     reason: str = ""
     shared: bool = True  # a prompt is read once for all its completions, where rows are packed
 
@@ -108,15 +108,14 @@ def examine(run: ModelPass, bare: Any, rows: Rows, *, plain: Plain, half: bool) 
         bare.train(training and not has_dropout(model.base))
         with torch.no_grad():
             wanted = plain(run, probe).logps
-            hindrance = _hindrance_to_packs(model) or _attempt(lambda: _packs_differ(model, probe, wanted))
+            hindrance = _attempt(lambda: _packs_differ(model, probe, wanted))
             if hindrance is None:
                 return Verdict("packed")
             if run.unsloths and _attempt(lambda: _packs_differ(model, probe, wanted, share=False)) is None:
                 return Verdict("packed", hindrance, shared=False)
-            padding = _attempt(lambda: _difference(model, score_trimmed(run, probe, plain=plain).logps, wanted, probe))
     finally:
         bare.train(training)
-    return Verdict("trimmed", hindrance) if padding is None else Verdict("plain", f"{hindrance}; {padding}")
+    return Verdict("plain", hindrance)
 
 
 def _examined(run: ModelPass, bare: Any, half: bool) -> Examined:
@@ -157,22 +156,18 @@ def probe_rows(rows: Rows) -> Rows:
 
 
 def _hindrance(model: Examined) -> str | None:
-    """Why even the amount of padding may not change."""
+    """Why this model cannot be scored in packs, as far as its configuration tells; None if it may."""
     if getattr(getattr(model.bare, "active_peft_config", None), "is_prompt_learning", False):
         return "the adapter puts tokens of its own in front"
-    kinds = {kind for rope in _ropes(model.text) for kind in (rope.get("rope_type"), rope.get("type")) if kind}
+    text = model.text
+    kinds = {kind for rope in _ropes(text) for kind in (rope.get("rope_type"), rope.get("type")) if kind}
     if kinds & STRETCHED:
         return f"rotary positions ({', '.join(sorted(kinds & STRETCHED))}) depend on the longest text of a batch"
-    return None
-
-
-def _hindrance_to_packs(model: Examined) -> str | None:
-    text = model.text
-    kinds = _kinds(text) or []
-    recurrent = sum(kind in RECURRENT for kind in kinds)
-    unknown = set(kinds) - ATTENTION - STATELESS - RECURRENT
+    kinds = set(layers := _kinds(text) or [])
+    recurrent = sum(kind in RECURRENT for kind in layers)
+    unknown = kinds - ATTENTION - STATELESS - RECURRENT
     if model.run.unsloths or install_recurrent_packs(model.base) < recurrent:
-        unknown |= set(kinds) & RECURRENT
+        unknown |= kinds & RECURRENT
     if unknown:
         return (
             f"layers other than attention ({', '.join(sorted(map(str, unknown)))}) would carry a text on into the next"

@@ -45,7 +45,11 @@ class Rows:
 def recurrent_layers(model: Any) -> list[Any]:
     """The layers of a language model that carry a state: those that hold a depthwise convolution over time."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    return [module for module in decoder.modules() if any(map(_is_over_time, module.children()))]
+    return [
+        module
+        for module in decoder.modules()
+        if any(isinstance(part, torch.nn.Conv1d) and part.groups == part.in_channels > 1 for part in module.children())
+    ]
 
 
 def install_recurrent_packs(model: Any) -> int:
@@ -55,10 +59,6 @@ def install_recurrent_packs(model: Any) -> int:
         if not hasattr(kind.forward, "unpacked"):
             kind.forward = _in_rows(kind.forward)
     return len(found)
-
-
-def _is_over_time(module: Any) -> bool:
-    return isinstance(module, torch.nn.Conv1d) and module.groups == module.in_channels > 1
 
 
 def _in_rows(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,6 @@
 The way of a model is found at its first rows (`kit.scoring.proof`):
 
     packed    rows without padding, behind one another, a prompt that several completions share only once
-    trimmed   batches of rows of like length, their common padding cut off
     plain     TRL's layout, as it comes, or with the padding behind
 
 Everything with inputs beside text is scored plainly. `Scorer.report` says which way it is, and why.
@@ -18,7 +17,6 @@ from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
 import torch
-from torch import Tensor
 
 from kit.models.family import FamilyAdapter
 from kit.models.fused import Fused
@@ -31,12 +29,10 @@ from kit.scoring.layouts import (
     score_packs,
     score_padded,
     score_right_padded,
-    score_trimmed,
 )
 from kit.scoring.packed_attention import install_packed_attention
 from kit.scoring.packing import NotPackable, Pack, lay_out
 from kit.scoring.proof import Verdict, examine, fuse
-from kit.scoring.support import SUPPORT, renormalised
 from kit.scoring.unsloth_packs import has_unsloths_layers
 from kit.scoring.unsloth_packs import install as install_unsloth_packs
 
@@ -56,7 +52,7 @@ REMEDY = {
 class Report(TypedDict):
     """The way that scoring takes: `packing` is None before the first rows; `reason` says why it is not packed."""
 
-    packing: Literal["packed", "trimmed", "plain"] | None
+    packing: Literal["packed", "plain"] | None
     share_prompts: bool
     reason: str
 
@@ -103,7 +99,7 @@ class Scorer:
         if not self.packing:
             return {"packing": "plain", "share_prompts": False, "reason": "turned off"}
         found = list(self.verdicts.values())
-        worst = next((one for way in ("plain", "trimmed", "packed") for one in found if one.way == way), None)
+        worst = next((one for way in ("plain", "packed") for one in found if one.way == way), None)
         if worst is None:
             return {"packing": None, "share_prompts": self.share_prompts, "reason": ""}
         shared = worst.way == "packed" and self.share_prompts and all(one.shared for one in found)
@@ -115,8 +111,6 @@ class Scorer:
         With a gradient where the caller has not turned it off. Raises `ModelError` for a model without TRL's head, and for
         inputs that it cannot divide.
         """
-        if (supports := rows.fields.get(SUPPORT)) is not None:
-            return self._over_supports(model, rows, wanted, batch_size, supports)
         run = self._pass(model, wanted)
         rows = replace(rows, fields=self._accepted(rows.fields))
         self._fuse(model, rows)
@@ -124,25 +118,9 @@ class Scorer:
             within = max(1, self.token_budget // rows.ids.shape[1])
             batch_size = within if batch_size is None else min(batch_size, within)
         way = self._way(model, rows) if self.packing and not rows.fields else "plain"
-        if way == "plain":
-            return self._plain(run, rows, batch_size)
         # A balancing loss counts tokens, and so would see a shared prompt once.
         packs = self._packs(model, rows, batch_size) if way == "packed" and not wanted.aux_loss else []
-        if packs:
-            return score_packs(run, packs, rows)
-        return score_trimmed(run, rows, batch_size, plain=self._plain)
-
-    def _over_supports(
-        self, model: Any, rows: Rows, wanted: Wanted, batch_size: int | None, supports: list[Tensor]
-    ) -> Scores:
-        """The scores, with log-probabilities over what the sampler allowed (`kit.scoring.support`)."""
-        fields = {name: value for name, value in rows.fields.items() if name != SUPPORT}
-        bare = replace(rows, fields=fields)
-        scores = self.score(model, bare, replace(wanted, hidden=True), batch_size)
-        live = rows.live
-        found = renormalised(scores.projection, rows.ids[:, rows.width :][live], supports, live)
-        logps = scores.logps.new_zeros(live.shape).masked_scatter(live, found.to(scores.logps.dtype))
-        return replace(scores, logps=logps, head=scores.head if wanted.hidden else None)
+        return score_packs(run, packs, rows) if packs else self._plain(run, rows, batch_size)
 
     def _pass(self, model: Any, wanted: Wanted = PLAIN) -> ModelPass:
         unsloths = isinstance(model, torch.nn.Module) and has_unsloths_layers(self.unwrap(model))
@@ -171,17 +149,14 @@ class Scorer:
         """How the rows of this model are scored; plainly, as long as none of them has a completion."""
         bare = self.unwrap(model)  # another process may look at another time, or not at all
         if id(bare) not in self.verdicts:
-            first = self._first_rows(rows)
-            if first is None:
+            if not rows.width or not bool((rows.live.any(1) & rows.mask[:, : rows.width].any(1)).any()):
                 return "plain"
-            rows = first
             verdict = examine(self._pass(bare), bare, rows, plain=self._plain, half=self.half)
             self.verdicts[id(bare)] = verdict
             if verdict.way == "packed" and not verdict.shared:
                 log.warning("%s reads a prompt anew for every completion: %s", type(bare).__name__, verdict.reason)
             elif verdict.way != "packed":
-                told = "with its padding trimmed" if verdict.way == "trimmed" else "in padded rows"
-                log.warning("%s is scored %s: %s", type(bare).__name__, told, verdict.reason)
+                log.warning("%s is scored in padded rows: %s", type(bare).__name__, verdict.reason)
         return self.verdicts[id(bare)].way
 
     def _packs(self, model: Any, rows: Rows, batch_size: int | None) -> list[Pack]:
@@ -195,8 +170,3 @@ class Scorer:
         except NotPackable as reason:
             log.info("these rows are not packed: %s", reason)
             return []
-
-    def _first_rows(self, rows: Rows) -> Rows | None:
-        """Those that a model is examined with; None as long as no row has a completion."""
-        found = bool((rows.live.any(1) & rows.mask[:, : rows.width].any(1)).any()) if rows.width > 0 else False
-        return rows if found else None

@@ -68,15 +68,6 @@ class AdvantageComputer:
             self.metrics.append("teacher/share", float(known.any(1).float().mean()))
         if "rewards" in needs:
             output["rewards"] = scored.total[local]
-        if "all_lengths" in needs:
-            # What tools wrote is not the policy's length.
-            own = state.tool_mask or [[1] * len(ids) for ids in scored.completion_ids]
-            counts = torch.tensor([float(sum(mask)) for mask in own], device=scored.total.device)
-            lengths = self.accelerator.gather(counts)
-            if self.metrics.mode() == "train":
-                self.memory.all_lengths = lengths
-            else:
-                self.memory.eval_lengths = lengths
         if "truncated" in needs:
             output["truncated"] = torch.tensor(truncated(scored, self.eos_ids), device=batch.completion_ids.device)
         rewards = self._reward_batch(batch, state, reward_weights, group_size, step)
@@ -107,7 +98,11 @@ class AdvantageComputer:
             values = self._gathered(batch["old_values"])
         old_logps = teacher_logps = None
         if "old_logps" in needs:
-            old_logps = self._gathered(self._old_logps(batch))
+            logps = batch.get("old_per_token_logps")
+            if logps is None:  # TRL made no pass for them
+                with torch.no_grad():
+                    logps = self.score(batch, hidden=False).logps
+            old_logps = self._gathered(logps)
         if "teacher_logps" in needs and "teacher_logps" in batch.inputs:
             teacher_logps = self._gathered(batch["teacher_logps"])
         return RewardBatch(
@@ -127,7 +122,10 @@ class AdvantageComputer:
     def _advantages(self, batch: RewardBatch) -> Tensor:
         """Advantages of all processes, (N,) or (N, T); logs their spread."""
         advantages = self.objective.compute_advantages(batch)
-        per_completion = advantages if advantages.dim() == 1 else _row_means(advantages, batch.mask)
+        per_completion = advantages
+        if advantages.dim() == 2:
+            live = torch.ones_like(advantages) if batch.mask is None else batch.mask
+            per_completion = (advantages * live).sum(dim=1) / live.sum(dim=1).clamp(min=1)
         for _ in range(min(len(per_completion), len(self.logged))):
             self.logged.pop()
         self.logged.extend(per_completion.tolist())
@@ -145,14 +143,6 @@ class AdvantageComputer:
         with torch.no_grad():
             scores = self.score(batch) if old_logps is None else state.pass_of(old_logps)
             return scatter_to_tokens(self.critic.head(scores.projection.hidden), batch.completion_mask)
-
-    def _old_logps(self, batch: MicroBatch) -> Tensor:
-        """(B, T) nats, of the policy at the rollout: as TRL scored it, else by one more pass."""
-        logps: Tensor | None = batch.get("old_per_token_logps")
-        if logps is not None:
-            return logps
-        with torch.no_grad():
-            return self.score(batch, hidden=False).logps
 
     def _value_targets(self, batch: RewardBatch) -> Tensor:
         """(N, T) what the value head learns; logs how good it is."""
@@ -191,13 +181,6 @@ def truncated(scored: RewardResult, eos_ids: Sequence[int]) -> list[bool]:
     """Whether a limit cut a completion: of tokens, or of calls, so that one is left unanswered."""
     pairs = zip(scored.completion_ids, scored.completions, strict=True)
     return [finish_reason(ids, eos_ids, completion) != "stop" for ids, completion in pairs]
-
-
-def _row_means(values: Tensor, mask: Tensor | None) -> Tensor:
-    """(N, T) -> (N,): the mean over live tokens, or over all where no mask tells."""
-    if mask is None:
-        return values.mean(dim=1)
-    return (values * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def lay_out(

@@ -14,7 +14,7 @@ from typing import Any
 
 from kit.config import RunConfig
 from kit.errors import ConfigError, ModelError
-from kit.generation.engine import further_arguments, hands_adapter, vllm_arguments
+from kit.generation.engine import hands_adapter, vllm_arguments
 from kit.models.backend import UNSLOTH, Backend, choose_backend, torch_dtype
 from kit.models.failures import EngineSettings
 from kit.models.memory import micro_batch_size
@@ -132,20 +132,17 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
     generation, vllm = config.generation, config.generation.vllm
     import torch
 
-    # Truncated or constrained sampling renormalises: unless the trainer's log-probabilities follow, they are of another
-    # distribution than the engine's.
-    comparable = (generation.replay_support or not generation.truncates) and vllm.regex is None
+    # Truncated or constrained sampling renormalises: the engine's log-probabilities are then of another distribution.
+    comparable = not generation.truncates and vllm.regex is None
     adapter_alone = hands_adapter(config) and choose_backend(config.model).name != UNSLOTH
     return EngineSettings(
         seed=config.run.seed,
         timeout=vllm.timeout,
         dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
         eager=vllm.eager,
-        support_of=generation.top_k if generation.replay_support else 0,
         adapter_alone=adapter_alone,
         revision=config.model.revision,
         gpu_memory_utilization=vllm.gpu_memory_utilization,
-        further=further_arguments(vllm),
         compared=comparable,
         tell=tell,
     )

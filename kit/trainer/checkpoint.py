@@ -95,9 +95,9 @@ class CheckpointState:
         self.flush()
         folder = root / f"{PREFIX}{trainer.state.global_step}"
         folder.mkdir(parents=True, exist_ok=True)
-        if self._inside_a_window():
-            rollout = {"inputs": trainer._buffered_inputs, "all_lengths": self.memory.all_lengths}
-            torch.save(rollout, self._rollout_file(folder))
+        every = trainer.args.steps_per_generation * trainer.num_iterations
+        if trainer._buffered_inputs is not None and trainer._step % every != 0:
+            torch.save(trainer._buffered_inputs, self._rollout_file(folder))
         if trainer.args.should_save:
             write_atomic(folder / PROGRESS_FILE, json.dumps(self._progress(), indent=1) + "\n")
             state = self.objective.state_dict() if self.objective is not None else {}
@@ -116,11 +116,6 @@ class CheckpointState:
             "first_steps": self.checks.state_dict() if self.checks is not None else None,
             "parts": {name: part.state_dict() for name, part in self.stateful.items()},
         }
-
-    def _inside_a_window(self) -> bool:
-        trainer = self.trainer
-        every = trainer.args.steps_per_generation * trainer.num_iterations
-        return trainer._buffered_inputs is not None and trainer._step % every != 0
 
     def _rollout_file(self, folder: Path) -> Path:
         accelerator = self.trainer.accelerator
@@ -165,13 +160,13 @@ class CheckpointState:
         trainer = self.trainer
         device = trainer.accelerator.device
         target = "cpu" if device.type == "cpu" else device  # torch cannot load to the `cpu:1` of several processes
-        rollout = torch.load(self._rollout_file(folder), map_location=target, weights_only=True)
-        trainer._buffered_inputs, self.memory.all_lengths = rollout["inputs"], rollout["all_lengths"]
-        if "ref_hidden" in rollout["inputs"][0]:
-            self.restore_reference_head(rollout["inputs"][0])
-        if "teacher_hidden" in rollout["inputs"][0]:
+        batches = torch.load(self._rollout_file(folder), map_location=target, weights_only=True)
+        trainer._buffered_inputs = batches
+        if "ref_hidden" in batches[0]:
+            self.restore_reference_head(batches[0])
+        if "teacher_hidden" in batches[0]:
             assert self.teacher is not None
-            self.teacher.see_head(MicroBatch(rollout["inputs"][0]))
+            self.teacher.see_head(MicroBatch(batches[0]))
             self.memory.teacher_head = self.teacher.head
 
     def restore_reference_head(self, inputs: dict[str, Any]) -> None:

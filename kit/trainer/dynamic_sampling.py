@@ -24,7 +24,6 @@ from kit.config.sections import DynamicSamplingConfig
 from kit.errors import ConfigError, EngineError
 from kit.objective import Objective
 from kit.trainer.metric_log import MetricLog
-from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.rollout import ReplayedRollout, RewardResult
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def check_dynamic_sampling(objective: Objective, *, turns: bool, processes: int,
     seen_in_flat = [reason for need, reason in LEARNS_FROM_FLAT.items() if need in objective.advantage.needs]
     refusals = (
         (processes > 1, f"in a run of {processes} processes: each would choose for itself", "start one process"),
-        (turns, "with generation.tools, .environment or .rollout: their calls would act twice", "leave those out"),
+        (turns, "with generation.tools or .environment: their calls would act twice", "leave those out"),
         (images, "with pictures is not made in this version", "set data.image_column: none"),
         (
             bool(seen_in_flat),
@@ -64,7 +63,6 @@ class Group:
     """g completions of one prompt."""
 
     row: Row
-    prompt_ids: list[int]
     completion_ids: list[list[int]]  # (g,)
     components: list[list[float]]  # (g, K) rewards, NaN where one does not apply
     totals: list[float]  # (g,) weighted sums, NaN without a score
@@ -73,19 +71,9 @@ class Group:
 
     @property
     def flat(self) -> bool:
-        """Whether no two rewards differ: nothing can be learned from it by comparison."""
-        return is_flat(self.totals)
-
-    @property
-    def tokens(self) -> int:
-        """Completion tokens."""
-        return sum(map(len, self.completion_ids))
-
-
-def is_flat(rewards: Sequence[float]) -> bool:
-    """Whether no two scored completions differ in reward."""
-    scored = [reward for reward in rewards if not math.isnan(reward)]
-    return not scored or min(scored) == max(scored)
+        """Whether no two scored completions differ in reward: nothing can be learned from it by comparison."""
+        scored = [reward for reward in self.totals if not math.isnan(reward)]
+        return not scored or min(scored) == max(scored)
 
 
 def key_of(row: Mapping[str, Any]) -> str:
@@ -167,16 +155,11 @@ class DynamicSampling:
         except EngineError:  # `checkpoint_on_failure` writes the state of a run that has not begun this step
             self.fresh.passed = passed
             raise
-        # TRL counts only the tokens in its batch.
-        self.trainer.state.num_input_tokens_seen += _seen(made) - _seen(groups)
         output, _ = roll_out([dict(group.row) for group in groups for _ in range(size)], self._replayed(groups))
-        generated, useful = float(sum(group.tokens for group in made)), sum(not group.flat for group in groups)
         append = self.metrics.append
-        for name, value in _forwarded(output).items():
-            append(name, value)
-        append("tokens/generated", generated)
+        append("tokens/generated", float(sum(len(ids) for group in made for ids in group.completion_ids)))
         append("groups/rolled_out", float(len(made)))
-        append("groups/useful", float(useful))
+        append("groups/useful", float(sum(not group.flat for group in groups)))
         append("selection/rounds", float(rounds))
         scored = [total for group in made for total in group.totals if not math.isnan(total)]
         if scored:
@@ -205,7 +188,7 @@ class DynamicSampling:
         repeated = [dict(row) for row in rows for _ in range(size)]
         with _muted(trainer), trainer.rolling_out(repeated) as state:
             prompts = [row["prompt"] for row in repeated]
-            prompt_ids, ids, _, completions, logps, *_ = trainer._generate(prompts)
+            _, ids, _, completions, logps, *_ = trainer._generate(prompts)
             components = trainer._calculate_rewards(repeated, prompts, completions, ids).tolist()
             for name, values in trainer._pending_metrics.items():
                 self._logged.setdefault(name, []).extend(values)
@@ -216,7 +199,6 @@ class DynamicSampling:
             groups.append(
                 Group(
                     row=row,
-                    prompt_ids=list(prompt_ids[span.start]),
                     completion_ids=[list(completion) for completion in ids[span]],
                     components=components[span],
                     totals=totals[span],
@@ -259,17 +241,3 @@ def _muted(trainer: GRPOTrainer) -> Iterator[None]:
     finally:
         vars(trainer).update(before)
         trainer.state.num_input_tokens_seen = tokens_before
-
-
-def _seen(groups: Sequence[Group]) -> int:
-    """Prompt and completion tokens."""
-    return sum(len(group.prompt_ids) * len(group.completion_ids) + group.tokens for group in groups)
-
-
-def _forwarded(output: Mapping[str, Any]) -> dict[str, float]:
-    """Prompt and completion tokens of the completions that train, and of those among them with an advantage."""
-    batch = MicroBatch(dict(output))
-    live = batch.loss_mask.any(dim=1)
-    learned = live & (batch.advantages != 0).any(dim=1)
-    tokens = output["prompt_mask"].sum(dim=1) + output["completion_mask"].sum(dim=1)
-    return {"tokens/updated": float(tokens[live].sum()), "tokens/with_advantage": float(tokens[learned].sum())}

@@ -18,7 +18,6 @@ from kit.generation.decoding import as_in_training, fast_decoding
 from kit.models.failures import BatchSizeBackoff
 from kit.models.family import FamilyAdapter
 from kit.models.inputs import extended, pieces, take
-from kit.scoring.support import SUPPORT, packed, recording
 from kit.trainer.micro_batch import EXTRA, MODEL_INPUTS
 from kit.trainer.rollout import RolloutState
 
@@ -29,8 +28,7 @@ Turn = Callable[..., tuple[Any, Any]]
 
 class Generator:
     """Makes the completions of one run. family: what is known of the model. policy: the bare model. backoff: completions at
-    once, after running out of memory; None: all. engine: `kit.generation.vllm.WatchedGeneration` where it makes the completions.
-    fast_decoding: generate on a CPU with `kit.generation.decoding`.
+    once, after running out of memory; None: all. fast_decoding: generate on a CPU with `kit.generation.decoding`.
     """
 
     def __init__(
@@ -38,16 +36,12 @@ class Generator:
         family: FamilyAdapter,
         policy: Any,
         backoff: BatchSizeBackoff | None = None,
-        engine: Any = None,
         *,
         fast_decoding: bool = False,
     ) -> None:
         self.family, self.policy, self.backoff, self.fast_decoding = family, policy, backoff, fast_decoding
         self.half: torch.dtype | None = None
         """What training passes compute in by autocast; None: in the precision of the weights."""
-        self.replay_support = False
-        """Keep the tokens that truncated sampling left, for scores over these alone (`kit.scoring.support`)."""
-        self.engine = engine
 
     def turn(
         self,
@@ -67,18 +61,7 @@ class Generator:
         self.keep_inputs(state, fields, images, len(prompt_ids))
         if state.replayed is not None:
             return [list(ids) for ids in state.replayed.completion_ids], state.replayed.logps
-        if not self.replay_support or (not own and self.engine is None):
-            return self._within_memory(make, prompt_ids, images, fields, own=own)
-        by_list: dict[int, Any] = {}
-        make = recording(self.policy, make, by_list) if own else make
-        ids, logps = self._within_memory(make, prompt_ids, images, fields, own=own)
-        supports = (
-            [by_list[id(ids_of_row)] for ids_of_row in ids]
-            if own
-            else [packed(ids_of_row) for ids_of_row in self.engine.supports]
-        )
-        state.extra_inputs = {**(state.extra_inputs or {}), SUPPORT: supports}
-        return ids, logps
+        return self._within_memory(make, prompt_ids, images, fields, own=own)
 
     @contextmanager
     def _checkpointing_restored(self) -> Iterator[None]:

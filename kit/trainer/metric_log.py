@@ -14,10 +14,6 @@ from torch import Tensor
 
 from kit.objective import LossOutput, Mean, Objective
 from kit.objective.metrics import QUANTILES, RATIO_QUANTILES, Sums
-from kit.trainer.mismatch import effective_shares
-
-USEFUL = "tokens/useful"
-"""Metric: live tokens, a prompt that completions share counted once, over all that were forwarded to train on them."""
 
 GIB = 1024**3
 SAMPLED = 1024
@@ -56,10 +52,6 @@ class MetricLog:
         """Sums and counts, whose quotients over all micro-batches and processes are logged."""
         self.means[self.mode()].add(means)
 
-    def count_tokens(self, useful: int, forwarded: int) -> None:
-        """Counts the tokens of a pass that training needs."""
-        self.add({USEFUL: Mean(torch.tensor(float(useful)), torch.tensor(float(forwarded)))})
-
     def take_in(self, result: LossOutput) -> None:
         """Keeps what is logged of a micro-batch, and in training what controllers observe."""
         self.add(result.metrics)
@@ -81,8 +73,6 @@ class MetricLog:
             for name, (total, count) in zip(names, summed.tolist(), strict=True):
                 if count:
                     self.append(name, total / count)
-        for name, value in effective_shares(self._metrics()[self.mode()]).items():
-            self.append(name, value)
         self._publish_quantiles("log_ratio", "ratio", RATIO_QUANTILES)
         self._publish_quantiles("sampler_log_ratio", "sampler/ratio", QUANTILES)
 

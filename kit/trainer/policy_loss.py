@@ -10,7 +10,7 @@ A step has one way (`PolicyLoss.step`): plan the parts, score each, ask the obje
 
 Where the gradient of a completion depends on no other completion's scores (`kit.objective.objective.to_parts`), parts that are
 not scored yet are placeholders, and the objective's loss and metrics are taken at the last one. Any other objective (a quantile
-of the entropies, a covariance, a hook that says nothing) is asked once, after a pass without a graph over every part.
+of the entropies, a hook that says nothing) is asked once, after a pass without a graph over every part.
 Completions without an advantage keep their placeholder where nobody would notice (`to_skipping`): they are counted, not scored.
 
 Both are exact by the chain rule; the latter is gradient caching, arXiv 2101.06983.
@@ -28,14 +28,12 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
 from kit.models.failures import rng_state, set_rng_state
-from kit.models.lora import lora_weight_norm
 from kit.objective import LossOutput, LossScale, Mean, TokenBatch
 from kit.objective.advantage import value_loss
 from kit.objective.batch import TOKEN_FIELDS, Field, fields_where
 from kit.objective.objective import to_parts
 from kit.scoring.divergence import divergence
 from kit.scoring.layouts import Scores, Wanted, scatter_to_tokens, to_device
-from kit.scoring.packing import unique_tokens
 from kit.scoring.proof import may_be_trimmed
 from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
 from kit.trainer.mismatch import sampler_mismatch
@@ -58,7 +56,6 @@ class PolicyOutputs:
     entropy: Tensor | None  # (B, T) nats
     full_kl: Tensor | None  # (B, T) nats
     teacher_kl: Tensor | None = None  # (B, T) nats
-    weight_norm: Tensor | None = None  # ()
     scored: Tensor | None = None  # (B, 1) bool: completions whose values these are, others have placeholders; None: all
 
     def filled_in(self, part: PolicyOutputs, rows: Tensor) -> PolicyOutputs:
@@ -151,7 +148,7 @@ class PolicyLoss:
         if context.checks is not None:
             context.checks.before_scoring(model, batch)
         outputs, scores = self._outputs(model, batch, context)
-        loss = self._objective_loss(batch, replace(outputs, weight_norm=self._weight_norm()), context)
+        loss = self._objective_loss(batch, outputs, context)
         beside = self._auxiliary_loss(batch, scores, context)
         return loss if beside is None else loss + beside
 
@@ -164,7 +161,7 @@ class PolicyLoss:
         if context.checks is not None:
             context.checks.before_scoring(model, batch)
         plan = self.plan(batch, len(batch) if max_rows is None else max_rows)
-        outputs_of_all, norm, arrivals = self._placeholder_outputs(batch), self._weight_norm(), _Arrivals(context, plan)
+        outputs_of_all, arrivals = self._placeholder_outputs(batch), _Arrivals(context, plan)
         count, states = len(plan.parts), []
         ahead = count != 1 and (count == 0 or to_parts(self.objective) is not None)
         if ahead:
@@ -174,7 +171,7 @@ class PolicyLoss:
                     outputs_of_all = outputs_of_all.filled_in(
                         self._outputs(model, plan.part(number), context)[0], plan.rows(number)
                     )
-            loss, grads = self._grad_wrt_outputs(plan, outputs_of_all, norm, context, taken_in=True)
+            loss, grads = self._grad_wrt_outputs(plan, outputs_of_all, context, taken_in=True)
         besides: list[Tensor] = []
         for number in range(count):
             if ahead:
@@ -186,7 +183,7 @@ class PolicyLoss:
             arrivals.watch(outputs.logps, rows)
             if not ahead:
                 outputs_of_all = outputs if rows is None else outputs_of_all.filled_in(outputs, rows)
-                loss, grads = self._grad_wrt_outputs(plan, outputs_of_all, norm, context, taken_in=number + 1 == count)
+                loss, grads = self._grad_wrt_outputs(plan, outputs_of_all, context, taken_in=number + 1 == count)
             beside = self._auxiliary_loss(part, scores, context)
             self._send(outputs, grads, rows, beside)
             if beside is not None:
@@ -194,7 +191,6 @@ class PolicyLoss:
             del outputs, scores, beside  # their graph ends here, before the next one begins
         if not count:
             self._reach(model, plan, context)
-        self._send_norm(norm, grads)
         arrivals.report()
         if self._reached is None and self.skip_flat:
             self._reached = [weight for weight in self.policy.parameters() if weight.grad is not None] or None
@@ -252,7 +248,6 @@ class PolicyLoss:
         self,
         plan: MicroBatchPlan,
         outputs_of_all: PolicyOutputs,
-        norm: Tensor | None,
         context: StepContext,
         *,
         taken_in: bool,
@@ -266,8 +261,6 @@ class PolicyLoss:
             for name in PER_TOKEN
             if (value := getattr(outputs_of_all, name)) is not None
         }
-        if norm is not None:
-            leaves["weight_norm"] = norm.detach().requires_grad_(taken_in)
         # By number: asking the tensor would wait for the device.
         scored = outputs_of_all.scored if not taken_in or plan.skips else None
         outputs = replace(outputs_of_all, **leaves, scored=scored)
@@ -293,10 +286,6 @@ class PolicyLoss:
         if isinstance(loss, Tensor) and loss.requires_grad:
             self.backward(loss)
 
-    def _send_norm(self, norm: Tensor | None, grads: dict[str, Tensor]) -> None:
-        if norm is not None and "weight_norm" in grads:
-            self.backward(norm * grads["weight_norm"])
-
     # --- from rows to what the objective reads ------------------------------------------------------------------------
 
     def _outputs(self, model: Any, batch: MicroBatch, context: StepContext) -> tuple[PolicyOutputs, Scores]:
@@ -307,17 +296,10 @@ class PolicyLoss:
             aux_loss=self.router_coef is not None,
             hidden=bool(self.objective.needs & HIDDEN_NEEDS),
         )
-        rows, counted = batch.rows, context.training and torch.is_grad_enabled()
-        useful = unique_tokens(*rows.on_host, rows.completion) if counted else 0
-        scores = self.scorer.score(model, rows, wanted)
-        if context.training:
-            self.metrics.count_tokens(useful, scores.tokens)
+        scores = self.scorer.score(model, batch.rows, wanted)
         from_reference = self._full_kl(batch, scores) if "full_kl" in self.objective.needs else None
         from_teacher = self._teacher_kl(batch, scores) if "teacher_kl" in self.objective.needs else None
         return PolicyOutputs(scores.logps, scores.entropy, from_reference, from_teacher), scores
-
-    def _weight_norm(self) -> Tensor | None:
-        return lora_weight_norm(self.policy) if "weight_norm" in self.objective.needs else None
 
     def _full_kl(self, batch: MicroBatch, scores: Scores) -> Tensor:
         """(B, T) nats, from the hidden states of this pass and those of the reference pass at the rollout."""
@@ -346,7 +328,10 @@ class PolicyLoss:
         tokens = self._token_batch(batch, outputs, context)
         if context.checks is not None:
             context.checks.after_scoring(tokens, context.scale)
-        self._compare_with_sampler(tokens)
+        if tokens.sampler_logps is not None:
+            means, ratios = sampler_mismatch(tokens)
+            self.metrics.add(means)
+            self.metrics.sample("sampler_log_ratio", ratios)
         result: LossOutput = self.objective.loss(tokens, context.scale)
         self.metrics.take_in(result)
         return result.loss
@@ -367,19 +352,9 @@ class PolicyLoss:
             entropy=outputs.entropy,
             full_kl=outputs.full_kl,
             teacher_kl=outputs.teacher_kl,
-            all_lengths=self.memory.all_lengths if context.training else self.memory.eval_lengths,
             scored=outputs.scored,
-            weight_norm=outputs.weight_norm,
             step=context.step,
         )
-
-    def _compare_with_sampler(self, batch: TokenBatch) -> None:
-        """Logs how far the engine's log-probabilities are from the trainer's, where there are any."""
-        if batch.sampler_logps is not None:
-            clipped = [hook.clipped(batch) for hook in self.objective.weights]
-            means, ratios = sampler_mismatch(batch, [mask for mask in clipped if mask is not None])
-            self.metrics.add(means)
-            self.metrics.sample("sampler_log_ratio", ratios)
 
     # --- beside the objective -----------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +28,7 @@ from kit.errors import ObjectiveError
 from kit.objective import LossScale, TokenBatch
 from kit.objective.probe import dead_hooks, logps_gradient, open_tokens
 from kit.scoring.proof import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
-from kit.scoring.support import SUPPORT
-from kit.trainer.micro_batch import EXTRA, MicroBatch
+from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.services import Services
 
 if TYPE_CHECKING:
@@ -219,10 +217,6 @@ def scoring_error(services: Services, model: Any, batch: MicroBatch) -> float:
     Dropout is off for both, and without any the scorer works as in training. The row is scored beside the longest one, with
     the batch's padding; PROBE_TOKENS tokens of it go through the model's own logits, alone and unpadded.
     """
-    inputs = {
-        name: value for name, value in batch.inputs.items() if name != EXTRA + SUPPORT
-    }  # over all of the vocabulary
-    batch = replace(batch, inputs=inputs)
     prompt_mask, live = batch["prompt_mask"].bool(), batch.completion_mask.bool()
     candidates, length = live.any(1), prompt_mask.sum(1) + live.sum(1)
     row = int(torch.where(candidates, prompt_mask.shape[1] - prompt_mask.sum(1), -1).argmax())

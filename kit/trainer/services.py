@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from kit.models.family import FamilyAdapter
 from kit.objective import Objective
 from kit.scoring.head import Projection
@@ -19,8 +17,6 @@ from kit.trainer.value_head import Critic
 class RolloutMemory:
     """Values of a rollout that its steps need beside its micro-batches."""
 
-    all_lengths: Tensor | None = None  # (N,) tokens of every completion of the generation batch
-    eval_lengths: Tensor | None = None  # likewise, of an evaluation between its steps
     reference_head: Projection | None = None  # that the reference policy was scored with, without hidden states
     teacher_head: Projection | None = None  # likewise, of the teacher
 

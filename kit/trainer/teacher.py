@@ -100,7 +100,7 @@ def check_teacher(config: TeacherConfig, needs: Iterable[str], columns: Sequence
     if config.model is not None and not needed:
         raise ConfigError(
             f"teacher.model: {config.model} would be ignored: no part of the objective learns from a teacher. Choose "
-            "objective.recipe opd, sdpo or grpo_sdpo, or one of the hooks sdpo, teacher_reweight and distill."
+            "objective.recipe opd, sdpo or grpo_sdpo, or one of the hooks sdpo and distill."
         )
     if config.model is None or config.prompt is None:
         return

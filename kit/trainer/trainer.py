@@ -22,6 +22,7 @@ there then.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,10 +44,9 @@ from kit.models.libraries import check_trl
 from kit.objective import LossScale, Objective
 from kit.objective.batch import fields_where
 from kit.objective.hook import remedy
-from kit.objective.objective import to_regrouping
+from kit.objective.objective import to_regrouping, to_skipping
 from kit.scoring.head import install_torch_logprob_kernel
 from kit.scoring.layouts import Rows, Scores, Wanted
-from kit.scoring.packing import unique_tokens
 from kit.scoring.proof import has_dropout
 from kit.scoring.scorer import Report, Scorer
 from kit.trainer.advantages import (
@@ -65,11 +65,11 @@ from kit.trainer.mismatch import SamplerAlarm
 from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, average_gradients
 from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
-from kit.trainer.savings import ON, balances_experts, settle
 from kit.trainer.services import RolloutMemory, Services
 from kit.trainer.step_retry import StepRetry
 from kit.trainer.teacher import TEACHER_NEEDS, Prompt, Teacher
 from kit.trainer.trl_compat import (
+    balances_experts,
     check_arguments,
     check_backend,
     check_combination,
@@ -77,6 +77,9 @@ from kit.trainer.trl_compat import (
 from kit.trainer.value_head import Critic
 
 REFERENCE_NEEDS = fields_where(model="reference")
+ON, OFF = "on", "switched off"
+"""What `savings_report` says of a switch, besides the reason why it is off."""
+log = logging.getLogger("kit")
 
 check_trl()
 check_backend(GRPOTrainer, active_backend())
@@ -100,7 +103,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.
     selection: a `kit.config.SelectionConfig`: replace flat groups (`kit.trainer.dynamic_sampling`), count what was spent.
     teacher: a `kit.trainer.teacher.Teacher`, for an objective that learns from one.
-    replay_support: as under `generation:`. offload: what checkpointing keeps waits in main memory.
+    offload: what checkpointing keeps waits in main memory.
     was_stopped: whether somebody ended the run: a checkpoint then notes that steps are left to make.
     check_anew: prove the first steps of a resumed run again, because something that matters has changed.
     fast_decoding: generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of one seed.
@@ -129,7 +132,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         selection: SelectionConfig | None = None,
         teacher: Teacher | None = None,
         fast_decoding: bool = False,
-        replay_support: bool = False,
         offload: bool = False,
         was_stopped: Callable[[], bool] = lambda: False,
         check_anew: bool = False,
@@ -154,7 +156,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             super().__init__(model, reward_funcs, args, *rest, **keywords)
         self.aux_loss_enabled = balances_experts(self.model, configured=self.aux_loss_enabled)
         self._build_parts(packing, share_prompts, first_step_checks, fast_decoding)
-        self.scorer.offload, self.generator.replay_support = offload, replay_support
+        self.scorer.offload = offload
         self.set_savings(token_budget=token_budget, skip_flat_groups=skip_flat_groups)
         dynamic = selection.dynamic_sampling if selection is not None else None
         self.selection = (
@@ -174,7 +176,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             check_anew=check_anew,
         )
         if engine is not None and engine.compared:
-            self.add_callback(SamplerAlarm(engine.tell))
+            weights = self.objective.weights if self.objective is not None else ()
+            corrected = any("sampler_logps" in hook.needs for hook in weights)
+            self.add_callback(SamplerAlarm(engine.tell, corrected=corrected))
 
     def _build_parts(self, packing: bool, share_prompts: bool, checked: bool, fast_decoding: bool) -> None:
         """Builds the parts that the methods below use. Raises `ObjectiveError` for a need of the objective that is not met."""
@@ -196,8 +200,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 if tokenizer is not None and hasattr(tokenizer, "padding_side"):
                     tokenizer.padding_side = "left"
         backoff = self.memory if objective is not None else None
-        engine = self.vllm_generation if self.use_vllm else None
-        self.generator = Generator(self.family, policy, backoff, engine, fast_decoding=fast_decoding)
+        self.generator = Generator(self.family, policy, backoff, fast_decoding=fast_decoding)
         self.generator.half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
         self.metric_log = MetricLog(accelerator, self._mode, lambda: self._metrics)
         self.rollout_memory = RolloutMemory()
@@ -225,9 +228,10 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         router_coef = self.router_aux_loss_coef if self.aux_loss_enabled else None
         loss = self.policy_loss = PolicyLoss(services, router_coef=router_coef)
         self.checks = SanityChecks(services, lambda: loss.returned) if checked else None
+        size = self.args.per_device_train_batch_size
         self.advantages = AdvantageComputer(
             services,
-            score=self._score_batch,
+            score=lambda batch, hidden=True: self._score(self.model, batch.rows, Wanted(hidden=hidden), size),
             eos_ids=self.eos_token_ids,
             logged=self._logs["advantages"],
             teacher=self._joined_teacher(policy),
@@ -274,16 +278,24 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.savings_report: dict[str, str] = {}
         if self.objective is None or self.policy_loss is None:
             return
-        self.savings_report = settle(
-            self.objective,
-            token_budget=token_budget,
-            skip_flat_groups=skip_flat_groups,
-            critic=self.critic is not None,
-            balanced=bool(self.aux_loss_enabled),
-            dropout=has_dropout(self.model),
+        reasons = (
+            None if skip_flat_groups else OFF,
+            to_skipping(self.objective),
+            "the value head learns from every completion" if self.critic is not None else None,
+            "the load balance of the router is one of all completions" if self.aux_loss_enabled else None,
+            "the model has dropout, and its random numbers would fall on other completions"
+            if has_dropout(self.model)
+            else None,
         )
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if reason not in (None, OFF):
+            log.info("skip_flat_groups is off: %s", reason)
+        self.savings_report = {
+            "token_budget": ON if token_budget else "no budget is set",
+            "skip_flat_groups": reason or ON,
+        }
         self.policy_loss.token_budget = self.scorer.token_budget = token_budget or None
-        self.policy_loss.skip_flat = self.savings_report["skip_flat_groups"] == ON
+        self.policy_loss.skip_flat = reason is None
 
     @property
     def packing_report(self) -> Report:
@@ -439,8 +451,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _score(self, model: Any, rows: Rows, wanted: Wanted, batch_size: int | None) -> Scores:
         """Scores rows; those of a rollout on the clock, and in smaller parts after running out of memory."""
         state, backoff = self._state, self.generator.backoff
-        counted = self.model.training and torch.is_grad_enabled()
-        useful = unique_tokens(*rows.on_host, rows.completion) if counted else 0
         if state is None or torch.is_grad_enabled():
             scores = self.scorer.score(model, rows, wanted, batch_size)
         else:
@@ -454,13 +464,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                     )
             if wanted.hidden and scores.head is not None:
                 state.passes.append(scores)
-        if self.model.training and self.objective is not None:
-            self.metric_log.count_tokens(useful, scores.tokens)
         return scores
-
-    def _score_batch(self, batch: MicroBatch, *, hidden: bool = True) -> Scores:
-        """Scores a batch under the current policy."""
-        return self._score(self.model, batch.rows, Wanted(hidden=hidden), self.args.per_device_train_batch_size)
 
     # --- a generation batch -------------------------------------------------------------------------------------------
 

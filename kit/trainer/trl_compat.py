@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
 from kit.models.backend import UNSLOTH, is_unsloths
-from kit.models.lora import lora_weight_norm
 from kit.trainer.arguments import true_defaults
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from kit.models.backend import Backend
     from kit.objective import Objective
+
+log = logging.getLogger("kit")
 
 # Arguments of TRL's own loss and advantage. An objective takes their place, so setting one beside it would be ignored.
 TRL_LOSS_ARGUMENTS = (
@@ -84,11 +86,6 @@ def check_combination(trainer: GRPOTrainer, objective: Objective, hooked: type) 
             "completions would follow a biased gradient. Make one step on each generation, or choose a clip with a ratio, "
             "e.g. ppo_clip.",
         ),
-        (
-            "weight_norm" in objective.needs and lora_weight_norm(trainer.model) is None,
-            ObjectiveError,
-            "A regularizer needs the norm of LoRA weights, but the model has none: set peft_config.",
-        ),
     )
     for applies, error, message in refusals:
         if applies:
@@ -128,3 +125,18 @@ def check_arguments(args: Any) -> None:
             f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used. Say it in the objective "
             "(e.g. regularizers=[{'name': 'kl', 'coef': 0.04}]), or pass objective=None for TRL's loss."
         )
+
+
+def balances_experts(model: Any, *, configured: bool) -> bool:
+    """Whether the loss balances the load of experts. configured: as TRL took it from the model's configuration.
+
+    TRL adds that for every configuration with `output_router_logits`. Granite 4's has it, with experts or without, and the
+    architecture gives no router logits: a step would fail.
+    """
+    if not configured:
+        return False
+    recorded = [getattr(module, "_can_record_outputs", None) or {} for module in model.modules()]
+    if any(recorded) and not any("router_logits" in outputs for outputs in recorded):
+        log.info("the load of experts is not balanced: the architecture gives no router logits")
+        return False
+    return True

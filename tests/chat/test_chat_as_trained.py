@@ -145,17 +145,6 @@ def test_environments_that_rows_name_are_not_guessed(tool_folder: Path, new_run:
     assert ask(models, heldout=1, sampling={"max_tokens": 4})[0]["tokens"] > 0
 
 
-def test_a_rollout_function_is_noted_and_its_reward_is_not_guessed(
-    model_folder: Path, new_run: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "own.py").write_text("def roll(prompts, trainer):\n    return {}\n")
-    rows = [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]
-    how = {"max_completion_tokens": 4, "rollout": f"{tmp_path}/own.py:roll"}
-    models = ChatModels(new_run(model_folder, rows, generation=how), None)
-    assert "without generation.rollout" in models.about()["note"]
-    assert ask(models, heldout=1, sampling={"max_tokens": 4})[0]["reward"] is None
-
-
 def test_text_prompts_tell_their_ids_to_rewards(model_folder: Path, new_run: Any, tmp_path: Path) -> None:
     models = ChatModels(new_run(model_folder, [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]), None)
     ask(models, heldout=1, sampling={"max_tokens": 2})

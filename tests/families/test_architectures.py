@@ -51,7 +51,7 @@ SLOW = (
 )  # fmt: skip
 MATRIX = [*FAST, *(pytest.param(name, marks=pytest.mark.families) for name in SLOW)]
 ELSEWISE = {
-    "stablelm": ("trimmed", "ask for attention in another way"),  # an attention function of its own
+    "stablelm": ("plain", "ask for attention in another way"),  # an attention function of its own
 }
 """How those are scored that are not packed, and why."""
 
@@ -152,7 +152,7 @@ def test_a_state_that_goes_on_into_the_next_text_is_found(
     scored, rows = Scored(name, tokenizer), rows_of()
     read_as_one_text(scored.base, monkeypatch)
     assert_same_scores(scored, rows)
-    assert scored.scorer.report["packing"] == "trimmed"
+    assert scored.scorer.report["packing"] == "plain"
     assert "one completion changes the scores of another" in scored.scorer.report["reason"]
 
 
@@ -172,7 +172,7 @@ def test_attention_that_looks_into_another_text_is_found(
     monkeypatch.setattr(packed_attention, "_of_group", looking_back)
     scored = Scored(name, tokenizer)
     assert_same_scores(scored, rows_of())
-    assert scored.scorer.report["packing"] == "trimmed"
+    assert scored.scorer.report["packing"] == "plain"
     assert "one completion changes the scores of another" in scored.scorer.report["reason"]
 
 

@@ -43,8 +43,6 @@ class Sample:
             "teacher_kl": self.teacher_kl[rows],
             "rewards": self.rewards[rows, None],
             "truncated": self.truncated[rows, None],
-            "all_lengths": self.mask.sum(-1),
-            "weight_norm": torch.tensor(0.7, dtype=self.logps.dtype),
             "step": self.step,
         }
         return TokenBatch(**{**fields, **changes})

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -18,7 +17,7 @@ from kit.objective.advantage import advantages as registry
 
 NAMES = ["group_zscore", "group_mean", "batch_zscore", "leave_one_out"]
 OVER_TOKENS = ["gae", "reinforce_pp", "reinforce_pp_baseline", "token_returns"]
-WITH_TEACHER = ["sdpo", "teacher_reweight"]
+WITH_TEACHER = ["sdpo"]
 OVER_COMPLETIONS = [name for name in registry if name not in [*OVER_TOKENS, *WITH_TEACHER]]
 
 
@@ -128,14 +127,6 @@ def test_every_estimator_has_a_formula_and_a_source() -> None:
         assert Objective(advantage=name).advantage.describe().startswith(name)
 
 
-@pytest.mark.parametrize("key", ["gamma", "lam", "lambda"])
-@pytest.mark.parametrize("name", OVER_COMPLETIONS)
-def test_discounts_mean_nothing_to_estimators_over_completions(name: str, key: str) -> None:
-    reason = "there is no time course for γ" if key == "gamma" else "Only the estimator gae has a value head"
-    with pytest.raises(ConfigError, match=f"advantage '{name}' has no hyper-parameter '{key}': .*{reason}"):
-        Objective(advantage={"name": name, key: 0.9})
-
-
 def of(name: str | dict[str, Any], rewards: list[float], **fields: Any) -> list[float]:
     """Advantages of one group."""
     values = torch.tensor(rewards, dtype=torch.float64)
@@ -202,41 +193,6 @@ def test_gdpo_equals_trl(
     torch.testing.assert_close(compute("gdpo", batch), theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_passk_golden_numbers() -> None:
-    # pairs with the 4: 4-1 and 4-2; with the 2: 2-1 and 0; the 1 never is the best
-    assert of({"name": "passk", "k": 2}, [1.0, 4.0, 2.0]) == pytest.approx([0, 2.5, 0.5])
-    # the whole group: the best less the second
-    assert of("passk", [1.0, 4.0, 2.0]) == pytest.approx([0, 2, 0])
-    # each 4 beats the 1 by 3, and adds nothing to the other 4
-    assert of({"name": "passk", "k": 2}, [4.0, 1.0, 4.0]) == pytest.approx([1.5, 0, 1.5])
-    assert of("passk", [4.0, 1.0, 4.0]) == [0, 0, 0]
-
-
-def brute_force(rewards: list[float], k: int) -> list[float]:
-    def gain(i: int, others: tuple[int, ...]) -> float:
-        best = max(rewards[j] for j in others)
-        return max(rewards[i], best) - best
-
-    size = len(rewards)
-    drawn = [list(itertools.combinations([j for j in range(size) if j != i], k - 1)) for i in range(size)]
-    return [sum(gain(i, others) for others in drawn[i]) / len(drawn[i]) for i in range(size)]
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0, -3.0, 7.25]) | st.floats(-5, 5), min_size=2, max_size=7),
-    k=st.integers(2, 9),
-)
-def test_passk_equals_the_enumeration_of_all_subsets(rewards: list[float], k: int) -> None:
-    expected = brute_force(rewards, min(k, len(rewards)))
-    assert of({"name": "passk", "k": k}, rewards) == pytest.approx(expected, abs=1e-12)
-
-
-def test_passk_takes_the_size_of_what_has_a_score() -> None:
-    assert of({"name": "passk", "k": 3}, [1.0, math.nan, 4.0]) == pytest.approx([0, 0, 3])
-    assert of({"name": "passk", "k": 3}, [math.nan, 4.0]) == [0, 0]
-
-
 # --- with a teacher ---------------------------------------------------------------------------------------------------
 
 
@@ -265,27 +221,15 @@ def test_sdpo_golden_numbers(mix: float, base: str) -> None:
     torch.testing.assert_close(out, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_teacher_reweight_golden_numbers() -> None:
-    # ratios of teacher and policy: 1.1, 0.5; 1.1, all by the sign of the advantage, within 1 +- 0.2
-    batch = taught(teacher=[[0.55, 0.25], [0.55, 0.5]])
-    out = compute_with({"name": "teacher_reweight", "strength": 0.5, "eps": 0.2}, batch)
-    expected = [[Z * (0.5 + 0.5 * 1.1), Z * (0.5 + 0.5 * 0.8)], [-Z * (0.5 + 0.5 / 1.1), -Z]]
-    torch.testing.assert_close(out, torch.tensor(expected, dtype=torch.float64))
-
-
 def test_without_a_teacher_the_group_alone_decides() -> None:
     batch = taught(teacher=[[math.nan, math.nan], [0.5, 0.5]])
-    for name, factor in (("sdpo", 0.25), ("teacher_reweight", 1.0)):
-        parameters = {"name": name, **({"mix": 0.25} if name == "sdpo" else {})}
-        torch.testing.assert_close(
-            compute_with(parameters, batch)[0], torch.full((2,), factor * Z, dtype=torch.float64)
-        )
+    advantages = compute_with({"name": "sdpo", "mix": 0.25}, batch)
+    torch.testing.assert_close(advantages[0], torch.full((2,), 0.25 * Z, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("spec", [{"name": "sdpo", "mix": 1.5}, {"name": "teacher_reweight", "strength": -0.1}])
-def test_a_share_outside_of_0_and_1_is_refused(spec: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"must satisfy 0 <= (mix|strength) <= 1"):
-        Objective(advantage=spec)
+def test_a_share_outside_of_0_and_1_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must satisfy 0 <= mix <= 1"):
+        Objective(advantage={"name": "sdpo", "mix": 1.5})
 
 
 def test_none_is_0_for_every_reward() -> None:

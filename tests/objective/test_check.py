@@ -22,14 +22,11 @@ REGISTRIES: list[HookRegistry] = [
 ]
 EVERY = [(registry, name) for registry in REGISTRIES for name in registry]
 SETTINGS: list[tuple[HookRegistry, dict[str, Any]]] = [
-    (objective.advantages, {"name": "passk", "k": 2}),
     (objective.advantages, {"name": "gae", "gamma": 0.9, "lam": 0.5, "whiten": False}),
     (objective.advantages, {"name": "reinforce_pp_baseline", "gamma": 0.5}),
     (objective.clips, {"name": "two_sided", "level": "sequence"}),
     (objective.clips, {"name": "sapo", "level": "sequence"}),
     (objective.clips, {"name": "cispo", "level": "sequence"}),
-    (objective.clips, {"name": "dppo", "divergence": "kl"}),
-    (objective.clips, {"name": "clip_cov", "share": 0.2, "cov_low": 0.0}),
     (objective.clips, {"name": "vespo", "sampler_cap": 2.0}),
     (objective.clips, {"name": "ppo_clip", "eps_high": "linear(0.2, 0.4, 10)"}),
     *[
@@ -41,11 +38,9 @@ SETTINGS: list[tuple[HookRegistry, dict[str, Any]]] = [
     (objective.regularizers, {"name": "kl", "coef": "adaptive_kl(target=0.05)"}),
     (objective.regularizers, {"name": "entropy_bonus", "average": "tokens"}),
     (objective.regularizers, {"name": "entropy_bonus", "coef": "linear(0, 0.1, 10)"}),
-    (objective.regularizers, {"name": "entropy_floor", "level": "token"}),
-    (objective.regularizers, {"name": "length_penalty", "free": 2, "scale": 4}),
     (objective.reductions, {"name": "fixed_length", "length": 3}),
 ]
-ON_PURPOSE = {"cispo", "dppo", "gspo_token", "vespo"}  # clips whose weight is detached
+ON_PURPOSE = {"cispo", "vespo"}  # clips whose weight is detached
 
 
 def failed(findings: list[Finding]) -> list[Finding]:
@@ -82,9 +77,6 @@ def test_only_clips_with_a_detached_weight_are_noted_for_their_gradient() -> Non
     found = {name: of_the_kit(objective.clips, json.dumps({"name": name}), 0) for name in objective.clips}
     noted = {name for name, findings in found.items() if one(findings, "finite differences").note}
     assert noted == ON_PURPOSE
-
-
-# --- what the inputs hold --------------------------------------------------------------------------------------------
 
 
 # --- planted defects: clips, regularizers ----------------------------------------------------------------------------
@@ -142,8 +134,11 @@ class WrongBackward(torch.autograd.Function):
         return grad * ctx.saved_tensors[0]  # without the factor 2
 
 
-def wrong_backward(batch: TokenBatch) -> Tensor:
-    return -batch.advantages * WrongBackward.apply(batch.logps)
+def test_a_wrong_backward_is_noted() -> None:
+    hook = objective.clips.build(lambda batch: -batch.advantages * WrongBackward.apply(batch.logps))
+    finding = one(check_hook(hook), "finite differences")
+    assert finding.note
+    assert "backward is wrong" in finding.detail
 
 
 def counts_columns(batch: TokenBatch) -> Tensor:
@@ -174,7 +169,6 @@ CLIPS: list[tuple[Callable[..., Any], str, str]] = [
     (root_of_zero, "gradient", "NaN or infinity in the gradient to logps, on policy"),
     (detached, "gradient", "carries no gradient"),
     (unmoved, "gradient", "is 0 at every token"),
-    (wrong_backward, "finite differences", "torch.autograd.Function whose backward is wrong"),
     (counts_columns, "padding", "more padding changes the loss"),
     (plain_product, "extreme ratios", "bounded_exp"),
     (ignores_advantages, "advantage", "ignores batch.advantages"),
@@ -201,21 +195,6 @@ def test_a_detached_regularizer_fails_unless_it_is_only_logged() -> None:
     silent = one(check_hook(objective.regularizers.build({"name": detached, "coef": 0.0})), "gradient")
     assert silent.note
     assert "only logged" in silent.detail
-
-
-@pytest.mark.parametrize(
-    "cut",
-    [
-        lambda x: x.detach(),
-        lambda x: x.data,
-        lambda x: torch.tensor(x.tolist(), dtype=x.dtype),
-        lambda x: torch.no_grad()(torch.exp)(x.log()),
-    ],
-)
-def test_whatever_takes_the_weight_off_the_graph_is_noted_and_no_failure(cut: Callable[[Tensor], Tensor]) -> None:
-    findings = check_hook(objective.clips.build(lambda batch: -cut(batch.ratio) * batch.advantages * batch.logps))
-    assert failed(findings) == []
-    assert one(findings, "finite differences").note
 
 
 @pytest.mark.parametrize(
@@ -321,19 +300,6 @@ def noisy(batch: RewardBatch) -> Tensor:
     return batch.rewards + torch.randn_like(batch.rewards)
 
 
-def returns_of_wrong_shape(batch: RewardBatch) -> Tensor:
-    return batch.rewards
-
-
-def own_targets() -> Callable[[RewardBatch], Tensor]:
-    def function(batch: RewardBatch) -> Tensor:
-        return batch.rewards.nan_to_num(0.0)
-
-    function.needs = {"values"}  # type: ignore[attr-defined]
-    function.returns = returns_of_wrong_shape  # type: ignore[attr-defined]
-    return function
-
-
 @pytest.mark.parametrize(
     ("function", "name", "words"),
     [
@@ -346,7 +312,6 @@ def own_targets() -> Callable[[RewardBatch], Tensor]:
         (reads_lengths, "needs", "function.needs = {'lengths'}"),
         (edits_rewards, "unscorable", "edited rewards in place"),
         (noisy, "same again", "something else the second time"),
-        (own_targets, "value targets", "expected (12, 9)"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -372,7 +337,6 @@ def reduction(function: Callable[[Tensor, Tensor, LossScale], Any]) -> Hook:
         (lambda per_token, mask, scale: (per_token.sum(1) / mask.sum(1)).mean(), "finite", "NaN or infinity"),
         (lambda per_token, mask, scale: per_token.detach().sum(), "gradient", "carries no gradient"),
         (lambda per_token, mask, scale: per_token.sum() * 0, "gradient", "is 0 at every token"),
-        (lambda per_token, mask, scale: WrongBackward.apply(per_token).sum(), "finite differences", "is wrong"),
         (lambda per_token, mask, scale: per_token.mean(), "padding", "with the mask, not with the number of columns"),
         (
             lambda per_token, mask, scale: per_token[mask].mean(),

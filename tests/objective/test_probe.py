@@ -91,9 +91,7 @@ def test_every_hook_of_every_recipe_is_alive(spec: Any, spread: float) -> None:
         assert dead_hooks(Objective.from_spec(spec), drawn.batch(), scale_for(drawn)) == []
 
 
-@pytest.mark.parametrize(
-    "clip", ["two_sided", "dual_clip", "dppo", "gspo_token", "clip_cov", "kl_cov", "gmpo", "vespo", "sapo"]
-)
+@pytest.mark.parametrize("clip", ["two_sided", "dual_clip", "gmpo", "vespo", "sapo"])
 def test_every_clip_is_alive_with_advantages_of_both_shapes(clip: str) -> None:
     drawn = sample(3, (5, 9))
     wide = drawn.advantages[:, None] + torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
@@ -106,10 +104,7 @@ def test_every_clip_is_alive_with_advantages_of_both_shapes(clip: str) -> None:
     [
         [{"name": "kl", "coef": 0.0}],
         [{"name": "kl", "coef": "linear(0.0, 0.1, 10)"}],
-        ["reference_free_l2"],
         [{"name": "entropy_bonus", "average": "tokens"}],
-        [{"name": "length_penalty", "free": 9}],  # no completion is that long: a term that is 0
-        ["entropy_floor"],  # entropy is above: a term that is 0
     ],
     ids=str,
 )

@@ -75,7 +75,6 @@ def several(entropies: list[list[float]], **fields: Any) -> TokenBatch:
     entropy = torch.tensor(entropies, dtype=torch.float64)
     logps = torch.full_like(entropy, -1.0, requires_grad=True)
     advantages, mask = torch.zeros(len(entropies), 1), ~entropy.isnan()
-    fields = {"all_lengths": mask.sum(-1)} | fields
     return TokenBatch(logps, logps.detach(), advantages, mask, entropy=entropy, **fields)
 
 
@@ -100,75 +99,6 @@ def test_the_entropy_bonus_over_tokens_is_a_scalar_whatever_the_reduction() -> N
         out = Objective(clip="reinforce", regularizers=[spec], reduction=reduction).loss(batch, LossScale(4))
         assert out.loss.item() == pytest.approx(-0.25)  # 2 · -0.5 / 4
         assert out.metrics["objective/entropy_bonus"].value.item() == pytest.approx(-0.5)
-
-
-@pytest.mark.parametrize(
-    ("floor", "level", "expected"),
-    [
-        (0.6, "batch", [0.4, 0.2, -0.3]),  # mean 0.5 is below 0.6: floor - H at every token
-        (0.4, "batch", [0, 0, 0]),  # above
-        (0.6, "token", [0.4, 0.2, 0]),  # relu(0.6 - H)
-        (0.3, "token", [0.1, 0, 0]),
-    ],
-)
-def test_entropy_floor(floor: float, level: str, expected: list[float]) -> None:
-    batch = several([[0.2, 0.4], [0.9, math.nan]])
-    out = regularizers.entropy_floor(floor=floor, level=level)(batch)
-    assert out[batch.mask].tolist() == pytest.approx(expected)
-
-
-def test_below_the_floor_the_gradient_is_that_of_an_entropy_bonus() -> None:
-    grads = []
-    for spec in ({"name": "entropy_floor", "floor": 9.0, "coef": 0.3}, {"name": "entropy_bonus", "coef": 0.3}):
-        drawn = sample()
-        entropy = drawn.entropy.clone().requires_grad_()
-        Objective(regularizers=[spec]).loss(drawn.batch(entropy=entropy)).loss.backward()
-        grads.append(entropy.grad)
-    torch.testing.assert_close(*grads)
-
-
-def test_length_penalty() -> None:
-    rows = [[0.0] * 6, [0.0] * 4 + [math.nan] * 2, [0.0] + [math.nan] * 5, [math.nan] * 6]
-    batch = several(rows, all_lengths=torch.tensor([6, 4, 1]))
-    hook = regularizers.length_penalty(free=2, scale=2)
-    # costs (6-2)/2 = 2, (4-2)/2 = 1, 0; the fourth has no live token
-    out = hook(batch)  # on policy r = 1
-    assert out[:3, 0].tolist() == pytest.approx([1.5, 0.0, -1.5])  # 2 - (1+0)/2, 1 - (2+0)/2, 0 - (2+1)/2
-    metrics = Objective(regularizers=[hook]).loss(batch).metrics
-    assert metrics["length_penalty/cost"].value.item() == pytest.approx(1.0)  # (2 + 1 + 0) / 3
-
-
-def test_the_gradient_of_the_length_penalty_is_cost_times_that_of_the_log_probability() -> None:
-    batch = several([[0.0] * 6, [0.0] * 4 + [math.nan] * 2])
-    spec = {"name": "length_penalty", "free": 2, "scale": 2, "coef": 0.5}
-    out = Objective(clip="reinforce", regularizers=[spec], reduction="sequence_sum").loss(batch)
-    (slope,) = torch.autograd.grad(out.loss, batch.logps)
-    # 0.5 · (2 - 1) and 0.5 · (1 - 2), each over 2 completions
-    expected = torch.tensor([[0.25], [-0.25]]).double() * batch.mask
-    torch.testing.assert_close(slope, expected)
-
-
-def test_the_length_penalty_does_not_depend_on_micro_batches() -> None:
-    """Its baseline is that of the generation batch: (1 + 0) / 2 for the first, whatever it is scored beside."""
-    hook, lengths = regularizers.length_penalty(free=2, scale=2), torch.tensor([6, 4, 1])
-    alone = several([[0.0] * 6], all_lengths=lengths)
-    assert hook(alone).tolist() == [[1.5] * 6]
-
-
-@pytest.mark.parametrize("rows", [[[0.0] * 6], [[math.nan] * 6]])
-def test_a_completion_without_others_has_no_length_penalty(rows: list[list[float]]) -> None:
-    assert (regularizers.length_penalty(free=1, scale=1)(several(rows)) == 0).all()
-
-
-def test_reference_free_l2_is_added_once_a_step() -> None:
-    norm = torch.tensor(6.0, requires_grad=True)
-    objective = Objective(clip="reinforce", regularizers=[{"name": "reference_free_l2", "coef": 0.5}])
-    out = objective.loss(several([[0.0], [0.0]], weight_norm=norm), LossScale(3))
-    out.loss.backward()
-    assert out.loss.item() == pytest.approx(1.0)  # 0.5 · 6 / 3
-    assert norm.grad is not None
-    assert norm.grad.item() == pytest.approx(0.5 / 3)
-    assert out.metrics["objective/reference_free_l2"].value.item() == 6
 
 
 @pytest.mark.parametrize(("threshold", "expected"), [(1.0, [1, 0, 0, 1]), (0.5, [1, 1, 0, 1]), (2.0, [0, 0, 0, 1])])

@@ -20,9 +20,6 @@ from kit.objective.schedules import parse_schedule
         ("cosine(1.0, 0.0, 10)", 5, 0.5),
         ("cosine(1.0, 0.0, 9)", 3, 0.75),  # (1 + cos 60°) / 2
         ("cosine(1.0, 0.0, 10)", 11, 0.0),
-        ("piecewise([10, 20], [0.1, 0.2, 0.3])", 9, 0.1),
-        ("piecewise([10, 20], [0.1, 0.2, 0.3])", 10, 0.2),
-        ("piecewise([10, 20], [0.1, 0.2, 0.3])", 20, 0.3),
         ({"schedule": "linear", "start": 0, "end": 2, "steps": 4}, 1, 0.5),
     ],
 )
@@ -30,9 +27,7 @@ def test_values(spec: Any, step: int, expected: float) -> None:
     assert parse_schedule(spec)(step) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    "text", ["linear(1.0, 0.0, 10)", "cosine(1.0, 0.0, 10)", "piecewise([10, 20], [0.1, 0.2, 0.3])"]
-)
+@pytest.mark.parametrize("text", ["linear(1.0, 0.0, 10)", "cosine(1.0, 0.0, 10)"])
 def test_every_schedule_survives_yaml_and_its_own_text(text: str) -> None:
     schedule = parse_schedule(text)
     assert parse_schedule(yaml.safe_load(yaml.safe_dump(schedule.to_spec()))) == schedule
@@ -40,7 +35,7 @@ def test_every_schedule_survives_yaml_and_its_own_text(text: str) -> None:
     assert parse_schedule(schedule) is schedule
 
 
-@pytest.mark.parametrize("text", ["linear(1.0, 0.2, 10)", "cosine(0.2, 1.0, 10)", "piecewise([3], [0.5, 2.0])"])
+@pytest.mark.parametrize("text", ["linear(1.0, 0.2, 10)", "cosine(0.2, 1.0, 10)"])
 def test_a_schedule_stays_between_its_extremes(text: str) -> None:
     schedule = parse_schedule(text)
     for step in range(20):
@@ -60,9 +55,6 @@ def test_a_schedule_stays_between_its_extremes(text: str) -> None:
         ({"schedule": "linear", "start": 0, "end": math.inf, "steps": 2}, "end must be a finite number, got inf"),
         ({"schedule": "linear", "start": 0, "stop": 1, "steps": 2}, "linear has no 'stop'"),
         ({"schedule": "linear", "start": math.nan, "end": 0, "steps": 2}, "start must be a finite number, got nan"),
-        ("piecewise([10], [0.1])", "boundaries must increase and be one fewer than values"),
-        ("piecewise([10, 5], [1, 2, 3])", "boundaries must increase"),
-        ({"schedule": "piecewise", "boundaries": [1], "values": [1.0, math.nan]}, "values must be finite"),
     ],
 )
 def test_a_wrong_schedule_says_what_was_seen(spec: Any, message: str) -> None:

@@ -8,8 +8,6 @@ import torch
 
 from kit.objective import Objective, TokenBatch, clips
 
-from .sampling import gradient, sample
-
 
 def completion(ratios: list[float], advantage: float, sampler: list[float] | None = None) -> TokenBatch:
     """One completion with these token ratios, logp -1 everywhere; its last token is masked.
@@ -27,37 +25,6 @@ def completion(ratios: list[float], advantage: float, sampler: list[float] | Non
 def slopes(clip: Any, batch: TokenBatch) -> list[float]:
     loss = (clip(batch) * batch.mask).sum()
     return torch.autograd.grad(loss, batch.logps)[0][0].tolist()
-
-
-# --- gspo_token -------------------------------------------------------------------------------------------
-
-
-def test_gspo_token_has_the_value_of_the_completion_and_the_gradient_of_the_token() -> None:
-    batch = completion([4.0, 1.0, 9.0], 2.0)  # s = sqrt(4 · 1) = 2, the third token is masked
-    clip = clips.gspo_token(eps_low=0.5, eps_high=3.0)
-    assert clip(batch)[0, :2].tolist() == pytest.approx([-4.0, -4.0])  # -2 · 2
-    assert slopes(clip, batch) == pytest.approx([-4.0, -4.0, 0.0])  # d s_t / d logp_t = s
-    assert clips.gspo_token()(batch)[0, 0].item() == pytest.approx(-2.0008)  # clipped at 1 + 4e-4
-    assert slopes(clips.gspo_token(), batch) == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("bounds", [{}, {"eps_low": 0.2, "eps_high": 0.3}])
-def test_gspo_token_with_one_advantage_a_completion_is_gspo(seed: int, bounds: dict[str, float]) -> None:
-    drawn = sample(seed, (6, 9))
-    (left, g_left), (right, g_right) = (
-        gradient(Objective(clip={"name": name, **bounds}), drawn) for name in ("gspo", "gspo_token")
-    )
-    torch.testing.assert_close(left.loss, right.loss)
-    torch.testing.assert_close(g_left, g_right)
-
-
-def test_gspo_token_takes_advantages_of_tokens() -> None:
-    drawn = sample(0, (3, 5))
-    by_token = torch.arange(15, dtype=torch.float64).view(3, 5) - 7
-    batch = drawn.batch(advantages=by_token)
-    out = clips.gspo_token(eps_low=0.9, eps_high=9.0)(batch)
-    torch.testing.assert_close(out[batch.mask], (-by_token * batch.sequence_ratio)[batch.mask])
 
 
 # --- gmpo --------------------------------------------------------------------------------------------------------

@@ -135,12 +135,12 @@ def test_what_has_no_place_there_is_told(run: Tree, tmp_path: Path) -> None:
     run["objective"] = {
         "recipe": "dapo", "weights": ["drop_truncated"],
         "clip": {"name": "ppo_clip", "eps_high": "linear(0.2, 0.3, 10)"},
-        "regularizers": [{"name": "kl", "coef": "adaptive_kl(0.05)"}, {"name": "length_penalty"}],
+        "regularizers": [{"name": "kl", "coef": "adaptive_kl(0.05)"}, {"name": "nll_on_correct"}],
     }  # fmt: skip
     out = scaled(run, tmp_path / "out")
     expected = ["generation.min_p: 0.1", "selection.dynamic_sampling.max_rounds: 3",
                 "optimisation.schedule: \"linear\"", "weights drop_truncated",
-                "clip ppo_clip: eps_high stays", "regularizers kl: coef stays at", "regularizers length_penalty"]  # fmt: skip
+                "clip ppo_clip: eps_high stays", "regularizers kl: coef stays at", "regularizers nll_on_correct"]  # fmt: skip
     for words in expected:
         assert any(words in line for line in out.left), (words, out.left)
     assert len(out.left) == len(expected), out.left

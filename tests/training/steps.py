@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kit.objective import Objective
-from kit.trainer.savings import OFF, ON
 
 from .rollouts import NewTrainer, drift, generated
 
@@ -133,4 +132,4 @@ def assert_same(
         assert (got[1][name] - value).norm() <= rtol * value.norm(), name
 
 
-__all__ = ["OFF", "ON", "ROWS", "Passes", "assert_same", "in_a_step", "mixed_rollout", "switch", "use", "watching"]
+__all__ = ["ROWS", "Passes", "assert_same", "in_a_step", "mixed_rollout", "switch", "use", "watching"]

@@ -88,13 +88,7 @@ def test_what_a_step_spent_is_counted(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="grpo", extra=extra, gradient_accumulation_steps=8)
     train(trainer)
     (rollout,), line = sink, log_of(trainer)
-    completion = [len(ids) for ids in rollout.completion_ids]
-    prompt = [len(ids) for ids in rollout.prompt_ids]
-    assert line["tokens/generated"] == sum(completion)
-    assert line["tokens/updated"] == sum(completion) + sum(prompt)
-    assert line["tokens/with_advantage"] == sum(
-        c + p for c, p, advantage in zip(completion, prompt, rollout.advantages.tolist(), strict=True) if advantage
-    )
+    assert line["tokens/generated"] == sum(map(len, rollout.completion_ids))
     assert line["groups/rolled_out"] == line["groups/useful"]
 
 
@@ -164,7 +158,7 @@ def sampler(
         rounds.append([row["prompt"] for row in rows])
         rewards = [[0.0, 0.0] if row["prompt"] in flat else [0.0, 1.0] for row in rows]
         return [
-            Group(row, [7], [[1], [2]], [[reward] for reward in group], group, {}, None)
+            Group(row, [[1], [2]], [[reward] for reward in group], group, {}, None)
             for row, group in zip(rows, rewards, strict=True)
         ]
 

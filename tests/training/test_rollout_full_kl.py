@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from kit.errors import ObjectiveError
-from kit.models.lora import lora_weight_norm
 from kit.scoring.head import ChunkedLogProb, LogProbDispatcher
 
 from .rollouts import (
@@ -157,63 +156,3 @@ def test_a_backend_that_scores_in_a_way_of_its_own_is_refused_where_hidden_state
     monkeypatch.setattr(LogProbDispatcher, "apply", lambda _, *given: (*ChunkedLogProb.apply(*given), None, None, None))
     with pytest.raises(ObjectiveError, match=r"hidden states of .* were not seen"):
         train(new_trainer(objective=objective, unchecked=True))
-
-
-# --- norm of the adapter ----------------------------------------------------------------------------------------------
-
-
-def peft_model(new_model: Callable[[], Any], **options: Any) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(0)
-    return get_peft_model(new_model(), LoraConfig(init_lora_weights=False, **options))
-
-
-def updates(model: Any) -> list[Tensor]:
-    """The change of every adapted weight: what it is merged less what it is."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    held = [(layer, name) for layer in layers for name in layer.active_adapters if name in layer.scaling]
-    return [layer.get_delta_weight(name) for layer, name in held]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]},
-        {"r": 3, "lora_alpha": 12, "target_modules": ["up_proj", "down_proj"], "use_rslora": True},
-        {"r": 2, "lora_alpha": 1, "target_modules": ["embed_tokens", "q_proj"]},
-    ],
-    ids=["linear", "rslora", "embedding"],
-)
-def test_the_norm_is_that_of_the_update_formed_by_hand(new_model: Callable[[], Any], options: dict[str, Any]) -> None:
-    model = peft_model(new_model, **options)
-    norm = lora_weight_norm(model)
-    assert norm is not None
-    want = sum((update**2).sum() for update in updates(model))
-    torch.testing.assert_close(norm, want)
-    trainable = [weight for weight in model.parameters() if weight.requires_grad]
-    for ours, theirs in zip(torch.autograd.grad(norm, trainable), torch.autograd.grad(want, trainable), strict=True):
-        assert theirs.any()
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_the_weights_penalty_is_added_once_a_step(new_trainer: NewTrainer) -> None:
-    coef, results = 0.01, []
-    for terms in ([], [{"name": "reference_free_l2", "coef": coef}]):
-        trainer = new_trainer(objective={"recipe": "dapo", "regularizers": terms}, gradient_accumulation_steps=3)
-        batches = rollout(trainer)
-        results.append(losses_and_gradients(trainer, batches, 3))
-    (without, plain), (loss, gradients) = results
-    norm = sum((update**2).sum() for update in updates(trainer.model))
-    torch.testing.assert_close(loss - without, (coef * norm.detach() / 3).expand(3), rtol=1e-3, atol=1e-5)
-    names = [name for name, weight in trainer.model.named_parameters() if weight.requires_grad]
-    weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
-    want = dict(zip(names, torch.autograd.grad(coef * norm, weights), strict=True))
-    assert_gradients_close({name: gradients[name] - plain[name] for name in names}, want, rtol=1e-3)
-
-
-def test_a_model_without_lora_has_no_norm_to_offer(new_trainer: NewTrainer) -> None:
-    with pytest.raises(ObjectiveError, match="set peft_config"):
-        new_trainer(objective={"regularizers": ["reference_free_l2"]}, extra={"peft_config": None})

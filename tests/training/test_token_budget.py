@@ -25,7 +25,7 @@ BUDGET = 60
 @pytest.fixture(scope="module")
 def mixed(new_trainer: NewTrainer) -> tuple[Any, list[dict[str, Any]]]:
     """One rollout for every objective whose advantages are numbers of whole completions."""
-    rich = {"recipe": "dapo", "regularizers": [KL, {"name": "nll_on_correct"}, {"name": "length_penalty"}]}
+    rich = {"recipe": "dapo", "regularizers": [KL, {"name": "nll_on_correct"}]}
     return mixed_rollout(new_trainer, rich)
 
 
@@ -84,14 +84,10 @@ def test_every_recipe_has_the_same_gradient_in_parts(mixed: tuple[Any, list[dict
 
 TERMS: dict[str, dict[str, Any]] = {
     "regularizers": {
-        "regularizers": [{**KL, "bias_corrected": True}, "entropy_bonus", "length_penalty", "nll_on_correct",
-                         "reference_free_l2", {"name": "entropy_floor", "floor": 9.0, "level": "token"}],
+        "regularizers": [{**KL, "bias_corrected": True}, "entropy_bonus", "nll_on_correct"],
         "weights": ["off_policy_mask", "drop_truncated"],
     },
     "quantile": {"weights": ["high_entropy_only"], "regularizers": [{"name": "entropy_bonus", "average": "tokens"}]},
-    "covariance": {"clip": {"name": "clip_cov", "share": 0.1, "cov_low": -9.0, "cov_high": 9.0}},
-    "kl_cov": {"clip": {"name": "kl_cov", "share": 0.3}},
-    "floor": {"regularizers": [{"name": "entropy_floor", "floor": 9.0}]},
 }  # fmt: skip
 
 

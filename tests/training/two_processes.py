@@ -21,7 +21,7 @@ from peft import LoraConfig  # noqa: E402
 from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer  # noqa: E402
 from trl import GRPOConfig  # noqa: E402
 
-from kit.scoring import proof, scorer  # noqa: E402
+from kit.scoring import scorer  # noqa: E402
 from kit.trainer.policy_loss import average_gradients  # noqa: E402
 from kit.trainer.trainer import HookedGRPOTrainer  # noqa: E402
 from training.conftest import PROMPTS, SPOKEN, TARGETS  # noqa: E402
@@ -135,8 +135,6 @@ def one_of_two(rank: int, folder: Path) -> None:
     found["plain"] = saving(folder, rank, KL, packing=False)
     scorer.LONG_PROMPT = 0
     found["packed"] = saving(folder, rank, KL, pack_tokens=(4096, 1)[rank])
-    proof._hindrance_to_packs = lambda text: "told to"
-    found["trimmed"] = saving(folder, rank, KL)
     torch.save(found, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 

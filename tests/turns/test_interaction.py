@@ -1,4 +1,4 @@
-"""`generation.tools`, `.environment` and `.rollout`: loaded, and refused before a run with what to write instead."""
+"""`generation.tools` and `.environment`: loaded, and refused before a run with what to write instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tiny_qwen import tiny_tokenizer
 from kit.config import GenerationConfig
 from kit.environments.calculator import Calculator, evaluate
 from kit.errors import ConfigError, ModelError
-from kit.generation.tools import ToolSetup, check_turns, checked_rollout, load_tools
+from kit.generation.tools import ToolSetup, check_turns, load_tools
 
 OWN = '''
 def add(left: int, right: int) -> int:
@@ -52,12 +52,6 @@ class Bare:
         pass
     def act(self, move):
         return move
-
-def rollout(prompts, trainer):
-    return {}
-
-def narrow(prompts):
-    return {}
 '''
 
 
@@ -97,8 +91,6 @@ def test_what_is_named_is_handed_to_trl(own: str) -> None:
             {"tools": ["{own}:calculate"], "environment": "kit.environments.calculator:Calculator"},
             "both have a tool called calculate",
         ),
-        ({"rollout": "{own}:narrow"}, r"cannot be called as rollout\(prompts, trainer\)"),
-        ({"rollout": "{own}:rollout", "tools": ["{own}:add"]}, "Keep one of the two"),
     ],
 )
 def test_what_cannot_work_is_refused(own: str, keys: dict[str, Any], reason: str) -> None:
@@ -108,15 +100,6 @@ def test_what_cannot_work_is_refused(own: str, keys: dict[str, Any], reason: str
     }
     with pytest.raises(ConfigError, match=reason):
         load(**named)
-
-
-GOOD: dict[str, Any] = {"prompt_ids": [[1], [1]], "completion_ids": [[2, 3], [2]], "logprobs": None}
-
-
-def test_the_answer_of_a_rollout_function_is_looked_at() -> None:
-    assert checked_rollout(lambda prompts, trainer: GOOD, "own")(["a", "b"], None) == GOOD
-    with pytest.raises(ConfigError, match="expected a dict with completion_ids, logprobs, prompt_ids"):
-        checked_rollout(lambda prompts, trainer: None, "own")(["a", "b"], None)
 
 
 def test_a_template_has_to_render_tools(tokenizer: Any) -> None:

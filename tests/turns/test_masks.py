@@ -175,8 +175,6 @@ def test_the_loss_is_that_of_the_policys_tokens_alone(scripted: Callable[..., An
 
 
 def test_a_rollout_function_with_tokens_of_others(new_trainer: NewTrainer) -> None:
-    from kit.generation.tools import checked_rollout
-
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         count = len(prompts)
         return {
@@ -188,7 +186,7 @@ def test_a_rollout_function_with_tokens_of_others(new_trainer: NewTrainer) -> No
         }
 
     rollouts: list[Any] = []
-    given = {"rollout_func": checked_rollout(rollout, "own.py:rollout"), "rollout_sinks": [rollouts.append]}
+    given = {"rollout_func": rollout, "rollout_sinks": [rollouts.append]}
     trainer = new_trainer([ROW], **given)
     output = generated(trainer)
     assert output["tool_mask"].tolist() == [[1, 0, 0, 1]] * 4

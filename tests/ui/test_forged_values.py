@@ -23,7 +23,6 @@ FORGED: list[Any] = [
     {"preset": "quickstart", "changes": {"reward.functions": [{"path": "evil.py:reward"}]}},
     {"preset": "quickstart", "changes": {"objective.clip": "evil.py:clip"}},
     {"preset": "quickstart", "changes": {"objective.regularizers": [{"name": "os.path:join"}]}},
-    {"preset": "quickstart", "changes": {"generation.rollout": "evil.py:rollout"}},
     {"preset": "quickstart", "changes": {"generation.tools": ["subprocess:run"]}},
     {"preset": "quickstart", "changes": {"model.name": "/etc"}},
     {"preset": "quickstart", "changes": {"model.name": "../.."}},

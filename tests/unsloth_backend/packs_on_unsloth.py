@@ -201,7 +201,6 @@ def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str, names: Seque
         accumulation, tools, checkpointing, parts = settings[number % len(settings)]
         trainer = bench.trainer_of(name, objective)
         checkpoint(trainer.model, bool(checkpointing))
-        trainer.rollout_memory.all_lengths = stored[name]["lengths"]
         given = micro_batches(stored[name]["batches"], (1, 3)[accumulation], bool(tools))
         if name != "rloo":
             drift(trainer)
@@ -218,10 +217,16 @@ def both_ways(trainer: Any, batches: list[dict[str, Any]], budget: int | None = 
     for way, on in (("padded", False), ("packed", True)):
         trainer.scorer.packing = on
         switch(trainer, budget=budget if on else None, skip=on)
-        tokens, count = [], trainer.metric_log.count_tokens
-        trainer.metric_log.count_tokens = lambda useful, forwarded, tokens=tokens: tokens.append(forwarded)
+        tokens, score = [], trainer.scorer.score
+
+        def counted(*given: Any, score: Any = score, tokens: list[int] = tokens) -> Any:
+            scores = score(*given)
+            tokens.append(scores.tokens)
+            return scores
+
+        trainer.scorer.score = counted
         losses, gradients = in_a_step(trainer, batches, len(batches))
-        trainer.metric_log.count_tokens = count
+        trainer.scorer.score = score
         found[way] = {"losses": losses, "gradients": gradients, "tokens": sum(tokens)}
     return found | {"report": trainer.packing_report, "savings": trainer.savings_report}
 

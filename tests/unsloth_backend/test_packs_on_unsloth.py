@@ -71,10 +71,10 @@ def test_the_families_are_packed_and_share_prompts(worked: Worked, family: str) 
     assert found["report"] == PACKED
 
 
-def test_an_attention_that_is_out_of_reach_is_trimmed_and_says_why(worked: Worked) -> None:
+def test_an_attention_that_is_out_of_reach_is_scored_in_padded_rows_and_says_why(worked: Worked) -> None:
     found = worked["packs"]["planted in Gemma"]["gemma3_text", "out of reach"]
     assert_same_scores(found)
-    assert (found["report"]["packing"], found["report"]["share_prompts"]) == ("trimmed", False)
+    assert (found["report"]["packing"], found["report"]["share_prompts"]) == ("plain", False)
     assert "ask for attention in another way (windows []" in found["report"]["reason"]
     assert "theirs is of unsloth_zoo.temporary_patches.gemma" in found["report"]["reason"]
     assert found["savings"]["skip_flat_groups"] == "on"
@@ -84,7 +84,7 @@ def test_an_attention_that_is_out_of_reach_is_trimmed_and_says_why(worked: Worke
 def test_what_passes_between_completions_of_a_gemma_is_found(worked: Worked, family: str) -> None:
     found = worked["packs"]["planted in Gemma"][family, "leak"]
     assert_same_scores(found)
-    assert (found["report"]["packing"], found["report"]["share_prompts"]) == ("trimmed", False)
+    assert (found["report"]["packing"], found["report"]["share_prompts"]) == ("plain", False)
     assert "one completion changes the scores of another" in found["report"]["reason"]
 
 
@@ -92,7 +92,7 @@ def test_what_passes_between_completions_of_a_gemma_is_found(worked: Worked, fam
 def test_capped_scores_of_gemma_2_that_are_others_are_found(worked: Worked, defect: str) -> None:
     found = worked["packs"]["planted in Gemma"]["gemma2", defect]
     assert_same_scores(found)
-    assert found["report"]["packing"] == "trimmed"
+    assert found["report"]["packing"] == "plain"
     assert "log-probabilities differ from those of the padded rows" in found["report"]["reason"]
 
 
@@ -107,7 +107,7 @@ def test_with_every_kernel_of_unsloth_and_with_4_bit_weights(worked: Worked, cas
     [
         ("none", "packed", True),
         ("completions of a prompt see each other", "packed", False),
-        ("all texts see each other", "trimmed", False),
+        ("all texts see each other", "plain", False),
     ],
 )
 def test_what_passes_between_completions_is_found(worked: Worked, defect: str, packing: str, shared: bool) -> None:

@@ -168,14 +168,13 @@ def loss_and_gradients(trainer: Any, batches: list[dict[str, Any]], drifted: boo
     return {"losses": torch.stack(losses), "gradients": {name: weight.grad.clone() for name, weight in weights.items()}}
 
 
-def computed(bench: Bench, make: Callable[[str, Any], tuple[list[dict[str, Any]], Any]]) -> dict[str, Any]:
+def computed(bench: Bench, make: Callable[[str, Any], list[dict[str, Any]]]) -> dict[str, Any]:
     found = {}
     for name, objective in objectives().items():
         trainer = bench.trainer_of(name, objective)
-        batches, lengths = make(name, trainer)
-        trainer.rollout_memory.all_lengths = lengths
+        batches = make(name, trainer)
         result = loss_and_gradients(trainer, batches, drifted=name != "rloo")
-        found[name] = result | {"batches": batches, "lengths": lengths}
+        found[name] = result | {"batches": batches}
     return found
 
 
@@ -193,10 +192,7 @@ def with_kits_arguments(which: str) -> dict[str, Any]:
 def stock(folder: Path) -> dict[str, Any]:
     bench = Bench(folder)
 
-    def make(name: str, trainer: Any) -> tuple[list[dict[str, Any]], Any]:
-        return rollout(trainer), trainer.rollout_memory.all_lengths
-
-    return {"recipes": computed(bench, make), "arguments": with_kits_arguments("stock")}
+    return {"recipes": computed(bench, lambda _, trainer: rollout(trainer)), "arguments": with_kits_arguments("stock")}
 
 
 def unsloth(folder: Path) -> dict[str, Any]:
@@ -218,7 +214,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
     twice.train()
     return {
         "class": [cls.__name__ for cls in HookedGRPOTrainer.__mro__],
-        "recipes": computed(bench, lambda name, _: (theirs[name]["batches"], theirs[name]["lengths"])),
+        "recipes": computed(bench, lambda name, _: theirs[name]["batches"]),
         "arguments": with_kits_arguments("unsloth"),
         "moved": {
             name: [value, moved[name].default]

@@ -43,30 +43,6 @@ def test_completions_come_from_the_engine_and_its_log_probabilities_are_the_trai
     assert "vllm" not in one.message.lower(), "the engine's own log stays off the terminal"
 
 
-def test_what_the_sampler_left_is_replayed(
-    attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Engine and trainer give a sampled token the same log-probability over what truncation left, at every token."""
-    from kit.generation.vllm import WatchedGeneration
-
-    seen: list[int] = []
-    generate = WatchedGeneration.generate
-
-    def watched(self: Any, *given: Any, **keywords: Any) -> Any:
-        made = generate(self, *given, **keywords)
-        assert [len(one) for one in self.supports] == [len(ids) for ids in made[1]]
-        seen.extend(len(ids) for one in self.supports for ids in one)
-        return made
-
-    monkeypatch.setattr(WatchedGeneration, "generate", watched)
-    truncated = ["generation.top_k=6", "generation.top_p=0.9", "optimisation.skip_flat_groups=false"]
-    one = attempt("objective.weights=[{name: sampler_correction}]", "generation.replay_support=true", *truncated)
-    assert one.code == 0, one.message
-    assert 1 <= min(seen) < max(seen) <= 6
-    assert max(metrics(one.folder, "sampler/logp_difference")) < 1e-5
-    assert metrics(one.folder, "weight/sampler_correction") == pytest.approx([1.0, 1.0], abs=1e-5)
-
-
 def test_a_hung_engine_ends_the_run_as_failed_within_its_timeout(
     attempt: Callable[..., Any], engine_tree: Any, plant: Callable[..., None]
 ) -> None:
