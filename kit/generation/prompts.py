@@ -147,33 +147,31 @@ def _ids(processor: Any, row: Mapping[str, Any]) -> list[int]:
     return ids
 
 
-def check_pictures(config: RunConfig, data: DataSplit, files: ModelFiles | None) -> None:
-    """Refuses pictures for a model that takes none. Raises `KitError`."""
-    if IMAGES not in data.train.column_names or files is None:
-        return
-    column = data.info["mapping"]["images"]
-    if files.processor is not None:
-        return
-    if files.family is not None and files.family.multimodal:
-        raise ModelError(
-            f"{config.model.name}: the rows have pictures (column '{column}'), and the model comes without a processor "
-            "(processor_config.json or preprocessor_config.json). Copy it from the model it was made of, or set "
-            "data.image_column: none to train on the text alone."
-        )
-    raise ConfigError(
-        f"The rows have pictures (column '{column}'), and {config.model.name} takes text only. Choose a model that takes both "
-        "(a '...ForConditionalGeneration' architecture, e.g. Qwen2.5-VL), or set data.image_column: none."
-    )
-
-
 def fit_pictures(config: RunConfig, data: DataSplit, files: ModelFiles) -> DataSplit:
-    """Leaves out rows that are longer than `data.max_prompt_tokens` with their pictures. Raises `DataError` if none is left."""
-    if IMAGES not in data.train.column_names or config.data.max_prompt_tokens is None or files.processor is None:
+    """Leaves out rows that are longer than `data.max_prompt_tokens` with their pictures.
+
+    Raises `DataError` if none is left, `ModelError` and `ConfigError` for pictures and a model that takes none.
+    """
+    if IMAGES not in data.train.column_names:
+        return data
+    if files.processor is None:
+        column = data.info["mapping"]["images"]
+        if files.family is not None and files.family.multimodal:
+            raise ModelError(
+                f"{config.model.name}: the rows have pictures (column '{column}'), and the model comes without a processor "
+                "(processor_config.json or preprocessor_config.json). Copy it from the model it was made of, or set "
+                "data.image_column: none to train on the text alone."
+            )
+        raise ConfigError(
+            f"The rows have pictures (column '{column}'), and {config.model.name} takes text only. Choose a model that takes "
+            "both (a '...ForConditionalGeneration' architecture, e.g. Qwen2.5-VL), or set data.image_column: none."
+        )
+    if config.data.max_prompt_tokens is None:
         return data
     from kit.data import filter_by_length
 
     return filter_by_length(
-        data, partial(count_tokens_with_images, files.processor), config.data.max_prompt_tokens, with_pictures=True
+        data, partial(count_tokens_with_images, files.processor), config.data.max_prompt_tokens, whole=True
     )
 
 

@@ -93,7 +93,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     from kit.data import load_data
     from kit.data.images import IMAGES
     from kit.evaluation.checker import build_checker, check_checker, check_evaluation
-    from kit.generation.prompts import check_pictures, fit_pictures, note_opened_thinking
+    from kit.generation.prompts import fit_pictures, note_opened_thinking
     from kit.generation.tools import check_rows, check_turns, load_tools
     from kit.models.learning_rate import with_learning_rate
     from kit.models.loading import find_model
@@ -139,7 +139,6 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
     check_memory(config, files.shape, files.backend.device, objective)
     check_prompts(config, data, files)
     check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
-    check_pictures(config, data, files)
     data = fit_pictures(config, fit_prompts(config, data, files.tokenizer, interaction), files)
     check_heldout(config, len(data.heldout))
     teacher = find_teacher(config, files.tokenizer, pictures=pictures)

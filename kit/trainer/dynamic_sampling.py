@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kit.config.sections import DynamicSamplingConfig
-from kit.errors import ConfigError, EngineError
+from kit.errors import ConfigError, EngineError, refuse
 from kit.objective import Objective
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.rollout import ReplayedRollout, RewardResult
@@ -43,19 +43,30 @@ LEARNS_FROM_FLAT = {
 def check_dynamic_sampling(objective: Objective, *, turns: bool, processes: int, images: bool) -> None:
     """Refuses what dynamic sampling cannot do. Raises `ConfigError`."""
     seen_in_flat = [reason for need, reason in LEARNS_FROM_FLAT.items() if need in objective.advantage.needs]
-    refusals = (
-        (processes > 1, f"in a run of {processes} processes: each would choose for itself", "start one process"),
-        (turns, "with generation.tools or .environment: their calls would act twice", "leave those out"),
-        (images, "with pictures is not made in this version", "set data.image_column: none"),
+    refuse(
+        ConfigError,
+        (
+            processes > 1,
+            f"selection.dynamic_sampling in a run of {processes} processes: each would choose for itself.",
+            "Set it to null, or start one process.",
+        ),
+        (
+            turns,
+            "selection.dynamic_sampling with generation.tools or .environment: their calls would act twice.",
+            "Set it to null, or leave those out.",
+        ),
+        (
+            images,
+            "selection.dynamic_sampling does not work with pictures.",
+            "Set it to null, or data.image_column: none.",
+        ),
         (
             bool(seen_in_flat),
-            f"takes a flat group for useless, but {objective.advantage.title} {' and '.join(seen_in_flat)}, and learns from it",
-            "set another advantage, e.g. group_zscore",
+            f"selection.dynamic_sampling takes a flat group for useless, but {objective.advantage.title} "
+            f"{' and '.join(seen_in_flat)}, and learns from it.",
+            "Set it to null, or set another advantage, e.g. group_zscore.",
         ),
     )
-    for applies, why, remedy in refusals:
-        if applies:
-            raise ConfigError(f"selection.dynamic_sampling {why}. Set it to null, or {remedy}.")
 
 
 @dataclass(frozen=True)

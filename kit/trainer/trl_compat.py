@@ -7,7 +7,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kit.errors import EnvironmentUnsupported, ObjectiveError
+from kit.errors import EnvironmentUnsupported, ObjectiveError, refuse
 from kit.models.backend import UNSLOTH, is_unsloths
 from kit.trainer.arguments import true_defaults
 
@@ -33,17 +33,21 @@ def check_backend(base: type, backend: Backend | None) -> None:
 
     Unsloth only warns when it could not generate its class, and leaves TRL's. `None`: nothing was said, any class will do.
     """
-    if backend is None or is_unsloths(base) == (backend.name == UNSLOTH):
-        return
-    if backend.name == UNSLOTH:
-        raise EnvironmentUnsupported(
+    is_theirs = is_unsloths(base)
+    refuse(
+        EnvironmentUnsupported,
+        (
+            backend is not None and backend.name == UNSLOTH and not is_theirs,
             f"model.backend: unsloth, but trl.GRPOTrainer is {base.__module__}.{base.__name__}: Unsloth did not put its own "
-            "class in its place (it says why in the log of the run), so its kernels would be missing. Update unsloth and "
-            "unsloth_zoo together, or set model.backend: transformers."
-        )
-    raise EnvironmentUnsupported(
-        f"model.backend: {backend.name}, but trl.GRPOTrainer is Unsloth's ({base.__name__}): Unsloth was imported in this "
-        "process. Start a new process, or set model.backend: unsloth."
+            "class in its place (it says why in the log of the run), so its kernels would be missing.",
+            "Update unsloth and unsloth_zoo together, or set model.backend: transformers.",
+        ),
+        (
+            backend is not None and backend.name != UNSLOTH and is_theirs,
+            f"model.backend: {backend and backend.name}, but trl.GRPOTrainer is Unsloth's ({base.__name__}): Unsloth was "
+            "imported in this process.",
+            "Start a new process, or set model.backend: unsloth.",
+        ),
     )
 
 
@@ -66,30 +70,29 @@ def check_combination(trainer: GRPOTrainer, objective: Objective, hooked: type) 
         )
         if present
     ]
-    refusals = (
+    refuse(
+        EnvironmentUnsupported,
         (
             trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled,
-            EnvironmentUnsupported,
-            "An objective makes passes of its own over a model that every process holds as a whole; DeepSpeed and FSDP divide "
-            "it. Start with torchrun or accelerate launch --multi_gpu, or go on in another trainer: grpo-kit scale --to verl.",
-        ),
-        (
-            getattr(kind, scoring) is not getattr(hooked, scoring),
-            ObjectiveError,
-            f"{kind.__name__} overrides {scoring}: TRL asks it at the rollout only, and updates are scored by trainer.scorer, so "
-            "that the two would differ. Change trainer.scorer.score instead, which both take.",
-        ),
-        (
-            objective.clip.on_policy and later,
-            ObjectiveError,
-            f"{objective.clip.title} has no ratio, so with {' and '.join(later)} the steps after the first on the same "
-            "completions would follow a biased gradient. Make one step on each generation, or choose a clip with a ratio, "
-            "e.g. ppo_clip.",
+            "An objective makes passes of its own over a model that every process holds whole; DeepSpeed and FSDP divide it.",
+            "Start with torchrun or accelerate launch --multi_gpu, or go on in another trainer: grpo-kit scale --to verl.",
         ),
     )
-    for applies, error, message in refusals:
-        if applies:
-            raise error(message)
+    refuse(
+        ObjectiveError,
+        (
+            getattr(kind, scoring) is not getattr(hooked, scoring),
+            f"{kind.__name__} overrides {scoring}: TRL asks it at the rollout only, and updates are scored by trainer.scorer, so "
+            "that the two would differ.",
+            "Change trainer.scorer.score instead, which both take.",
+        ),
+        (
+            objective.clip.on_policy and bool(later),
+            f"{objective.clip.title} has no ratio, so with {' and '.join(later)} the steps after the first on the same "
+            "completions would follow a biased gradient.",
+            "Make one step on each generation, or choose a clip with a ratio, e.g. ppo_clip.",
+        ),
+    )
     for part, state in objective.state_dict().items():
         try:
             json.dumps(state)
@@ -115,16 +118,20 @@ def check_arguments(args: Any) -> None:
     if getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction:
         ignored.append("vllm_importance_sampling_correction=True")
     optimizer = str(getattr(args.optim, "value", args.optim))
-    if "lomo" in optimizer:
-        raise ObjectiveError(
-            f"optim={optimizer!r} steps within the backward pass, with a learning rate that the "
-            "trainer hands to it; the objective's gradient is sent without. Choose another optimiser, e.g. adamw_torch."
-        )
-    if ignored:
-        raise ObjectiveError(
-            f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used. Say it in the objective "
-            "(e.g. regularizers=[{'name': 'kl', 'coef': 0.04}]), or pass objective=None for TRL's loss."
-        )
+    refuse(
+        ObjectiveError,
+        (
+            "lomo" in optimizer,
+            f"optim={optimizer!r} steps within the backward pass, with a learning rate that the trainer hands to it; the "
+            "objective's gradient is sent without.",
+            "Choose another optimiser, e.g. adamw_torch.",
+        ),
+        (
+            bool(ignored),
+            f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used.",
+            "Say it in the objective (e.g. regularizers=[{'name': 'kl', 'coef': 0.04}]), or pass objective=None for TRL's loss.",
+        ),
+    )
 
 
 def balances_experts(model: Any, *, configured: bool) -> bool:
