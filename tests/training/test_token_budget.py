@@ -221,7 +221,8 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.Mo
         )
         before: Any = None if env is None else SimpleNamespace(checkpoint="checkpoint-3", env=env)
         monkeypatch.setenv("WORLD_SIZE", str(processes))
-        found, said = build.generation_batch(parts, before)
+        _, found, notes = build.chosen_sizes(parts, before)
+        said = notes["generation_batch"]
         assert (found is not None and env is None) == said.startswith(f"Completions are generated {found} at a time")
         subject = Subject(parts.config, shape, parts.objective, {"policy": 200}, [])
         if env is None and processes == 1:  # the plan counts what the run will do
@@ -250,7 +251,8 @@ def test_a_run_generates_as_many_at_once_as_were_chosen(attempt: Any, monkeypatc
     from kit.generation import decoding
     from kit.runner import build
 
-    monkeypatch.setattr(build, "generation_batch", lambda *_: (3, "Completions are generated 3 at a time, of 8."))
+    notes = {"token_budget": "", "generation_batch": "Completions are generated 3 at a time, of 8."}
+    monkeypatch.setattr(build, "chosen_sizes", lambda *_: (None, 3, notes))
     asked, decode = [], decoding.decode
 
     def watched(model: Any, input_ids: torch.Tensor, **inputs: Any) -> Any:
@@ -284,15 +286,18 @@ def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(monkeypatch: pytest.
     def before(checkpoint: str | None) -> Any:
         return SimpleNamespace(checkpoint=checkpoint, env={"token_budget": 4096})
 
+    def budget(parts: Any, previous: Any = None) -> tuple[int | None, str]:
+        size, _, notes = build.chosen_sizes(parts, previous)
+        return size, notes["token_budget"]
+
     monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1e15)
-    assert build.token_budget(parts())[0] is None
-    assert build.token_budget(parts("optimisation.token_budget=512")) == (512, "")
-    assert build.token_budget(parts("optimisation.token_budget=0")) == (None, "")
-    kept, said = build.token_budget(parts(), before("checkpoint-3"))
-    assert (kept, said) == (4096, "at most 4096 tokens at once, as when the run began")
-    assert build.token_budget(parts(), before(None))[0] is None  # none of its steps is left
+    assert budget(parts())[0] is None
+    assert budget(parts("optimisation.token_budget=512")) == (512, "")
+    assert budget(parts("optimisation.token_budget=0")) == (None, "")
+    assert budget(parts(), before("checkpoint-3")) == (4096, "at most 4096 tokens at once, as when the run began")
+    assert budget(parts(), before(None))[0] is None  # none of its steps is left
     monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1e6)
     config = parts().config
-    chosen, said = build.token_budget(parts())
+    chosen, said = budget(parts())
     assert chosen == 100 + config.generation.max_completion_tokens  # one completion goes through, whatever the memory
     assert said.startswith(f"at most {chosen} tokens at once, chosen for 1.0 GiB")
