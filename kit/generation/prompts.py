@@ -171,7 +171,7 @@ def fit_pictures(config: RunConfig, data: DataSplit, files: ModelFiles) -> DataS
     from kit.data import filter_by_length
 
     return filter_by_length(
-        data, partial(count_tokens_with_images, files.processor), config.data.max_prompt_tokens, whole=True
+        data, partial(count_tokens_with_images, files.processor), config.data.max_prompt_tokens, with_pictures=True
     )
 
 
