@@ -376,7 +376,7 @@ def call_on_tokens(hook: Hook, batch: TokenBatch) -> Tensor:
     if not hook.factory.custom:
         return hook(batch)
     batch = batch.shielded
-    shapes: list[tuple[int, ...]] = [tuple(batch.mask.shape)]
+    shapes: list[tuple[int | str, ...]] = [tuple(batch.mask.shape)]
     sources: list[Tensor | None] = []
     if hook.kind == "clip":
         sources = [batch.logps]
@@ -390,12 +390,14 @@ def checked(
     hook: Hook,
     call: Callable[[], Any],
     inputs: Mapping[str, Any],
-    shapes: Collection[tuple[int, ...]],
+    shapes: Collection[tuple[int | str, ...]],
     *,
     sources: Collection[Tensor | None] = (),
     mask: Tensor | None = None,
 ) -> Tensor:
     """The result of a hook's function, 0 outside of `mask`, which has one dimension less where each row is one value.
+
+    shapes: those that it may have; a name in one, such as "T", stands for any number.
 
     Raises `ObjectiveError` if the function raises, edits an input in place, returns no tensor, one of another shape, one without
     gradient although one of `sources` has some, or one that is not finite.
@@ -421,9 +423,10 @@ def checked(
     if not isinstance(out, Tensor):
         hint = " If it is a factory, give its parameters defaults." if callable(out) else ""
         raise ObjectiveError(f"{hook.title} returned {type(out).__name__}, expected a tensor.{hint}")
-    if tuple(out.shape) not in shapes:
+    fitting = [shape for shape in shapes if len(shape) == out.dim()]
+    if not any(all(isinstance(n, str) or n == m for n, m in zip(shape, out.shape, strict=True)) for shape in fitting):
         hint = " Use .expand(-1, T) on a value per sequence." if out.dim() == 2 and out.shape[-1] == 1 else ""
-        expected = " or ".join(map(str, shapes))
+        expected = " or ".join(str(shape).replace("'", "") for shape in shapes)
         raise ObjectiveError(f"{hook.title} returned shape {tuple(out.shape)}, expected {expected}.{hint}")
     has_gradient = any(source is not None and source.requires_grad for source in sources)
     if torch.is_grad_enabled() and has_gradient and not out.requires_grad:

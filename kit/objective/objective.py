@@ -108,8 +108,8 @@ class Objective:
         """(N,) or (N, T), detached; 0 where the reward is NaN. Raises `ObjectiveError` on a broken contract."""
         hook = self.advantage
         require_needs(hook, batch)
-        shapes: list[tuple[int, ...]] = [tuple(batch.rewards.shape)]
-        shapes += [tuple(batch.mask.shape)] if batch.mask is not None else []
+        size = len(batch.rewards)
+        shapes = [(size,), (size, "T" if batch.mask is None else batch.mask.shape[1])]
         with torch.no_grad():
             return checked(hook, lambda: hook(batch), vars(batch), shapes, mask=batch.scorable)
 

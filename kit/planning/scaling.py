@@ -180,7 +180,7 @@ def _refuse(config: RunConfig) -> None:
         raise ConfigError("optimisation.learning_rate: auto is found when a run of the kit starts. Set the number.")
     if not config.data.chat:
         raise ConfigError("data.chat: false: prompts are conversations there. Take it out.")
-    for key in ("tools", "environment", "rollout"):
+    for key in ("tools", "environment"):
         if getattr(config.generation, key):
             raise ConfigError(
                 f"generation.{key}: tools and environments are written anew there (its agent loops). Take it out."
