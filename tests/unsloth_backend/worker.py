@@ -223,7 +223,6 @@ def unsloth(folder: Path) -> dict[str, Any]:
         },
         "log": trained.state.log_history,
         "float32": float32_on_a_newer_gpu(bench),
-        "shared engine": shared_engine(folder),
         "towers": {name: towers(name) for name in ("gemma3", "qwen3_5")},
         "moved_by": {name: (after - before[name]).abs().max() for name, after in adapters(trained.model).items()},
         "steps": trained.state.global_step,
@@ -301,6 +300,7 @@ def shared_engine(folder: Path) -> dict[str, Any]:
     vllm_generation_init_patch()
     model = get_peft_model(tiny_qwen(tiny_tokenizer()), LoraConfig(r=2, target_modules=["q_proj"]))
     model.vllm_engine, model.load_lora = LLM(shared_weights=True), partial(vllm_utils.load_lora, model)
+    own = {"UNSLOTH_COMPILE_LOCATION": str(folder / "compiled"), "ACCELERATE_MIXED_PRECISION": "no"}
     stubs = {"vllm": ModuleType("vllm"), "vllm.lora": ModuleType("vllm.lora"), "vllm.lora.request": request}
     with (
         one_gpu(),
@@ -308,7 +308,7 @@ def shared_engine(folder: Path) -> dict[str, Any]:
         mock.patch.dict(sys.modules, stubs),
         mock.patch.object(vllm_utils, "_check_lora_is_servable"),
         mock.patch.object(vllm_utils, "LORA_REQUEST_ID", None, create=True),  # made beside the real vLLM
-        switched(switches(Backend("unsloth", "cuda", "")) | {"UNSLOTH_COMPILE_LOCATION": str(folder / "compiled")}),
+        switched(switches(Backend("unsloth", "cuda", "")) | own),
     ):
         generation = watched(model, standby=True)
         engine = model.vllm_engine
@@ -372,7 +372,7 @@ def main(which: str, folder: Path) -> None:
     os.environ.update(switches)
     generate_unsloths_class()
     in_a_fork(lambda: packs_on_unsloth.main(folder))
-    torch.save(unsloth(folder), folder / "unsloth.pt")
+    torch.save(unsloth(folder) | {"shared engine": shared_engine(folder)}, folder / "unsloth.pt")
 
 
 if __name__ == "__main__":
