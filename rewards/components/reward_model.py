@@ -307,7 +307,8 @@ class RewardModel:
             if spelt is not None:  # it could end the answer's turn and begin another
                 scores[question] = Score(None, "format", {"reason": f"spells the special token {spelt}"})
                 continue
-            ids, kinds = [], []
+            ids: list[int] = []
+            kinds: list[int] = []
             if len(question.text) <= 20 * limit:  # no tokenizer packs twenty characters into every token
                 ids, kinds = loaded.conversation(question.prompt, question.text)
             if not 0 < len(ids) <= limit:
