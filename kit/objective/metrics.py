@@ -102,7 +102,8 @@ class Meter:
             masked = values if filled and everything else values * live
             total, count = masked.sum(), self._tokens if live is self._seen else live.sum()
         else:
-            rows = self._rows if everything else self._rows * as_numbers(self._batch.scored, live.dtype)
+            scored = self._batch.scored
+            rows = self._rows if of_all or scored is None else self._rows * as_numbers(scored, live.dtype)
             total, count = (values * rows).sum(), rows.sum()
         key = self._free(name)
         self.means[key] = Mean(total, count)

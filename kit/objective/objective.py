@@ -109,7 +109,7 @@ class Objective:
         hook = self.advantage
         require_needs(hook, batch)
         size = len(batch.rewards)
-        shapes = [(size,), (size, "T" if batch.mask is None else batch.mask.shape[1])]
+        shapes: list[tuple[int | str, ...]] = [(size,), (size, "T" if batch.mask is None else batch.mask.shape[1])]
         with torch.no_grad():
             return checked(hook, lambda: hook(batch), vars(batch), shapes, mask=batch.scorable)
 
