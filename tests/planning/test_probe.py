@@ -48,7 +48,7 @@ def test_a_probe_trains_the_trainer_of_a_run(
             "optimisation.token_budget=200",
         ],
     )
-    monkeypatch.setattr(build, "generation_batch", lambda *_: (2, "two at a time"))
+    monkeypatch.setattr(build, "generation_batch_of", lambda *_: 2)
     seen: dict[str, dict[str, Any]] = {}
 
     def reached(name: str) -> Any:
