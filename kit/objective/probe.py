@@ -24,7 +24,7 @@ def logps_gradient(objective: Objective, batch: TokenBatch, scale: LossScale) ->
     """
     state = copy.deepcopy(objective.state_dict())
     leaf = batch.logps.detach().requires_grad_()
-    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
+    values: dict[str, Any] = {item.name: getattr(batch, item.name) for item in dataclasses.fields(batch) if item.init}
     held = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
     with torch.enable_grad():
         loss = objective.loss(TokenBatch(**held | {"logps": leaf}), scale).loss
