@@ -24,8 +24,10 @@ def logps_gradient(objective: Objective, batch: TokenBatch, scale: LossScale) ->
     """
     state = copy.deepcopy(objective.state_dict())
     leaf = batch.logps.detach().requires_grad_()
-    values: dict[str, Any] = {item.name: getattr(batch, item.name) for item in dataclasses.fields(batch) if item.init}
-    held = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
+    values = {item.name: getattr(batch, item.name) for item in dataclasses.fields(batch) if item.init}
+    held: dict[str, Any] = {
+        name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()
+    }
     with torch.enable_grad():
         loss = objective.loss(TokenBatch(**held | {"logps": leaf}), scale).loss
         gradient = torch.autograd.grad(loss, leaf, allow_unused=True)[0] if loss.requires_grad else None
