@@ -188,7 +188,7 @@ def test_the_page_brings_nothing_heavy() -> None:
 def test_a_run_that_starts_is_given_what_idle_children_hold_of_a_gpu(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kit.ui.chat import Pool
+    from kit.ui.chat import Loaded
     from kit.ui.settings import Settings
     from kit.ui.site import Site
 
@@ -202,9 +202,11 @@ def test_a_run_that_starts_is_given_what_idle_children_hold_of_a_gpu(
             self.alive = False
 
     site = Site(Settings(root=tmp_path))
-    pool, idle, busy = Pool(site), Session(False), Session(True)
-    pool._sessions.update({"idle": ("", idle), "busy": ("", busy)})  # type: ignore[dict-item]
-    site.idle.append(pool.close_idle)
+    idle, busy = Session(False), Session(True)
+    for session in (idle, busy):
+        loaded = Loaded(site)
+        loaded._session = session  # type: ignore[assignment]
+        site.idle.append(loaded.close_idle)
     first = site.benches._heavy.ask({"question": "who"})
     site.make_room()
     assert (idle.alive, busy.alive) == (False, True)
