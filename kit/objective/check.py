@@ -75,7 +75,7 @@ class Note(str):
 
 
 def check_hook(hook: Hook, seed: int = 0) -> list[Finding]:
-    """What is found out about a hook of any kind by trying it: see the table above. Takes a tenth of a second.
+    """Tries a hook of any kind on random batches, with the checks of docs/objective.md. Takes a tenth of a second.
 
     If it does not run at all, that is the only finding. Raises nothing that the hook raises: that is a finding, too.
     """
