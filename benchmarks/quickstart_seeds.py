@@ -60,7 +60,7 @@ def scores(run: dict[str, Any]) -> str:
 
 
 def step(run: dict[str, Any]) -> str:
-    """What a step consists of, as README shows it."""
+    """Seconds of a step by phase, as docs/getting-started.md shows them."""
     took = run["seconds_of_a_step"]
     cells = [f"{took[name]:.2f}" for name in ("generation", "rewards", "update")]
     rest = took["step"] - sum(took[name] for name in ("generation", "rewards", "update"))
