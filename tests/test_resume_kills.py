@@ -56,7 +56,7 @@ EARLY = {
     "with the claim half written": {"call": "os:replace", "nth": 1},
     "with its directory just claimed": {"call": "kit.runs.store:RunDir.change_status", "nth": 1, "when": "after"},
     "with nothing cut yet": {"call": "kit.runner.resume:truncate_to_checkpoint", "nth": 1},
-    "with all cut that is to be written again": {"call": "kit.runner.resume:_note", "nth": 1},
+    "with all cut that is to be written again": {"call": "kit.runner.resume:clear_staging", "nth": 1, "when": "after"},
     "with config.yaml just written": {"call": "kit.runs.store:RunDir.write_text", "nth": 1, "when": "after"},
     "with data.json just written": {"call": "kit.runs.store:RunDir.write_json", "nth": 1, "when": "after"},
     "with the weights just loaded": {"call": "kit.runner.build:load_model", "nth": 1, "when": "after"},
@@ -244,7 +244,7 @@ def test_killed_by_the_clock_and_killed_again_while_resuming(
     forks.run(mine, kill={"call": "kit.trainer.checkpoint_writer:publish", "nth": 2})
     for _ in range(2):
         forks.run(mine, resume=True, kill={"seconds": lot.uniform(0.1, 0.9)})
-    forks.run(mine, resume=True, kill={"call": "kit.runner.resume:_note", "nth": 1})
+    forks.run(mine, resume=True, kill={"call": "kit.runner.resume:clear_staging", "nth": 1, "when": "after"})
     forks.run(mine, resume=True, kill={"half": "scheduler.pt", "nth": 1})
     result = forks.run(mine, resume=True)
     assert result["code"] == 0 or "is finished" in result["error"], result  # a quick machine may have come to the end
