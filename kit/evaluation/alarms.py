@@ -136,10 +136,10 @@ def conditions(series: Series) -> dict[str, str]:
     rewards, right = series["reward"], series["right"][-10:]
     if len(rewards) >= 20 and len(right) >= 10 and fmean(right) < 0.1:
         first, last = fmean(rewards[:5]), fmean(rewards[-10:])
-        if last - first >= abs(last) / 3 and rise_p(rewards) <= LEVEL:
+        if last - first >= abs(last) / 3 and rise_p(rewards) <= LEVEL < rise_p(series["right"]):
             texts["plateau"] = (
-                f"The reward rises, from {first:.2f} to {last:.2f}, but only {fmean(right):.0%} of the answers of the last 10 "
-                "steps are right: the policy collects what the reward pays beside right answers. Pay less for parts of an "
+                f"The reward rises, from {first:.2f} to {last:.2f}, and right answers do not: {fmean(right):.0%} of the last 10 "
+                "steps. The policy collects what the reward pays beside right answers. Pay less for parts of an "
                 "answer, or let the prompt show what is missing."
             )
     if sum(overflow) >= 3:

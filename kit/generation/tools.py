@@ -1,7 +1,7 @@
-"""What a model may do while it completes: call tools, and act in an environment.
+"""Load and check the tools and environments that a model may use while it completes.
 
-Named in YAML (`generation.tools`, `.environment`), loaded and checked here, and handed to TRL, which runs the
-calls. Everything that TRL would trip over in a run is refused before one, with what to write instead.
+YAML names them (`generation.tools`, `generation.environment`); TRL gets them from here and runs the
+calls. What TRL could not run is refused before a run starts, with what to write instead.
 """
 
 from __future__ import annotations

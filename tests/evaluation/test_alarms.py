@@ -59,6 +59,11 @@ def test_a_defect_is_told_once_and_nothing_else_is(courses: dict[str, Any], name
     assert step is None or found == [(name, step)]
 
 
+def test_a_reward_that_rises_with_right_answers_is_no_plateau() -> None:
+    hard = lines(60, reward=lambda s: min(s, 40) / 500, answers_right=lambda s: min(s, 40) / 500)
+    assert told(hard) == []
+
+
 def test_a_defect_that_comes_back_is_told_again_after_ten_quiet_lines() -> None:
     waves = lines(120, groups_zero_spread=lambda s: 1.0 if s <= 20 or s > 60 else 0.0)
     assert told(waves) == [("zero_spread", 10), ("zero_spread", 69)]
