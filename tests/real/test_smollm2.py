@@ -28,6 +28,7 @@ SMALL = {
     "generation.num_generations": 4,
     "optimisation.steps": 2,
     "optimisation.batch_size": 8,
+    "optimisation.micro_batch_size": 8,
     "evaluation.before": "false",
     "evaluation.after": "false",
     "run.threads": 1,
