@@ -169,12 +169,12 @@ def test_float32_logits_bring_the_sampler_nearer_to_the_trainer(monkeypatch: pyt
     head, hidden = model.get_output_embeddings(), []
     prompts = tokenizer(["Tell me about the sea.", "What is 17 + 25?"] * 2, return_tensors="pt", padding=True)
     torch.manual_seed(0)
-    with head.register_forward_pre_hook(lambda _, given: hidden.append(given[0][:, -1])), torch.no_grad():
-        ids = model.generate(**prompts, do_sample=True, min_new_tokens=16, max_new_tokens=16, top_k=0)
-        tokens = ids[:, -16:]
+    with head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0][:, -1])), torch.no_grad():
+        ids = model.generate(**prompts, do_sample=True, min_new_tokens=48, max_new_tokens=48, top_k=0)
+        tokens = ids[:, -48:]
         mask = torch.cat([prompts["attention_mask"], torch.ones_like(tokens)], dim=1)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        states = model.model(input_ids=ids, attention_mask=mask, position_ids=positions).last_hidden_state[:, -17:-1]
+        states = model.model(input_ids=ids, attention_mask=mask, position_ids=positions).last_hidden_state[:, -49:-1]
         scored = ChunkedLogProb.apply(states.flatten(0, 1), head.weight, None, tokens.flatten(), 1.0, 8192)[0]
         decoded = torch.stack(hidden, dim=1)
         both = [head(decoded)]
@@ -187,4 +187,4 @@ def test_float32_logits_bring_the_sampler_nearer_to_the_trainer(monkeypatch: pyt
     print(
         f"nats a token between sampler and trainer: {rounded:.4f} with rounded logits, {exact:.4f} with float32 logits"
     )
-    assert 0 < exact < 0.9 * rounded
+    assert 0 < exact < 0.95 * rounded  # 0.79 to 0.87 over four seeds
