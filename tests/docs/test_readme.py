@@ -18,7 +18,7 @@ HOOKS = ROOT / "docs/custom-hook.md"
 
 
 def test_it_is_read_in_a_few_minutes() -> None:
-    assert len(README.split()) <= 800  # as `wc -w` counts
+    assert len(README.split()) <= 700  # as `wc -w` counts
 
 
 def test_two_commands_do_the_set_up_and_ci_runs_the_same() -> None:
