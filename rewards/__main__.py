@@ -1,7 +1,8 @@
-"""Command line of the library without the kit: `python -m rewards`, or `grpo-rewards` where that is installed.
+"""Command line of the library: `grpo-rewards`, `python -m rewards`, or `grpo-kit reward` of the kit.
 
 python -m rewards list
 python -m rewards show math-verify
+python -m rewards test gsm8k-reasoning
 python -m rewards audit math-verify --data rows.jsonl
 python -m rewards audit my_rewards.py:compute_score --data train.parquet --json
 """
@@ -11,39 +12,44 @@ import ast
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import rewards
+from rewards import testing
 from rewards.audit import ATTACKS, LIMIT, audit, read_data
 from rewards.errors import RewardsError
-from rewards.testing import target
 
 PAID, MISTAKE = 1, 2  # exit codes
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Exit codes: 0 done, 1 the audit found a problem, 2 a mistake in the arguments."""
-    options = parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, program: str = "grpo-rewards") -> int:
+    """Run the command line. Exit codes: 0 done, 1 the reward can be fooled, 2 a mistake in the arguments."""
+    options = parser(program).parse_args(arguments)
     try:
-        if options.verb == "audit":
-            return _audit(options)
-        if options.verb == "show":
-            print(rewards.describe(options.name).strip())
-        else:
-            print("\n".join(rewards.names()))
-        return 0
+        return int({"list": _list, "show": _show, "test": _test, "audit": _audit}[options.verb](options))
     except RewardsError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(program: str = "grpo-rewards") -> argparse.ArgumentParser:
     """Build the argument parser of all verbs."""
-    top = argparse.ArgumentParser(prog="grpo-rewards", description="Rewards: what there is, and what can be fooled.")
+    top = argparse.ArgumentParser(prog=program, description="Rewards: what there is, and what can be fooled.")
     verbs = top.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("list", help="names of the presets")
-    verbs.add_parser("show", help="what a preset rewards").add_argument("name")
+    verbs.add_parser("list", help="the presets, and what each rewards")
+    show_verb = verbs.add_parser("show", help="formula, range, columns, source, known hacks and components of a preset")
+    show_verb.add_argument("name", metavar="PRESET")
+    test_verb = verbs.add_parser(
+        "test",
+        help="score right answers, wrong ones and known hacks",
+        description="Exit code 1 if a hack or a wrong answer reaches a right one. A row of --data is a JSON object: prompt, the "
+        "dataset columns, and completions in good, bad or, without a verdict, completion (each one or a list). With style "
+        "(answer, boxed, hash, code, ... or a text with {answer}), right and wrong, hacks are made to fit; see "
+        "rewards/testing.py and, for examples, rewards/golden.",
+    )
+    test_verb.add_argument("--data", type=Path, metavar="ROWS.JSONL", help="rows; else those that come with the preset")
     audit_verb = verbs.add_parser(
         "audit",
         help="on how many of your rows a reward is paid without the problem being solved",
@@ -51,7 +57,6 @@ def parser() -> argparse.ArgumentParser:
         "Exit code 1 if one is paid on more rows than the limit allows.",
     )
     add = audit_verb.add_argument
-    add("name", metavar="PRESET", help="a preset, or your own function as file.py:function: TRL's, verl's, EasyR1's")
     add("--data", required=True, metavar="FILE", help="rows: .jsonl, .json, .csv or .parquet")
     add("--prompt", metavar="COLUMN", help="column with the prompt, if its name does not say so")
     add("--reference", metavar="COLUMN", help="column with the reference, reward_model.ground_truth for verl's")
@@ -62,13 +67,82 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=10.0, help="that your function may take for a completion (10); 0: any")
     add("--seed", type=int, default=0, help="of what is drawn")
     add("--json", action="store_true", help="every rate and example as JSON")
-    add("-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="a parameter of the preset")
+    for verb in (test_verb, audit_verb):
+        verb.add_argument(
+            "name", metavar="NAME", help="a preset, or your own function (TRL's, verl's, EasyR1's) as file.py:function"
+        )
+    for verb in (show_verb, test_verb, audit_verb):
+        override = {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "a parameter of the preset"}
+        verb.add_argument("-o", "--override", **override)
     return top
+
+
+def _list(options: argparse.Namespace) -> int:
+    summaries = [rewards.describe(name).partition("\n\n")[2].strip().partition("\n\n")[0] for name in rewards.names()]
+    _print_table(
+        ["preset", "what it rewards"],
+        [[name, " ".join(text.split())] for name, text in zip(rewards.names(), summaries, strict=True)],
+    )
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    print(rewards.describe(options.name).strip() + "\n")
+    try:
+        preset = rewards.load(options.name, **_parameters(options))
+    except RewardsError as error:
+        if options.override:
+            raise
+        print(f"Its components cannot be shown: {error}")  # needs parameters, or a package that is not there
+        return 0
+    rows = [[part.name, f"{weight:g}", f"{part.low:g} to {part.high:g}"] for part, weight in preset.components]
+    _print_table(["component", "weight", "range"], rows)
+    return 0
+
+
+def _test(options: argparse.Namespace) -> int:
+    """Score the rows of a file, or the golden rows of a preset, and print every component's value and status."""
+    preset = testing.target(options.name, **_parameters(options))
+    rows = testing.read_rows(options.data) if options.data else testing.golden(options.name)
+    if not rows:
+        where = f"{options.data} is empty" if options.data else f"No rows come with '{options.name}'"
+        example = '{"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}'
+        raise RewardsError(f"{where}. Give some with --data rows.jsonl, e.g. {example}")
+    report = testing.check(preset, rows)
+    names = list(preset.weights)
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
+    def print_cases(label: str, cases: Sequence[testing.Case]) -> None:
+        lines = [
+            [str(case.row), case.kind, case.name, number(case.total)]
+            + [f"{number(case.values[name])} {case.statuses[name]}" for name in names]
+            + ["; ".join(dict.fromkeys(case.reasons.values()))[:80]]
+            for case in cases
+        ]
+        if lines:
+            _print_table(["row", "", label, "total", *names, "why"], lines)
+
+    print_cases("completion", [case for case in report.cases if case.kind != "hack"])
+    hacks = [case for case in report.cases if case.kind == "hack"]
+    hacks.sort(key=lambda case: float("inf") if case.total is None else -case.total)
+    best = {case.name: case for case in reversed(hacks)}  # for each hack the row where it earned most
+    print_cases("hack", [best[name] for name in dict.fromkeys(case.name for case in report.cases if case.name in best)])
+    for line in [*(f"note: {note}" for note in report.notes), *(f"problem: {problem}" for problem in report.problems)]:
+        print(line)
+    kinds = [case.kind for case in report.cases]
+    counts = f"{kinds.count('good')} good, {kinds.count('bad')} bad, {kinds.count('hack')} hacks"
+    if not report.passed:
+        print(f"{len(report.problems)} problem(s) with {counts}.")
+    elif "good" in kinds:
+        print(f"No hack and no wrong answer reaches a right one: {counts}.")
+    return 0 if report.passed else PAID
 
 
 def _audit(options: argparse.Namespace) -> int:
     report = audit(
-        target(options.name, **dict(map(_parameter, options.override))),
+        testing.target(options.name, **_parameters(options)),
         read_data(options.data, options.prompt, options.reference),
         attacks=tuple(options.attack or ATTACKS),
         style=options.style,
@@ -76,36 +150,42 @@ def _audit(options: argparse.Namespace) -> int:
         limit=options.limit,
         seed=options.seed,
         seconds=options.seconds or None,
-        progress=print_attack if sys.stderr.isatty() else None,
+        progress=_print_attack if sys.stderr.isatty() else None,
     )
     if options.json:
         print(json.dumps(report.as_dict(), indent=1))
-        return 0 if report.passed else PAID
-    head, rows = report.table()
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    print(f"{report.preset.name}: answers as {report.style}, {report.results[0].rows} rows")
-    for row in (head, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print(report.verdict)
+    else:
+        print(f"{report.preset.name}: answers as {report.style}, {report.results[0].rows} rows")
+        _print_table(*report.table())
+        print(report.verdict)
     return 0 if report.passed else PAID
 
 
-def print_attack(attack: str, completions: int) -> None:
+def _print_table(head: list[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print aligned columns; half a character of a hack is replaced."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        print(line.encode("utf-8", "replace").decode())
+
+
+def _print_attack(attack: str, completions: int) -> None:
     """Print on stderr which attack is being tried."""
     print(f"{attack}: {completions:,} completions ...", file=sys.stderr)
 
 
-def _parameter(override: str) -> tuple[str, Any]:
-    """Parse `format_weight=0.1` into a name and a value; what is no Python literal is text."""
-    name, equals, value = override.partition("=")
-    if not equals:
-        raise RewardsError(f"{override!r} is no parameter. Write KEY=VALUE, such as format_weight=0.1.")
-    if value in _WORDS:
-        return name, _WORDS[value]
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
+def _parameters(options: argparse.Namespace) -> dict[str, Any]:
+    """Parse overrides such as `format_weight=0.1`; a value that is no Python literal is text."""
+    parameters: dict[str, Any] = {}
+    for override in options.override:
+        name, equals, value = override.partition("=")
+        if not equals:
+            raise RewardsError(f"{override!r} is not an override. Write KEY=VALUE, such as format_weight=0.1.")
+        try:
+            parameters[name] = _WORDS[value] if value in _WORDS else ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            parameters[name] = value
+    return parameters
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""kit.cli.reward: list, show and test; exit code 1 for a reward that can be hacked, 2 for the user's errors."""
+"""`grpo-kit reward`: list, show and test; exit code 1 for a reward that can be hacked, 2 for the user's errors."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -34,10 +33,6 @@ ROW = {"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wr
 SUBSTRING = (
     "def substring(completions, answer, **kwargs):\n    return [float(a in c) for c, a in zip(completions, answer)]\n"
 )
-EXACT = (
-    "def exact(completions, answer, **kwargs):\n"
-    "    return [float(c.endswith('\\\\boxed{' + a + '}') and 'think' not in c) for c, a in zip(completions, answer)]\n"
-)
 
 
 def test_list_names_every_preset_with_its_summary() -> None:
@@ -65,11 +60,6 @@ def test_a_function_that_can_be_hacked_gives_exit_code_1() -> None:
     output = run("test", "mine.py:substring", "--data", rows(ROW), code=1)
     assert "problem: Row 1: hack 'hedged' scores 1, an honest answer 1." in output
     assert "problem(s) with 1 good, 1 bad" in output
-
-
-def test_a_wrong_answer_that_wins_gives_exit_code_1() -> None:
-    data = rows({"answer": "72", "good": "no answer #### 72", "bad": "#### 72"})
-    assert "problem: Row 1" in run("test", "gsm8k-hash", "--data", data, code=1)
 
 
 def test_completions_without_a_verdict_are_scored_and_shown() -> None:
@@ -102,20 +92,3 @@ def test_errors_of_the_user_are_one_message_and_exit_code_2(arguments: list[str]
     output = run("test", *arguments, code=2)
     assert output.startswith("error: ")
     assert words in " ".join(output.split())
-
-
-def test_audit_prints_a_rate_for_each_attack_and_exits_1_where_one_is_paid() -> None:
-    made = [{"prompt": f"What is ${n} + {n}$?", "answer": str(2 * n)} for n in range(5, 12)]
-    output = run("audit", "gsm8k-hash", "--data", rows(*made), "--attack", "echo", "--attack", "near-misses")
-    assert re.search(r"right +7 +7 +100\.0%", output)
-    assert re.search(r"echo +7 +0 +0\.0%", output)
-    assert "hedges" not in output
-    Path("careless.py").write_text(SUBSTRING)
-    output = run("audit", "careless.py:substring", "--data", rows(*made), "--attack", "hedges", "--rows", "3", code=1)
-    assert "problem: hedges is paid on 3 of 3 rows" in output
-    found = json.loads(run("audit", "gsm8k-hash", "--data", rows(*made), "--attack", "shuffles", "--json"))
-    assert [(one["attack"], one["rows"], one["paid"]) for one in found["results"]][::2] == [
-        ("right", 7, 7),
-        ("shuffles", 7, 0),
-    ]
-    assert found["style"] == "hash"

@@ -18,7 +18,6 @@ from kit.cli import plan as cli_plan
 from kit.cli import runs as cli_runs
 from kit.cli.objective import objective_app
 from kit.cli.options import Config, Detach, Overrides, print_json
-from kit.cli.reward import reward_app
 from kit.cli.tables import print_table
 from kit.runs.files import one_line
 from kit.runs.worker import CRASHED, STOPPED, USER_ERROR, is_user_error
@@ -56,7 +55,6 @@ app = typer.Typer(
 config_app = typer.Typer(no_args_is_help=True, help="The configuration: schema, presets, what a file amounts to.")
 data_app = typer.Typer(no_args_is_help=True, help="Datasets.")
 app.add_typer(config_app, name="config")
-app.add_typer(reward_app, name="reward")
 app.add_typer(objective_app, name="objective")
 app.add_typer(data_app, name="data")
 app.add_typer(cli_plan.model_app, name="model")
@@ -182,6 +180,20 @@ app.command()(cli_chat.export)
 app.command()(cli_chat.chat)
 app.command()(cli_runs.compare)
 app.command()(cli_runs.sweep)
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    options_metavar="list|show|test|audit [OPTIONS] [ARGS]...",
+)
+def reward(context: typer.Context) -> None:
+    """List reward presets, show one, test one on known hacks, or audit one on your own rows.
+
+    `grpo-kit reward VERB --help` has the options of each; without the kit the command is `python -m rewards`.
+    """
+    from rewards.__main__ import main as rewards_main
+
+    raise typer.Exit(rewards_main(context.args, "grpo-kit reward"))
 
 
 @app.command()

@@ -94,12 +94,12 @@ def check_command(words: list[str]) -> None:
     """Raises `AssertionError` for a verb, an option, a key or a file that does not exist."""
     program, *rest = words
     program = program.removeprefix(".venv-vllm/bin/")  # made by .ci/vllm-environment: not there in a fresh clone
-    if program == "grpo-kit":
-        parse(rest)
-    elif program == "grpo-rewards":
+    if program == "grpo-rewards" or (program == "grpo-kit" and rest[0] == "reward"):
         from rewards.__main__ import parser
 
-        parser().parse_args(rest)
+        parser().parse_args(rest if program == "grpo-rewards" else rest[1:])
+    elif program == "grpo-kit":
+        parse(rest)
     elif program in ("python", "python3"):
         module = f"{rest[1].replace('.', '/')}.py" if rest[0] == "-m" else rest[0]
         assert (ROOT / module).is_file(), words
