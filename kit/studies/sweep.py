@@ -25,16 +25,15 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 
 from kit import launch as launching
 from kit.config import RunConfig, Section, load_config
 from kit.config.loading import explain, read_yaml
-from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ObjectiveError, RunError
+from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ObjectiveError, RunError, refuse
 from kit.evaluation.checker import check_metric
 from kit.evaluation.results import course, metric_key, read_result, value_of
 from kit.runs.files import to_json, write_atomic
@@ -54,51 +53,34 @@ FOLDER, DATABASE, TABLE, BEST = "sweeps", "study.db", "table.json", "best.yaml"
 # --- the sweep file ---------------------------------------------------------------------------------------------------
 
 
-class Uniform(Section):
-    """Real numbers, all equally likely, or at equal distances."""
+class Range(Section):
+    """The values of one key: numbers between two ends, or one of several choices. Optuna checks how they go together."""
 
-    type: Literal["uniform"]
-    low: float
+    type: Literal["uniform", "loguniform", "int", "categorical"] = "categorical"
+    """Real numbers, real numbers of which every order of magnitude is equally likely, whole numbers, or choices."""
+    low: float = 0.0
     """Smallest value."""
-    high: float
+    high: float = 1.0
     """Largest value."""
-    step: Annotated[float, Field(gt=0)] | None = None
-    """Distance of the values; null: any number."""
-
-
-class LogUniform(Section):
-    """Positive numbers, every order of magnitude equally likely."""
-
-    type: Literal["loguniform"]
-    low: Annotated[float, Field(gt=0)]
-    """Smallest value."""
-    high: Annotated[float, Field(gt=0)]
-    """Largest value."""
-
-
-class Integer(Section):
-    """Whole numbers."""
-
-    type: Literal["int"]
-    low: int
-    """Smallest value."""
-    high: int
-    """Largest value."""
-    step: Annotated[int, Field(ge=1)] = 1
-    """Distance of the values."""
+    step: float | None = None
+    """uniform, int: distance of the values; null: any number."""
     log: bool = False
-    """Every order of magnitude equally likely; not together with step."""
+    """int: every order of magnitude equally likely; not together with step."""
+    choices: list[Any] = Field(default_factory=list)
+    """categorical: the values, which may be mappings such as a hook with its hyper-parameters."""
 
+    def samples(self) -> list[Any]:
+        """The choices, or the two ends."""
+        return self.choices if self.type == "categorical" else [self.low, self.high]
 
-class Categorical(Section):
-    """One of several values, which may be mappings such as a hook with its hyper-parameters."""
-
-    type: Literal["categorical"] = "categorical"
-    choices: Annotated[list[Any], Field(min_length=1)]
-    """The values."""
-
-
-Range = Annotated[Uniform | LogUniform | Integer | Categorical, Field(discriminator="type")]
+    def distribution(self, optuna: Any) -> Any:
+        """The same as Optuna's distribution. Raises `ValueError` for values that do not go together."""
+        distributions = optuna.distributions
+        if self.type == "categorical":
+            return distributions.CategoricalDistribution([_encoded(choice) for choice in self.choices])
+        if self.type == "int":
+            return distributions.IntDistribution(int(self.low), int(self.high), log=self.log, step=int(self.step or 1))
+        return distributions.FloatDistribution(self.low, self.high, log=self.type == "loguniform", step=self.step)
 
 
 class SamplerConfig(Section):
@@ -141,18 +123,14 @@ class SweepConfig(Section):
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
     pruner: PrunerConfig = Field(default_factory=PrunerConfig)
     space: Annotated[dict[str, Range], Field(min_length=1)]
-    """What is searched: a range for each `section.key`."""
+    """What is searched: a range or a list of choices for each `section.key`."""
 
     @field_validator("space", mode="before")
     @classmethod
     def _lists_are_choices(cls, space: Any) -> Any:
         if not isinstance(space, Mapping):
             return space
-        plain = {key: {"choices": values} if isinstance(values, list) else values for key, values in space.items()}
-        return {
-            key: {"type": "categorical"} | values if isinstance(values, dict) and "choices" in values else values
-            for key, values in plain.items()
-        }
+        return {key: {"choices": values} if isinstance(values, list) else values for key, values in space.items()}
 
     @field_validator("name")
     @classmethod
@@ -160,15 +138,6 @@ class SweepConfig(Section):
         if value is not None and not NAME.fullmatch(value):
             raise ValueError("a sweep's name has 1 to 48 lower-case letters, digits and dashes, no dash at either end")
         return value
-
-    @model_validator(mode="after")
-    def _ranges_are_ranges(self) -> SweepConfig:
-        for key, values in self.space.items():
-            if not isinstance(values, Categorical) and values.low > values.high:
-                raise ValueError(f"space.{key}: low {values.low:g} is above high {values.high:g}")
-            if isinstance(values, Integer) and values.log and (values.step != 1 or values.low < 1):
-                raise ValueError(f"space.{key}: with log, low must be 1 or more and step 1")
-        return self
 
 
 def load_sweep(path: str | Path) -> SweepConfig:
@@ -185,45 +154,57 @@ def load_sweep(path: str | Path) -> SweepConfig:
     return sweep
 
 
-def check(sweep: SweepConfig) -> None:
-    """Refuse keys that do not exist or may not be searched, before anything runs. Raises `ConfigError`."""
+def check(sweep: SweepConfig) -> dict[str, Any]:
+    """Optuna's distribution of each key. Raises `ConfigError` for what cannot be searched, before anything runs."""
+    optuna = import_optuna()
     base = base_config(sweep)
     metric = metric_of(sweep)
-    for key in sweep.space:
-        section, _, rest = key.partition(".")
-        if section in ("run", "evaluation", "data"):
-            raise ConfigError(
-                f"space.{key} would measure the trials by different yardsticks (held-out problems, seeds, folders); set it "
-                "under overrides."
-            )
-        if (
-            section == "reward"
-            and rest.partition(".")[0] in ("", "preset", "params", "functions")
-            and (base.evaluation.checker is None or metric == "greedy_reward")
-        ):
-            raise ConfigError(
-                f"space.{key} would judge each trial by its own reward, which are different yardsticks. Set "
-                "evaluation.checker under overrides to a preset that says what is right (grpo-kit reward list), and a "
-                "metric other than greedy_reward."
-            )
-    check_metric(metric, base, "metric")
+    own_reward = base.evaluation.checker is None or metric == "greedy_reward"
+    distributions = {}
     for key, values in sweep.space.items():
-        samples = values.choices if isinstance(values, Categorical) else [values.low, values.high]
+        section, _, rest = key.partition(".")
+        judged = section == "reward" and rest.partition(".")[0] in ("", "preset", "params", "functions")
+        refuse(
+            ConfigError,
+            (
+                section in ("run", "evaluation", "data"),
+                f"space.{key} would measure the trials by different yardsticks (held-out problems, seeds, folders).",
+                "Set it under overrides.",
+            ),
+            (
+                judged and own_reward,
+                f"space.{key} would judge each trial by its own reward, which are different yardsticks.",
+                "Set evaluation.checker under overrides to a preset that says what is right (grpo-kit reward list), and a "
+                "metric other than greedy_reward.",
+            ),
+        )
         faults = []
-        for value in samples:
+        for value in values.samples():
             try:
                 check_objective(trial_config(sweep, {key: value}, "t", Path("runs")), [key])
             except (ConfigError, ObjectiveError) as error:
                 faults.append(str(error))
-        if len(faults) == len(samples):  # a combination of usable values may still be wrong
-            raise ConfigError(f"space.{key}: no value of it can be used. {faults[0]}")
-    if not base.evaluation.after:
-        raise ConfigError("A sweep needs the held-out score after training: set evaluation.after to true.")
-    if sweep.pruner.name != "none" and not base.evaluation.every:
-        raise ConfigError(
-            f"pruner {sweep.pruner.name} looks at held-out scores during training, and there are none: set evaluation.every "
-            "under overrides (optimiser steps between scores), or pruner: {name: none}."
-        )
+        if len(faults) == len(values.samples()):  # a combination of usable values may still be wrong
+            raise ConfigError(f"space.{key}: no value of it can be used. {' '.join(faults[:1])}")
+        try:
+            distributions[key] = values.distribution(optuna)
+        except ValueError as error:
+            raise ConfigError(f"space.{key}: {error}") from None
+    check_metric(metric, base, "metric")
+    refuse(
+        ConfigError,
+        (
+            not base.evaluation.after,
+            "A sweep needs the held-out score after training.",
+            "Set evaluation.after to true.",
+        ),
+        (
+            sweep.pruner.name != "none" and not base.evaluation.every,
+            f"pruner {sweep.pruner.name} looks at held-out scores during training, and there are none.",
+            "Set evaluation.every under overrides (optimiser steps between scores), or pruner: {name: none}.",
+        ),
+    )
+    return distributions
 
 
 def metric_of(sweep: SweepConfig) -> str:
@@ -246,16 +227,6 @@ def trial_config(sweep: SweepConfig, values: Mapping[str, Any], run_id: str, roo
 # --- the study --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Result:
-    """How a trial ended: `complete`, `pruned`, `failed`, or `stopped` by somebody. The score is the last one read."""
-
-    state: str
-    value: float | None = None
-    step: int = 0
-    reason: str = ""
-
-
 def carry_out(
     sweep: SweepConfig, root: Path, tell: Callable[[str], None] = print, *, quiet: bool = True
 ) -> dict[str, Any]:
@@ -265,36 +236,36 @@ def carry_out(
     trial in progress again), `RunError` when no trial has a score or another process makes this sweep.
     """
     optuna = import_optuna()
-    check(sweep)
-    folder = _folder(sweep, root)
-    ranges = {key: _distribution(optuna, values) for key, values in sweep.space.items()}
-    metric = metric_of(sweep)
-    with _alone(folder):
+    ranges = check(sweep)
+    states, metric = optuna.trial.TrialState, metric_of(sweep)
+    with _alone(_folder(sweep, root)):
         study = _open_study(optuna, sweep, root)
-        for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+        for trial in study.get_trials(states=[states.RUNNING]):
             run = RunDir(root / _run_id(study, trial))
             if run.path.is_dir() and run.status()["state"] in ALIVE:  # a trainer that outlived its sweep
                 run.write_text("control/stop", "its sweep died\n")
             _try_again(study, trial)
             tell(f"{run.id} had died; its values are tried again")
-        while _remaining(study, sweep):
+        while _incomplete(study, sweep):
             trial = study.ask(ranges)
             values = _values_of(sweep, trial.params)
             run_id = _run_id(study, trial)
             shown = ", ".join(f"{key.rpartition('.')[2]} {short(value)}" for key, value in values.items())
             tell(f"[{trial.number + 1}] {run_id}: {shown}")
+            state, value, step, reason = "failed", None, 0, ""
             try:
-                result = _attempt(sweep, values, trial, run_id, root, metric, quiet=quiet)
+                state, value, step = make_trial(trial_config(sweep, values, run_id, root), metric, trial, quiet=quiet)
+            except KitError as error:
+                reason = str(error)
             except BaseException:
                 _try_again(study, trial)
                 raise
-            trial.set_user_attr("step", result.step)
-            trial.set_user_attr("reason", result.reason[:500])
-            state = {"complete": "COMPLETE", "pruned": "PRUNED"}.get(result.state, "FAIL")
-            value = result.value if result.state == "complete" else None
-            study.tell(trial, value, state=optuna.trial.TrialState[state])
-            score_text = "" if result.value is None else f" {result.value:.4f} at step {result.step}"
-            tell(f"    {result.state}{score_text}{f': {result.reason}' if result.reason else ''}")
+            trial.set_user_attr("step", step)
+            trial.set_user_attr("reason", reason[:500])
+            of_optuna = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}[state]
+            study.tell(trial, value if state == "complete" else None, state=of_optuna)
+            score_text = "" if value is None else f" {value:.4f} at step {step}"
+            tell(f"    {state}{score_text}{f': {reason}' if reason else ''}")
             _write_results(study, sweep, root)
         results = _write_results(study, sweep, root)
     if results["best"] is None:
@@ -351,23 +322,21 @@ def _run_id(study: Any, trial: Any) -> str:
 
 def _open_study(optuna: Any, sweep: SweepConfig, root: Path) -> Any:
     """Create the study or continue it. Raises `ConfigError` when a sweep of that name searches something else."""
-    folder, pruner = _folder(sweep, root), sweep.pruner
-    new, base = not (folder / DATABASE).is_file(), base_config(sweep)
-    if new and (first := root / f"{sweep.name}-t0000").exists():
+    folder, pruner, base = _folder(sweep, root), sweep.pruner, base_config(sweep)
+    if not (folder / DATABASE).is_file() and (first := root / f"{sweep.name}-t0000").exists():
         raise RunError(f"{first} is there already, of an earlier sweep '{sweep.name}'. Give this one another name.")
-    pruners = {
-        "none": lambda: optuna.pruners.NopPruner(),
-        "median": lambda: optuna.pruners.MedianPruner(pruner.startup_trials, pruner.warmup_steps),
-        "hyperband": lambda: optuna.pruners.HyperbandPruner(
-            base.evaluation.every, base.optimisation.steps, pruner.reduction_factor
-        ),
-    }
+    pruners, samplers = optuna.pruners, optuna.samplers
+    chosen = pruners.NopPruner()
+    if pruner.name == "median":
+        chosen = pruners.MedianPruner(pruner.startup_trials, pruner.warmup_steps)
+    elif pruner.name == "hyperband":
+        chosen = pruners.HyperbandPruner(base.evaluation.every, base.optimisation.steps, pruner.reduction_factor)
     study = optuna.create_study(
         storage=f"sqlite:///{folder / DATABASE}",
         study_name=sweep.name,
         direction="maximize",
         load_if_exists=True,
-        pruner=pruners[pruner.name](),
+        pruner=chosen,
     )
     content = json.loads(sweep.model_dump_json(exclude={"trials"})) | {"base": base.model_dump(mode="json")}
     earlier = study.user_attrs.get("searched", content)
@@ -379,22 +348,10 @@ def _open_study(optuna: Any, sweep: SweepConfig, root: Path) -> Any:
     study.set_user_attr("searched", content)
     # The number of trials is part of the seed: a sweep that goes on does not draw the first values again.
     seed = sweep.sampler.seed + 1000 * len(study.trials)
+    study.sampler = samplers.RandomSampler(seed=seed)
     if sweep.sampler.name == "tpe":
-        study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=sweep.sampler.startup_trials)
-    else:
-        study.sampler = optuna.samplers.RandomSampler(seed=seed)
+        study.sampler = samplers.TPESampler(seed=seed, n_startup_trials=sweep.sampler.startup_trials)
     return study
-
-
-def _distribution(optuna: Any, values: Any) -> Any:
-    distributions = optuna.distributions
-    if isinstance(values, Categorical):
-        return distributions.CategoricalDistribution([_encoded(choice) for choice in values.choices])
-    if isinstance(values, Integer):
-        return distributions.IntDistribution(values.low, values.high, log=values.log, step=values.step)
-    if isinstance(values, Uniform):
-        return distributions.FloatDistribution(values.low, values.high, step=values.step)
-    return distributions.FloatDistribution(values.low, values.high, log=True)
 
 
 def _encoded(choice: Any) -> Any:
@@ -404,130 +361,87 @@ def _encoded(choice: Any) -> Any:
 
 def _values_of(sweep: SweepConfig, params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a trial with mappings and lists decoded."""
-    choices = {key: values.choices for key, values in sweep.space.items() if isinstance(values, Categorical)}
     return {
-        key: next((choice for choice in choices.get(key, ()) if _encoded(choice) == value), value)
+        key: next((choice for choice in sweep.space[key].choices if _encoded(choice) == value), value)
         for key, value in params.items()
     }
 
 
 def _try_again(study: Any, trial: Any) -> None:
     """Note an interrupted trial as failed and put its values in the queue again, at most `ATTEMPTS` times in all."""
-    attempt = int(trial.user_attrs.get("attempt", 1))
-    repeat = attempt < ATTEMPTS and bool(trial.params)
-    if repeat or not trial.params:  # without values, drawn or not, another trial takes its place
-        study.set_user_attr("replaced", [*study.user_attrs.get("replaced", []), trial.number])
+    replaces = [*trial.user_attrs.get("replaces", []), trial.number]
     study.tell(trial.number, state=import_optuna().trial.TrialState.FAIL)
-    if repeat:
-        study.enqueue_trial(trial.params, user_attrs={"attempt": attempt + 1})
+    if len(replaces) < ATTEMPTS:
+        study.enqueue_trial(trial.params, user_attrs={"replaces": replaces})
 
 
-def _remaining(study: Any, sweep: SweepConfig) -> int:
-    """Trials still to be made. Failed ones count as made, except those that are tried again."""
-    replaced = study.user_attrs.get("replaced", [])
-    made = [t for t in study.get_trials(deepcopy=False) if t.state.name != "WAITING" and t.number not in replaced]
-    return max(0, sweep.trials - len(made))
+def _replaced(study: Any) -> set[int]:
+    """Numbers of the interrupted trials whose values were put in the queue again."""
+    return {number for trial in study.get_trials(deepcopy=False) for number in trial.user_attrs.get("replaces", [])}
+
+
+def _incomplete(study: Any, sweep: SweepConfig) -> bool:
+    """Whether trials are still to be made. Failed ones count as made, except those that are tried again."""
+    trials, replaced = study.get_trials(deepcopy=False), _replaced(study)
+    return sweep.trials > sum(t.state.name != "WAITING" and t.number not in replaced for t in trials)
 
 
 # --- one trial --------------------------------------------------------------------------------------------------------
 
 
-def _attempt(
-    sweep: SweepConfig, values: Mapping[str, Any], trial: Any, run_id: str, root: Path, metric: str, *, quiet: bool
-) -> Result:
-    """Make one trial. Raises `KeyboardInterrupt` when it was ended by Ctrl-C."""
+def make_trial(config: RunConfig, metric: str, trial: Any, *, quiet: bool = True) -> tuple[str, float | None, int]:
+    """Train a trial to its end. Returns its state (complete or pruned), its score and the step of the score.
 
-    def report(step: int, value: float) -> bool:
-        trial.report(value, step)
-        return bool(trial.should_prune())
-
-    try:
-        config = trial_config(sweep, values, run_id, root)
-    except ConfigError as error:
-        return Result("failed", reason=str(error))
-    result = run_trial(config, metric, report, quiet=quiet)
-    if result.state != "stopped":
-        return result
-    if not stopped_by_hand(RunDir(root / run_id)):
-        raise KeyboardInterrupt
-    return Result("failed", result.value, result.step, "stopped by hand")
-
-
-def run_trial(config: RunConfig, metric: str, report: Callable[[int, float], bool], *, quiet: bool = True) -> Result:
-    """Train a trial to its end and return how it went; a trial that fails is a result, too.
-
-    `report` gets the step and score of each evaluation during training; True asks the run to stop.
+    `trial` is Optuna's: it hears of every held-out score, and says when the run is to stop. Raises `KitError` for a trial
+    that failed, and `KeyboardInterrupt` when it was ended by Ctrl-C.
     """
     run = RunDir(Path(config.run.root) / str(config.run.id))
-    with Watch(run, metric, report) as watch:
-        try:
-            outcome = launching.launch(config, quiet=quiet)
-        except KitError as error:
-            return Result("failed", reason=str(error))
-    if outcome.error is not None:
-        return Result("failed", reason=str(outcome.error))
-    try:
-        scores = _final_scores(run)
-    except RunError as error:
-        return Result("failed", reason=str(error))
-    step, value = int(scores.get("step") or 0), score(scores, metric)
-    if outcome.code == STOPPED:
-        return Result("pruned" if watch.pruned else "stopped", value, step)
-    if value is None:
-        return Result("failed", step=step, reason=f"run {run.id} ended without the held-out score '{metric}'")
-    return Result("complete", value, step)
+    over, pruned, reported = threading.Event(), threading.Event(), set[int]()
 
+    def report_scores() -> None:
+        for result in course(run):
+            step, value = result["step"], score(result, metric)
+            if step > max(reported, default=0) and value is not None:
+                reported.add(step)
+                trial.report(value, step)
+                if trial.should_prune() and not over.is_set():
+                    pruned.set()
+                    run.write_text("control/stop", "pruned by the sweep\n")
 
-class Watch:
-    """Read the evaluations of a running trial as they appear and pass each to `report` once."""
-
-    def __init__(self, run: RunDir, metric: str, report: Callable[[int, float], bool]) -> None:
-        self.run, self.metric, self.report = run, metric, report
-        self.last_step = -1
-        self.pruned = False
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name=f"watch-{run.id}", daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._over.set()
-        self._thread.join()
-        with suppress(KitError):
-            self.look()  # scores written since the last look count when other trials are judged
-
-    def look(self) -> None:
-        """Report new scores, and ask the run to stop when `report` returns True."""
-        for result in course(self.run):
-            value = score(result, self.metric)
-            if result["step"] <= self.last_step or value is None:
-                continue
-            self.last_step = result["step"]
-            prune = bool(self.last_step) and self.report(self.last_step, value)
-            if prune and not self.pruned and not self._over.is_set():
-                self.pruned = True
-                self.run.write_text("control/stop", "pruned by the sweep\n")
-
-    def _loop(self) -> None:
-        while not self._over.wait(POLL_SECONDS):
+    def follow() -> None:
+        while not over.wait(POLL_SECONDS):
             with suppress(KitError):  # the directory is not there yet, or a file is only half written
-                self.look()
+                report_scores()
+
+    thread = threading.Thread(target=follow, name=f"watch-{run.id}", daemon=True)
+    thread.start()
+    try:
+        outcome = launching.launch(config, quiet=quiet)
+    finally:
+        over.set()
+        thread.join()
+    with suppress(KitError):  # scores written since the last look count when other trials are judged
+        report_scores()
+    if outcome.error is not None:
+        raise outcome.error
+    paths = {path.stem: path for path in run.eval.glob("*.json") if step_of(path.stem, 0) is not None}
+    evaluations, last = {name: read_result(path) for name, path in paths.items()}, last_step(run.metrics())
+    name = result_of(evaluations, last)
+    final = {} if name is None else {"step": step_of(name, last)} | evaluations[name]
+    step, value = int(final.get("step") or 0), score(final, metric)
+    if outcome.code == STOPPED and pruned.is_set():
+        return "pruned", value, step
+    if outcome.code == STOPPED and not stopped_by_hand(run):
+        raise KeyboardInterrupt
+    if outcome.code == STOPPED or value is None:
+        reason = "stopped by hand" if outcome.code == STOPPED else f"it ended without the held-out score '{metric}'"
+        raise RunError(f"{run.id}: {reason}")
+    return "complete", value, step
 
 
 def score(result: Any, metric: str) -> float | None:
     """The score that a sweep raises, of one evaluation."""
     return value_of(result, metric_key(metric, int(result.get("k") or 1), checked="greedy_accuracy" in result))
-
-
-def _final_scores(run: RunDir) -> dict[str, Any]:
-    """The evaluation of the run's result; empty where there is none. Raises `RunError` for a file that cannot be read."""
-    paths = {path.stem: path for path in run.eval.glob("*.json") if step_of(path.stem, 0) is not None}
-    evaluations = {name: read_result(path) for name, path in paths.items()}
-    last = last_step(run.metrics())
-    name = result_of(evaluations, last)
-    return {} if name is None else {"step": step_of(name, last)} | evaluations[name]
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -549,7 +463,24 @@ def _write_results(study: Any, sweep: SweepConfig, root: Path) -> dict[str, Any]
 
 def collect(study: Any, sweep: SweepConfig, root: Path) -> dict[str, Any]:
     """The results as plain values, ready for JSON; writes nothing."""
-    rows = [_row(study, sweep, trial) for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING"]
+    names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
+    replaced, rows = _replaced(study), []
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state.name == "WAITING":
+            continue
+        last_step_reported, last_value = max(trial.intermediate_values.items(), default=(None, None))
+        again = trial.number in replaced
+        row = {
+            "trial": trial.number,
+            "run": _run_id(study, trial),
+            "state": names[trial.state.name],
+            "value": last_value if trial.value is None else trial.value,
+            "step": trial.user_attrs.get("step") or last_step_reported,
+            "params": _values_of(sweep, trial.params),
+            "seconds": None if trial.duration is None else trial.duration.total_seconds(),
+            "reason": "interrupted; tried again" if again else trial.user_attrs.get("reason", ""),
+        }
+        rows.append(row)
     return {
         "kind": "sweep",
         "name": sweep.name,
@@ -557,22 +488,6 @@ def collect(study: Any, sweep: SweepConfig, root: Path) -> dict[str, Any]:
         "metric": sweep.metric,
         "best": max((row for row in rows if row["state"] == "complete"), key=lambda row: row["value"], default=None),
         "trials": rows,
-    }
-
-
-def _row(study: Any, sweep: SweepConfig, trial: Any) -> dict[str, Any]:
-    names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
-    last_step_reported, last_value = max(trial.intermediate_values.items(), default=(None, None))
-    again = trial.number in study.user_attrs.get("replaced", [])
-    return {
-        "trial": trial.number,
-        "run": _run_id(study, trial),
-        "state": names[trial.state.name],
-        "value": last_value if trial.value is None else trial.value,
-        "step": trial.user_attrs.get("step") or last_step_reported,
-        "params": _values_of(sweep, trial.params),
-        "seconds": None if trial.duration is None else trial.duration.total_seconds(),
-        "reason": "interrupted; tried again" if again else trial.user_attrs.get("reason", ""),
     }
 
 
