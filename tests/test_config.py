@@ -52,6 +52,7 @@ def test_an_unknown_key_is_met_with_the_nearest_one(tree: dict, words: list[str]
         ({"generation": {"temperature": 0}}, ["generation.temperature", "greater than 0", "seen: 0"]),
         ({"optimisation": {"schedule": "cosin"}}, ["optimisation.schedule", "'cosine'", "seen: 'cosin'"]),
         ({"reward": {"preset": None}}, ["nothing is rewarded"]),
+        ({"reward": {"preset": "mine.py:score"}}, ["write functions: [mine.py:score]"]),
         ({"objective": {"clip": 3}}, ["objective.clip:", "string", "dictionary", "seen: 3"]),
         ({"model": None}, ["model: expected keys below it"]),
     ],
@@ -193,6 +194,10 @@ def test_functions_alone_bring_no_preset_with_them() -> None:
     assert load_config({"reward": {"functions": functions}}).reward.preset is None
     assert load_config({"reward": {"functions": functions, "preset": "gsm8k-hash"}}).reward.preset == "gsm8k-hash"
     assert load_config({}).reward.preset == "reasoning-gym"
+    assert (
+        load_config({"reward": {"functions": ["mine.py:score"]}}).reward
+        == load_config({"reward": {"functions": functions}}).reward
+    )
     saved = load_config({"reward": {"functions": functions}})
     assert load_config(saved, ["reward.max_failure_share=0.5"]).reward.preset is None
 

@@ -153,6 +153,11 @@ class RewardFunction(Section):
         """The preset's name; None for a function."""
         return self.path.removeprefix("preset:") if self.path.startswith("preset:") else None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, tree: Any) -> Any:
+        return {"path": tree} if isinstance(tree, str) else tree
+
     @model_validator(mode="after")
     def _parameters_are_a_presets(self) -> RewardFunction:
         if self.params and self.preset is None:
@@ -169,7 +174,7 @@ class RewardConfig(Section):
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the preset."""
     functions: list[RewardFunction] = Field(default_factory=list)
-    """Reward functions, and further presets, added to the preset or used alone."""
+    """Reward functions, and further presets, added to the preset or used alone. A string is a function's path."""
     max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The run stops when, over 5 steps in a row, more than this share of scores are errors or timeouts."""
 
@@ -184,6 +189,8 @@ class RewardConfig(Section):
     def _something_is_rewarded(self) -> RewardConfig:
         if self.preset is None and not self.functions:
             raise ValueError("nothing is rewarded: set reward.preset to a name, or list reward.functions")
+        if self.preset and ":" in self.preset:
+            raise ValueError(f"preset {self.preset} names a function; write functions: [{self.preset}]")
         return self
 
 

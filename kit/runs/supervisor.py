@@ -178,7 +178,7 @@ def settle(run: RunDir, pid: int | None, outcome: Outcome) -> None:
         else:
             words = last_words(run, record, outcome)
         # First, as whoever follows the log stops reading at the end of the run.
-        _log(run, f"supervisor: {outcome.error or words['reason']}; the run is {words['state']}")
+        _log(run, f"supervisor: the run is {words['state']}: {outcome.error or words['reason']}")
         return words
 
     with contextlib.suppress(OSError):  # makes room, and removes half-written status files of the process
