@@ -1,7 +1,7 @@
 """The loss of a micro-batch and its gradient: rows are scored, the objective sees the scores, its gradient goes back.
 
-Scoring is what needs memory and time, and only scoring is done in parts (`MicroBatchPlan`): those that a token budget or
-the memory allows, and none that is not needed. The objective always sees the whole micro-batch.
+Scoring is what needs memory and time, and only scoring is done in parts: those that a token budget or the memory allows,
+and none that is not needed. The objective always sees the whole micro-batch.
 
 A step has one way (`PolicyLoss.step`): plan the parts, score each, ask the objective, send its gradient back. For each part:
 
@@ -13,13 +13,16 @@ not scored yet are placeholders, and the objective's loss and metrics are taken 
 of the entropies, a hook that says nothing) is asked once, after a pass without a graph over every part.
 Completions without an advantage keep their placeholder where nobody would notice (`to_skipping`): they are counted, not scored.
 
-Both are exact by the chain rule; the latter is gradient caching, arXiv 2101.06983.
+Both are exact by the chain rule; the latter is gradient caching, arXiv 2101.06983. `StepRetry` does a micro-batch that ran out
+of memory again, in smaller parts.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,12 +30,13 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
-from kit.models.failures import rng_state, set_rng_state
-from kit.objective import LossOutput, LossScale, Mean, TokenBatch
+from kit.models.failures import BatchSizeBackoff, is_out_of_memory, release, rng_state, set_rng_state
+from kit.objective import LossScale, Mean, TokenBatch
 from kit.objective.advantage import value_loss
-from kit.objective.batch import TOKEN_FIELDS, Field, fields_where
+from kit.objective.batch import TOKEN_FIELDS, Divergence, fields_where
 from kit.objective.objective import to_parts
 from kit.scoring.divergence import divergence
+from kit.scoring.head import Projection
 from kit.scoring.layouts import Scores, Wanted, scatter_to_tokens, to_device
 from kit.scoring.proof import may_be_trimmed
 from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
@@ -58,8 +62,10 @@ class PolicyOutputs:
     teacher_kl: Tensor | None = None  # (B, T) nats
     scored: Tensor | None = None  # (B, 1) bool: completions whose values these are, others have placeholders; None: all
 
-    def filled_in(self, part: PolicyOutputs, rows: Tensor) -> PolicyOutputs:
-        """Returns these outputs with those of a part in its rows, as constants."""
+    def filled_in(self, part: PolicyOutputs, rows: Tensor | None) -> PolicyOutputs:
+        """Returns these outputs with those of a part in its rows, as constants; those of the part where it has all rows."""
+        if rows is None:
+            return part
         values: dict[str, Tensor | None] = {}
         for name in PER_TOKEN:
             value, new = getattr(self, name), getattr(part, name)
@@ -80,38 +86,7 @@ class StepContext:
 
     scale: LossScale
     step: int = 0  # optimiser steps made so far
-    training: bool = True  # False: of an evaluation
     checks: SanityChecks | None = None
-
-
-@dataclass(frozen=True)
-class MicroBatchPlan:
-    """The division of a micro-batch into parts whose completions are scored together."""
-
-    batch: MicroBatch
-    lengths: list[SequenceLengths]
-    parts: list[list[int]]
-
-    def part(self, number: int) -> MicroBatch:
-        return self.batch if self.at_once else self.taking(self.parts[number])
-
-    def rows(self, number: int) -> Tensor:
-        """Row numbers of a part, on the device."""
-        return to_device(torch.tensor(self.parts[number]), self.batch.completion_ids.device)
-
-    def taking(self, rows: Sequence[int]) -> MicroBatch:
-        """Some completions, without the columns that none of them needs."""
-        return self.batch.select(rows, self.lengths)
-
-    @property
-    def at_once(self) -> bool:
-        """Whether there is one part, of all completions."""
-        return len(self.parts) == 1 and len(self.parts[0]) == len(self.batch)
-
-    @property
-    def skips(self) -> bool:
-        """Whether some completions are in no part."""
-        return sum(map(len, self.parts)) < len(self.batch)
 
 
 class PolicyLoss:
@@ -125,89 +100,85 @@ class PolicyLoss:
     skip_flat = False
     """Completions without an advantage are not scored."""
 
-    def __init__(
-        self,
-        services: Services,
-        *,
-        router_coef: float | None = None,
-    ) -> None:
+    def __init__(self, services: Services, *, router_coef: float | None = None) -> None:
         self.objective, self.scorer, self.critic = services.objective, services.scorer, services.critic
         self.policy, self.backward = services.model, services.accelerator.backward
         self.metrics, self.memory = services.metrics, services.memory
         self.router_coef = router_coef
         self.at_once = 1
         """Completions of the largest pass of the last `step`."""
-        self.returned: Tensor | None = None
-        """The loss that the last `step` gave; it has a `grad` once somebody has sent a gradient to it."""
         self._reached: list[Tensor] | None = None  # weights to which a backward pass brings a gradient
-
-    # --- the two ways to call it --------------------------------------------------------------------------------------
 
     def whole(self, model: Any, batch: MicroBatch, context: StepContext) -> Tensor:
         """The loss () of all completions in one pass, with its graph."""
-        if context.checks is not None:
-            context.checks.before_scoring(model, batch)
-        outputs, scores = self._outputs(model, batch, context)
+        outputs, scores = self._outputs(model, batch)
         loss = self._objective_loss(batch, outputs, context)
-        beside = self._auxiliary_loss(batch, scores, context)
-        return loss if beside is None else loss + beside
+        aux_loss = self._auxiliary_loss(batch, scores, context)
+        return loss if aux_loss is None else loss + aux_loss
 
     def step(self, model: Any, batch: MicroBatch, context: StepContext, max_rows: int | None = None) -> Tensor:
         """The loss () of a micro-batch whose gradient is in the weights already: its own graph reaches none of them.
 
-        max_rows: completions of one pass, at most. A caller may add terms to what is returned and send it backwards; the
-        first steps refuse one that multiplies it (`SanityChecks`).
+        max_rows: completions of one pass, at most. A caller may add terms to what is returned and send it backwards.
         """
         if context.checks is not None:
             context.checks.before_scoring(model, batch)
-        plan = self.plan(batch, len(batch) if max_rows is None else max_rows)
-        outputs_of_all, arrivals = self._placeholder_outputs(batch), _Arrivals(context, plan)
-        count, states = len(plan.parts), []
-        ahead = count != 1 and (count == 0 or to_parts(self.objective) is not None)
+        lengths, parts = self.plan(batch, len(batch) if max_rows is None else max_rows)
+        all_scored = sum(map(len, parts)) == len(batch)
+
+        def part(rows: list[int]) -> tuple[MicroBatch, Tensor | None]:
+            """Some completions without the columns that none of them needs, and their row numbers; None: all."""
+            if len(rows) == len(batch):
+                return batch, None
+            return batch.select(rows, lengths), to_device(torch.tensor(rows), batch.completion_ids.device)
+
+        outputs_of_all, states, aux_losses = self._placeholder_outputs(batch), [], list[Tensor]()
+        ahead = len(parts) != 1 and (not parts or to_parts(self.objective) is not None)
         if ahead:
             with torch.no_grad():
-                for number in range(count):
+                for rows in parts:
                     states.append(rng_state())
-                    outputs_of_all = outputs_of_all.filled_in(
-                        self._outputs(model, plan.part(number), context)[0], plan.rows(number)
-                    )
-            loss, grads = self._grad_wrt_outputs(plan, outputs_of_all, context, taken_in=True)
-        besides: list[Tensor] = []
-        for number in range(count):
+                    chosen, numbers = part(rows)
+                    outputs_of_all = outputs_of_all.filled_in(self._outputs(model, chosen)[0], numbers)
+            loss, grads = self._grad_wrt_outputs(batch, outputs_of_all, context, all_scored=all_scored, last=True)
+        for number, rows in enumerate(parts):
             if ahead:
                 set_rng_state(states[number])  # the same dropout as without a graph
-            part, rows = plan.part(number), None if plan.at_once else plan.rows(number)
-            outputs, scores = self._outputs(model, part, context)
+            chosen, numbers = part(rows)
+            outputs, scores = self._outputs(model, chosen)
             if context.checks is not None:
-                context.checks.attached(outputs.logps)
-            arrivals.watch(outputs.logps, rows)
+                context.checks.watch(outputs.logps, numbers)
             if not ahead:
-                outputs_of_all = outputs if rows is None else outputs_of_all.filled_in(outputs, rows)
-                loss, grads = self._grad_wrt_outputs(plan, outputs_of_all, context, taken_in=number + 1 == count)
-            beside = self._auxiliary_loss(part, scores, context)
-            self._send(outputs, grads, rows, beside)
-            if beside is not None:
-                besides.append(beside.detach())
-            del outputs, scores, beside  # their graph ends here, before the next one begins
-        if not count:
-            self._reach(model, plan, context)
-        arrivals.report()
+                last = number + 1 == len(parts)
+                outputs_of_all = outputs_of_all.filled_in(outputs, numbers)
+                loss, grads = self._grad_wrt_outputs(batch, outputs_of_all, context, all_scored=all_scored, last=last)
+            aux_loss = self._auxiliary_loss(chosen, scores, context)
+            self._send(outputs, grads, numbers, aux_loss)
+            if aux_loss is not None:
+                aux_losses.append(aux_loss.detach())
+            del outputs, scores, aux_loss  # their graph ends here, before the next one begins
+        if not parts:  # weights that a pass would have reached get a gradient of zero
+            if self._reached is None:  # not known yet, so one short pass shows it
+                shortest = min(range(len(lengths)), key=lambda number: lengths[number].tokens)
+                self.backward(0.0 * self._outputs(model, part([shortest])[0])[0].logps.sum())
+            for weight in self._reached or ():
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
         if self._reached is None and self.skip_flat:
             self._reached = [weight for weight in self.policy.parameters() if weight.grad is not None] or None
-        self.returned = sum(besides, loss).detach().requires_grad_()
-        return self.returned
+        return sum(aux_losses, loss).detach().requires_grad_()
 
     # --- what is scored together --------------------------------------------------------------------------------------
 
-    def plan(self, batch: MicroBatch, max_rows: int) -> MicroBatchPlan:
-        """The parts of a micro-batch, at most `max_rows` completions each."""
+    def plan(self, batch: MicroBatch, max_rows: int) -> tuple[list[SequenceLengths], list[list[int]]]:
+        """Lengths of the rows where they are needed, and the rows of each part, at most `max_rows` completions each."""
         count = len(batch)
         chosen = list(range(count))
         if self.skip_flat:
             chosen = torch.nonzero(batch.on_host.advantage).flatten().tolist()
         self.at_once = min(count, max_rows)
         if len(chosen) == count and self.token_budget is None and max_rows >= count:
-            return MicroBatchPlan(batch, [], [chosen])
+            return [], [chosen]
         lengths = batch.lengths(trimmed=not batch.fields and may_be_trimmed(self.policy))
         way = self.scorer.report
         budget = TokenBudget(
@@ -216,24 +187,15 @@ class PolicyLoss:
             padded=way["packing"] != "packed",
             shared=way["share_prompts"],
         )
-        plan = MicroBatchPlan(batch, lengths, split_by_tokens(lengths, chosen, budget))
-        self.at_once = max((len(part) for part in plan.parts), default=1)
+        parts = split_by_tokens(lengths, chosen, budget)
+        self.at_once = max((len(part) for part in parts), default=1)
         if self.token_budget is not None and any(budget.cost([lengths[n]]) > self.token_budget for n in chosen):
             longest = max(budget.cost([row]) for row in lengths)
             warn_once(
                 f"A completion and its prompt take {longest} tokens, more than optimisation.token_budget "
                 f"({self.token_budget}): it goes through the model alone, and memory is not bounded by the budget there."
             )
-        return plan
-
-    def _reach(self, model: Any, plan: MicroBatchPlan, context: StepContext) -> None:
-        """Sets a gradient of zero in the weights that a pass would have reached, where no completion is scored."""
-        if self._reached is None:  # not known yet, so one short pass shows it
-            shortest = min(range(len(plan.lengths)), key=lambda number: plan.lengths[number].tokens)
-            self.backward(0.0 * self._outputs(model, plan.taking([shortest]), context)[0].logps.sum())
-        for weight in self._reached or ():
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
+        return lengths, parts
 
     def _placeholder_outputs(self, batch: MicroBatch) -> PolicyOutputs:
         """(B, T) for scores that are not known: the policy has not moved, and is certain."""
@@ -245,105 +207,89 @@ class PolicyLoss:
         return PolicyOutputs(logps, nothing, full_kl, teacher_kl, scored=scored)
 
     def _grad_wrt_outputs(
-        self,
-        plan: MicroBatchPlan,
-        outputs_of_all: PolicyOutputs,
-        context: StepContext,
-        *,
-        taken_in: bool,
+        self, batch: MicroBatch, outputs_of_all: PolicyOutputs, context: StepContext, *, all_scored: bool, last: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss (detached) of the micro-batch, and its gradient with respect to each of the outputs, by name.
 
-        taken_in: every score is known, so that metrics count and the first steps are looked at.
+        all_scored: no completion keeps its placeholder. last: every score is known, so that metrics count and the first steps
+        are looked at.
         """
         leaves = {
             name: value.detach().requires_grad_(name != "entropy" or self.objective.needs_entropy_gradient)
             for name in PER_TOKEN
             if (value := getattr(outputs_of_all, name)) is not None
         }
-        # By number: asking the tensor would wait for the device.
-        scored = outputs_of_all.scored if not taken_in or plan.skips else None
-        outputs = replace(outputs_of_all, **leaves, scored=scored)
-        if taken_in:
-            loss = self._objective_loss(plan.batch, outputs, context)
-        else:
-            loss = self.objective.loss(self._token_batch(plan.batch, outputs, context), context.scale).loss
+        scored = None if last and all_scored else outputs_of_all.scored  # asking the tensor would wait for the device
+        loss = self._objective_loss(batch, replace(outputs_of_all, **leaves, scored=scored), context, last=last)
         sources = {name: value for name, value in leaves.items() if value.requires_grad}
         gradients = torch.autograd.grad(loss, list(sources.values()), allow_unused=True)
         return loss.detach(), {name: grad for name, grad in zip(sources, gradients, strict=True) if grad is not None}
 
     def _send(
-        self, outputs: PolicyOutputs, grads: dict[str, Tensor], rows: Tensor | None, beside: Tensor | None
+        self, outputs: PolicyOutputs, grads: dict[str, Tensor], rows: Tensor | None, aux_loss: Tensor | None
     ) -> None:
-        """The gradient of the part `rows` (None: of all) through its graph, with that of what is beside the objective."""
+        """Sends the gradient of the part `rows` (None: of all) through its graph, with that of the auxiliary loss."""
         width = outputs.logps.shape[1]
         values = {name: getattr(outputs, name) for name in PER_TOKEN if name in grads}
         loss = sum(
             (value * (grads[name] if rows is None else grads[name][rows, :width])).sum()
             for name, value in values.items()
         )
-        loss = loss if beside is None else loss + beside
+        loss = loss if aux_loss is None else loss + aux_loss
         if isinstance(loss, Tensor) and loss.requires_grad:
             self.backward(loss)
 
     # --- from rows to what the objective reads ------------------------------------------------------------------------
 
-    def _outputs(self, model: Any, batch: MicroBatch, context: StepContext) -> tuple[PolicyOutputs, Scores]:
+    def _outputs(self, model: Any, batch: MicroBatch) -> tuple[PolicyOutputs, Scores]:
         """Scores the completions; returns what the objective reads, and the scores."""
+        objective, memory, live = self.objective, self.memory, batch.completion_mask.bool()
         wanted = Wanted(
             entropy=True,
-            entropy_gradient=self.objective.needs_entropy_gradient,
+            entropy_gradient=objective.needs_entropy_gradient,
             aux_loss=self.router_coef is not None,
-            hidden=bool(self.objective.needs & HIDDEN_NEEDS),
+            hidden=bool(objective.needs & HIDDEN_NEEDS),
         )
         scores = self.scorer.score(model, batch.rows, wanted)
-        from_reference = self._full_kl(batch, scores) if "full_kl" in self.objective.needs else None
-        from_teacher = self._teacher_kl(batch, scores) if "teacher_kl" in self.objective.needs else None
-        return PolicyOutputs(scores.logps, scores.entropy, from_reference, from_teacher), scores
+        full_kl = teacher_kl = None
+        if "full_kl" in objective.needs:
+            assert memory.reference_head is not None
+            full_kl = self._divergence(
+                scores, replace(memory.reference_head, hidden=batch["ref_hidden"][live]), live, live
+            )
+        if "teacher_kl" in objective.needs:
+            taught = live & batch["teacher_known"][:, None]
+            if memory.teacher_head is None or not bool(taught.any()):
+                teacher_kl = scores.logps * 0.0
+            else:
+                teacher = replace(memory.teacher_head, hidden=batch["teacher_hidden"][taught])
+                teacher_kl = self._divergence(scores, teacher, live, taught, objective.divergence)
+        return PolicyOutputs(scores.logps, scores.entropy, full_kl, teacher_kl), scores
 
-    def _full_kl(self, batch: MicroBatch, scores: Scores) -> Tensor:
-        """(B, T) nats, from the hidden states of this pass and those of the reference pass at the rollout."""
-        live = batch.completion_mask.bool()
-        assert self.memory.reference_head is not None
-        reference = replace(self.memory.reference_head, hidden=batch["ref_hidden"][live])
+    def _divergence(
+        self, scores: Scores, other: Projection, live: Tensor, tokens: Tensor, kind: Divergence | None = None
+    ) -> Tensor:
+        """(B, T) nats at `tokens`, some of the `live` ones, and 0 elsewhere: from hidden states of this pass and of another."""
+        policy = scores.projection
+        if tokens is not live:
+            policy = replace(policy, hidden=policy.hidden[tokens[live]])
         with self.scorer.autocast():
-            values = divergence(scores.projection, reference)
-        return scatter_to_tokens(values, live)
+            return scatter_to_tokens(divergence(policy, other, kind), tokens)
 
-    def _teacher_kl(self, batch: MicroBatch, scores: Scores) -> Tensor:
-        """(B, T) nats, from the hidden states of this pass and those of the teacher at the rollout; 0 without a teacher."""
-        what, live = self.objective.divergence, batch.completion_mask.bool()
-        taught = live & batch["teacher_known"][:, None]
-        assert what is not None
-        if self.memory.teacher_head is None or not bool(taught.any()):
-            return scores.logps * 0.0
-        policy = replace(scores.projection, hidden=scores.projection.hidden[taught[live]])
-        teacher = replace(self.memory.teacher_head, hidden=batch["teacher_hidden"][taught])
-        with self.scorer.autocast():
-            values = divergence(policy, teacher, what)
-        return scatter_to_tokens(values, taught)
-
-    def _objective_loss(self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext) -> Tensor:
-        """The objective's loss of a micro-batch, its metrics taken in."""
-        tokens = self._token_batch(batch, outputs, context)
-        if context.checks is not None:
-            context.checks.after_scoring(tokens, context.scale)
-        if tokens.sampler_logps is not None:
-            means, ratios = sampler_mismatch(tokens)
-            self.metrics.add(means)
-            self.metrics.sample("sampler_log_ratio", ratios)
-        result: LossOutput = self.objective.loss(tokens, context.scale)
-        self.metrics.take_in(result)
-        return result.loss
-
-    def _token_batch(self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext) -> TokenBatch:
-        """Gathers what hooks read."""
-        sourced = {name: _sourced(batch, spec) for name, spec in TOKEN_FIELDS.items() if spec.source is not None}
-        sampler_logps = sourced["sampler_logps"]
+    def _objective_loss(
+        self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext, *, last: bool = True
+    ) -> Tensor:
+        """The objective's loss of a micro-batch, which gathers what hooks read. last: its metrics count."""
+        sourced: dict[str, Tensor | None] = {}
+        for name, spec in TOKEN_FIELDS.items():
+            if spec.source is not None:
+                values = spec.source(batch) if callable(spec.source) else batch.get(spec.source)
+                one_each = values is not None and spec.shape == "(B, 1)" and values.dim() == 1
+                sourced[name] = values.unsqueeze(1) if one_each else values
+        sampler_logps, old_logps = sourced["sampler_logps"], batch.get("old_per_token_logps")
         if outputs.scored is not None and sampler_logps is not None:  # what is not known cannot be compared
             sourced["sampler_logps"] = sampler_logps.masked_fill(~outputs.scored, torch.nan)
-        old_logps = batch.get("old_per_token_logps")
-        return TokenBatch.of(
+        tokens = TokenBatch.of(
             **sourced,
             logps=outputs.logps,
             old_logps=outputs.logps.detach() if old_logps is None else old_logps,
@@ -355,56 +301,114 @@ class PolicyLoss:
             scored=outputs.scored,
             step=context.step,
         )
-
-    # --- beside the objective -----------------------------------------------------------------------------------------
+        if not last:
+            return self.objective.loss(tokens, context.scale).loss
+        if context.checks is not None:
+            context.checks.after_scoring(tokens, context.scale)
+        if tokens.sampler_logps is not None:
+            means, ratios = sampler_mismatch(tokens)
+            self.metrics.add(means)
+            self.metrics.sample("sampler_log_ratio", ratios)
+        result = self.objective.loss(tokens, context.scale)
+        self.metrics.take_in(result)
+        return result.loss
 
     def _auxiliary_loss(self, batch: MicroBatch, scores: Scores, context: StepContext) -> Tensor | None:
-        """The loss of the value head, and the load balance of a mixture of experts (of a part: by its share of rows)."""
+        """The loss of the value head, a mean over the tokens of the accumulation window whose gradient stays within it; and
+        the load balance of a mixture of experts, of a part by its share of rows."""
         loss: Tensor | None = None
         if self.critic is not None:
-            loss = self._value_loss(batch, scores, context.scale)
+            mask = batch.loss_mask
+            values = scatter_to_tokens(self.critic.head(scores.projection.hidden), batch.completion_mask)
+            losses = value_loss(values, batch["old_values"], batch["value_targets"], self.critic.settings.clip)
+            total = losses.masked_fill(~mask, 0.0).sum()
+            self.metrics.add({"value/loss": Mean(total, mask.sum())})
+            loss = total / torch.as_tensor(context.scale.window_tokens).clamp(min=1.0)
         if scores.aux_loss is not None and self.router_coef is not None:
             self.metrics.append("aux_loss", scores.aux_loss.item())
             balance = batch.share * self.router_coef * scores.aux_loss / context.scale.accumulation
             loss = balance if loss is None else loss + balance
         return loss
 
-    def _value_loss(self, batch: MicroBatch, scores: Scores, scale: LossScale) -> Tensor:
-        """Mean over the tokens of the accumulation window. Its gradient stays within the value head."""
-        assert self.critic is not None
-        mask = batch.loss_mask
-        values = scatter_to_tokens(self.critic.head(scores.projection.hidden), batch.completion_mask)
-        losses = value_loss(values, batch["old_values"], batch["value_targets"], self.critic.settings.clip)
-        losses = losses.masked_fill(~mask, 0.0)
-        self.metrics.add({"value/loss": Mean(losses.sum(), mask.sum())})
-        return losses.sum() / torch.as_tensor(scale.window_tokens).clamp(min=1.0)
 
+class StepRetry:
+    """Repeats the micro-batches of one run that ran out of memory, in smaller parts: the same gradient.
 
-class _Arrivals:
-    """Shows the first steps what the backward passes of all parts brought to the log-probabilities (B, T)."""
+    What an aborted attempt has left in gradients, metrics and hooks is taken back before the next one: the micro-batches of
+    the optimiser step that had come through are done again, from gradients of zero. again: does such an earlier micro-batch
+    once more, gradient included.
+    """
 
-    def __init__(self, context: StepContext, plan: MicroBatchPlan) -> None:
-        checks = context.checks
-        self.checks = checks if checks is not None and not checks.probed else None  # they look at one micro-batch
-        ids = plan.batch.completion_ids
-        self.arrived = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device) if self.checks else None
-        self.any = False
+    def __init__(
+        self,
+        loss: PolicyLoss,
+        backoff: BatchSizeBackoff,
+        checks: SanityChecks | None,
+        again: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.loss, self.backoff, self.checks, self.again = loss, backoff, checks, again
+        self._window: list[tuple[dict[str, Any], Any]] = []
+        """Inputs of the micro-batches of this optimiser step that came through, and all that was counted before each."""
+        self._replaying = False
 
-    def watch(self, logps: Tensor, rows: Tensor | None) -> None:
-        """The log-probabilities of the part `rows`, before its backward pass."""
-        if self.arrived is None or not logps.requires_grad:
-            return
-        arrived = self.arrived
+    def reset(self) -> None:
+        """A training begins: what another one left is forgotten."""
+        self._window = []
 
-        def receive(gradient: Tensor) -> None:
-            arrived[slice(None) if rows is None else rows, : gradient.shape[1]] = gradient.detach().to(torch.float32)
-            self.any = True
+    def step(self, model: Any, batch: MicroBatch, context: StepContext, *, last: bool) -> Tensor:
+        """`PolicyLoss.step`, until it comes through. last: it is the last micro-batch of its optimiser step.
 
-        logps.register_hook(receive)  # type: ignore[no-untyped-call]
+        Raises `ModelError` when smaller parts do not help.
+        """
+        loss, backoff = self.loss, self.backoff
+        if self._replaying:
+            return loss.step(model, batch, context, backoff.rows("training", len(batch)))
+        start, failed = self._snapshot(), False
+        while True:
+            try:
+                if failed:
+                    self._take_back(start)
+                result = loss.step(model, batch, context, backoff.rows("training", len(batch)))
+                break
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                backoff.halve("training", loss.at_once, error)
+                failed = True
+            self._zero_grad()
+            release()
+        self._window = [] if last else [*self._window, (batch.inputs, start)]
+        return result
 
-    def report(self) -> None:
-        if self.checks is not None and self.checks.expected is not None:
-            self.checks.arrived = self.arrived if self.any else None
+    def _take_back(self, start: Any) -> None:
+        """Does the earlier micro-batches of this optimiser step again, and leaves all as it was before this one."""
+        self._zero_grad()
+        self._replaying = True
+        try:
+            for inputs, before in self._window:
+                self._restore(before)
+                self.again(inputs)
+        finally:
+            self._replaying = False
+        self._restore(start)
+
+    def _snapshot(self) -> tuple[Any, ...]:
+        checks = dict(vars(self.checks)) if self.checks is not None else {}
+        hooks = copy.deepcopy(self.loss.objective.state_dict())
+        return rng_state(), self.loss.metrics.snapshot(), checks, hooks
+
+    def _restore(self, snapshot: tuple[Any, ...]) -> None:
+        random_numbers, metrics, checks, hooks = snapshot
+        self.loss.metrics.restore(metrics)
+        if self.checks is not None:
+            vars(self.checks).update(checks)
+        self.loss.objective.load_state_dict(copy.deepcopy(hooks))
+        set_rng_state(random_numbers)
+
+    def _zero_grad(self) -> None:
+        self.loss.policy.zero_grad()
+        if self.loss.critic is not None:
+            self.loss.critic.head.zero_grad()
 
 
 def average_gradients(accelerator: Any, model: Any) -> None:
@@ -426,17 +430,7 @@ def average_gradients(accelerator: Any, model: Any) -> None:
         torch._foreach_copy_(bucket, _unflatten_dense_tensors(mean, bucket))  # type: ignore[no-untyped-call]
 
 
-_warned: set[str] = set()
-
-
+@functools.cache
 def warn_once(text: str) -> None:
     """A warning in the log, the first time only."""
-    if text not in _warned:
-        _warned.add(text)
-        log.warning("%s", text)
-
-
-def _sourced(batch: MicroBatch, spec: Field) -> Tensor | None:
-    """The values of a field that the micro-batch holds; one a completion (B,) as (B, 1)."""
-    values: Tensor | None = spec.source(batch) if callable(spec.source) else batch.get(str(spec.source))
-    return values.unsqueeze(1) if values is not None and spec.shape == "(B, 1)" and values.dim() == 1 else values
+    log.warning("%s", text)

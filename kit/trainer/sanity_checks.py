@@ -7,7 +7,7 @@ A silently ignored hook is the worst defect there is. Before the first step:
     every hook       changing it changes the gradient of the loss
     the backward     what arrives at the log-probabilities is the gradient of the objective, and of nothing else
 
-(A term that a subclass adds from a scoring pass of its own is its own affair.)
+(A term that a subclass adds from a scoring pass of its own, or a loss that it makes of another, is its own affair.)
 
 After it: the objective was called; within three steps in which completions had advantages, gradients reached the
 weights; and the first that did were finite. Nothing is looked at from then on. Together this costs about one forward
@@ -17,7 +17,7 @@ pass of three completions.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,15 +48,20 @@ SWITCH = "(From Python, HookedGRPOTrainer(first_step_checks=False) goes on regar
 class SanityChecks(TrainerCallback):  # type: ignore[misc]
     """The checks of one trainer. Each method is called by it, and raises `ObjectiveError` for what it finds."""
 
-    def __init__(self, services: Services, returned: Callable[[], Tensor | None]) -> None:
-        """returned: the loss of the last micro-batch, as the trainer was given it."""
-        self.services, self.returned = services, returned
+    def __init__(self, services: Services) -> None:
+        self.services = services
         self.losses = 0
         self.had_advantage = self.had_gradient = False
         self.steps_without = self.batches_without = 0
         self.scored = self.probed = False
         self.expected: Tensor | None = None  # (B, T) d loss / d logps of the micro-batch that is watched
-        self.arrived: Tensor | None = None
+        self.arrived: Tensor | None = None  # (B, T) what its backward passes have brought there
+        self.watching = False
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to look at while a loss is computed."""
+        return self.scored and self.probed and self.had_gradient and bool(self.losses)
 
     def state_dict(self) -> dict[str, Any]:
         """The proofs made so far, and the steps waited for the others."""
@@ -69,7 +74,11 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
     # --- called while the loss of a training micro-batch is computed --------------------------------------------------
 
     def before_scoring(self, model: Any, batch: MicroBatch) -> None:
-        """Compares the scorer with plain logits, once."""
+        """Compares the scorer with plain logits, once; begins to watch a micro-batch, until one has a gradient."""
+        self.watching = not self.probed  # one micro-batch is looked at
+        if self.watching:
+            ids = batch.completion_ids
+            self.arrived = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
         if self.scored or not bool(batch.completion_mask.any()):
             return
         self.scored = True
@@ -83,13 +92,22 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
                 f"padding wrongly, or a logit transform that the fused head leaves out. {SWITCH}"
             )
 
-    def attached(self, logps: Tensor) -> None:
-        """Looks at the log-probabilities of a part, as the scorer gives them."""
+    def watch(self, logps: Tensor, rows: Tensor | None) -> None:
+        """Looks at the log-probabilities of the part `rows` (None: of all), as the scorer gives them, before they are used."""
         if not logps.requires_grad:
             raise ObjectiveError(
                 "The log-probabilities carry no gradient, so no hook could change the model. Something between the "
                 "model and the scorer detaches them (a backend's own scorer, or torch.no_grad around training)."
             )
+        if self.watching and self.arrived is not None:
+            arrived = self.arrived
+
+            def receive(gradient: Tensor) -> None:
+                arrived[slice(None) if rows is None else rows, : gradient.shape[1]] = gradient.detach().to(
+                    torch.float32
+                )
+
+            logps.register_hook(receive)  # type: ignore[no-untyped-call]
 
     def after_scoring(self, batch: TokenBatch, scale: LossScale) -> None:
         """Looks at a micro-batch before its loss is used; from the first on that has a gradient, no more."""
@@ -149,7 +167,8 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self.expected is not None:
-            self._check_arrival(self.expected, self.arrived)
+            assert self.arrived is not None
+            self._check_arrival(self.expected.to(torch.float32), self.arrived)
             self.expected = self.arrived = None
         if self.had_gradient or not self.had_advantage:
             return
@@ -169,21 +188,7 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
                     "model's precision (model.dtype), and at a hook that divides or exponentiates."
                 )
 
-    def _check_arrival(self, expected: Tensor, arrived: Tensor | None) -> None:
-        returned = self.returned()  # gets a gradient when it, or what is made of it, is differentiated
-        if arrived is None or returned is None or returned.grad is None:
-            raise ObjectiveError(
-                "The backward pass brought no gradient to the log-probabilities that the objective was given: the loss "
-                "that was differentiated is another one. The run stops, because its hooks would be ignored."
-            )
-        wrapped = float(returned.grad / unit_of_backward(self.services.accelerator))
-        if abs(wrapped - 1.0) > GRADIENT_TOLERANCE:
-            raise ObjectiveError(
-                f"compute_loss was wrapped, and multiplies the objective's loss by {wrapped:.3g}. The gradient of the objective "
-                "is in the weights by then, so that the factor would be ignored. Say it in the objective, or scale the "
-                "learning rate; terms may be added to the loss."
-            )
-        expected = expected.to(torch.float32)
+    def _check_arrival(self, expected: Tensor, arrived: Tensor) -> None:
         factor = float((arrived * expected).sum() / (expected * expected).sum())
         rest = float((arrived - factor * expected).norm() / arrived.norm().clamp(min=torch.finfo(torch.float32).tiny))
         scaled = self.services.accelerator.scaler is not None
@@ -201,14 +206,6 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
                 "after the trainer was built. The run stops, because its hooks would be ignored."
             )
         self.had_advantage = False
-
-
-def unit_of_backward(accelerator: Any) -> float | Tensor:
-    """The gradient that `accelerator.backward` gives a loss."""
-    scaler = accelerator.scaler
-    scale = scaler.scale(torch.ones((), device=accelerator.device)) if scaler is not None else 1.0
-    unit: float | Tensor = scale / accelerator.gradient_accumulation_steps
-    return unit
 
 
 def scoring_error(services: Services, model: Any, batch: MicroBatch) -> float:

@@ -2,7 +2,7 @@
 
 Each of TRL's methods is overridden once, and hands over to an object that does the work:
 
-    a micro-batch       training_step, compute_loss, _compute_loss      `PolicyLoss`, again in `StepRetry` without memory
+    a micro-batch       training_step, compute_loss                     `PolicyLoss`, again in `StepRetry` without memory
                         _prepare_inputs                                 completions of a prompt in one micro-batch
     a generation batch  _generate_and_score_completions                 `DynamicSampling`, then `AdvantageComputer`
                         _get_per_token_logps_and_entropies              `Scorer`
@@ -62,11 +62,10 @@ from kit.trainer.generator import Generator
 from kit.trainer.metric_log import MetricLog
 from kit.trainer.micro_batch import MODEL_INPUTS, MicroBatch, grouped_by_prompt
 from kit.trainer.mismatch import SamplerAlarm
-from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, average_gradients
+from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, StepRetry, average_gradients
 from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.services import RolloutMemory, Services
-from kit.trainer.step_retry import StepRetry
 from kit.trainer.teacher import TEACHER_NEEDS, Prompt, Teacher
 from kit.trainer.trl_compat import (
     balances_experts,
@@ -109,7 +108,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     fast_decoding: generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of one seed.
 
     A subclass may add terms to what `compute_loss` returns; the gradient of the objective is in the weights by then, so that
-    a factor would be ignored, and is refused. Raises `ObjectiveError` when arguments of TRL's own loss are set beside an
+    a factor would be ignored. Raises `ObjectiveError` when arguments of TRL's own loss are set beside an
     objective, or when the objective needs something that this run does not have; `EnvironmentUnsupported` for another TRL.
     """
 
@@ -227,7 +226,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         router_coef = self.router_aux_loss_coef if self.aux_loss_enabled else None
         loss = self.policy_loss = PolicyLoss(services, router_coef=router_coef)
-        self.checks = SanityChecks(services, lambda: loss.returned) if checked else None
+        self.checks = SanityChecks(services) if checked else None
         size = self.args.per_device_train_batch_size
         self.advantages = AdvantageComputer(
             services,
@@ -238,9 +237,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             checks=self.checks,
         )
         if backoff is not None:
-            self.retry = StepRetry(
-                backoff, snapshot=self._snapshot, restore=self._restore, again=self._again, zero_grad=self._zero_grad
-            )
+            self.retry = StepRetry(loss, backoff, self.checks, self._again)
         if self.checks is not None:
             self.add_callback(self.checks)
         self.add_callback(StepEnd(self))
@@ -342,73 +339,34 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        if self.objective is None:
+        loss, training = self.policy_loss, self.model.training
+        if loss is None:
             stock: Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             return stock
         if return_outputs:
             raise ValueError("The loss is made of log-probabilities; there are no model outputs to return.")
-        return self._compute_loss(model, inputs)
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        loss = self.policy_loss
-        if loss is None:
-            stock: Tensor = super()._compute_loss(model, inputs)
-            return stock
         if self.accelerator.num_processes > 1:
             model = self.model  # each process by itself; parts that another one has not must not leave it waiting
-        batch, context = MicroBatch(inputs), self._step_context(inputs)
+        # TRL turns HF's own loss scaling off, so accumulation is divided out here. `num_items_in_batch` counts the tokens of
+        # the whole generation batch over all processes; one accumulation window is accumulation / steps_per_generation of it.
+        accumulation = float(self.current_gradient_accumulation_steps) if training else 1.0
+        window = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        if training:
+            window = window * accumulation / self.args.steps_per_generation
+        scale = LossScale(accumulation, window, self.max_completion_length)
+        checks = self.checks if self._stepping and self.checks is not None and not self.checks.done else None
+        batch, context = MicroBatch(inputs), StepContext(scale, self.state.global_step, checks)
         if not self._stepping:
             return loss.whole(model, batch, context)
         if self.retry is None:
             return loss.step(model, batch, context)
-        last = self.accelerator.sync_gradients
-        return self.retry.run(
-            inputs, len(batch), lambda rows: loss.step(model, batch, context, rows), lambda: loss.at_once, last=last
-        )
-
-    def _step_context(self, inputs: Mapping[str, Any]) -> StepContext:
-        """How a micro-batch counts. TRL turns HF's own loss scaling off, so accumulation is divided out here."""
-        training = self.model.training
-        accumulation = float(self.current_gradient_accumulation_steps) if training else 1.0
-        # `num_items_in_batch` counts the tokens of the whole generation batch over all processes; one accumulation
-        # window is accumulation / steps_per_generation of it.
-        window = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        if training:
-            window = window * accumulation / self.args.steps_per_generation
-        scale = LossScale(
-            accumulation=accumulation, window_tokens=window, max_completion_length=self.max_completion_length
-        )
-        return StepContext(
-            scale, self.state.global_step, training, self.checks if training and self.is_in_train else None
-        )
-
-    # What `StepRetry` needs to do a micro-batch again.
-
-    def _snapshot(self) -> dict[str, Any]:
-        assert self.objective is not None
-        checks = dict(vars(self.checks)) if self.checks is not None else {}
-        return {
-            "metrics": self.metric_log.snapshot(),
-            "checks": checks,
-            "hooks": copy.deepcopy(self.objective.state_dict()),
-        }
-
-    def _restore(self, snapshot: Mapping[str, Any]) -> None:
-        assert self.objective is not None
-        self.metric_log.restore(snapshot["metrics"])
-        if self.checks is not None:
-            self.checks.__dict__.update(snapshot["checks"])
-        self.objective.load_state_dict(copy.deepcopy(snapshot["hooks"]))
+        return self.retry.step(model, batch, context, last=self.accelerator.sync_gradients)
 
     def _again(self, inputs: dict[str, Any]) -> None:
+        """An earlier micro-batch of this step once more, for `StepRetry`."""
         with self.compute_loss_context_manager():
             loss = self.compute_loss(self.model, inputs)
         self.accelerator.backward(loss)
-
-    def _zero_grad(self) -> None:
-        self.model.zero_grad()
-        if self.critic is not None:
-            self.critic.head.zero_grad()
 
     # --- scoring, as TRL asks for it at a rollout ---------------------------------------------------------------------
 

@@ -103,63 +103,6 @@ def test_old_log_probabilities_from_another_scorer_stop_the_first_step(new_train
     assert trainer.state.global_step == 0
 
 
-# --- the loss ---------------------------------------------------------------------------------------------------------
-
-
-def own_loss(trainer: Any, model: Any, inputs: Any) -> Tensor:
-    """A loss from a scoring of its own."""
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-    logps = trainer._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].shape[1])[0]
-    return -(logps * inputs["completion_mask"]).sum()
-
-
-def returns_another(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-    parent.compute_loss(self, model, inputs)
-    return own_loss(self, model, inputs)
-
-
-def returns_trls(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-    from trl import GRPOTrainer
-
-    parent.compute_loss(self, model, inputs)
-    return GRPOTrainer._compute_loss(self, model, inputs)
-
-
-def detaches(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-    loss = parent.compute_loss(self, model, inputs).detach()
-    return loss + 0.0 * sum(weight.sum() for weight in model.parameters() if weight.requires_grad)
-
-
-def scales(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-    return 2.0 * parent.compute_loss(self, model, inputs)
-
-
-def turns(parent: type, self: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-    return -parent.compute_loss(self, model, inputs)
-
-
-@pytest.mark.parametrize(
-    ("defect", "message"),
-    [
-        (returns_another, "brought no gradient to the log-probabilities"),
-        (returns_trls, "brought no gradient to the log-probabilities"),
-        (detaches, "brought no gradient to the log-probabilities"),
-        (scales, "multiplies the objective's loss by 2"),
-        (turns, "multiplies the objective's loss by -1"),
-    ],
-)
-def test_a_loss_that_is_not_the_objectives_stops_the_first_step(
-    new_trainer: NewTrainer, defect: Any, message: str
-) -> None:
-    trainer = new_trainer(objective="dapo", gradient_accumulation_steps=3)
-    before = adapter(trainer)
-    with pytest.raises(ObjectiveError, match=message):
-        train(derive(trainer, compute_loss=defect))
-    assert trainer.state.global_step == 0
-    assert all(torch.equal(value, before[name]) for name, value in adapter(trainer).items())
-
-
 def test_a_subclass_that_scores_rollouts_in_its_own_way_is_refused(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="dapo")
     objective, ours = trainer.objective, type(trainer)

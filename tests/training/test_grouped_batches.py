@@ -77,8 +77,8 @@ def test_it_is_done_where_it_saves_and_changes_nothing(
 ) -> None:
     trainer = new_trainer(objective=objective, unchecked=True, extra=extra, **SIZE)
     seen: list[int] = []
-    make = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: (seen.append(prompts_of(inputs)), make(model, inputs))[1]
+    make = trainer.compute_loss
+    trainer.compute_loss = lambda model, inputs, **more: (seen.append(prompts_of(inputs)), make(model, inputs))[1]
     trainer.train()
     assert len(seen) == 3
     assert (seen == [1, 1, 1]) == wanted

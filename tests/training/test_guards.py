@@ -45,7 +45,6 @@ def test_an_untested_trl_is_refused_with_what_was_seen_and_what_to_do(
 
 OVERRIDDEN = {
     "compute_loss": ("model", "inputs", "return_outputs", "num_items_in_batch"),
-    "_compute_loss": ("model", "inputs"),
     "_get_per_token_logps_and_entropies": ("model", "input_ids", "attention_mask", "logits_to_keep", "compute_entropy"),
     "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
     "_generate_and_score_completions": ("inputs",),
@@ -155,17 +154,12 @@ def test_a_hook_that_wants_what_the_run_lacks_stops_it(new_trainer: NewTrainer) 
         new_trainer(objective=Objective(weights=[correction])).train()
 
 
-def stock_loss(trainer: Any) -> Callable[..., Any]:
+def test_a_loss_replaced_after_construction_stops_the_first_step(new_trainer: NewTrainer) -> None:
     from trl import GRPOTrainer
 
-    return GRPOTrainer._compute_loss.__get__(trainer)
-
-
-@pytest.mark.parametrize("method", ["_compute_loss", "compute_loss"])
-def test_a_loss_replaced_after_construction_stops_the_first_step(new_trainer: NewTrainer, method: str) -> None:
     trainer = new_trainer(objective="grpo", max_steps=3)
-    stock = stock_loss(trainer)
-    setattr(trainer, method, lambda model, inputs, *args, **keywords: stock(model, inputs))
+    stock = GRPOTrainer._compute_loss.__get__(trainer)
+    trainer.compute_loss = lambda model, inputs, *args, **keywords: stock(model, inputs)
     with pytest.raises(ObjectiveError, match="without calling the objective"):
         trainer.train()
     assert trainer.state.global_step == 1

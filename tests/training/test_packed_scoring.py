@@ -241,4 +241,4 @@ def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypa
     from kit.trainer.sanity_checks import SanityChecks
 
     with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
-        SanityChecks(trainer.services, lambda: None).before_scoring(trainer.model, MicroBatch(inputs))
+        SanityChecks(trainer.services).before_scoring(trainer.model, MicroBatch(inputs))

@@ -150,9 +150,9 @@ def test_the_first_steps_see_a_hook_that_is_wrongly_called_separable(new_trainer
 
 
 def test_a_completion_above_the_budget_is_told_once(
-    mixed: tuple[Any, list[dict[str, Any]]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    mixed: tuple[Any, list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(policy_loss, "_warned", set())
+    policy_loss.warn_once.cache_clear()
     trainer, batches = mixed
     use(trainer, "dapo")
     switch(trainer)
