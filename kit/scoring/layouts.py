@@ -169,8 +169,9 @@ class ModelPass:
         with asking_head(self.wanted.entropy_gradient, keep=self.wanted.hidden) as head, self.autocast(), moving:
             found = self.model(**inputs, fused_lm_head=True)
         if getattr(found, "log_probs", None) is None:
+            model = self.model.args[-1] if isinstance(self.model, functools.partial) else self.model
             raise ModelError(
-                f"{_name(self.model)} gave no log-probabilities for fused_lm_head=True: TRL's head was lost on the way "
+                f"{type(model).__name__} gave no log-probabilities for fused_lm_head=True: TRL's head was lost on the way "
                 f"(a wrapper replaced the model's forward). {self.remedy}"
             )
         return Scores(
@@ -203,7 +204,9 @@ def score_right_padded(run: ModelPass, rows: Rows, size: int | None = None) -> S
         pushed   1 1 1 1   0 0 0        scored
         back         T T                each value to where its token stood
 
-    Raises `ModelError` for inputs with another shape than the ids', whose layout would be the backbone's own.
+    The mask says what padding is, never the padding id, which may be a token that ends a text. The first token of a row
+    has none before it to be predicted from, and scores 0. Raises `ModelError` for inputs with another shape than the ids',
+    whose layout would be the backbone's own.
     """
     others = sorted(name for name in rows.fields if name not in ROWWISE)
     if others:
@@ -213,58 +216,41 @@ def score_right_padded(run: ModelPass, rows: Rows, size: int | None = None) -> S
         )
     parts = []
     for chunk in rows.chunks(size):
-        pushed = push_left(chunk)
-        fields = {name: value.gather(1, pushed.places) for name, value in chunk.model_inputs().items()}
-        found = run(input_ids=pushed.ids, attention_mask=pushed.mask, labels=pushed.labels, **fields)
-        parts.append(found.laid_out(pushed.back))
+        live, columns, longest = chunk.mask.bool(), chunk.ids.shape[1], int(chunk.on_host[1].sum(1).max())
+        places = torch.argsort((~live).to(torch.int8), dim=1, stable=True)[:, : max(1, longest)]  # (B, W)
+        ids, tokens = chunk.ids.gather(1, places), live.gather(1, places)
+        labels = ids.masked_fill(~(tokens & (places >= chunk.width)), NO_LABEL)
+        fields = {name: value.gather(1, places) for name, value in chunk.model_inputs().items()}
+        scores = run(input_ids=ids, attention_mask=tokens.to(chunk.mask.dtype), labels=labels, **fields)
+
+        def back(values: Tensor, places: Tensor = places, columns: int = columns) -> Tensor:
+            """(B, W - 1), value j of the token at j + 1 -> (B, T), each where its token stood; 0 elsewhere."""
+            whole = values.new_zeros(len(values), columns)
+            return whole.scatter(1, places[:, 1:], values)[:, columns - rows.completion :]
+
+        parts.append(scores.laid_out(back))
     return join_scores(parts)
-
-
-@dataclass(frozen=True)
-class Pushed:
-    """Rows with their tokens first: (B, L) -> (B, W), W the longest row."""
-
-    ids: Tensor  # (B, W)
-    mask: Tensor  # (B, W) 1 for tokens
-    labels: Tensor  # (B, W) the id of a completion token that is scored, else -100
-    places: Tensor  # (B, W) column of each in the rows as they came
-    columns: int  # L
-    completion: int  # T
-
-    def back(self, values: Tensor) -> Tensor:
-        """(B, W - 1), value j of the token at j + 1 -> (B, T), each where its token stood; 0 elsewhere."""
-        whole = values.new_zeros(len(values), self.columns)
-        return whole.scatter(1, self.places[:, 1:], values)[:, self.columns - self.completion :]
-
-
-def push_left(rows: Rows) -> Pushed:
-    """Moves the padding behind the tokens.
-
-    The mask says what padding is, never the padding id, which may be a token that ends a text. The first token of a row
-    has none before it to be predicted from, and scores 0.
-    """
-    live, longest = rows.mask.bool(), int(rows.on_host[1].sum(1).max())
-    places = torch.argsort((~live).to(torch.int8), dim=1, stable=True)[:, : max(1, longest)]
-    ids, tokens = rows.ids.gather(1, places), live.gather(1, places)
-    labels = ids.masked_fill(~(tokens & (places >= rows.width)), NO_LABEL)
-    return Pushed(ids, tokens.to(rows.mask.dtype), labels, places, rows.ids.shape[1], rows.completion)
 
 
 def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list[Layout] | None = None) -> Scores:
     """One forward pass a pack, all in one graph. layouts: takes those that attention was given."""
-    device, parts = rows.ids.device, []
-    # All of it before the first pass, for none of which the device is waited for.
-    given = [_on_device(pack, device) for pack in packs]
+    device, parts, columns = rows.ids.device, [], []
+    # All of it before the first pass, for none of which the device is waited for: ids, positions and labels (S,), and where
+    # the tokens stand that predict one (N,), in one copy.
+    for pack in packs:
+        labelled = torch.nonzero(pack.labels[0] != NO_LABEL).flatten()
+        whole = torch.cat([pack.ids[0], pack.positions[0], pack.labels[0], labelled])
+        columns.append(torch.split(to_device(whole, device), [*[pack.tokens] * 3, len(labelled)]))
     places = to_device(torch.cat([pack.places for pack in packs]), device)
     made = [Layout(pack.groups, device) for pack in packs]
     finished = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-    for layout, (ids, positions, labels, labelled) in zip(made, given, strict=True):
+    for layout, (ids, positions, labels, labelled) in zip(made, columns, strict=True):
         if layouts is not None:
             layouts.append(layout)
-        found = run(
-            input_ids=ids,
-            position_ids=positions,
-            shift_labels=PlacedLabels(labels, labelled),
+        scores = run(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            shift_labels=PlacedLabels(labels[None], labelled),
             # What has four dimensions is taken for a mask that is finished; attention and recurrent layers read the layout.
             **(
                 pack_inputs(layout)
@@ -272,23 +258,19 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
                 else {"attention_mask": finished, KEYWORD: layout, TEXT_OF_TOKEN: layout}
             ),
         )
-        parts.append(found.laid_out(functools.partial(_at, places=labelled)))
+        parts.append(scores.laid_out(functools.partial(_at_labels, places=labelled)))
     shape = (len(rows.ids), rows.completion)
-    return join_scores(parts, [pack.places for pack in packs]).laid_out(lambda values: _spread(values, places, shape))
+
+    def spread(values: Tensor) -> Tensor:
+        """(N,) of all packs -> (B, T), 0 elsewhere."""
+        return values.new_zeros(shape[0] * shape[1]).index_copy(0, places.to(values.device), values).view(shape)
+
+    return join_scores(parts, [pack.places for pack in packs]).laid_out(spread)
 
 
-def _at(values: Tensor, places: Tensor) -> Tensor:
-    """(1, S) -> (N,). Differentiable."""
+def _at_labels(values: Tensor, places: Tensor) -> Tensor:
+    """(1, S) -> (N,)."""
     return values[0].index_select(0, places.to(values.device))
-
-
-def _on_device(pack: Pack, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ids, positions and labels (1, S), and where the tokens stand that predict one (N,): in one copy."""
-    labelled = torch.nonzero(pack.labels[0] != NO_LABEL).flatten()
-    rows = (pack.ids[0], pack.positions[0], pack.labels[0])
-    whole = to_device(torch.cat([*rows, labelled]), device)
-    ids, positions, labels, places = torch.split(whole, [*map(len, rows), len(labelled)])
-    return ids[None], positions[None], labels[None], places
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
@@ -338,12 +320,6 @@ def _taken(values: Tensor, places: Tensor) -> Tensor:
     return values.flatten(0, 1).index_select(0, places)
 
 
-def _spread(values: Tensor, places: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Values of all packs (N,) to (B, T), 0 elsewhere. Differentiable."""
-    empty = values.new_zeros(shape[0] * shape[1])
-    return empty.index_copy(0, places.to(values.device), values).view(shape)
-
-
 def join_scores(parts: Sequence[Scores], places: Sequence[Tensor] | None = None) -> Scores:
     """Parts of one scoring behind one another. places: where the live tokens of each stand, (N,), if not in that order."""
     first = parts[0]
@@ -371,8 +347,3 @@ def scatter_to_tokens(rows: Tensor, mask: Tensor) -> Tensor:
     if rows.dim() > 1:
         live = live.unsqueeze(-1).expand(out.shape)
     return out.masked_scatter(live, rows)
-
-
-def _name(model: Any) -> str:
-    """Of a model, or of what completes its inputs."""
-    return type(model.args[-1] if isinstance(model, functools.partial) else model).__name__

@@ -31,8 +31,8 @@ from kit.scoring.layouts import (
     score_right_padded,
 )
 from kit.scoring.packed_attention import install_packed_attention
-from kit.scoring.packing import NotPackable, Pack, lay_out
-from kit.scoring.proof import Verdict, examine, fuse
+from kit.scoring.packing import NotPackable, lay_out
+from kit.scoring.proof import Plain, Verdict, examine, fuse
 from kit.scoring.unsloth_packs import has_unsloths_layers
 from kit.scoring.unsloth_packs import install as install_unsloth_packs
 
@@ -111,62 +111,49 @@ class Scorer:
         With a gradient where the caller has not turned it off. Raises `ModelError` for a model without TRL's head, and for
         inputs that it cannot divide.
         """
-        run = self._pass(model, wanted)
-        rows = replace(rows, fields=self._accepted(rows.fields))
-        self._fuse(model, rows)
+        bare, plain = self.unwrap(model), score_right_padded if self.padding == "right" else score_padded
+        run = self._pass(model, bare, wanted)
+        accepted = {  # fields that are there and that the model takes
+            name: value
+            for name, value in rows.fields.items()
+            if value is not None and (name in COUNTS or self.family.rule(name) != "drop")
+        }
+        rows = replace(rows, fields=accepted)
+        if self.fuses and id(bare) not in self.fused:
+            fused = fuse(ModelPass(self.family.completed(bare), self.autocast), bare, rows, plain=plain, half=self.half)
+            if fused is not None:
+                self.fused[id(bare)] = fused
         if self.token_budget is not None and not torch.is_grad_enabled() and not wanted.aux_loss:
             within = max(1, self.token_budget // rows.ids.shape[1])
             batch_size = within if batch_size is None else min(batch_size, within)
-        way = self._way(model, rows) if self.packing and not rows.fields else "plain"
+        verdict = self._verdict(bare, rows, plain) if self.packing and not rows.fields else None
         # A balancing loss counts tokens, and so would see a shared prompt once.
-        packs = self._packs(model, rows, batch_size) if way == "packed" and not wanted.aux_loss else []
-        return score_packs(run, packs, rows) if packs else self._plain(run, rows, batch_size)
+        if verdict is not None and verdict.way == "packed" and not wanted.aux_loss:
+            limit = max(self.pack_tokens, LONG_PROMPT * rows.width)
+            if batch_size is not None:
+                limit = min(limit, batch_size * rows.ids.shape[1])
+            try:
+                share = self.share_prompts and verdict.shared
+                if packs := lay_out(*rows.on_host, rows.completion, share=share, limit=limit):
+                    return score_packs(run, packs, rows)  # without any, a graph is wanted all the same
+            except NotPackable as reason:
+                log.info("these rows are not packed: %s", reason)
+        return plain(run, rows, batch_size)
 
-    def _pass(self, model: Any, wanted: Wanted = PLAIN) -> ModelPass:
-        unsloths = isinstance(model, torch.nn.Module) and has_unsloths_layers(self.unwrap(model))
+    def _pass(self, model: Any, bare: Any, wanted: Wanted = PLAIN) -> ModelPass:
+        unsloths = isinstance(model, torch.nn.Module) and has_unsloths_layers(bare)
         completed = self.family.completed(model)
         return ModelPass(completed, self.autocast, wanted, REMEDY[self.padding], self.offload, unsloths)
 
-    @property
-    def _plain(self) -> Callable[..., Scores]:
-        return score_right_padded if self.padding == "right" else score_padded
-
-    def _accepted(self, fields: Any) -> dict[str, Any]:
-        """Those that are there and that the model takes."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        return {name: value for name, value in given.items() if name in COUNTS or self.family.rule(name) != "drop"}
-
-    def _fuse(self, model: Any, rows: Rows) -> None:
-        """Once for every model, while `fuses`."""
-        if not self.fuses or id(bare := self.unwrap(model)) in self.fused:
-            return
-        run = ModelPass(self.family.completed(bare), self.autocast)
-        found = fuse(run, bare, rows, plain=self._plain, half=self.half)
-        if found is not None:
-            self.fused[id(bare)] = found
-
-    def _way(self, model: Any, rows: Rows) -> str:
-        """How the rows of this model are scored; plainly, as long as none of them has a completion."""
-        bare = self.unwrap(model)  # another process may look at another time, or not at all
-        if id(bare) not in self.verdicts:
+    def _verdict(self, bare: Any, rows: Rows, plain: Plain) -> Verdict | None:
+        """How the rows of this model are scored; None as long as none of them has a completion."""
+        if id(bare) not in self.verdicts:  # another process may look at another time, or not at all
             if not rows.width or not bool((rows.live.any(1) & rows.mask[:, : rows.width].any(1)).any()):
-                return "plain"
-            verdict = examine(self._pass(bare), bare, rows, plain=self._plain, half=self.half)
+                return None
+            verdict = examine(self._pass(bare, bare), bare, rows, plain=plain, half=self.half)
             self.verdicts[id(bare)] = verdict
             if verdict.way == "packed" and not verdict.shared:
                 log.warning("%s reads a prompt anew for every completion: %s", type(bare).__name__, verdict.reason)
             elif verdict.way != "packed":
                 log.warning("%s is scored in padded rows: %s", type(bare).__name__, verdict.reason)
-        return self.verdicts[id(bare)].way
-
-    def _packs(self, model: Any, rows: Rows, batch_size: int | None) -> list[Pack]:
-        """None where these rows do not go into packs, and where nothing is scored: a graph is wanted all the same."""
-        limit = max(self.pack_tokens, LONG_PROMPT * rows.width)
-        if batch_size is not None:
-            limit = min(limit, batch_size * rows.ids.shape[1])
-        try:
-            share = self.share_prompts and self.verdicts[id(self.unwrap(model))].shared
-            return lay_out(*rows.on_host, rows.completion, share=share, limit=limit)
-        except NotPackable as reason:
-            log.info("these rows are not packed: %s", reason)
-            return []
+        return self.verdicts[id(bare)]

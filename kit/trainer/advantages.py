@@ -59,8 +59,12 @@ class AdvantageComputer:
             output["ref_hidden"] = scatter_to_tokens(reference.hidden, output["completion_mask"])
             self.memory.reference_head = reference.bare()  # else those of the whole rollout stay for as long
         if self.critic is not None:
-            output["old_values"] = self._values(batch, state)
-        local = self._local_slice(len(batch))
+            old_logps = batch.get("old_per_token_logps")
+            with torch.no_grad():  # from TRL's scoring pass where it made one, else from one more
+                scores = self.score(batch) if old_logps is None else state.pass_of(old_logps)
+                values = self.critic.head(scores.projection.hidden)
+                output["old_values"] = scatter_to_tokens(values, batch.completion_mask)
+        local = local_slice(self.accelerator, len(batch))
         if self.teacher is not None and needs & TEACHER_NEEDS:
             output |= self.teacher.teach(batch, state, group_size, hidden="teacher_kl" in needs)
             self.memory.teacher_head = self.teacher.head
@@ -75,7 +79,14 @@ class AdvantageComputer:
         advantages = self._advantages(rewards)[local]
         output["advantages"] = advantages[:, :width] if advantages.dim() == 2 else advantages
         if self.critic is not None:
-            output["value_targets"] = self._value_targets(rewards)[local][:, :width]
+            assert rewards.mask is not None
+            assert rewards.values is not None
+            targets = self.objective.value_targets(rewards)
+            output["value_targets"] = targets[local][:, :width]
+            variance = explained_variance(targets, rewards.values, rewards.mask)
+            self.metrics.append("value/explained_variance", float(variance))
+            live = rewards.values[rewards.mask]
+            self.metrics.add({"value/mean": Mean(live.sum(), live.new_full((), live.numel()))})
 
     def _reward_batch(
         self, batch: MicroBatch, state: RolloutState, weights: Tensor, group_size: int, step: int
@@ -92,7 +103,7 @@ class AdvantageComputer:
         mask = self._gathered(trained)
         token_rewards = values = None
         if TOKEN_REWARDS in needs:
-            local = scored.total[self._local_slice(len(batch))]
+            local = scored.total[local_slice(self.accelerator, len(batch))]
             token_rewards = self._gathered(lay_out(local, trained, scored.completion_ids, reported))
         if "values" in needs:
             values = self._gathered(batch["old_values"])
@@ -136,33 +147,11 @@ class AdvantageComputer:
             self.checks.after_advantages(self.objective.advantage, advantages)
         return advantages
 
-    def _values(self, batch: MicroBatch, state: RolloutState) -> Tensor:
-        """(B, T) values at the rollout: from TRL's scoring pass where it made one, else from one more."""
-        assert self.critic is not None
-        old_logps = batch.get("old_per_token_logps")
-        with torch.no_grad():
-            scores = self.score(batch) if old_logps is None else state.pass_of(old_logps)
-            return scatter_to_tokens(self.critic.head(scores.projection.hidden), batch.completion_mask)
-
-    def _value_targets(self, batch: RewardBatch) -> Tensor:
-        """(N, T) what the value head learns; logs how good it is."""
-        assert batch.mask is not None
-        assert batch.values is not None
-        targets = self.objective.value_targets(batch)
-        variance = explained_variance(targets, batch.values, batch.mask)
-        self.metrics.append("value/explained_variance", float(variance))
-        live = batch.values[batch.mask]
-        self.metrics.add({"value/mean": Mean(live.sum(), live.new_full((), live.numel()))})
-        return targets
-
     def _gathered(self, values: Tensor) -> Tensor:
         """(B, T) of every process -> (N, widest T)."""
         numbers = values.int() if values.dtype == torch.bool else values  # padding would make integers of some only
         gathered: Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(numbers, dim=1))
         return gathered.to(values.dtype)
-
-    def _local_slice(self, size: int) -> slice:
-        return local_slice(self.accelerator, size)
 
 
 def local_slice(accelerator: Any, size: int) -> slice:

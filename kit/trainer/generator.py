@@ -18,7 +18,7 @@ from kit.generation.decoding import as_in_training, fast_decoding
 from kit.models.failures import BatchSizeBackoff
 from kit.models.family import FamilyAdapter
 from kit.models.inputs import extended, pieces, take
-from kit.trainer.micro_batch import EXTRA, MODEL_INPUTS
+from kit.trainer.micro_batch import MODEL_INPUTS
 from kit.trainer.rollout import RolloutState
 
 Rows = Sequence[dict[str, Any]]
@@ -55,13 +55,47 @@ class Generator:
     ) -> tuple[Any, Any]:
         """One turn of all prompts: ids of completions, and the engine's log-probabilities if it gives any.
 
-        make: TRL's way, of some prompts. own: transformers' generate makes them, which can be divided. A rollout that is
-        replayed is given back as it was sampled.
+        make: TRL's way, of some prompts. own: transformers' generate makes them, which can be divided: into as many parts as
+        memory requires. A rollout that is replayed is given back as it was sampled. Raises `ModelError` for a token without
+        an embedding.
         """
-        self.keep_inputs(state, fields, images, len(prompt_ids))
+        count, rows = len(prompt_ids), self.policy.get_input_embeddings().weight.shape[0]
+        accepted = {name: value for name, value in fields.items() if self.family.rule(name) != "drop"}
+        if state.extra_inputs is None:  # of the first turn: the prompts' parts of the inputs that TRL has no place for
+            counts: dict[str, Any] = {"image_grid_thw": fields.get("image_grid_thw")}
+            if images is not None:
+                counts["num_images"] = [len(group) if group else 0 for group in images]
+            state.extra_inputs = {
+                name: list(value) if self.family.rule(name) == "extend" else pieces(name, value, count, counts)
+                for name, value in accepted.items()
+                if name not in MODEL_INPUTS
+            }
         if state.replayed is not None:
             return [list(ids) for ids in state.replayed.completion_ids], state.replayed.logps
-        return self._within_memory(make, prompt_ids, images, fields, own=own)
+        last = max((max(ids, default=0) for ids in prompt_ids), default=0)
+        if last >= rows:  # on a GPU an unexplained assert
+            raise ModelError(
+                f"A prompt has the token {last}, and the model has {rows} embeddings, 0 to {rows - 1}: its tokenizer has tokens "
+                "that it does not know. Use the tokenizer that came with the model, or take them out of the chat template."
+            )
+
+        def completions(size: int) -> tuple[Any, Any]:
+            with self._checkpointing_restored():
+                if size >= count:
+                    return make(prompt_ids, images, accepted)
+                made: list[Any] = []
+                for start in range(0, count, size):
+                    part = range(start, min(start + size, count))
+                    pictures = images[start : part.stop] if images is not None else None
+                    made += make(prompt_ids[start : part.stop], pictures, fields_of(accepted, images, part, count))[0]
+                return made, None
+
+        fast = fast_decoding(self.policy) if self.fast_decoding and own else nullcontext()
+        half = as_in_training(self.policy, self.half) if own else nullcontext()
+        with fast, half:
+            if self.backoff is None or not own:
+                return completions(count)
+            return self.backoff.attempt("generation", count, completions)
 
     @contextmanager
     def _checkpointing_restored(self) -> Iterator[None]:
@@ -73,70 +107,12 @@ class Generator:
             if was_on and not self.policy.is_gradient_checkpointing:
                 self.policy.gradient_checkpointing_enable()
 
-    def _within_memory(self, make: Turn, prompt_ids: Any, images: Any, fields: Any, *, own: bool) -> tuple[Any, Any]:
-        """Makes completions in as many parts as memory requires."""
-        fast = fast_decoding(self.policy) if self.fast_decoding and own else nullcontext()
-        count, rows = len(prompt_ids), self.policy.get_input_embeddings().weight.shape[0]
-        if (
-            last := max((max(ids, default=0) for ids in prompt_ids), default=0)
-        ) >= rows:  # on a GPU an unexplained assert
-            raise ModelError(
-                f"A prompt has the token {last}, and the model has {rows} embeddings, 0 to {rows - 1}: its tokenizer has tokens "
-                "that it does not know. Use the tokenizer that came with the model, or take them out of the chat template."
-            )
-
-        def completions(size: int) -> tuple[Any, Any]:
-            with self._checkpointing_restored():
-                return in_parts_of(size)
-
-        def in_parts_of(size: int) -> tuple[Any, Any]:
-            if size >= count:
-                return make(prompt_ids, images, self._accepted(fields))
-            made: list[Any] = []
-            for start in range(0, count, size):
-                rows = range(start, min(start + size, count))
-                pictures = images[start : rows.stop] if images is not None else None
-                own_fields = self._accepted(fields_of(fields, images, rows, count))
-                made += make(prompt_ids[start : rows.stop], pictures, own_fields)[0]
-            return made, None
-
-        half = as_in_training(self.policy, self.half) if own else nullcontext()
-        with fast, half:
-            if self.backoff is None or not own:
-                return completions(count)
-            return self.backoff.attempt("generation", count, completions)
-
-    # --- inputs beside text -------------------------------------------------------------------------------------------
-
-    def _accepted(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in fields.items() if self.family.rule(name) != "drop"}
-
-    def keep_inputs(self, state: RolloutState, fields: Mapping[str, Any], images: Any, samples: int) -> None:
-        """Keeps, of the first turn of a rollout, the prompts' parts of the inputs that TRL has no place for."""
-        if state.extra_inputs is not None:
-            return
-        counts: dict[str, Any] = {"image_grid_thw": fields.get("image_grid_thw")}
-        if images is not None:
-            counts["num_images"] = [len(group) if group else 0 for group in images]
-        state.extra_inputs = {
-            name: list(value) if self.family.rule(name) == "extend" else pieces(name, value, samples, counts)
-            for name, value in self._accepted(fields).items()
-            if name not in MODEL_INPUTS
-        }
-
-    def scored_inputs(self, state: RolloutState | None, width: int, completion: int) -> dict[str, list[Any]]:
+    def scored_inputs(self, state: RolloutState, width: int, completion: int) -> dict[str, list[Any]]:
         """Returns the kept inputs over prompts of `width` columns and their completions: one tensor per sample."""
-        held = (state.extra_inputs or {}) if state is not None else {}
         return {
             name: extended(parts, width, completion) if self.family.rule(name) == "extend" else parts
-            for name, parts in held.items()
+            for name, parts in (state.extra_inputs or {}).items()
         }
-
-    def add_inputs(self, output: dict[str, Any], state: RolloutState) -> None:
-        """Adds them to TRL's batch, under names that it leaves alone."""
-        width, completion = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
-        inputs = self.scored_inputs(state, width, completion)
-        output.update({f"{EXTRA}{name}": value for name, value in inputs.items()})
 
 
 def fields_of(fields: Mapping[str, Any], images: Any, rows: range, samples: int) -> dict[str, Any]:

@@ -60,7 +60,7 @@ from kit.trainer.checkpoint import CheckpointState, Stateful, checkpoint_on_fail
 from kit.trainer.dynamic_sampling import DynamicSampling
 from kit.trainer.generator import Generator
 from kit.trainer.metric_log import MetricLog
-from kit.trainer.micro_batch import MODEL_INPUTS, MicroBatch, grouped_by_prompt
+from kit.trainer.micro_batch import EXTRA, MODEL_INPUTS, MicroBatch, grouped_by_prompt
 from kit.trainer.mismatch import SamplerAlarm
 from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, StepRetry, average_gradients
 from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutState
@@ -439,7 +439,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         with self.rolling_out(rows, replayed) as state:
             output: dict[str, Any] = super()._generate_and_score_completions(rows)
-            self.generator.add_inputs(output, state)
+            width, length = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
+            kept = self.generator.scored_inputs(state, width, length)
+            output.update({f"{EXTRA}{name}": value for name, value in kept.items()})  # names that TRL leaves alone
             if self.objective is not None:
                 settings = {"reward_weights": self.reward_weights, "group_size": group_size}
                 self.advantages.fill(output, state, step=self.state.global_step, **settings)
@@ -447,7 +449,21 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 if self.model.training:
                     self.metric_log.generated += sum(map(len, state.rewards.completion_ids))
         if self.rollout_sinks:
-            rollout = self._rollout(rows, state, output["advantages"])
+            scored = state.rewards
+            rollout = Rollout(
+                step=self.state.global_step,
+                mode=self._mode(),
+                rows=rows,
+                completions=scored.completions,
+                completion_ids=scored.completion_ids,
+                truncated=truncated(scored, self.eos_token_ids),
+                rewards=scored.rewards[local_slice(self.accelerator, len(rows))],
+                reward_names=list(self.reward_func_names),
+                advantages=output["advantages"],
+                extra=scored.extra,
+                prompt_ids=state.prompt_ids,
+                tool_mask=state.tool_mask,
+            )
             for sink in self.rollout_sinks:
                 sink(rollout)
         return output, state.rewards
@@ -502,23 +518,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         ids = [list(row) for row in completion_ids_list]
         state.result = RewardResult(rewards, weighted_total(rewards, self.reward_weights), completions, ids, extra)
         return rewards
-
-    def _rollout(self, rows: list[dict[str, Any]], state: RolloutState, advantages: Tensor) -> Rollout:
-        scored = state.rewards
-        return Rollout(
-            step=self.state.global_step,
-            mode=self._mode(),
-            rows=rows,
-            completions=scored.completions,
-            completion_ids=scored.completion_ids,
-            truncated=truncated(scored, self.eos_token_ids),
-            rewards=scored.rewards[local_slice(self.accelerator, len(rows))],
-            reward_names=list(self.reward_func_names),
-            advantages=advantages,
-            extra=scored.extra,
-            prompt_ids=state.prompt_ids,
-            tool_mask=state.tool_mask,
-        )
 
     # --- a run --------------------------------------------------------------------------------------------------------
 

@@ -9,22 +9,11 @@ import pytest
 import torch
 
 from kit.errors import ObjectiveError
-from kit.scoring.layouts import ModelPass, Rows, Wanted, push_left, score_right_padded
+from kit.scoring.layouts import ModelPass, Wanted, score_right_padded
 from kit.trainer.micro_batch import MicroBatch
 from tests.training.rollouts import mixed_prompts, scores
 
 NewTrainer = Callable[..., Any]
-
-
-def test_tokens_come_first_in_their_order_and_go_back_to_their_places() -> None:
-    ids = torch.tensor([[9, 9, 1, 2, 3, 4, 9], [9, 5, 6, 7, 8, 9, 9]])
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 0]])  # the last live 9 is a token, not padding
-    pushed = push_left(Rows(ids, mask, 3))
-    assert pushed.ids.tolist() == [[1, 2, 3, 4, 9], [5, 6, 7, 8, 9]]
-    assert pushed.mask.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert pushed.labels.tolist() == [[-100, -100, 3, 4, -100], [-100, -100, -100, 8, 9]]
-    values = torch.tensor([[0.0, -3.0, -4.0, 0.0], [0.0, 0.0, -8.0, -9.0]])  # of the tokens at 1, 2, 3, 4
-    assert pushed.back(values).tolist() == [[-3.0, -4.0, 0.0], [-8.0, -9.0, 0.0]]
 
 
 def test_log_probabilities_entropies_and_gradients_equal_those_of_trls_layout(new_trainer: NewTrainer) -> None:

@@ -39,11 +39,6 @@ def _another_loss(trainer: Any, base: type) -> None:
     trainer.compute_loss = lambda model, inputs, *_, **__: model(input_ids=inputs["completion_ids"]).logits.mean()
 
 
-def _scaled_loss(trainer: Any, base: type) -> None:
-    ours = trainer.compute_loss
-    trainer.compute_loss = lambda *given, **more: 2.0 * ours(*given, **more)
-
-
 def _mask_dropped(trainer: Any, base: type) -> None:
     """The layout of TRL, on a backbone that leaves the mask out of training as Unsloth's do."""
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
@@ -66,7 +61,6 @@ def _no_gradient(trainer: Any, base: type) -> None:
 DEFECTS: dict[str, Callable[[Any, type], None]] = {
     "own scorer": _own_scorer,
     "another loss": _another_loss,
-    "scaled loss": _scaled_loss,
     "mask dropped": _mask_dropped,
     "gradient not finite": _no_gradient,
     "none": lambda trainer, base: None,

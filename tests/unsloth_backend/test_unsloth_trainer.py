@@ -62,7 +62,6 @@ def test_it_trains_with_the_checks_of_the_first_steps(worked: Worked) -> None:
     [
         ("own scorer", "carry no gradient"),
         ("another loss", "without calling the objective"),
-        ("scaled loss", "multiplies the objective's loss by 2"),
         ("mask dropped", "padding wrongly"),
         ("gradient not finite", "NaN or infinite"),
     ],
