@@ -141,8 +141,7 @@ class Scorer:
         return plain(run, rows, batch_size)
 
     def _pass(self, model: Any, bare: Any, wanted: Wanted = PLAIN) -> ModelPass:
-        unsloths = isinstance(model, torch.nn.Module) and has_unsloths_layers(bare)
-        completed = self.family.completed(model)
+        completed, unsloths = self.family.completed(model), has_unsloths_layers(bare)
         return ModelPass(completed, self.autocast, wanted, REMEDY[self.padding], self.offload, unsloths)
 
     def _verdict(self, bare: Any, rows: Rows, plain: Plain) -> Verdict | None:
