@@ -283,9 +283,10 @@ class PolicyLoss:
         sourced: dict[str, Tensor | None] = {}
         for name, spec in TOKEN_FIELDS.items():
             if spec.source is not None:
-                values = spec.source(batch) if callable(spec.source) else batch.get(spec.source)
-                one_each = values is not None and spec.shape == "(B, 1)" and values.dim() == 1
-                sourced[name] = values.unsqueeze(1) if one_each else values
+                values: Tensor | None = spec.source(batch) if callable(spec.source) else batch.get(spec.source)
+                if values is not None and spec.shape == "(B, 1)" and values.dim() == 1:
+                    values = values.unsqueeze(1)
+                sourced[name] = values
         sampler_logps, old_logps = sourced["sampler_logps"], batch.get("old_per_token_logps")
         if outputs.scored is not None and sampler_logps is not None:  # what is not known cannot be compared
             sourced["sampler_logps"] = sampler_logps.masked_fill(~outputs.scored, torch.nan)
@@ -401,7 +402,7 @@ class StepRetry:
         random_numbers, metrics, checks, hooks = snapshot
         self.loss.metrics.restore(metrics)
         if self.checks is not None:
-            vars(self.checks).update(checks)
+            self.checks.__dict__.update(checks)
         self.loss.objective.load_state_dict(copy.deepcopy(hooks))
         set_rng_state(random_numbers)
 
