@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rewards.components.code.values import same_value
 from rewards.components.final_text import final_text
 
 MAX_JSON_CHARS = 100_000
@@ -84,15 +85,7 @@ def parse_reference(reference: Any) -> Any:
 
 def same_json(left: Any, right: Any) -> bool:
     """Whether two values are equal as JSON: numbers by value, true is not 1; order counts in arrays and not in keys."""
-    if isinstance(left, bool) or isinstance(right, bool):
-        return left is right
-    if isinstance(left, int | float) and isinstance(right, int | float):
-        return left == right
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(same_json(a, b) for a, b in zip(left, right, strict=True))
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same_json(value, right[key]) for key, value in left.items())
-    return type(left) is type(right) and bool(left == right)
+    return same_value(left, right, tuples_are_lists=True)
 
 
 class _RepeatedKey(ValueError):

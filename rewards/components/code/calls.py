@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rewards.components.code.values import same_value, spread
+from rewards.components.code.harness import spread
+from rewards.components.code.values import same_value
 
 _MAX_ITEMS = 1_000_000
 _MAX_BITS = 100_000

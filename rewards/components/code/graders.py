@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from rewards.components.code.blocks import code_block
 from rewards.components.code.calls import parse_calls
+from rewards.components.code.harness import decode, encode
 from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_output
-from rewards.components.code.values import CODE, SOURCE_FILE, decode, encode
 from rewards.errors import PresetError
 from rewards.isolation.cache import Cache, content_key
 from rewards.parallel import slow_last
@@ -264,11 +264,10 @@ class CodeFunction(_CodeComponent):
             calls,
         )
         job = Job(
-            program=CODE,
-            stdin=json.dumps({"function": function, "calls": rows, "before": before}),
+            program=_harness(),
+            stdin=json.dumps({"function": function, "calls": rows, "before": before, "source": program}),
             seconds=min(self.seconds, self.budget_seconds),
             memory_mb=self.memory_mb,
-            files={SOURCE_FILE: program},
             python=self.python,
         )
         result = self._run(job, limits)
@@ -279,6 +278,11 @@ class CodeFunction(_CodeComponent):
         passed = sum(judged) if len(answers) <= len(calls) else 0
         problem = _call_problem(result, answers, len(calls))
         return self._verdict(passed, len(calls), problem, result.status == "timeout")
+
+
+@functools.cache
+def _harness() -> str:
+    return Path(__file__).with_name("harness.py").read_text(encoding="utf-8")
 
 
 def _kept(score: Score) -> list[Any] | None:

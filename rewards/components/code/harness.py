@@ -1,0 +1,141 @@
+"""The program that calls a generated function in the sandbox, and plain Python values as JSON, as it reads and writes them.
+
+Runs on its own (`python3 -c SOURCE`) under any Python 3.7 or later; outside, `encode` and `decode` are imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections import Counter
+
+TYPE_CHECKING = False  # importing typing would cost milliseconds in front of every program
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+_MAX_DEPTH = 100
+_JSON_INT = 1 << 53
+_ALIKE = 64
+_MOST_ITEMS = 100_000  # of an iterator
+
+
+class NotPlain(ValueError):
+    """A value that is not None, a truth value, a number, text, or a list, tuple, set or dict of such."""
+
+
+def encode(value: Any, depth: int = 0) -> Any:
+    """JSON for a plain value: None, truth values, text and small integers as they are, all else tagged.
+
+    Numbers and text of exact types only: a subclass could lie about what it equals. Containers that derive from the plain
+    ones (Counter, defaultdict, named tuples) are read by the plain ones' own methods, and are plain from then on.
+
+    Raises:
+        NotPlain: anything else, or nesting deeper than 100.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        return value if abs(value) < _JSON_INT else {"int": hex(value)}
+    if kind is float:
+        return {"float": value.hex()}
+    if depth < _MAX_DEPTH:
+        plain: Any
+        for plain in (list, tuple, set, frozenset):
+            if issubclass(kind, plain):
+                return {plain.__name__: [encode(item, depth + 1) for item in plain.__iter__(value)]}
+        if issubclass(kind, dict):
+            return {"dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)]}
+    raise NotPlain("not a plain value: " + kind.__name__)
+
+
+def decode(tagged: Any, depth: int = 0) -> Any:
+    """The value that `encode` wrote.
+
+    Raises:
+        NotPlain: not what `encode` writes.
+    """
+    if tagged is None or isinstance(tagged, (bool, str, int)):
+        return tagged
+    if not isinstance(tagged, dict) or len(tagged) != 1 or depth >= _MAX_DEPTH:
+        raise NotPlain("not an encoded value")
+    [(tag, content)] = tagged.items()
+    try:
+        if tag == "int":
+            return int(content, 16)
+        if tag == "float":
+            return float.fromhex(content)
+        if tag == "dict":
+            pairs = [(decode(key, depth + 1), decode(item, depth + 1)) for key, item in content]
+            spread([key for key, _ in pairs])
+            return dict(pairs)
+        items = [decode(item, depth + 1) for item in content]
+        kind: Any = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[tag]
+        return kind(spread(items) if "set" in tag else items)
+    except (TypeError, ValueError, KeyError, OverflowError) as failure:
+        raise NotPlain("not an encoded value") from failure
+
+
+def spread(items: Collection[T]) -> Collection[T]:
+    """The items, unless many different ones share a hash: a set of those would take quadratic time.
+
+    Raises:
+        NotPlain: they do.
+    """
+    if len(items) > _ALIKE:
+        # Equal items may repeat; different ones that are made to collide may not.
+        hashes = Counter(hash(item) for item in items)
+        for key, count in hashes.most_common(8):
+            distinct: list[Any] = []
+            for item in items if count > _ALIKE else ():
+                if hash(item) == key and item not in distinct:
+                    distinct.append(item)
+                    if len(distinct) > _ALIKE:
+                        raise NotPlain("items made to collide")
+    return items
+
+
+def main() -> None:
+    """Make the calls of the request on stdin, {before, source, function, calls: [[args, kwargs, iterate]]}, and print a line of
+    JSON for each: {value}, {raised}, or one line {missing}."""
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
+    sys.setrecursionlimit(10000)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    request = json.loads(sys.stdin.read())
+    sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+
+    def answer(**line: Any) -> None:
+        answers.write(json.dumps(line) + "\n")
+        answers.flush()
+
+    plain = (bool, int, float, str, list, tuple, set, frozenset, dict)
+    space: dict[str, Any] = {"__name__": "solution", "__builtins__": __builtins__}
+    exec(compile(request["before"], "setup.py", "exec"), space)
+    exec(compile(request["source"], "solution.py", "exec"), space)
+    function = space.get(request["function"])
+    if function is None and isinstance(space.get("Solution"), type):
+        function = getattr(space["Solution"](), request["function"], None)
+    if not callable(function):
+        answer(missing=True)
+        return
+    for args, kwargs, iterate in request["calls"]:
+        try:
+            value = function(*decode(args), **decode(kwargs))
+            if iterate and not issubclass(type(value), plain) and hasattr(value, "__iter__"):
+                value = list(itertools.islice(value, _MOST_ITEMS))
+            value = encode(value)
+        except Exception as failure:
+            answer(raised=(type(failure).__name__ + ": " + str(failure))[:200])
+        else:
+            answer(value=value)
+
+
+if __name__ == "__main__":
+    main()
