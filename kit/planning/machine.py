@@ -261,7 +261,7 @@ def sandbox() -> Iterator[Check]:
         "sandbox",
         "warn",
         "no isolation works here; rewards that run generated code will refuse to start",
-        "Allow user namespaces in the container, or run on Linux 6.2 or later, which has Landlock.",
+        "Run on Linux 5.13 or later with Landlock, and let the container use it.",
     )
 
 

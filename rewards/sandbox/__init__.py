@@ -1,14 +1,12 @@
 """Run generated Python programs isolated from the machine, on Linux, without Docker and without privileges.
 
-`describe()` says what each level does. At every level a program has no network, no environment, no home, only system
-directories to read, and limits on time, memory, processes, files and output; grading happens outside, on what it wrote.
+Programs are forked from warm interpreters, see `forkserver`. `describe()` says what each level does. A program has no
+network, no environment, no home, only system directories to read, nothing to write, and limits on time, memory, threads and
+output; grading happens outside, on what it wrote.
 
-If user namespaces are available, programs are forked from warm interpreters, see `forkserver`; else each starts one.
-
-Limits of the isolation: the kernel is shared, so that a bug in it is a way out. Memory of all processes together is watched
-from outside, so that for a moment there may be more. CPU and disk bandwidth are not shared fairly. The sandbox keeps the
-programs of a model in training from harming the machine or cheating its reward; it is not made for hostile strangers on a
-machine that holds secrets.
+Limits of the isolation: the kernel is shared, so that a bug in it is a way out. CPU bandwidth is not shared fairly. The
+sandbox keeps the programs of a model in training from harming the machine or cheating its reward; it is not made for hostile
+strangers on a machine that holds secrets.
 
 >>> from rewards import sandbox
 >>> sandbox.run("print(int(input()) * 2)", "21", allow_unsafe=True).stdout.strip()

@@ -1,11 +1,12 @@
-"""Warm interpreters in their own namespaces, which fork a restricted process for each program, see `launcher.serve`.
+"""Warm interpreters that fork a restricted process for each program, see `launcher.serve`.
 
-A program costs a fork and its namespaces, and neither the start of an interpreter nor its imports: a third of the time to
-start one. The seed of hashes and the layout of addresses are the server's. Each server has a user id of its own if this
-process is root, and runs one program at a time.
+A program costs a fork, and neither the start of an interpreter nor its imports: a fifth of the time to start one. The seed of
+hashes and the layout of addresses are the server's. Each server has a user id of its own if this process is root, and runs one
+program at a time.
 """
 
 import atexit
+import fcntl
 import os
 import selectors
 import signal
@@ -13,15 +14,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 
 from rewards.sandbox import commands
-from rewards.sandbox.process import Ended, Watched, close_all, output_pipes, sealed_file
-from rewards.sandbox.records import Job
+from rewards.sandbox.records import Job, Result, RunStatus
 from rewards.sandbox.slots import give_slot, take_slot
 
+_CHUNK = 1 << 16
 _START_SECONDS = 20.0  # until a server is ready; a busy machine may take seconds
 _ANSWER_SECONDS = 10.0  # until it says that a process was forked
 _GONE_SECONDS = 1.0  # how long a killed program holds up its caller, and a server that is closed
@@ -29,43 +29,56 @@ _MESSAGE = 4096
 _MOST_IDLE = 2 * (os.cpu_count() or 1)  # each holds some 10 MiB
 
 _lock = threading.Lock()
-_idle: dict[str | None, list["_Server"]] = {}
+_idle: dict[tuple[str | None, bool], list["_Server"]] = {}  # by interpreter, and whether their programs are isolated
 _live: set["_Server"] = set()  # idle or in use
-_going: list["_Server"] = []  # killed, and not gone yet: they keep their slots
 
 
-def run_forked(job: Job, program: bytes, contents: Mapping[str, bytes]) -> Ended:
+def run_forked(job: Job, isolated: bool) -> Result:
     """Run a program in a process that a server of its interpreter forks, until it ends or passes a limit.
 
     Raises:
         OSError: no server can be started, or it ended.
+        UnicodeEncodeError: the program is no valid Unicode text.
     """
-    ended = Ended()
-    with _server(job.python) as server, ExitStack() as stack:
+    source = job.program.encode()
+    with _server(job.python, isolated) as server, ExitStack() as stack:
         start = time.monotonic()  # not before: a server that has to be started is no time of the program's
-        request = {
-            "size": len(program),
-            "files": [(name, len(text)) for name, text in contents.items()],
-            "disk_mb": job.disk_mb,
-            "limits": commands.resource_limits(job) | {"nproc": job.processes + 3},
-        }
+        limits = commands.resource_limits(job, server.slot and server.slot[0])
         # In a file that the server does not read: the next program would find it in the server's memory.
-        body = b"".join((repr(request).encode(), b"\n", program, *contents.values()))
-        stdin, content = (
-            stack.enter_context(sealed_file(part)) for part in (job.stdin.encode("utf-8", "replace"), body)
-        )
-        outputs, writes = output_pipes()
+        contents = job.stdin.encode("utf-8", "replace"), repr(limits).encode() + b"\n" + source
+        stdin, request = (stack.enter_context(sealed_file(content)) for content in contents)
+        (read_out, write_out), (read_err, write_err) = os.pipe(), os.pipe()
         try:
-            process = server.fork((stdin, *writes, content), ended)
+            process, status = server.fork((stdin, write_out, write_err, request))
         except BaseException:
-            close_all(outputs)
+            os.close(read_out)
+            os.close(read_err)
             raise
         finally:
-            close_all(writes)
-        with closing(_Forked(server, process, outputs, job, ended)) as forked:
-            forked.follow(start + job.seconds)
-        ended.seconds = time.monotonic() - start
-    return ended
+            os.close(write_out)
+            os.close(write_err)
+        program = _Program(server, process, (read_out, read_err), job, status)
+        with closing(program):
+            program.follow(start + job.seconds)
+        return program.result(time.monotonic() - start)
+
+
+@contextmanager
+def sealed_file(content: bytes) -> Iterator[int]:
+    """Open an anonymous file that nobody can change any more, for reading only."""
+    written = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(written, view) :]
+        fcntl.fcntl(written, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fd = os.open(f"/proc/self/fd/{written}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(written)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class _Server:
@@ -73,17 +86,17 @@ class _Server:
 
     lost = False
 
-    def __init__(self, python: str | None) -> None:
-        _free_slots()
+    def __init__(self, python: str | None, isolated: bool) -> None:
         self.slot = take_slot()
         self.control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read, write = os.pipe()
         trainer = os.pidfd_open(os.getpid())
+        uid = self.slot and self.slot[0]
         try:
             with server_end, sealed_file(b"") as nothing:
                 # Its streams are of the same kinds as a program's, since Python inspects them at its start.
                 self.process = subprocess.Popen(
-                    commands.server_command(python, self.slot and self.slot[0], server_end.fileno(), trainer),
+                    commands.server_command(python, isolated, server_end.fileno(), trainer),
                     env=commands.environment(python),
                     cwd="/",
                     stdin=nothing,
@@ -91,6 +104,9 @@ class _Server:
                     stderr=write,
                     start_new_session=True,
                     pass_fds=[server_end.fileno(), trainer],
+                    user=uid,
+                    group=uid,
+                    extra_groups=None if uid is None else (),
                 )
         except BaseException:
             os.close(read)
@@ -114,14 +130,15 @@ class _Server:
                 written = errors.read(_MESSAGE).decode("utf-8", "replace").strip()
                 raise OSError(f"{failure} {written[-200:]}".strip()) from None
 
-    def fork(self, fds: Sequence[int], ended: Ended) -> int:
-        """Fork a process for a program and return its descriptor."""
+    def fork(self, fds: Sequence[int]) -> tuple[int, list[bytes]]:
+        """Fork a process for a program; return its descriptor, and what it has said so far."""
         socket.send_fds(self.control, [b"fork"], fds)
+        status: list[bytes] = []
         while True:
             answer, process = self.answer(_ANSWER_SECONDS)
             if process:
-                return process[0]
-            ended.status += answer + b"\n"  # the process itself may be the first to say something
+                return process[0], status
+            status.append(answer)  # the process itself may be the first to say something
 
     def answer(self, seconds: float) -> tuple[bytes, list[int]]:
         """Receive the next message and its descriptors.
@@ -144,78 +161,124 @@ class _Server:
             self.control.shutdown(socket.SHUT_RDWR)
         self.control.close()
         _live.discard(self)
-        if not (self._ended(kill=self.lost) or self._ended(kill=True)):
-            _going.append(self)
-
-    def _ended(self, kill: bool) -> bool:
-        """Wait a second for the server's end; free its slot and return True if it has ended, its programs with it."""
-        if kill:
-            # The innermost process: this one waits for it, and ends. An orphan would stay a zombie in a container whose first
-            # process reaps nothing, and would go on counting as a process of its user.
-            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-            with suppress(OSError):
-                for pid in map(int, children.read_text().split() or [str(self.process.pid)]):
-                    os.kill(pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
+        try:
             self.process.wait(_GONE_SECONDS)
             give_slot(self.slot)
-            return True
-        return False
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its slot is not used again: a program that is left ends with it, who knows when
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_GONE_SECONDS)
 
 
-class _Forked(Watched):
-    """A process that a server forked."""
+class _Program:
+    """A process that a server forked, whose output is read until it ends or passes a limit.
 
-    def __init__(self, server: _Server, process: int, outputs: Sequence[int], job: Job, ended: Ended) -> None:
-        self.server = server
-        self.process = process
+    Args:
+        process: its descriptor; closed at the end, as `outputs` are.
+        outputs: descriptors to read its stdout and stderr from.
+        status: what it has said of its start so far.
+    """
+
+    def __init__(self, server: _Server, process: int, outputs: tuple[int, int], job: Job, status: list[bytes]) -> None:
+        self.server, self.process, self.job, self.status = server, process, job, status
+        self.owned = [*outputs, process]
+        self.output = {fd: bytearray() for fd in outputs}
         self.code: int | None = None
-        info = Path(f"/proc/self/fdinfo/{process}").read_text()
-        pid = int(next(line for line in info.splitlines() if line.startswith("Pid:")).split()[1])
-        super().__init__(pid, outputs, [server.control.fileno()], job, ended)
-        self.owned.append(process)
+        self.stopped: RunStatus | None = None
+        self.selector = selectors.PollSelector()
+        for fd in (*outputs, server.control.fileno()):
+            self.selector.register(fd, selectors.EVENT_READ)
+        for fd in outputs:
+            os.set_blocking(fd, False)
 
-    def hear(self, fd: int, seconds: float = _ANSWER_SECONDS) -> bool:
-        answer, _ = self.server.answer(seconds)
-        if not answer.startswith(b"ended "):
-            self.ended.status += answer + b"\n"
-            return False
-        self.code = int(answer.split()[1])
-        return True
+    def follow(self, deadline: float) -> None:
+        """Read until the program ends, time is up, or it has written too much."""
+        while self.code is None and self.stopped is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.stopped = "timeout"
+                return
+            for key, _ in self.selector.select(left):
+                if key.fd in self.output:
+                    self._read(key.fd)
+                else:
+                    self._hear(_ANSWER_SECONDS)
 
-    def finish(self) -> int | None:
-        if self.code is None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.process, signal.SIGKILL)
-            end = time.monotonic() + _GONE_SECONDS
-            try:
-                while not self.hear(self.process, max(0.0, end - time.monotonic())):
+    def close(self) -> None:
+        """End what is left of the program, and read what it had written before."""
+        try:
+            if self.code is None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.process, signal.SIGKILL)
+                end = time.monotonic() + _GONE_SECONDS
+                try:
+                    while self.code is None:
+                        self._hear(max(0.0, end - time.monotonic()))
+                except OSError:
+                    self.server.lost = True
+                    if self.stopped is None:
+                        raise
+                    # The verdict stays: the kernel may take its time to clear a program away.
+            for fd in self.output:
+                while self.stopped is None and self._read(fd):
                     pass
-            except OSError:
-                self.server.lost = True
-                if not self.ended.stopped:
-                    raise
-                # The verdict stays: how long a program takes to go away is in its own hands.
-        return self.code
+        finally:
+            self.selector.close()
+            for fd in self.owned:
+                os.close(fd)
 
+    def result(self, seconds: float) -> Result:
+        """Return how the program ended, after `seconds`."""
+        stdout, stderr = (text.decode("utf-8", "replace") for text in self.output.values())
+        status: RunStatus = self.stopped or "failed"
+        if self.stopped == "timeout":
+            reason = f"stopped after {self.job.seconds:g} s"
+        elif self.stopped == "output":
+            reason = f"stopped after {self.job.output_bytes} bytes of output"
+        elif b"ready" not in self.status:
+            failure = b" ".join(self.status).decode("utf-8", "replace").partition("failed ")[2] or stderr
+            status, reason = "infra", f"the sandbox did not start: {failure.strip()[-200:] or 'no reason given'}"
+        elif self.code == 0:
+            status, reason = "ok", ""
+        else:
+            reason = f"exit code {self.code}"
+        code = None if self.stopped else self.code
+        return Result(status=status, stdout=stdout, stderr=stderr, returncode=code, seconds=seconds, reason=reason)
 
-def _free_slots() -> None:
-    """Free the slots of killed servers that have ended by now."""
-    with _lock:
-        for server in [each for each in _going if each.process.poll() is not None]:
-            _going.remove(server)
-            give_slot(server.slot)
+    def _hear(self, seconds: float) -> None:
+        """Read what the server or the process says next."""
+        answer, _ = self.server.answer(seconds)
+        if answer.startswith(b"ended "):
+            self.code = int(answer.split()[1])
+        else:
+            self.status.append(answer)
+
+    def _read(self, fd: int) -> bool:
+        """Read output once; return whether there may be more."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            if fd in self.selector.get_map():
+                self.selector.unregister(fd)
+            return False
+        room = self.job.output_bytes - len(self.output[fd])
+        self.output[fd] += data[:room]
+        if len(data) > room:
+            self.stopped = "output"
+        return True
 
 
 @contextmanager
-def _server(python: str | None) -> Iterator[_Server]:
+def _server(python: str | None, isolated: bool = True) -> Iterator[_Server]:
     """Lend a server to one caller at a time; one that fails is not used again."""
     while True:
         with _lock:
-            waiting = _idle.get(python)
+            waiting = _idle.get((python, isolated))
             server = waiting.pop() if waiting else None
         if server is None:
-            server = _Server(python)
+            server = _Server(python, isolated)
         if server.process.poll() is None:
             break
         server.close()
@@ -227,7 +290,7 @@ def _server(python: str | None) -> Iterator[_Server]:
     over = server if server.lost else None
     with _lock:
         if over is None:
-            _idle.setdefault(python, []).append(server)
+            _idle.setdefault((python, isolated), []).append(server)
             if sum(map(len, _idle.values())) > _MOST_IDLE:
                 over = max(_idle.values(), key=len).pop(0)
     if over is not None:
@@ -256,7 +319,6 @@ def _forget() -> None:
     _lock = threading.Lock()
     for server in _live:
         server.control.close()  # a copy: while one is open, the server does not see its parent's close
-    _going.clear()
     _live.clear()
     _idle.clear()
 

@@ -1,10 +1,7 @@
-"""Restrict this process and replace it by the program, or fork a restricted process for each requested program.
+"""Fork a restricted process for each requested program: the script of a fork server, see `serve`.
 
 Runs on its own (`python3 -I -S -c SOURCE CONFIG`), under a user id that may not even read this file: nothing but the
 standard library, and of that as little as possible.
-
-With Landlock it becomes one program, and reports on the status pipe: `ready` right before the program starts, or a line
-that begins with `failed`. With namespaces it is a fork server, see `serve`, and reports on a socket.
 """
 
 from __future__ import annotations
@@ -24,25 +21,13 @@ if TYPE_CHECKING:
 globals()["__builtins__"] = dict(vars(sys.modules["builtins"]))
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_ARM = os.uname().machine == "aarch64"
-_PIVOT_ROOT, _CAPSET, _MOUNT_SETATTR = (41, 91, 442) if _ARM else (155, 126, 442)
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_PIDFD_OPEN, _OPEN_TREE, _MOVE_MOUNT = 434, 428, 429
-_CLONED, _EMPTY_PATH = 1 | 0x8000 | 0x80000, 4  # OPEN_TREE_CLONE | AT_RECURSIVE | O_CLOEXEC; MOVE_MOUNT_F_EMPTY_PATH
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 24, 38, 22
-_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
-_ATTR_READ_ONLY, _ATTR_NOSUID, _ATTR_NODEV, _AT_RECURSIVE, _AT_FDCWD = 1, 2, 4, 0x8000, -100
-_NEW_USER, _NEW_PIDS = 0x10000000, 0x20000000
-_NEW_MOUNTS_AND_MORE = (
-    0x20000 | 0x40000000 | 0x8000000 | 0x4000000 | 0x2000000
-)  # NEWNS, NEWNET, NEWIPC, NEWUTS, NEWCGROUP
-_MNT_DETACH = 2
+_PIDFD_OPEN = 434
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 38, 22
 _SIGKILL = 9
 _POLLIN, _POLLRDHUP = 1, 0x2000
-# Rights of Landlock ABI 3: execute 1, write 2, read file 4, read directory 8, then making, removing, moving, truncating.
-_ALL_RIGHTS = (1 << 15) - 1
+# Rights of Landlock: execute 1, write 2, read file 4, read directory 8, then making, removing, moving, truncating.
 _READ_AND_RUN, _READ, _READ_WRITE_FILE = 1 | 4 | 8, 4 | 8, 2 | 4
-_FILES = 1 << 14  # in /tmp: millions would take long to clear away after the program
 # What programs import most: loaded once, before the first fork.
 _PRELOADED = ["atexit", "bisect", "collections", "copy", "functools", "heapq", "io", "itertools", "json", "math"]
 _PRELOADED += ["operator", "random", "re", "string", "typing"]
@@ -68,96 +53,20 @@ def prctl(name: str, option: int, *args: Any) -> None:
     call(name, _LIBC.prctl(option, *wide))
 
 
-def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    """Call mount(2); an empty text is passed as NULL. Raises `OSError`."""
-    texts = [text.encode() or None for text in (source, target, kind, options)]
-    result = _LIBC.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
-    call(f"mount {kind or source} on {target}", result)
-
-
-def read_only(path: str, recursive: bool = True) -> None:
-    """Make a mount read-only, without set-user-ID and devices, by default with all mounts below it. Raises `OSError`."""
-    attributes = (ctypes.c_uint64 * 4)(_ATTR_READ_ONLY | _ATTR_NOSUID | _ATTR_NODEV, 0, 0, 0)
-    flags = _AT_RECURSIVE if recursive else 0
-    syscall(f"mount_setattr {path}", _MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, 32)
-
-
-def enter_namespaces() -> int:
-    """Continue in the first process of new namespaces; the calling process waits for it and ends.
-
-    Returns:
-        A descriptor of the new process namespace.
-    """
-    uid, gid = os.getuid(), os.getgid()
-    call("unshare", _LIBC.unshare(_NEW_USER | _NEW_PIDS | _NEW_MOUNTS_AND_MORE))
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
-    child = os.fork()
-    if child:
-        os.closerange(0, 1 << 16)
-        os.waitpid(child, 0)
-        os._exit(0)
-    os.setsid()  # out of the group of the process that waits: a group is signalled across namespaces
-    prctl("pdeathsig", _PR_SET_PDEATHSIG, _SIGKILL)
-    return os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def build_root(config: dict[str, Any]) -> None:
-    """Make a new read-only root: system directories, and mount points for a program's box and its /tmp."""
-    root = "/proc"  # any directory that exists everywhere; the new root is mounted over it
-    mount("", "/", "", _MS_REC | _MS_PRIVATE)
-    mount("tmpfs", root, "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
-    for path in ("/tmp", "/box", "/old"):
-        os.mkdir(root + path)
-    for link, target in config["links"]:
-        os.symlink(target, root + link)
-    for path in config["binds"]:
-        _bind(path, root + path)
-    for device in ("/dev/null", "/dev/urandom"):
-        _bind(device, root + device, locked=False)
-    syscall("pivot_root", _PIVOT_ROOT, root.encode(), (root + "/old").encode())
-    os.chdir("/")
-    call("umount", _LIBC.umount2(b"/old", _MNT_DETACH))
-    os.rmdir("/old")
-    read_only("/", recursive=False)
-
-
-def _bind(source: str, target: str, locked: bool = True) -> None:
-    if os.path.isdir(source):
-        os.makedirs(target, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        with open(target, "w"):
-            pass
-    mount(source, target, "", _MS_BIND | _MS_REC)
-    if locked:
-        read_only(target)
-
-
-def drop_capabilities() -> None:
-    """Drop every capability of this process, and those that it could gain."""
-    for capability in range(64):
-        if _LIBC.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
-            break  # past the last one that this kernel knows
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    syscall("capset", _CAPSET, header, (ctypes.c_uint32 * 6)())
-
-
-def restrict_files(config: dict[str, Any]) -> None:
-    """Restrict files by Landlock: read and run system directories, read the box, write nothing but /dev/null."""
+def restrict_files(readable: list[str]) -> None:
+    """Restrict files by Landlock: read and run what is below these paths, write nothing but /dev/null."""
     abi = syscall("landlock", _LANDLOCK_CREATE, None, 0, 1)
-    if abi < 3:
-        raise OSError(f"Landlock ABI {abi}, 3 is needed (Linux 6.2)")
+    rights = (
+        1 << (12 + min(abi, 3))
+    ) - 1  # all that this kernel knows: links across folders since 2, truncation since 3
     net = 3 if abi >= 4 else 0  # bind and connect TCP
     scope = 3 if abi >= 6 else 0  # abstract sockets, signals
     device = 1 << 15 if abi >= 5 else 0  # ioctl on devices
-    attributes = (ctypes.c_uint64 * 3)(_ALL_RIGHTS | device, net, scope)
+    attributes = (ctypes.c_uint64 * 3)(rights | device, net, scope)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     rules = syscall("landlock_create_ruleset", _LANDLOCK_CREATE, attributes, size, 0)
-    allowed = [(path, _READ_AND_RUN) for path in config["binds"]] + [(config["box"], _READ)]
-    allowed += [("/dev/null", _READ_WRITE_FILE), ("/dev/urandom", _READ)]
-    for path, rights in allowed:
+    allowed = [(path, _READ_AND_RUN) for path in readable]
+    for path, rights in [*allowed, ("/dev/null", _READ_WRITE_FILE), ("/dev/urandom", _READ)]:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
         if not os.path.isdir(path):
             rights &= 1 | 2 | 4
@@ -183,27 +92,27 @@ def serve(config: dict[str, Any]) -> bytes:
     been started. Ends when the other end of the socket is shut, and with the process that started it, whose forked children
     may hold that end too.
 
-    A program is asked for by a message with four descriptors: its stdin, stdout, stderr, and a file with the request, its
-    source and its files. The answers: `pid` with a descriptor of the process, `ready` from that process when it is locked up
-    or `failed` and why it could not be, and `ended` with its exit code. Nothing of a program is ever read by the process that
-    forks: the next one would inherit it. Only one runs at a time, in process, mount, network, IPC, UTS and control-group
-    namespaces of its own, and without a capability in the user namespace that they share.
+    A program is asked for by a message with four descriptors: its stdin, stdout, stderr, and a file with its limits and its
+    source. The answers: `pid` with a descriptor of the process, `ready` from that process when it is locked up or `failed` and
+    why it could not be, and `ended` with its exit code. Nothing of a program is ever read by the process that forks: the next
+    one would inherit it. Only one runs at a time.
     """
     import gc
     import select
     import socket
 
     control, trainer = socket.socket(fileno=config["control_fd"]), config["trainer_fd"]
+    code = bytes.fromhex(config["seccomp"])
     try:
         for name in _PRELOADED:
             __import__(name)
-        own_pids = enter_namespaces()
-        build_root(config)
+        prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
+        if code:
+            restrict_files(config["readable"])
     except BaseException as failure:
         _report(control, failure)
         os._exit(125)
     control.send(b"ready")
-    code = bytes.fromhex(config["seccomp"])
     gc.collect()
     gc.freeze()
     requests = select.poll()
@@ -216,12 +125,10 @@ def serve(config: dict[str, Any]) -> bytes:
         if not message:
             os._exit(0)
         fds = [int.from_bytes(rights[0][2][at : at + 4], sys.byteorder) for at in range(0, 16, 4)]
-        call("setns", _LIBC.setns(own_pids, _NEW_PIDS))  # from where new ones can be made again
-        call("unshare", _LIBC.unshare(_NEW_PIDS))
         child = os.fork()
         if not child:
             try:
-                return lock_up(config["binds"], fds, control, code)
+                return lock_up(fds, control, code)
             except BaseException as failure:
                 _report(control, failure)
                 os._exit(125)
@@ -236,39 +143,27 @@ def serve(config: dict[str, Any]) -> bytes:
         if process not in [fd for fd, _ in ends.poll()]:
             os.kill(child, _SIGKILL)  # nobody waits for it any more
         os.close(process)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        # What it left, without isolation. It is not yet reaped, so that the number is still its own.
+        _done(lambda: os.killpg(child, _SIGKILL))  # noqa: B023
         _, status = os.waitpid(child, 0)
         ended = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         control.send(b"ended %d" % ended)
 
 
-def lock_up(binds: list[str], fds: list[int], control: socket.socket, filter_code: bytes) -> bytes:
+def lock_up(fds: list[int], control: socket.socket, filter_code: bytes) -> bytes:
     """Restrict this process, just forked, for a program and return the program's source."""
-    with open(fds[3], "rb") as content:
-        job = eval(content.readline())
-        source = content.read(job["size"])
-        files = [(name, content.read(size)) for name, size in job["files"]]
-    call("unshare", _LIBC.unshare(_NEW_MOUNTS_AND_MORE))
+    prctl("pdeathsig", _PR_SET_PDEATHSIG, _SIGKILL)
     os.setsid()
-    mount("tmpfs", "/box", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755")
-    inside = [path for path in binds if path[:5] == "/tmp/"]
-    below = {path: syscall(path, _OPEN_TREE, _AT_FDCWD, path.encode(), _CLONED) for path in inside}
-    mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={job['disk_mb']}m,nr_inodes={_FILES},mode=700")
-    for path, tree in below.items():  # of an interpreter that lies there; one may lie inside another
-        os.makedirs(path, exist_ok=True)
-        syscall(path, _MOVE_MOUNT, tree, b"", _AT_FDCWD, path.encode(), _EMPTY_PATH)
-    os.chdir("/tmp")
-    for path, text in (("/box/main.py", source), *((f"/tmp/{name}", text) for name, text in files)):
-        with open(path, "wb") as file:
-            file.write(text)
-    del files
-    read_only("/box", recursive=False)
-    drop_capabilities()
-    for kind, limit in job["limits"].items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{kind.upper()}"), (limit, limit))
-    prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
-    filter_calls(filter_code)
+    with open(fds[3], "rb") as content:
+        limits = eval(content.readline())
+        source = content.read()
     for number, fd in enumerate(fds[:3]):
         os.dup2(fd, number)
+    for kind, limit in limits.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{kind.upper()}"), (limit, limit))
+    if filter_code:
+        filter_calls(filter_code)
     control.send(b"ready")
     control.detach()
     os.closerange(3, 1 << 16)
@@ -277,23 +172,6 @@ def lock_up(binds: list[str], fds: list[int], control: socket.socket, filter_cod
 
 def _report(control: socket.socket, failure: BaseException) -> None:
     control.send(f"failed {type(failure).__name__}: {failure}".encode("utf-8", "replace")[:500])
-
-
-def restrict_process(config: dict[str, Any]) -> None:
-    """Restrict this process by Landlock and a filter of system calls, then replace it by the program."""
-    status = config["status_fd"]
-    try:
-        prctl("pdeathsig", _PR_SET_PDEATHSIG, _SIGKILL)
-        os.chdir(config["box"])
-        prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
-        restrict_files(config)
-        filter_calls(bytes.fromhex(config["seccomp"]))
-        os.set_inheritable(status, False)
-        os.write(status, b"ready\n")
-        os.execve(config["argv"][0], config["argv"], {})
-    except BaseException as failure:
-        os.write(status, f"failed {type(failure).__name__}: {failure}\n".encode("utf-8", "replace")[:500])
-        os._exit(125)
 
 
 def run(source: bytes) -> None:
@@ -312,7 +190,7 @@ def run(source: bytes) -> None:
     modules, leave, exits, collect, objects = sys.modules, os._exit, atexit._run_exitfuncs, gc.collect, gc.get_objects
     hook, streams = sys.__excepthook__, (sys.stdout, sys.stderr)
     files = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair
-    path, fflush = "/box/main.py", _LIBC.fflush
+    path, fflush = "/main.py", _LIBC.fflush
     before = {*modules} - {"__main__"}
     program = modules["__main__"] = type(sys)("__main__")
     program.__dict__.update(__file__=path, __cached__=None, __annotations__={}, __builtins__=modules["builtins"])
@@ -382,7 +260,4 @@ def _exit_code(value: Any) -> int:
 
 
 if __name__ == "__main__":
-    config = eval(sys.argv[1])  # a repr that the library wrote; importing json would double the time
-    if not config["namespaces"]:
-        restrict_process(config)
-    run(serve(config))
+    run(serve(eval(sys.argv[1])))  # a repr that the library wrote; importing json would double the time

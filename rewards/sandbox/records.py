@@ -1,12 +1,11 @@
 """Jobs and results of the sandbox."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from rewards.errors import RewardsError
 
-Level: TypeAlias = Literal["namespaces", "landlock", "unsafe"]
+Level: TypeAlias = Literal["landlock", "unsafe"]
 # Preferred first. "unsafe" is never chosen unless asked for.
 LEVELS: tuple[Level, ...] = get_args(Level)
 
@@ -26,12 +25,8 @@ class Job:
         program: Python source.
         stdin: what the program reads, as text.
         seconds: wall clock and, rounded up, CPU seconds.
-        memory_mb: MiB of address space for each process of the program, and of memory in use for all of them together, which
-            is looked at 40 times a second. A program that holds more is stopped (`failed`).
+        memory_mb: MiB of address space.
         output_bytes: bytes of stdout, and of stderr, after which the program is stopped.
-        files: further files in the working directory, name to content. Names are plain: no directories.
-        processes: processes and threads that the program may have at once.
-        disk_mb: MiB that it may write below /tmp; where there is no sized /tmp, nothing can be written at all.
         python: path of an interpreter with its packages, such as a virtual environment's; by default the system's Python with
             the standard library alone. The program may read the whole environment.
     """
@@ -41,9 +36,6 @@ class Job:
     seconds: float = 5.0
     memory_mb: int = 512
     output_bytes: int = 1 << 20
-    files: Mapping[str, str | bytes] = field(default_factory=dict)
-    processes: int = 16
-    disk_mb: int = 32
     python: str | None = None
 
 
@@ -54,7 +46,7 @@ class Result:
     `status`: `ok` exit code 0; `failed` any other end of its own, or no program that could be started; `timeout` and
     `output` stopped at that limit; `infra` the sandbox did not start, which says nothing about the program. `stdout` and
     `stderr` hold what was written until then, undecodable bytes replaced. `returncode` is negative for a signal, and None when
-    the program was stopped. `seconds` is wall clock with the start of the sandbox.
+    the program was stopped. `seconds` is wall clock.
     """
 
     status: RunStatus

@@ -21,15 +21,19 @@ _MACHINES = {"x86_64": _Machine(0xC000003E, 0), "aarch64": _Machine(0xC00000B7, 
 _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
 _CLONE_THREAD = 0x00010000
-_AF_UNIX = 1
+_ACCESS_AND_TRUNCATE, _TRUNCATE = 0o1003, 0o1000  # O_ACCMODE | O_TRUNC, and O_RDONLY | O_TRUNC
 
-_CLONE, _CLONE3, _SOCKET, _PRLIMIT = (56, 220), (435, 435), (41, 198), (302, 261)
+_CLONE, _PRLIMIT, _PRCTL, _OPEN, _OPENAT = (56, 220), (302, 261), (157, 167), (2, -1), (257, 56)
 _FCNTL, _IOCTL = (72, 25), (16, 29)
 # F_SETOWN, F_SETSIG, F_SETOWN_EX and FIOSETOWN, SIOCSPGRP: a pipe's owner may be any process, and is sent any signal.
 _SETTING_OWNERS = {_FCNTL: (8, 10, 15), _IOCTL: (0x8901, 0x8902)}
 
-# name: (x86-64, arm64); -1 where the machine has no such call. Denied at every level: other processes' memory, mounts,
-# namespaces, kernel interfaces, and memory that RLIMIT_AS does not count.
+# Their arguments are out of a filter's sight; the C library falls back to the older call.
+_NOT_IMPLEMENTED = {"clone3": (435, 435), "openat2": (437, 437)}
+
+# name: (x86-64, arm64); -1 where the machine has no such call. Other processes' memory, mounts, namespaces, kernel
+# interfaces, and memory that RLIMIT_AS does not count; then new processes, signals and settings that reach other processes of
+# the same user, and what Landlock leaves open about files (sizes before Linux 6.2, modes, owners, times, attributes, watches).
 _DENIED = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -91,14 +95,10 @@ _DENIED = {
     "vhangup": (153, 58),
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
-}
-
-# Denied where there are no namespaces: new processes, signals and settings that reach other processes of the same user,
-# and what Landlock leaves open about files (modes, owners, times, attributes, watches).
-_DENIED_WITHOUT_NAMESPACES = {
+    "truncate": (76, 45),
     "fork": (57, -1),
     "vfork": (58, -1),
-    "socket": _SOCKET,
+    "socket": (41, 198),
     "kill": (62, 129),
     "tkill": (200, 130),
     "tgkill": (234, 131),
@@ -149,16 +149,16 @@ _DENIED_WITHOUT_NAMESPACES = {
     "inotify_add_watch": (254, 27),
 }
 
-_LOAD, _JUMP_EQUAL, _JUMP_ATLEAST, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF opcodes on constants
-_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24  # offsets in struct seccomp_data; the low halves of arguments
+# BPF opcodes on constants
+_LOAD, _AND, _JUMP_EQUAL, _JUMP_ATLEAST, _JUMP_SET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32  # offsets in struct seccomp_data; the low halves of arguments
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def filter_program(*, namespaces: bool, machine: str | None = None) -> bytes | None:
+def filter_program(machine: str | None = None) -> bytes | None:
     """Return the filter as an array of `struct sock_filter`, or None for a machine whose call numbers are not known.
 
-    `namespaces` says that process and mount namespaces keep the program apart already; without them it may start
-    threads but no processes, send no signals, open no sockets and change no file's mode or owner.
+    A program may start threads but no processes, send no signals, open no sockets and change no file's size, mode or owner.
     """
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
@@ -166,22 +166,24 @@ def filter_program(*, namespaces: bool, machine: str | None = None) -> bytes | N
     code = [_op(_LOAD, _ARCH), _op(_JUMP_EQUAL, known.audit, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
     if known.column == 0:
         code += [_op(_JUMP_ATLEAST, _X32_BIT, 0, 1), _op(_RETURN, _KILL)]
-    denied = _DENIED if namespaces else _DENIED | _DENIED_WITHOUT_NAMESPACES
-    for numbers in denied.values():
+    for table, error in ((_DENIED, errno.EPERM), (_NOT_IMPLEMENTED, errno.ENOSYS)):
+        for numbers in table.values():
+            if (number := numbers[known.column]) >= 0:
+                code += [_op(_JUMP_EQUAL, number, 0, 1), _op(_RETURN, _ERRNO | error)]
+    conditions = [
+        (_CLONE, _ARG0, _JUMP_SET, _NEW_NAMESPACES, True),
+        (_CLONE, _ARG0, _JUMP_SET, _CLONE_THREAD, False),
+        (_PRLIMIT, _ARG0, _JUMP_EQUAL, 0, False),  # pid 0: only itself
+        (_PRCTL, _ARG0, _JUMP_EQUAL, 1, True),  # PR_SET_PDEATHSIG, by which it ends with its server
+    ]
+    for numbers, commands in _SETTING_OWNERS.items():
+        conditions += [(numbers, _ARG1, _JUMP_EQUAL, command, True) for command in commands]
+    for numbers, argument, test, constant, denied_if in conditions:
+        code += _when(numbers[known.column], [_op(_LOAD, argument)], test, constant, denied_if)
+    for numbers, argument in ((_OPEN, _ARG1), (_OPENAT, _ARG2)):
         if numbers[known.column] >= 0:
-            code += _deny(numbers[known.column], errno.EPERM)
-    code += _deny(
-        _CLONE3[known.column], errno.ENOSYS
-    )  # its flags are out of a filter's sight; libc falls back to clone
-    code += _when(_CLONE[known.column], _JUMP_SET, _NEW_NAMESPACES, deny_if=True)
-    if namespaces:
-        code += _when(_SOCKET[known.column], _JUMP_EQUAL, _AF_UNIX, deny_if=False)
-    else:
-        code += _when(_CLONE[known.column], _JUMP_SET, _CLONE_THREAD, deny_if=False)
-        code += _when(_PRLIMIT[known.column], _JUMP_EQUAL, 0, deny_if=False)  # pid 0: only itself
-        for numbers, commands in _SETTING_OWNERS.items():
-            for command in commands:
-                code += _when(numbers[known.column], _JUMP_EQUAL, command, deny_if=True, argument=_ARG1)
+            flags = [_op(_LOAD, argument), _op(_AND, _ACCESS_AND_TRUNCATE)]
+            code += _when(numbers[known.column], flags, _JUMP_EQUAL, _TRUNCATE, True)
     return b"".join([*code, _op(_RETURN, _ALLOW)])
 
 
@@ -189,16 +191,12 @@ def _op(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, constant)
 
 
-def _deny(number: int, error: int) -> list[bytes]:
-    return [_op(_JUMP_EQUAL, number, 0, 1), _op(_RETURN, _ERRNO | error)]
-
-
-def _when(number: int, test: int, constant: int, *, deny_if: bool, argument: int = _ARG0) -> list[bytes]:
-    """Return instructions that deny one call when the test of an argument gives `deny_if`."""
-    jumps = (0, 1) if deny_if else (1, 0)
+def _when(number: int, load: list[bytes], test: int, constant: int, denied_if: bool) -> list[bytes]:
+    """Return instructions that deny one call when the test of what `load` reads gives `denied_if`."""
+    jumps = (0, 1) if denied_if else (1, 0)
     return [
-        _op(_JUMP_EQUAL, number, 0, 4),
-        _op(_LOAD, argument),
+        _op(_JUMP_EQUAL, number, 0, 3 + len(load)),
+        *load,
         _op(test, constant, *jumps),
         _op(_RETURN, _ERRNO | errno.EPERM),
         _op(_LOAD, _NR),

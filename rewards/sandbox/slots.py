@@ -7,8 +7,6 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TypeAlias
 
 # 60578-61183 are assigned to nobody by Debian and by systemd (UIDS-GIDS), and small enough for mapped containers.
@@ -19,17 +17,6 @@ _lock = threading.Lock()
 Slot: TypeAlias = tuple[int, socket.socket]  # the user id, and the socket that claims it
 _free: list[Slot] = []
 _claims: list[socket.socket] = []  # of all slots of ours, also those in use
-
-
-@contextmanager
-def uid_slot() -> Iterator[int | None]:
-    """Lend a user id that no other program on this machine uses meanwhile; None if this process is not root; raises like
-    `take_slot`."""
-    slot = take_slot()
-    try:
-        yield slot and slot[0]
-    finally:
-        give_slot(slot)
 
 
 def give_slot(slot: Slot | None) -> None:

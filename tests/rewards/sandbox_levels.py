@@ -8,7 +8,7 @@ import pytest
 from rewards import sandbox
 from rewards.sandbox import runner
 
-LEVELS: tuple[sandbox.Level, ...] = ("namespaces", "landlock")
+LEVELS: tuple[sandbox.Level, ...] = ("landlock",)
 
 
 def need(level: str) -> None:

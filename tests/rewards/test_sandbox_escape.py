@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import itertools
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -63,6 +62,9 @@ PROGRAMS = {
     "reading accounts": TRY + "attempt(open, '/etc/passwd')\nattempt(open, '/etc/shadow')",
     "reading a file of the trainer": TRY
     + "attempt(open, '{secret}')\nattempt(os.listdir, os.path.dirname('{secret}'))",
+    "emptying a file of the trainer": TRY
+    + "attempt(os.truncate, '{secret}', 0)\nattempt(os.open, '{secret}', os.O_TRUNC)\n"
+    + "attempt(os.open, '{secret}', os.O_RDWR | os.O_TRUNC)\nattempt(os.open, '/tmp/new', os.O_CREAT)",
     "inherited environment": "import os\nprint('ESCAPED' if set(os.environ) - {{'PWD', 'LC_CTYPE'}} else 'none')",
     "inherited descriptors": (
         "import os\nfor fd in range(3, 1024):\n    try:\n        os.fstat(fd)\n    except OSError:\n        continue\n"
@@ -267,8 +269,9 @@ def left_of(started):
 
 
 def processes():
-    """Name, process id and state of those that are the sandbox's or this process's children, but for fork servers (each is a
-    process and its child). Other tests, and others on this machine, run sandboxes under user ids of theirs."""
+    """Name, process id and state of those that are the sandbox's or this process's children, but for fork servers, and for dead
+    programs of dead servers, which the machine's first process has to reap. Other tests, and others on this machine, run
+    sandboxes under user ids of theirs."""
     found = []
     servers = [server for idle in forkserver._idle.values() for server in idle]
     uids = {uid for uid, _ in [*slots._free, *(server.slot for server in servers if server.slot)]}
@@ -277,8 +280,9 @@ def processes():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
             fields = dict(line.split(":\t", 1) for line in itertools.islice(status, 12) if ":\t" in line)
             ours = int(fields["Uid"].split()[0]) in uids
-            server = pids & {int(pid), int(fields["PPid"])}
-            if (ours or int(fields["PPid"]) == os.getpid()) and not server:
+            child = int(fields["PPid"]) in {os.getpid(), *pids}
+            dead = fields["State"].startswith("Z") and not child
+            if (ours or child) and int(pid) not in pids and not dead:
                 found.append((fields["Name"], pid, fields["State"]))
     return found
 
@@ -311,7 +315,7 @@ def test_no_program_gets_out_or_stays(name, level, target, ended):
 @pytest.fixture(scope="module")
 def killed():
     """By level: what a trainer had started that was killed while a program ran in its sandbox."""
-    before, trainers, started = set(Path("/tmp").glob("sandbox-*")), {}, {}
+    trainers, started = {}, {}
     for level in working_levels():
         code = (
             "from rewards import sandbox\n"
@@ -327,10 +331,6 @@ def killed():
         trainer.kill()
         trainer.wait()
         trainer.stdout.close()
-    for box in set(Path("/tmp").glob("sandbox-*")) - before:  # a killed trainer cannot clear it away
-        with contextlib.suppress(OSError):
-            if "sleep(1000)" in (box / "main.py").read_text():  # other tests may run at the same time
-                shutil.rmtree(box)
     return started
 
 
@@ -351,70 +351,28 @@ def test_the_same_programs_do_get_out_where_nothing_holds_them(name, target):
     Path(aims["secret"]).write_text("secret")
 
 
-DEEP = "import os\nfor _ in range(2200):\n    os.mkdir('d'); os.chdir('d')\n    open('f', 'w').close()\nprint('done')"
-LINKS = """
-import os
-box = os.getcwd()
-os.symlink('{secret}', 'link')
-os.mkdir('shut'); open('shut/f', 'w').close(); os.chmod('shut', 0)
-for act in (lambda: os.rename(box, box + '-moved'), lambda: os.symlink('/', os.path.dirname(box) + '/link')):
-    try:
-        act()
-    except OSError:
-        print('refused')
-"""
-
-
-@pytest.mark.parametrize("program", [DEEP, LINKS])
-def test_nothing_is_left_behind_at_the_level_without_walls(program, target):
-    before = set(Path("/tmp").glob("sandbox-*"))
-    result = sandbox.run(program.format(**target[0]), seconds=30, at="unsafe", allow_unsafe=True)
-    assert result.status == "ok", result.stderr
-    if program == LINKS and os.geteuid() == 0:
-        assert result.stdout == "refused\nrefused\n"
-    assert set(Path("/tmp").glob("sandbox-*")) <= before
-    assert Path(target[0]["secret"]).read_text() == "secret"
-
-
-MANY = """
-import os, time
-for _ in range(3):
-    if os.fork() == 0:
-        kept = b"x" * (150 << 20)
-        time.sleep(0.4)
-        os._exit(0)
-kept = b"x" * (150 << 20)
-time.sleep(0.4)
-print("ESCAPED")
-"""
-
-
-def test_processes_together_hold_no_more_than_one_may():
-    need("namespaces")
-    result = sandbox.run(MANY, at="namespaces", seconds=10.0, memory_mb=256)
+@pytest.mark.parametrize("abi", [1, 2])
+@pytest.mark.parametrize("name", ["emptying a file of the trainer", "writing outside", "symbolic link out"])
+def test_files_are_safe_on_older_kernels(abi, name, target, monkeypatch):
+    need("landlock")
+    ask = 'abi = syscall("landlock", _LANDLOCK_CREATE, None, 0, 1)'
+    source = commands._launcher_source()
+    assert ask in source
+    monkeypatch.setattr(commands, "_launcher_source", lambda: source.replace(ask, f"abi = {abi}"))
+    forkserver.close_idle()
+    result = sandbox.run(PROGRAMS[name].format(**target[0]), at="landlock")
+    forkserver.close_idle()
     assert "ESCAPED" not in result.stdout
-    assert (result.status, result.reason) == ("failed", "stopped: its processes held more than 256 MiB together")
-
-
-def test_what_processes_share_is_counted_once():
-    program = (
-        "import os, time\nkept = bytearray(os.urandom(1 << 20) * 100)\nfor _ in range(4):\n    if os.fork() == 0:\n"
-        "        time.sleep(0.3)\n        os._exit(0)\ntime.sleep(0.3)\nprint(len(kept))"
-    )
-    result = sandbox.run(program, memory_mb=256)
-    assert result.status == "ok", result
+    assert "refused" in result.stdout, result
+    assert Path(target[0]["secret"]).read_text() == "secret"
 
 
 # What a program may try on the fork server it comes from, and on the next. {server} is a process id as this machine sees it.
 LEAVE = """
-import builtins, ctypes, fcntl, json, os, signal, socket, sys, threading, time
+import builtins, ctypes, fcntl, json, os, signal, sys, threading, time
 builtins.sum, json.loads = None, None
-open("/tmp/left", "w").write("left")
-os.chmod("/tmp", 0o777)
 os.umask(0)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-kept = socket.socket(socket.AF_UNIX)
-kept.bind("\\0left")
 lock = open("/usr/bin/env")
 fcntl.flock(lock, fcntl.LOCK_EX)
 libc = ctypes.CDLL(None)
@@ -431,33 +389,18 @@ for pid in (os.getppid(), {server}, {server} + 1, 2):
 for fd in range(3, 1024):
     try:
         os.fstat(fd)
-        if fd not in (kept.fileno(), lock.fileno()): sys.stdout.write("ESCAPED descriptor %d" % fd)
+        if fd != lock.fileno(): sys.stdout.write("ESCAPED descriptor %d" % fd)
     except OSError:
         pass
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        for fd in range(3): os.close(fd)
-        while True: time.sleep(0.01)
-    os._exit(0)
+if libc.prctl(1, 0, 0, 0, 0) == 0: sys.stdout.write("ESCAPED the end of its server")
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 sys.stdout.write("done")
 """
 LOOK = """
-import fcntl, json, os, signal, socket
-assert os.listdir("/tmp") == [] and os.listdir("/box") == ["main.py"], (os.listdir("/tmp"), os.listdir("/box"))
-assert os.stat("/tmp").st_mode & 0o777 == 0o700 and os.umask(0) == 0o022
+import fcntl, json, os, signal
+assert os.umask(0) == 0o022
 assert sum([1, 2]) == 3 and json.loads("[1]") == [1] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-assert os.getpid() == 1 and os.getppid() == 0
-kept = socket.socket(socket.AF_UNIX)
-kept.bind("\\0left")
 fcntl.flock(open("/usr/bin/env"), fcntl.LOCK_EX | fcntl.LOCK_NB)
-for pid in range(2, 5000):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        continue
-    print("ESCAPED: a process stayed", pid)
 print("clean")
 """
 
@@ -465,12 +408,11 @@ print("clean")
 @pytest.fixture
 def server():
     """The process id of one fork server, which runs all programs of the test."""
-    need("namespaces")
+    need("landlock")
     forkserver.close_idle()
-    sandbox.run("print(1)", at="namespaces")
+    sandbox.run("print(1)", at="landlock")
     [[only]] = forkserver._idle.values()
-    waiting = Path(f"/proc/{only.process.pid}/task/{only.process.pid}/children")
-    yield int(waiting.read_text())
+    yield only.process.pid
     forkserver.close_idle()
     assert not Path(f"/proc/{only.process.pid}").exists()
 
@@ -482,10 +424,10 @@ def test_no_program_reaches_the_fork_server_or_the_next_program(server):
 
     before = signals()
     for _ in range(2):
-        left = sandbox.run(LEAVE.format(server=server), at="namespaces")
+        left = sandbox.run(LEAVE.format(server=server), at="landlock")
         assert (left.status, left.stdout) == ("ok", "done"), left
         assert survivors() == []
-        found = sandbox.run(LOOK.format(), at="namespaces")
+        found = sandbox.run(LOOK.format(), at="landlock")
         assert (found.status, found.stdout) == ("ok", "clean\n"), found
     assert "T (stopped)" not in Path(f"/proc/{server}/status").read_text()
     assert len(before) == 3
@@ -504,10 +446,9 @@ def test_nothing_of_a_program_is_in_the_memory_that_the_next_inherits(server):
                     held += file.read(end - start)
         return held
 
-    halves = "of_the_program", "of_its_input", "of_its_file", "of_its_name"
+    halves = "of_the_program", "of_its_input"
     program = f"secret_{halves[0]} = input()\nprint(secret_{halves[0]})\nraise SystemExit(3)"
-    files = {f"secret_{halves[3]}": f"secret_{halves[2]}"}
-    result = sandbox.run(program, f"secret_{halves[1]}\n", files=files, at="namespaces")
+    result = sandbox.run(program, f"secret_{halves[1]}\n", at="landlock")
     assert result.stdout == f"secret_{halves[1]}\n"
     held = memory()
     assert [half for half in halves if f"secret_{half}".encode() in held] == []
@@ -521,29 +462,29 @@ def test_a_fork_server_that_dies_is_replaced_and_costs_its_program_no_verdict(se
     killer = threading.Thread(target=kill)
     killer.start()
     start = time.monotonic()
-    result = sandbox.run("import time; time.sleep(60)", seconds=50, at="namespaces")
+    result = sandbox.run("import time; time.sleep(60)", seconds=50, at="landlock")
     killer.join()
     assert (result.status, result.reason) == ("infra", "the sandbox's fork server ended")
     assert time.monotonic() - start < 10
     assert survivors() == []
-    sandbox.run("print(1)", at="namespaces")
+    sandbox.run("print(1)", at="landlock")
     [[other]] = forkserver._idle.values()
     other.process.kill()  # and one that dies while it waits
     other.process.wait()
-    assert sandbox.run("print(2)", at="namespaces").stdout == "2\n"
+    assert sandbox.run("print(2)", at="landlock").stdout == "2\n"
 
 
 def test_a_forked_child_of_the_trainer_has_servers_of_its_own(server):
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            fine = not forkserver.idle_processes() and sandbox.run("print(3)", at="namespaces").stdout == "3\n"
+            fine = not forkserver.idle_processes() and sandbox.run("print(3)", at="landlock").stdout == "3\n"
             forkserver.close_idle()
             os._exit(0 if fine else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(forkserver.idle_processes()) == 1
-    assert sandbox.run("print(4)", at="namespaces").stdout == "4\n"
+    assert sandbox.run("print(4)", at="landlock").stdout == "4\n"
 
 
 # A trainer that forks while a program runs; the child holds copies of all that the trainer has open. With `hooks` it is told
@@ -554,8 +495,8 @@ from rewards import sandbox
 from rewards.sandbox import forkserver
 fork = os.fork if {hooks} else ctypes.PyDLL(None).fork
 source = "import time; time.sleep({seconds})"
-program = threading.Thread(target=lambda: sandbox.run(source, seconds=60, at="namespaces"))
-sandbox.run("print(1)", at="namespaces")
+program = threading.Thread(target=lambda: sandbox.run(source, seconds=60, at="landlock"))
+sandbox.run("print(1)", at="landlock")
 program.start()
 time.sleep(0.3)
 child = fork()
@@ -568,7 +509,7 @@ print(child, flush=True)
 
 @pytest.mark.parametrize("hooks", [True, False])
 def test_a_program_ends_with_a_trainer_whose_forked_child_stays(hooks):
-    need("namespaces")
+    need("landlock")
     code = FORKING.format(hooks=hooks, seconds=1000)
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     child = int(trainer.stdout.readline())
@@ -584,7 +525,7 @@ def test_a_program_ends_with_a_trainer_whose_forked_child_stays(hooks):
 
 @pytest.mark.parametrize("hooks", [True, False])
 def test_a_forked_child_does_not_hold_up_the_end_of_a_fork_server(hooks):
-    need("namespaces")
+    need("landlock")
     code = (
         FORKING.format(hooks=hooks, seconds=0.5) + "program.join(); start = time.monotonic()\nforkserver.close_idle()\n"
     )
@@ -610,7 +551,7 @@ def test_a_program_that_does_not_go_away_keeps_its_verdict(server, monkeypatch):
 
     told = [time.monotonic()]
     monkeypatch.setattr(forkserver._Server, "answer", answer)
-    result = sandbox.run("while True: pass", seconds=0.5, at="namespaces")
+    result = sandbox.run("while True: pass", seconds=0.5, at="landlock")
     monkeypatch.undo()
     assert (result.status, result.reason) == ("timeout", "stopped after 0.5 s")
     assert not forkserver.idle_processes()  # that server is not used again
@@ -621,46 +562,21 @@ def test_a_timeout_ends_soon_whatever_its_server_does(server):
     """A server that is stopped says nothing of its program's end, as on a machine that takes long to clear away."""
     threading.Timer(0.2, os.kill, (server, signal.SIGSTOP)).start()
     start = time.monotonic()
-    result = sandbox.run("while True: pass", seconds=0.5, at="namespaces")
+    result = sandbox.run("while True: pass", seconds=0.5, at="landlock")
     assert (result.status, result.reason) == ("timeout", "stopped after 0.5 s")
     assert time.monotonic() - start < 4  # 0.5 s for the program, 1 s for its end, and what a busy machine takes
     assert not forkserver.idle_processes()
-    assert sandbox.run("print(4)", at="namespaces").stdout == "4\n"
-    assert not forkserver._going  # all of it is gone, and its user id is free again
+    assert sandbox.run("print(4)", at="landlock").stdout == "4\n"
     assert survivors() == []
 
 
-def test_a_program_cannot_make_files_without_end():
-    need("namespaces")
-    program = (
-        "n = 0\ntry:\n    while n < 20_000:\n        open(f'f{n}', 'w').close(); n += 1\nexcept OSError:\n    print(n)"
-    )
-    assert 15_000 < int(sandbox.run(program, at="namespaces").stdout) < 17_000
-
-
 def test_a_request_may_be_long():
-    need("namespaces")
-    files = {f"a-rather-long-name-of-a-file-{n}": "x" for n in range(2500)}
-    assert sandbox.run("import os\nprint(len(os.listdir()))", files=files, at="namespaces").stdout == "2500\n"
-
-
-def test_an_interpreter_may_lie_inside_another_below_tmp(monkeypatch):
-    need("namespaces")
-    outer = Path(f"/tmp/outer-{os.getpid()}")
-    (outer / "inner").mkdir(parents=True)
-    (outer / "inner" / "pyvenv.cfg").touch()
-    try:
-        both = commands.Interpreter(commands.python(), "3", (str(outer / "inner"), str(outer)))
-        monkeypatch.setattr(commands, "interpreter", lambda path: both)
-        result = sandbox.run(f"import os\nprint(os.listdir('{outer}/inner'))", python="nested", at="namespaces")
-        assert result.stdout == "['pyvenv.cfg']\n", result
-    finally:
-        forkserver.close_idle()
-        shutil.rmtree(outer)
+    need("landlock")
+    assert sandbox.run(f"print(len('{'x' * 5_000_000}'))", at="landlock").stdout == "5000000\n"
 
 
 def test_few_servers_are_kept(monkeypatch):
-    need("namespaces")
+    need("landlock")
     forkserver.close_idle()
     monkeypatch.setattr(forkserver, "_MOST_IDLE", 2)
     with contextlib.ExitStack() as stack:
@@ -673,9 +589,9 @@ def test_an_interrupted_start_leaves_no_process(monkeypatch):
     def interrupted(self, seconds):
         raise KeyboardInterrupt
 
-    need("namespaces")
+    need("landlock")
     forkserver.close_idle()
     monkeypatch.setattr(forkserver._Server, "answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sandbox.run("print(1)", at="namespaces")
+        sandbox.run("print(1)", at="landlock")
     assert survivors() == []
