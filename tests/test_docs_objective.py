@@ -1,4 +1,4 @@
-"""docs/objective.md lists every metric and check, docs/custom-hook.md every need, and the generated page every hook."""
+"""docs/objective.md lists every metric, check and field that a hook may need, and the generated page every hook."""
 
 from __future__ import annotations
 
@@ -143,6 +143,5 @@ EXAMPLES = {"advantage": "gae", "clip": "ppo_clip", "weight": "drop_truncated"} 
 def test_the_needs_are_those_of_the_code() -> None:
     from kit.objective.batch import REWARD_FIELDS, TOKEN_FIELDS
 
-    text = (ROOT / "docs/custom-hook.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"Known needs are(.*?)\.\n", text, re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", line)) == {*REWARD_FIELDS, *TOKEN_FIELDS}
+    names = re.findall(r"^\| (`.*?`) \(need\) \|", section("What a hook sees"), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(names))) == {*REWARD_FIELDS, *TOKEN_FIELDS}

@@ -135,9 +135,6 @@ def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_s
     check_environment(load_config(tree), trains=True)
 
 
-# --- the same steps as a run ------------------------------------------------------------------------------------------
-
-
 # --- on-policy --------------------------------------------------------------------------------------------------------
 
 

@@ -59,16 +59,6 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert list(broken(page, page.read_text(encoding="utf-8"))) == []
 
 
-def test_a_broken_link_is_found() -> None:
-    page = DOCS / "index.md"
-    good = "[a](concepts.md) [b](concepts.md#the-loss) [c](https://example.org/x) ![d](images/concepts-loop.svg)"
-    good += " [e](reference/cli.md)"
-    assert list(broken(page, good)) == []
-    bad = "[a](nothing.md) [b](concepts.md#nothing) [c](#nothing) ![d](images/nothing.png)"
-    assert list(broken(page, bad)) == ["nothing.md", "concepts.md#nothing", "#nothing", "images/nothing.png"]
-    assert list(broken(page, "```\n[a](nothing.md)\n```\n")) == []
-
-
 def test_readme_links_to_nothing_that_only_the_site_has() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name in written_with_the_site() if name in readme] == []
