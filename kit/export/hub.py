@@ -7,6 +7,8 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -194,7 +196,7 @@ def push(
     kind: Literal["model", "space", "dataset"] = "model",
     check: Callable[[list[str], bool], None] = lambda names, made: None,
 ) -> dict[str, Any]:
-    """Uploads every file of `folder` in one commit, and checks what is there then. Returns address and commit.
+    """Uploads every file of `folder` in one commit. Returns address and commit.
 
     `kind` is the repository's; a new Space serves the files as they are. `check` is given the files that are there before
     anything is written and whether this call made the repository, and raises where they must stay.
@@ -205,39 +207,20 @@ def push(
     Asked again after a failure it sends only what the hub does not have. Raises `RunError` in words of its own.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
     address = "/".join([api.endpoint, *([] if kind == "model" else [f"{kind}s"]), repo])
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
-
-    def commit() -> Any:
-        # Not upload_folder: where hf_xet is installed that one commits in parts, and a reader may see half an export.
-        parts: list[Any] = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in files]
-        parts += [CommitOperationDelete(name, is_folder=False) for name in stale]
-        return api.create_commit(repo, operations=parts, commit_message=message, repo_type=kind)
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {name: path for name, path in files.items() if not path.name.startswith(".")}
 
     def create() -> bool:
         """Whether there was none before."""
-        try:
-            sdk = {"space_sdk": "static"} if kind == "space" else {}
-            api.create_repo(repo, private=private, exist_ok=False, repo_type=kind, **sdk)
-        except HfHubHTTPError as error:
-            status = error.response.status_code
-            if status == 409:
-                return False
-            if status not in (401, 402, 403):
-                raise
-            try:
-                there = api.repo_exists(repo, repo_type=kind)
-            except HfHubHTTPError:  # the hub refuses to say
-                there = False
-            if not there:  # a token may write and yet not create
-                raise
+        if api.repo_exists(repo, repo_type=kind):
             return False
-        except ValueError:  # made, at an address that huggingface_hub does not take for a hub's
-            if not api.repo_exists(repo, repo_type=kind):
-                raise
+        sdk = {"space_sdk": "static"} if kind == "space" else {}
+        # An address that huggingface_hub does not take for a hub's is a ValueError after the repository was made.
+        with suppress(ValueError):
+            api.create_repo(repo, private=private, exist_ok=True, repo_type=kind, **sdk)
         return True
 
     made = _called("creating the repository", repo, create)
@@ -248,22 +231,19 @@ def push(
             f"({address}/settings), give another {'--repo' if kind == 'model' else 'OWNER/NAME'}, or "
             f"{'leave --private out' if kind == 'model' else 'add --public'}."
         )
-    check([each.rfilename for each in before.siblings or []], made)
-    new = {path.relative_to(folder).as_posix() for path in files}
     names = [each.rfilename for each in before.siblings or []]
+    check(names, made)
     # Loaders of the repository take such files for its weights; those in folders nobody loads by themselves.
     weights = [name for name in names if "/" not in name and any(fnmatch.fnmatchcase(name, each) for each in WEIGHTS)]
-    stale = sorted(set(weights) - new)
+    stale = sorted(set(weights) - files.keys())
     if stale:
         say(f"Removing from {repo} in the same commit, as they are of an earlier push: {', '.join(stale)}")
+    # Not upload_folder: where hf_xet is installed that one commits in parts, and a reader may see half an export.
+    parts: list[Any] = [CommitOperationAdd(name, path) for name, path in files.items()]
+    parts += [CommitOperationDelete(name, is_folder=False) for name in stale]
+    commit = partial(api.create_commit, repo, operations=parts, commit_message=message, repo_type=kind)
     done = _called("the upload", repo, commit)
-    there = _called("looking at the repository", repo, lambda: api.repo_info(repo, repo_type=kind, files_metadata=True))
-    sizes = {each.rfilename: each.size for each in there.siblings or []}
-    wrong = [path.name for path in files if sizes.get(path.relative_to(folder).as_posix(), -1) != path.stat().st_size]
-    if wrong:
-        raise RunError(f"{repo} does not hold what was sent: {', '.join(sorted(wrong)[:4])}. Give the command again.")
-    return {"url": address, "commit": getattr(done, "oid", None), "private": there.private,
-            "removed": stale}  # fmt: skip
+    return {"url": address, "commit": getattr(done, "oid", None), "private": before.private, "removed": stale}
 
 
 def _called(what: str, repo: str, call: Callable[[], Any]) -> Any:
@@ -275,24 +255,19 @@ def _called(what: str, repo: str, call: Callable[[], Any]) -> Any:
         return call()
     except (HfHubHTTPError, httpx.TransportError, OSError) as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
-        raise RunError(_explain(what, repo, status, error)) from None
-
-
-def _explain(what: str, repo: str, status: int | None, error: Exception) -> str:
-    first = redact(first_line(error))
-    if status == 401:
-        return f"The hub does not accept the token in HF_TOKEN (401, {what} of {repo}). Make a new one that may write."
-    if status == 403:
-        return (
-            f"The token in HF_TOKEN may not write to {repo} (403). Give it write access to that owner's repositories."
-        )
-    if status == 404:
-        return f"{repo} does not exist, or the token in HF_TOKEN may not see it (404, {what})."
-    if status in (409, 412):
-        return f"{repo} has changed while it was written to ({status}, {what}). Nothing was replaced; give the command again."
-    if status is None or status >= 500 or status == 429:
-        return (
-            f"The hub could not be reached ({what} of {repo}: {first}). Give the command again: files that arrived are not "
-            "sent twice."
-        )
-    return f"The hub refused {what} of {repo} ({status}: {first})."
+        first = redact(first_line(error))
+        texts = {
+            401: f"The hub does not accept the token in HF_TOKEN (401, {what} of {repo}). Make a new one that may write.",
+            403: f"The token in HF_TOKEN may not write to {repo} (403). Give it write access to that owner's repositories.",
+            404: f"{repo} does not exist, or the token in HF_TOKEN may not see it (404, {what}).",
+        }
+        changed = f"{repo} has changed while it was written to ({status}, {what}). Nothing was replaced; give the command again."
+        text = texts.get(status or 0, f"The hub refused {what} of {repo} ({status}: {first}).")
+        if status in (409, 412):
+            text = changed
+        if status is None or status >= 500 or status == 429:
+            text = (
+                f"The hub could not be reached ({what} of {repo}: {first}). Give the command again: files that arrived are not "
+                "sent twice."
+            )
+        raise RunError(text) from None

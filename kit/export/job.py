@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import ConfigError, RunError
 from kit.export import target as places
-from kit.export.request import NOT_VERIFIED, bytes_needed, check_place, check_push
+from kit.export.request import NOT_VERIFIED, check_place, check_push
 from kit.runs.lock import held_gpu
 
 if TYPE_CHECKING:
-    from kit.export.verify import Measured, Verdict
+    from kit.export.verify import Measured, Written
     from kit.runner.console import Reporter
     from kit.runner.trained import Source
     from kit.runs.store import RunDir
@@ -31,8 +31,9 @@ HALVES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 def export_run(request: dict[str, Any], quiet: bool) -> None:
-    """Exports as requested. What came of it is filed as export/FORMAT.json in the run."""
+    """Exports as requested. What came of it is filed as export/FORMAT.json in the run, and in the request's result file."""
     from kit.runner.console import LogCapture, Reporter
+    from kit.runs.files import to_json
     from kit.runs.store import RunDir
 
     run, logs = RunDir(Path(request["run_dir"])), LogCapture()
@@ -40,58 +41,62 @@ def export_run(request: dict[str, Any], quiet: bool) -> None:
     what = request["push"] if request["format"] == "hub" else request["format"]
     needs_model = request["verify"] or what != "adapter"
     with held_gpu("an export") if needs_model else nullcontext(), logs.collecting(), logs.written_to(run.log):
-        export(run, request, Reporter(quiet))
+        result = export(run, request, Reporter(quiet))
+    if "result" in request:
+        Path(request["result"]).write_text(to_json(result), encoding="utf-8")
 
 
 def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Writes the export beside its place, holds it against the source, and puts it there if it is what was trained."""
+    from kit.export.hub import push
     from kit.export.source import keep_weights
+    from kit.export.verify import verify
     from kit.runner.trained import open_source
+    from kit.runs.files import human_size
 
     started, name = time.time(), request["format"]
     what = request["push"] if name == "hub" else name
     target = Path(request["out"]) if request["out"] else run.path / "export" / name
     check_place(target, run, force=request["force"])
     source, note = open_source(run, request["checkpoint"], request["base"], quantized=what == "merged-4bit")
-    notes = source.notes
-    notes += [note] if note else []
+    if note:
+        source.note(note)
     _check(source, what, request)
-    adapter = sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
-    dtype = request["dtype"] if source.lora or request["dtype"] != "auto" else "float32"
-    needed = bytes_needed(what, source.files.parameters, adapter, request["quantization"], dtype)
-    places.check_space(target, needed)
     reporter.say(f"Exporting {run.id}, weights of step {source.step}, as {name} to {target}")
-    for each in notes:
-        reporter.say(f"note: {each}")
-
     with places.staged(target) as place:
         keep_weights(source, place / ".weights")
         measured = _measure(source, request, reporter) if request["verify"] else None
-        written = write(source, what, place, request, notes, reporter)
-        verdict = _verify(source, measured, place, what, written, reporter) if measured else None
+        written = write(source, what, place, request, reporter)
+        verdict = pushed = None
+        if measured is not None:
+            reporter.say("Reading the written files back, and asking the same")
+            verdict = verify(source, measured, place, what, written)
         shutil.rmtree(place / ".weights")
         good = verdict is None or verdict.verified
-        pushed = _push(source, place, request, reporter) if name == "hub" and good else None
+        if name == "hub" and good:
+            repo, message = request["repo"], f"{what} of run {run.id}, step {source.step}"
+            reporter.say(f"Pushing to {repo}")
+            token, private = check_push(repo), request["private"]
+            pushed = {"repo": repo} | push(place, repo, token, private=private, message=message, say=reporter.say)
         final = target if good else target.with_name(target.name + NOT_VERIFIED)
         files = places.listing(place)
         places.publish(place, final)
     result = {
         "format": name, "holds": what, "run": run.id, "step": source.step, "path": str(final), "files": files,
-        "bytes": sum(each["bytes"] for each in files), "stored": written["kind"],
-        "verification": verdict.as_dict() if verdict else None, "notes": notes, "hub": pushed,
+        "bytes": sum(each["bytes"] for each in files), "stored": written.kind,
+        "verification": verdict.as_dict() if verdict else None, "notes": source.notes, "hub": pushed,
         "time": started, "seconds": time.time() - started,
     }  # fmt: skip
     run.write_json(f"export/{name}.json", result)
-    outcome = {
-        "format": name,
-        "step": source.step,
-        "path": str(final),
-        "verified": verdict.verified if verdict else None,
-    }
+    outcome = {"format": name, "step": source.step, "path": str(final), "verified": good if verdict else None}
     run.append_event("export", **outcome)
-    for each in notes[1 if note else 0 :]:
-        reporter.say(f"note: {each}")
-    _conclude(result, verdict, reporter)
+    lines = [f"note: {each}" for each in source.notes]
+    if verdict is not None:
+        lines += [*summary(result["verification"]), *(f"  fault: {fault}" for fault in verdict.faults)]
+    word = "not verified (left out)" if verdict is None else "verified" if good else "not verified"
+    lines += [f"{word}: {final} ({human_size(result['bytes'])})", *([pushed["url"]] if pushed else [])]
+    for line in lines:
+        reporter.say(line)
     return result
 
 
@@ -118,20 +123,13 @@ def _check(source: Source, what: str, request: dict[str, Any]) -> None:
 
 
 def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Measured:
-    from kit.export.source import choose_rows
-    from kit.export.verify import measure
-
-    rows = choose_rows(_rows(source), request["prompts"], request["seed"])
-    reporter.say(f"The model as it was trained answers {len(rows)} held-out prompts")
-    return measure(source, rows, min(LONGEST, source.config.generation.max_completion_tokens))
-
-
-def _rows(source: Source) -> list[dict[str, Any]]:
-    """The run's held-out rows, from its own copy where it has one, or training rows where none were held out.
+    """The trained model's answers to held-out prompts, or to training prompts where none were held out.
 
     Raises `KitError`.
     """
     from kit.data import load_data
+    from kit.export.source import choose_rows
+    from kit.export.verify import measure
     from kit.generation.tools import load_tools
     from kit.runner.evaluate import heldout_rows
     from kit.runner.prepare import fit_prompts
@@ -142,53 +140,50 @@ def _rows(source: Source) -> list[dict[str, Any]]:
         rows = fit_prompts(config, load_data(config.data), source.tokenizer, interaction).train.to_list()
     if not rows:
         raise RunError("None of the run's prompts can be used for the verification. Leave it out with --no-verify.")
-    return rows
+    rows = choose_rows(rows, request["prompts"], request["seed"])
+    reporter.say(f"The model as it was trained answers {len(rows)} held-out prompts")
+    return measure(source, rows, min(LONGEST, config.generation.max_completion_tokens))
 
 
-def write(
-    source: Source, what: str, place: Path, request: dict[str, Any], notes: list[str], reporter: Reporter
-) -> dict[str, Any]:
-    """Writes the files of one format and the model card; returns the precision of the numbers and the GGUF file's path."""
-    from kit.export.gguf import ends_left_out
+def write(source: Source, what: str, place: Path, request: dict[str, Any], reporter: Reporter) -> Written:
+    """Writes the files of one format and the model card."""
+    from kit.export.gguf import ends_left_out, modelfile
     from kit.export.hub import model_card
 
-    gguf, quantization, limits = None, None, []
+    quantization, limits = None, []
     if what == "adapter":
-        kind = _write_adapter(source, place, public=request["format"] == "hub")
-    elif what in ("gguf", "ollama"):
-        quantization, kind = request["quantization"], request["quantization"]
-        gguf = _write_gguf(source, place, request, reporter)
-        if left := ends_left_out(gguf, source.tokenizer, _ends(source)):
+        written = _write_adapter(source, place, public=request["format"] == "hub")
+    else:
+        written = _write_merged(source, place, what, request, reporter)
+    if written.gguf is not None:
+        quantization = written.kind
+        if left := ends_left_out(written.gguf, source.tokenizer, _ends(source)):
             source.note(left)
             limits.append(f"{left[0].upper()}{left[1:]}.")
         limits.append(
             f"Rounded to {quantization}, and checked by reading the file back with transformers, not with llama.cpp."
         )
-        if what == "ollama":
-            from kit.export.gguf import modelfile
-
-            text, more = modelfile(source, _ends(source), gguf.name)
-            (place / "Modelfile").write_text(text, encoding="utf-8")
-            notes += more
-    else:
-        kind = _write_merged(source, place, what, request["dtype"], reporter)
+    if what == "ollama" and written.gguf is not None:
+        text, notes = modelfile(source, _ends(source), written.gguf.name)
+        (place / "Modelfile").write_text(text, encoding="utf-8")
+        source.notes += notes
     if what == "merged-4bit":
-        notes.append(
+        source.note(
             "NF4 keeps 4 bits a weight: expect answers to differ from the trained model's now and then; its figures say how often"
         )
         limits.append("Quantised to NF4 after merging, which loses precision that training had.")
     if source.config.model.load_in_4bit:
         if what != "adapter":
-            notes.append(
+            source.note(
                 "trained on 4-bit weights, merged into the 16-bit ones that they were made of: the rounding of the base is gone"
             )
         limits.append(
             "Trained on a 4-bit base, of which the scores above are; the base in full precision answers a little otherwise."
         )
     base = source.base if request["base"] else source.run_name
-    text = model_card(source, what, base, gguf.name if gguf else None, quantization, limits)
+    text = model_card(source, what, base, written.gguf.name if written.gguf else None, quantization, limits)
     (place / "README.md").write_text(text, encoding="utf-8")
-    return {"kind": kind, "gguf": gguf}
+    return written
 
 
 def _ends(source: Source) -> list[int]:
@@ -200,13 +195,14 @@ def _ends(source: Source) -> list[int]:
     return source.ends
 
 
-def _write_adapter(source: Source, place: Path, *, public: bool) -> str:
+def _write_adapter(source: Source, place: Path, *, public: bool) -> Written:
     import json
 
     from safetensors import safe_open
 
     from kit.export.hub import pinned, public_name
     from kit.export.source import save_tokenizer
+    from kit.export.verify import Written
 
     shutil.copyfile(source.weights / "adapter_model.safetensors", place / "adapter_model.safetensors")
     config = json.loads((source.weights / "adapter_config.json").read_text(encoding="utf-8"))
@@ -219,81 +215,44 @@ def _write_adapter(source: Source, place: Path, *, public: bool) -> str:
     save_tokenizer(source, source.tokenizer, place)
     with safe_open(place / "adapter_model.safetensors", framework="pt") as tensors:
         first = tensors.get_tensor(next(iter(tensors.keys())))
-    return str(first.dtype).removeprefix("torch.")
+    return Written(str(first.dtype).removeprefix("torch."))
 
 
-def _write_merged(source: Source, place: Path, what: str, dtype: str, reporter: Reporter) -> str:
-    from kit.export.source import merged, write_merged
-
-    ends = _ends(source)
-    reporter.say("Merging in float32" if source.lora else "Casting the trained weights")
-    model, name = merged(source, dtype)
-    reporter.say(f"Writing {name}")
-    if what == "merged-16bit":
-        write_merged(source, model, source.tokenizer, ends, place)
-        return name
-    from kit.export.source import quantize
-
-    middle = place / ".merged"
-    write_merged(source, model, source.tokenizer, ends, middle)
-    del model
-    quantize(source, middle, place, name)
-    shutil.rmtree(middle)
-    return "nf4"
-
-
-def _write_gguf(source: Source, place: Path, request: dict[str, Any], reporter: Reporter) -> Path:
+def _write_merged(source: Source, place: Path, what: str, request: dict[str, Any], reporter: Reporter) -> Written:
+    """Writes the merged model: as it is, in NF4, or converted to a GGUF file."""
     from kit.export.gguf import convert, find_tools
-    from kit.export.source import merged, write_merged
+    from kit.export.source import merged, quantize, write_merged
+    from kit.export.verify import Written
 
-    middle, quantization = place / ".merged", request["quantization"]
-    dtype = request["dtype"] if request["dtype"] != "auto" else HALVES.get(quantization, "auto")
-    model, name = merged(source, dtype)
-    write_merged(source, model, source.tokenizer, _ends(source), middle)
+    ends, dtype, quantization = _ends(source), request["dtype"], request["quantization"]
+    if what in ("gguf", "ollama") and dtype == "auto":
+        dtype = HALVES.get(quantization, "auto")
+    reporter.say("Merging in float32" if source.lora else "Casting the trained weights")
+    model = merged(source, dtype)
+    dtype, kept = model.dtype, model.kept
+    reporter.say(f"Writing {dtype}")
+    middle = place if what == "merged-16bit" else place / ".merged"
+    write_merged(source, model.model, source.tokenizer, ends, middle)
     del model
-    reporter.say(f"Converting to GGUF, {quantization}")
-    file = place / f"{source.run.id}-{quantization.upper()}.gguf"
-    convert(find_tools(quantization, request["llama_cpp"]), middle, file, quantization, name, source.run.id)
+    if what == "merged-16bit":
+        return Written(dtype, kept=kept)
+    if what == "merged-4bit":
+        quantize(source, middle, place, dtype)
+        written = Written("nf4", kept=kept)
+    else:
+        reporter.say(f"Converting to GGUF, {quantization}")
+        file = place / f"{source.run.id}-{quantization.upper()}.gguf"
+        convert(find_tools(quantization, request["llama_cpp"]), middle, file, quantization, dtype, source.run.id)
+        written = Written(quantization, file, kept)
     shutil.rmtree(middle)
-    return file
+    return written
 
 
-def _verify(
-    source: Source, measured: Measured, place: Path, what: str, written: dict[str, Any], reporter: Reporter
-) -> Verdict:
-    from kit.export.verify import verify
-
-    reporter.say("Reading the written files back, and asking the same")
-    format_ = "gguf" if what == "ollama" else what
-    return verify(source, measured, place, format_, written["kind"], written["gguf"])
-
-
-def _push(source: Source, place: Path, request: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    from kit.export.hub import push
-
-    reporter.say(f"Pushing to {request['repo']}")
-    message = f"{request['push']} of run {source.run.id}, step {source.step}"
-    return {"repo": request["repo"], **push(place, request["repo"], check_push(request["repo"]), private=request["private"],
-                                            message=message, say=reporter.say)}  # fmt: skip
-
-
-def _conclude(result: dict[str, Any], verdict: Verdict | None, reporter: Reporter) -> None:
-    from kit.runs.files import human_size
-
-    if verdict is not None and verdict.comparison:
-        for line in summary(result):
-            reporter.say(line)
-    for fault in verdict.faults if verdict else ():
-        reporter.say(f"  fault: {fault}")
-    word = "not verified (left out)" if verdict is None else "verified" if verdict.verified else "not verified"
-    reporter.say(f"{word}: {result['path']} ({human_size(result['bytes'])})")
-    if result["hub"]:
-        reporter.say(f"{result['hub']['url']}")
-
-
-def summary(result: dict[str, Any]) -> list[str]:
-    """The verification's figures, for people."""
-    comparison, limits = result["verification"]["comparison"], result["verification"]["limits"]
+def summary(verification: dict[str, Any]) -> list[str]:
+    """The verification's figures, for people; nothing where the export could not be run."""
+    comparison, limits = verification["comparison"], verification["limits"]
+    if not comparison:
+        return []
     lines = [
         f"  greedy agreement   {comparison['token_agreement']:.2%} of {comparison['tokens']} tokens "
         f"(at least {limits['agreement']:.1%}), "
@@ -305,12 +264,6 @@ def summary(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"  effect of training {comparison['training_effect']:.2g} nats (rms), of which the export shows "
             f"{comparison['effect_kept']:.0%}"
-        )
-    weights = result["verification"]["weights"]
-    if weights and weights["update_kept"] is not None:
-        lines.append(
-            f"  weights            {weights['tensors']} tensors, {weights['updated']} updated, "
-            f"{weights['update_kept']:.1%} of the update in them"
         )
     return lines
 

@@ -1,15 +1,10 @@
-"""What can be asked of an export and what came of it, without torch: formats, the checked request, the result.
-
-`python -m kit.export.request REQUEST` exports for faces that must not wait: the request is {run_dir, wish: keys of
-`ExportRequest`, result: a file}. What it prints on the way is the export's own.
-"""
+"""What can be asked of an export and what came of it, without torch: formats, the checked request, the result."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +13,7 @@ from kit.errors import ConfigError, EnvironmentUnsupported, RunError
 from kit.export import target as places
 from kit.registry import did_you_mean
 from kit.runs.store import RunDir
-from kit.runs.worker import STOPPED, call
+from kit.runs.worker import call_for_result
 
 # --- formats ----------------------------------------------------------------------------------------------------------
 
@@ -74,11 +69,6 @@ ALIASES = {
     "f32": "float32", "f16": "float16", "bf16": "bfloat16", "q5_k_s": "q5_k_m", "q5_0": "q5_k_m", "q5_1": "q5_k_m",
     "q4_k_s": "q4_k_m", "q4_0": "q4_k_m", "q4_1": "q4_k_m", "q3_k_s": "q3_k_m", "q3_k_l": "q3_k_m",
 }  # fmt: skip
-ROUGHNESS = {
-    "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3, "q8_0": 0.02, "q6_k": 0.04, "q5_k_m": 0.08, "q4_k_m": 0.15,
-    "q3_k_m": 0.3, "q2_k": 0.6, "nf4": 0.15,
-}  # fmt: skip
-"""Largest root-mean-square error of a stored weight matrix, relative to that of its weights."""
 QUANTIZATIONS = sorted(name for name in {*LIMITS, *ALIASES} if name[0] == "q" or name in CONVERTED)
 
 
@@ -102,32 +92,14 @@ def quantization_name(name: str) -> str:
     return plain
 
 
-def precision(name: str) -> str:
-    """The row of `LIMITS` that a precision or quantisation belongs to."""
-    return ALIASES.get(name, name)
-
-
 def limits_of(stored: str, computed: str, *, base_in_4bit: bool) -> Limits:
     """What an export stored as `stored` may differ by from a source that computes in `computed`.
 
     `base_in_4bit`: the source was trained on 4-bit weights and the export holds the full ones, so that the rounding of the
     base stands between them.
     """
-    limits = LIMITS[precision(stored)].loosest(LIMITS[computed])
+    limits = LIMITS[ALIASES.get(stored, stored)].loosest(LIMITS[computed])
     return limits.loosest(LIMITS["nf4"]) if base_in_4bit else limits
-
-
-def bytes_needed(what: str, parameters: int, adapter: int, quantization: str = "q4_k_m", dtype: str = "auto") -> int:
-    """Bytes that an export takes while it is made, the intermediate ones included; a tenth is added for the rest.
-
-    `parameters` is the number of weights of the model, `adapter` the size of the trained files in bytes.
-    """
-    half = (4 if dtype == "float32" else 2) * parameters
-    bits = {"float32": 32, "float16": 16, "bfloat16": 16, "q8_0": 8.5, "q6_k": 6.6, "q5_k_m": 5.7, "q4_k_m": 4.9,
-            "q3_k_m": 4.0, "q2_k": 3.4}[precision(quantization)]  # fmt: skip
-    gguf = half + parameters * bits / 8 + (half if quantization not in CONVERTED else 0)
-    sizes = {"adapter": adapter, "merged-16bit": half, "merged-4bit": half + parameters, "gguf": gguf, "ollama": gguf}
-    return int(1.1 * (sizes[what] + adapter)) + 32 * 1024 * 1024
 
 
 # --- the request and its result ---------------------------------------------------------------------------------------
@@ -203,16 +175,8 @@ def export(run: RunDir, wish: ExportRequest, *, progress: bool = False) -> dict[
     if not run.config.is_file():
         raise RunError(f"Run '{run.id}' has no config.yaml yet, so there is nothing to export.")
     weights_of(run, checkpoint_now(run, wish.checkpoint))  # an answer at once where there is nothing to export
-    request = wish.request(run)
-    filed = run.path / "export" / f"{request['format']}.json"
-    before = filed.stat().st_mtime_ns if filed.is_file() else None
-    outcome = call(JOB, request, quiet=not progress)
-    if outcome.error is not None:
-        outcome.error.shown = outcome.shown
-        raise outcome.error
-    if outcome.code == STOPPED or not filed.is_file() or filed.stat().st_mtime_ns == before:
-        raise RunError(f"The export of {run.id} was stopped before it was done; nothing of it is left.")
-    result: dict[str, Any] = json.loads(filed.read_text(encoding="utf-8"))
+    stopped = f"The export of {run.id} was stopped before it was done; nothing of it is left."
+    result = call_for_result(JOB, wish.request(run), stopped, quiet=not progress)
     verdict = result["verification"]
     if verdict is not None and not verdict["verified"]:
         raise NotVerified(
@@ -258,15 +222,3 @@ def check_push(repo: str | None) -> str:
             "https://huggingface.co/settings/tokens). It is read from there only, and written nowhere."
         )
     return token
-
-
-def export_job(request: dict[str, Any], quiet: bool) -> None:
-    """Exports, and writes the result file. Raises `KitError`, `NotVerified` among them."""
-    result = export(RunDir(Path(request["run_dir"])), ExportRequest(**request["wish"]), progress=not quiet)
-    Path(request["result"]).write_text(json.dumps(result), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    from kit.runs.worker import serve
-
-    sys.exit(serve(export_job))

@@ -1,17 +1,12 @@
-"""The weights of a trained policy, merged and written.
-
-Merging is done in float32 from the adapter's own files, so that it is a second way to what PEFT computes.
-"""
+"""The weights of a trained policy, merged by PEFT's update of each matrix, quantised, and written."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +67,6 @@ def declared_ends(source: Source) -> list[int]:
 
 KEPT_ENOUGH = 0.9
 """Share of the update from which on the base's own precision is good enough for `dtype: auto`."""
-PAIR = (".lora_A.weight", ".lora_B.weight")
 
 
 def load_plain(source: Source, place: str, **keywords: Any) -> Any:
@@ -89,113 +83,72 @@ def load_plain(source: Source, place: str, **keywords: Any) -> Any:
         raise ModelError(f"{place}: its weights cannot be loaded ({error}).") from error
 
 
-class Products(Mapping[str, "torch.Tensor"]):
-    """`scale` times B·A of each adapted matrix, float32, computed on demand: all of them together outgrow the model."""
+@dataclass
+class Merged:
+    """A model with its update added. `kept` is the share of the update that its numbers hold; None without an adapter."""
 
-    def __init__(self, factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]], scale: float) -> None:
-        self.factors, self.scale = factors, scale
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        down, up = self.factors[name]
-        product: torch.Tensor = self.scale * (up.float() @ down.float())
-        return product
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.factors)
-
-    def __len__(self) -> int:
-        return len(self.factors)
+    model: Any
+    dtype: str
+    kept: float | None = None
 
 
-def updates(adapter: Path) -> Mapping[str, torch.Tensor]:
-    """The update of every adapted matrix by the matrix's name, float32: alpha / r (or / sqrt(r)) times B·A.
-
-    Reads the adapter's files alone, so that it is a second way to what PEFT computes. Raises `ModelError` for adapters of
-    another kind than the kit trains.
-    """
-    from safetensors.torch import load_file
-
-    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    unusual = [
-        key
-        for key in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
-        if config.get(key)
-    ]
-    if unusual or config.get("bias", "none") != "none" or config.get("peft_type") != "LORA":
-        raise ModelError(
-            f"{adapter}: an adapter with {', '.join(unusual) or 'biases'}, which cannot be checked and is not exported."
-        )
-    rank = config["r"]
-    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    pairs = {name.removesuffix(end) for name in tensors for end in PAIR if name.endswith(end)}
-    odd = sorted(tensors.keys() ^ {stem + end for stem in pairs for end in PAIR})
-    if odd:
-        raise ModelError(
-            f"{adapter}: '{odd[0]}' is {'there' if odd[0] in tensors else 'missing'}, and an adapter of the kit's has a pair "
-            f"({' and '.join(end[1:] for end in PAIR)}) for each matrix and nothing else. It is not exported, as a part of what "
-            "was trained would be left out."
-        )
-    factors = {
-        stem.removeprefix("base_model.model.") + ".weight": (tensors[stem + PAIR[0]], tensors[stem + PAIR[1]])
-        for stem in sorted(pairs)
-    }
-    return Products(factors, scale)
-
-
-def merged(source: Source, dtype: str) -> tuple[Any, str]:
-    """The model with its updates added in float32 and everything cast once, in RAM, and the precision it got.
+def merged(source: Source, dtype: str) -> Merged:
+    """The model with PEFT's update added to each matrix in float32 and everything cast once, in RAM.
 
     `dtype`: float32, float16, bfloat16, or `auto`: the base's own 16-bit precision if that keeps the update, else float16.
-    With all weights trained `auto` is the precision that they were saved in.
+    With all weights trained `auto` is the precision that they were saved in. Raises `ModelError` for an adapter of another
+    model.
+    """
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    from kit.models.start import TRAINED, put_on
+
+    model = load_plain(source, source.base if source.lora else str(source.weights))
+    kept, layers = None, []
+    if source.lora:
+        policy = put_on(model, source.weights)
+        layers = [(m.get_base_layer().weight, m) for m in policy.modules() if isinstance(m, LoraLayer)]
+    with torch.no_grad():
+        if dtype == "auto":
+            changes = ((weight, layer.get_delta_weight(TRAINED)) for weight, layer in layers)
+            dtype = choose_dtype(model, changes) if source.lora else str(model.dtype).removeprefix("torch.")
+        target = getattr(torch, dtype)
+        held = total = 0.0
+        for weight, layer in layers:  # one matrix at a time: all updates together outgrow the model
+            before, change = weight.data.float(), layer.get_delta_weight(TRAINED).float()
+            weight.data = (before + change).to(target)
+            total += float((change.double() ** 2).sum())
+            held += float(((weight.data.float() - before).double() * change.double()).sum())
+        if layers:
+            model, kept = policy.unload(), held / total if total else 1.0
+        model.to(target)
+    model.config.dtype = target
+    return Merged(model.eval(), dtype, kept)
+
+
+def choose_dtype(model: Any, changes: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> str:
+    """float16 where bfloat16 would round the update away and the weights are within its range, else bfloat16.
+
+    changes: matrices of the model with what is added to each.
     """
     import torch
 
-    model = load_plain(source, source.base if source.lora else str(source.weights))
-    tensors = dict(model.named_parameters())
-    changes: Mapping[str, torch.Tensor] = updates(source.weights) if source.lora else {}
-    if unknown := sorted(changes.keys() - tensors.keys()):
-        raise ModelError(
-            f"{source.base} has no weights '{unknown[0]}', which the adapter changes: it is another model."
-        )
-    if dtype == "auto":
-        dtype = choose_dtype(tensors, changes) if source.lora else str(model.dtype).removeprefix("torch.")
-    target = getattr(torch, dtype)
-    with torch.no_grad():
-        for key, change in changes.items():
-            weight = tensors[key]
-            weight.data = weight.data.float().add_(change).to(target)
-        model.to(target)
-    model.config.dtype = target
-    return model.eval(), dtype
-
-
-def in_range(tensors: Mapping[str, Any]) -> bool:
-    """Whether all numbers can be float16."""
-    return all(float(tensor.detach().abs().max()) < 3e4 for tensor in tensors.values() if tensor.numel())
-
-
-def choose_dtype(tensors: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
-    """float16 where bfloat16 would round the update away and the weights are within its range, else bfloat16."""
-    import torch
-
-    own = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
-    if own == {"float16"}:
+    weights = list(model.parameters())
+    if {weight.dtype for weight in weights} == {torch.float16}:
         return "float16"
-    halves = [share_kept(tensors[key].data.float(), change, torch.bfloat16) for key, change in changes.items()]
-    lost = bool(halves) and min(halves) < KEPT_ENOUGH
-    return "float16" if lost and in_range(tensors) else "bfloat16"
+    shares = [share_kept(weight.float(), change.float(), torch.bfloat16) for weight, change in changes]
+    in_range = all(float(weight.detach().abs().max()) < 3e4 for weight in weights if weight.numel())
+    return "float16" if min(shares, default=1.0) < KEPT_ENOUGH and in_range else "bfloat16"
 
 
 def share_kept(base: torch.Tensor, change: torch.Tensor, dtype: torch.dtype) -> float:
-    """How much of an update is left after the cast: 1 all of it, 0 nothing (all of it below half a step)."""
-    return projection((base + change).to(dtype).float() - base, change)
+    """How much of an update is left after the cast: 1 all of it, 0 nothing (all of it below half a step).
 
-
-def projection(vector: torch.Tensor, direction: torch.Tensor) -> float:
-    """Share of `wanted` that `seen` contains: their inner product over the squared norm of `wanted`; 1 if that is 0."""
-    size = float((direction.double() ** 2).sum())
-    return float((vector.double() * direction.double()).sum()) / size if size else 1.0
+    The inner product of what the cast leaves with the update, over the squared norm of the update.
+    """
+    left, size = (base + change).to(dtype).float() - base, float((change.double() ** 2).sum())
+    return float((left.double() * change.double()).sum()) / size if size else 1.0
 
 
 def write_merged(source: Source, model: Any, tokenizer: Any, ends: list[int], place: Path) -> None:

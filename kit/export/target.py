@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
-from kit.runs.files import disk_errors, free_bytes, human_size, to_disk
+from kit.runs.files import disk_errors, to_disk
 from kit.runs.lock import try_lock
 
-PARTIAL, OLD, HOLDER = ".partial-", ".old-", ".holder"
+HOLDER = ".holder"
 MARKER = ".grpo-kit-export.json"
 """A file in every export with the names of its files: only files that it lists are ever replaced."""
 
@@ -69,55 +69,35 @@ def _names(folder: Path) -> list[str]:
     )
 
 
-def check_space(target: Path, needed: int) -> None:
-    """Raises `RunError` unless `needed` bytes are free where `target` lies."""
-    free = free_bytes(target)
-    if free is not None and free < needed:
-        raise RunError(
-            f"{human_size(needed)} are needed for this export where {target} lies, and {human_size(free)} are free. Free "
-            "some space, or give a folder on another disk with --out."
-        )
-
-
 @contextlib.contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target`, removed at the end unless it was moved away. Raises `RunError`."""
-    clean(target)
-    place = target.with_name(f".{target.name}{PARTIAL}{os.getpid()}")
+    """An empty folder beside `target`, removed at the end unless it was moved away.
+
+    Removes what an interrupted export left there. Raises `RunError` while another export to `target` is running.
+    """
+    place, old = _beside(target)
     with disk_errors(target):
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
         handle = try_lock(place / HOLDER)
+    if handle is None:
+        raise RunError(f"{target} is being written by another process. Wait for it, or give another folder with --out.")
     try:
+        for path in place.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != HOLDER:
+                path.unlink()
+        if old.is_dir() and not target.exists():  # the process died between two renames
+            old.rename(target)
         yield place
     finally:
-        if handle is not None:
-            os.close(handle)
+        os.close(handle)
         shutil.rmtree(place, ignore_errors=True)
 
 
-def clean(target: Path) -> None:
-    """Removes the remains of interrupted exports to `target`. Raises `RunError` while another export to it is running."""
-    for path in _left(target, PARTIAL):
-        with disk_errors(path):
-            handle = try_lock(path / HOLDER) if path.is_dir() else None
-        if handle is None:
-            raise RunError(
-                f"{target} is being written by another process. Wait for it, or give another folder with --out."
-            )
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(handle)
-    for path in _left(target, OLD):
-        if target.exists():
-            shutil.rmtree(path, ignore_errors=True)
-        else:  # the process died between two renames
-            path.rename(target)
-
-
-def _left(target: Path, kind: str) -> list[Path]:
-    """Hidden folders that this module made beside `target`: their names end with a pid."""
-    begin = f".{target.name}{kind}"
-    beside = target.parent.iterdir() if target.parent.is_dir() else ()
-    return [path for path in beside if path.name.startswith(begin) and path.name.removeprefix(begin).isdecimal()]
+def _beside(target: Path) -> tuple[Path, Path]:
+    """The hidden folders in which an export is written, and in which an earlier one waits to be removed."""
+    return target.with_name(f".{target.name}.grpo-kit-partial"), target.with_name(f".{target.name}.grpo-kit-old")
 
 
 def publish(place: Path, target: Path) -> None:
@@ -130,7 +110,8 @@ def publish(place: Path, target: Path) -> None:
         for path in sorted(place.rglob("*"), reverse=True):  # files before the folders that they lie in
             to_disk(path)
         to_disk(place)
-        old = target.with_name(f".{target.name}{OLD}{os.getpid()}")
+        _, old = _beside(target)
+        shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             target.rename(old)
         place.rename(target)

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
-from kit.errors import RunError
 from kit.runs.lock import held_gpu
-from kit.runs.worker import call
+from kit.runs.worker import call_for_result
 
 if TYPE_CHECKING:
     import torch
@@ -39,15 +38,9 @@ def probe(config: RunConfig, *, progress: bool = True) -> dict[str, Any]:
     Raises `KitError` for a mistake of the user's, out of memory included.
     """
     with tempfile.TemporaryDirectory(prefix="grpo-kit-probe-") as folder:
-        result = Path(folder, "probe.json")
-        request = {"config": config.model_dump(mode="json"), "folder": folder, "result": str(result)}
-        outcome = call(MODULE, request, quiet=not progress)
-        if outcome.error is not None:
-            raise outcome.error
-        if not result.is_file():
-            raise RunError("The probe was stopped before it had a result.")
-        measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return measured
+        request = {"config": config.model_dump(mode="json"), "folder": folder}
+        stopped = "The probe was stopped before it had a result."
+        return call_for_result(MODULE, request, stopped, quiet=not progress)
 
 
 def worst_rows(parts: Parts) -> Any:

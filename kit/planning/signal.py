@@ -11,11 +11,9 @@ that it rests on lies on one side of its threshold; else more samples are asked 
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, RunConfig, load_config
-from kit.errors import KitError, RunError
+from kit.errors import KitError
 from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, first_failure, scoring_context
 from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
@@ -32,7 +30,7 @@ from kit.planning.gpus import estimate_update, run_seconds
 from kit.planning.workbench import audit, plain
 from kit.runs.files import to_json
 from kit.runs.lock import held_gpu
-from kit.runs.worker import STOPPED, call
+from kit.runs.worker import call_for_result
 
 if TYPE_CHECKING:
     from kit.evaluation.heldout import Progress
@@ -272,21 +270,9 @@ def check(config: RunConfig, *, prompts: int = 32, k: int | None = None, progres
     Returns plain numbers: `verdict` {verdict, because, change}, `pass@1`, `pass@k`, `reward`, `spread` and the other rates
     with intervals, `seconds`, `hours`. Raises `KitError` for a mistake of the user's, `RunError` when the process crashes.
     """
-    with tempfile.TemporaryDirectory(prefix="grpo-kit-") as folder:
-        result = Path(folder, "signal.json")
-        request = {
-            "config": config.model_dump(mode="json"),
-            "prompts": prompts,
-            "k": k or config.generation.num_generations,
-            "result": str(result),
-        }
-        outcome = call(MODULE, request, quiet=not progress)
-        if outcome.error is not None:
-            raise outcome.error
-        if outcome.code == STOPPED or not result.is_file():
-            raise RunError("The signal check was stopped before it had a result.")
-        measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return measured
+    k = k or config.generation.num_generations
+    request = {"config": config.model_dump(mode="json"), "prompts": prompts, "k": k}
+    return call_for_result(MODULE, request, "The signal check was stopped before it had a result.", quiet=not progress)
 
 
 def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress | None = None) -> dict[str, Any]:

@@ -151,6 +151,23 @@ def call(
         return _outcome(code, output, error_file)
 
 
+def call_for_result(module: str, request: dict[str, Any], stopped: str, *, quiet: bool = False) -> dict[str, Any]:
+    """What the job writes as JSON to the file `result` of its request, a temporary one.
+
+    Raises the job's error, and `RunError` with the text `stopped` for a job that ended without a result.
+    """
+    with tempfile.TemporaryDirectory(prefix="grpo-kit-") as folder:
+        path = Path(folder, "result.json")
+        outcome = call(module, request | {"result": str(path)}, quiet=quiet)
+        if outcome.error is not None:
+            outcome.error.shown = outcome.shown
+            raise outcome.error
+        if outcome.code == STOPPED or not path.is_file():
+            raise RunError(stopped)
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return result
+
+
 def _request_folder(request: dict[str, Any], folder: Path | None) -> tempfile.TemporaryDirectory[str]:
     """Makes a temporary folder with the request and a preallocated error file, so that a full disk can be reported."""
     for parent in (folder, None):

@@ -383,7 +383,8 @@ def _replaced(study: Any) -> set[int]:
 def _incomplete(study: Any, sweep: SweepConfig) -> bool:
     """Whether trials are still to be made. Failed ones count as made, except those that are tried again."""
     trials, replaced = study.get_trials(deepcopy=False), _replaced(study)
-    return sweep.trials > sum(t.state.name != "WAITING" and t.number not in replaced for t in trials)
+    made = [trial for trial in trials if trial.state.name != "WAITING" and trial.number not in replaced]
+    return len(made) < sweep.trials
 
 
 # --- one trial --------------------------------------------------------------------------------------------------------

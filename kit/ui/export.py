@@ -134,7 +134,7 @@ def _files(run_id: str, name: str, export: Mapping[str, Any]) -> Markup:
     )
 
 
-JOB = "kit.export.request"
+JOB = "kit.export.job"
 RESULT, BEST, LAST = "the run's result", "best checkpoint", "last checkpoint"
 STEP = re.compile(r"step (\d{1,12})")
 QUANTISED = ("gguf", "ollama")
@@ -234,20 +234,19 @@ class Screen:
             run, wish = self.site.run(run_id), wish_of(*choices)
             if not weights(run):
                 raise RunError(f"Run '{run.id}' has no weights yet: they come with its first checkpoint.")
-            self._check(run, wish)
-            self.site.jobs.start(self.key(run, wish["format"]), JOB, {"run_dir": str(run.path.resolve()), "wish": wish})
+            self.site.jobs.start(self.key(run, wish["format"]), JOB, self._request(run, wish))
         except KitError as problem:
             return [m.error(problem), {}]
         return ["", {}]
 
-    def _check(self, run: RunDir, wish: dict[str, Any]) -> None:
-        """Says at once what the child would say after a while. Raises `KitError`."""
+    def _request(self, run: RunDir, wish: dict[str, Any]) -> dict[str, Any]:
+        """What the child is asked, checked: says at once what the child would say after a while. Raises `KitError`."""
         from kit.export.gguf import find_tools
         from kit.export.request import ExportRequest
 
-        ExportRequest(**wish).request(run)
         if wish["format"] in QUANTISED:
             find_tools(wish["quantization"])
+        return ExportRequest(**wish).request(run)
 
     def stop(self, run_id: Any, kind: Any) -> None:
         try:

@@ -12,10 +12,8 @@ from typer.testing import CliRunner
 from kit.api import Run
 from kit.cli import app as cli
 from kit.config import load_config
-from kit.errors import RunError
 from kit.export import request as face
 from kit.runs.store import RunDir, RunStore
-from kit.runs.worker import DONE, STOPPED, Outcome
 
 
 @pytest.fixture
@@ -33,14 +31,12 @@ def asked(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The requests that were made; each ends with a verification, good or bad as `faults` of the test says."""
     requests: list[dict[str, Any]] = []
 
-    def call(module: str, request: dict[str, Any], *, quiet: bool) -> Outcome:
+    def answer(module: str, request: dict[str, Any], stopped: str, *, quiet: bool) -> dict[str, Any]:
         requests.append({"module": module, "quiet": quiet, **request})
         faults = ["the chat template is not the one of training"] if request["seed"] == 13 else []
-        verdict = {"verified": not faults, "faults": faults}
-        run.write_json(f"export/{request['format']}.json", {"path": "there", "verification": verdict})
-        return Outcome(DONE)
+        return {"path": "there", "verification": {"verified": not faults, "faults": faults}}
 
-    monkeypatch.setattr(face, "call", call)
+    monkeypatch.setattr(face, "call_for_result", answer)
     return requests
 
 
@@ -110,12 +106,3 @@ def test_a_folder_of_the_users_is_kept_whatever_is_asked(
     output = export(run, "--to", "adapter", "--out", str(tmp_path / "mine"), code=2)
     assert "mine.not-verified is no export" in " ".join(output.split())
     assert asked == []
-
-
-def test_a_stopped_export_is_no_result_though_an_earlier_one_is_filed(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.write_json("export/adapter.json", {"stale": True})
-    monkeypatch.setattr(face, "call", lambda *_, **__: Outcome(STOPPED))
-    with pytest.raises(RunError, match="was stopped"):
-        Run("it", run.path.parent).export("adapter")

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from kit.errors import ConfigError, ModelError, RunError
 from kit.export import job
 from kit.export.request import ExportRequest, exports
-from kit.export.source import choose_dtype, share_kept, updates
-from kit.export.verify import Measured, measure, verify
+from kit.export.source import choose_dtype, share_kept
+from kit.export.verify import Measured, Written, measure, verify
 from kit.runner.console import Reporter
 from kit.runner.trained import Source, open_source
 from kit.runs.store import RunDir
@@ -55,8 +55,8 @@ def source(made: RunDir) -> Source:
 
 
 @pytest.fixture(scope="module")
-def measured(source: Source) -> Measured:
-    return measure(source, job._rows(source)[:8], 16)
+def measured(made: RunDir, source: Source) -> Measured:
+    return job._measure(source, ExportRequest("adapter", prompts=8).request(made), Reporter(quiet=True))
 
 
 def test_a_merged_model_answers_as_base_and_adapter_do(made: RunDir, merged: Path, measured: Measured) -> None:
@@ -92,7 +92,6 @@ def test_four_bit_weights_say_what_they_lose(run: RunDir) -> None:
     result = export(run, "merged-4bit", prompts=4)
     assert result["stored"] == "nf4"
     assert any("NF4 keeps 4 bits" in note for note in result["notes"])
-    assert result["verification"]["weights"]["largest_error"] > 0.05
     assert not any("missing" in fault or "lost" in fault for fault in result["verification"]["faults"])
 
 
@@ -104,21 +103,14 @@ def test_a_run_that_trained_all_weights_is_cast_and_has_no_adapter(model_folder:
         export(run, "adapter")
 
 
-@pytest.mark.parametrize(
-    "name", ["base_model.model.model.embed_tokens.lora_embedding_A", "base_model.model.model.layers.0.x.lora_B.weight"]
-)
-def test_an_adapter_with_other_tensors_is_refused(run: RunDir, name: str) -> None:
-    path = run.adapter / "adapter_model.safetensors"
-    save_file({**load_file(path), name: torch.ones(2, 2)}, path)
-    with pytest.raises(ModelError, match=r"lora_embedding_A' is there|layers\.0\.x\.lora_A\.weight' is missing"):
-        updates(run.adapter)
-    with pytest.raises(ModelError, match="a part of what was trained would be left out"):
-        export(run, "merged-16bit", verify=False)
+def forget_in_merging(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft.tuners.lora import Linear
+
+    real = Linear.get_delta_weight
+    monkeypatch.setattr(Linear, "get_delta_weight", lambda layer, name: torch.zeros_like(real(layer, name)))
 
 
 def test_only_an_export_of_its_own_is_replaced(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.export.source as weights
-
     for folder in ("mine", "other.not-verified"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "work.txt").write_text("work")
@@ -126,15 +118,13 @@ def test_only_an_export_of_its_own_is_replaced(run: RunDir, tmp_path: Path, monk
             export(run, "adapter", out=tmp_path / folder.partition(".")[0], force=True)
         assert (tmp_path / folder / "work.txt").read_text() == "work"
     assert export(run, "adapter", prompts=2)["path"] == export(run, "adapter", prompts=2, force=True)["path"]
-    monkeypatch.setattr(weights, "updates", lambda folder: {})
+    forget_in_merging(monkeypatch)
     first = export(run, "merged-16bit", prompts=2, dtype="float16")["path"]
     assert export(run, "merged-16bit", prompts=2, dtype="float16")["path"] == first
 
 
 def test_an_export_that_is_not_what_was_trained_takes_no_place(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kit.export.source as weights
-
-    monkeypatch.setattr(weights, "updates", lambda folder: {})  # as a merge that forgets the adapter
+    forget_in_merging(monkeypatch)
     result = export(run, "merged-16bit", prompts=4, dtype="float16")
     assert result["path"].endswith("merged-16bit.not-verified")
     assert not (run.path / "export" / "merged-16bit").exists()
@@ -221,7 +211,7 @@ def untie(folder: Path, source: Source) -> None:
 
 
 DEFECTS: dict[str, tuple[Callable[[Path, Source], None], str]] = {
-    "one layer's update forgotten": (forget_one_layer, "q_proj.weight' is off by"),
+    "one layer's update forgotten": (forget_one_layer, "log-probabilities differ"),
     "base without adapter": (forget_the_adapter, "of what training did"),
     "cut short": (cut_short, "cannot be loaded"),
     "damaged header": (damage_the_header, "cannot be loaded"),
@@ -248,9 +238,8 @@ def test_a_planted_defect_is_found(name: str, merged: Path, source: Source, meas
     spoil, words = DEFECTS[name]
     folder = tmp_path / "spoilt"
     shutil.copytree(merged, folder)
-    assert verify(source, measured, folder, "merged-16bit", "float16").faults == []
     spoil(folder, source)
-    faults = verify(source, measured, folder, "merged-16bit", "float16").faults
+    faults = verify(source, measured, folder, "merged-16bit", Written("float16")).faults
     assert any(re.search(words, fault) for fault in faults), faults
 
 
@@ -278,131 +267,8 @@ def test_a_planted_defect_of_an_adapter_is_found(
     folder = tmp_path / "spoilt"
     shutil.copytree(adapter, folder)
     spoil(folder, source)
-    faults = verify(source, measured, folder, "adapter", "float32").faults
+    faults = verify(source, measured, folder, "adapter", Written("float32")).faults
     assert any(words in fault for fault in faults), faults
-
-
-def test_updates_are_made_a_matrix_at_a_time(tmp_path: Path) -> None:
-    """All products of a 4B model together are 13 GiB in float32, more than Colab's machine has beside the model."""
-    layers, width, rank = 24, 512, 4
-    tensors: dict[str, torch.Tensor] = {}
-    for layer in range(layers):
-        name = f"base_model.model.model.layers.{layer}.mlp.up_proj"
-        tensors[f"{name}.lora_A.weight"] = torch.ones(rank, width)
-        tensors[f"{name}.lora_B.weight"] = torch.ones(width, rank)
-    save_file(tensors, tmp_path / "adapter_model.safetensors")
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": rank, "peft_type": "LORA"}))
-    with torch.profiler.profile(profile_memory=True) as seen:
-        found = updates(tmp_path)
-        assert sum(float(change.sum()) for change in found.values()) == layers * width * width * rank
-    live = most = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            most = max(most, live)
-    product = 4 * width * width
-    assert product <= most < 5 * product < layers * product
-
-
-@pytest.mark.parametrize("where", ["opening", "answering"])
-def test_an_export_that_does_not_fit_the_gpu_is_verified_on_the_cpu(
-    merged: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    from kit.export import verify as module
-
-    name = "_open" if where == "opening" else "answers_of"
-    real, devices, calls = module._open, [], []
-
-    def opened(given: Source, *rest: Any) -> Any:
-        devices.append(given.files.backend.device)
-        if where == "opening" and len(devices) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        on_the_cpu = replace(given, files=replace(given.files, backend=replace(given.files.backend, device="cpu")))
-        return real(on_the_cpu, *rest)
-
-    answer = module.answers_of
-
-    def answers(*given: Any) -> Any:
-        calls.append(1)
-        if where == "answering" and len(calls) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return answer(*given)
-
-    monkeypatch.setattr(module, "_open", opened)
-    monkeypatch.setattr(module, "answers_of", answers)
-    on_a_gpu = replace(
-        source, files=replace(source.files, backend=replace(source.files.backend, device="cuda")), notes=[]
-    )
-    verdict = module.verify(on_a_gpu, measured, merged, "merged-16bit", "float16")
-    assert verdict.faults == [], name
-    assert devices == ["cuda", "cpu"]
-    assert any("verified on the CPU" in note for note in on_a_gpu.notes)
-
-
-def test_a_4_bit_export_that_does_not_fit_the_gpu_is_loaded_onto_the_cpu(
-    run: RunDir, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Beside a GPU transformers takes 4-bit weights there unless it is told otherwise."""
-    from transformers import AutoModelForCausalLM
-    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
-
-    pytest.importorskip("bitsandbytes")
-    place = tmp_path / "four"
-    export(run, "merged-4bit", out=place, verify=False)
-    real, places = AutoModelForCausalLM.from_pretrained, []
-
-    def loaded(path: str, **how: Any) -> Any:
-        if path == str(place):
-            places.append(Bnb4BitHfQuantizer.update_device_map(None, how.get("device_map")))
-            if len(places) == 1:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        with monkeypatch.context() as none:
-            none.setattr(torch.cuda, "is_available", lambda: False)
-            return real(path, **how)
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    backend = replace(source.files.backend, device="cuda")
-    on_a_gpu = replace(source, files=replace(source.files, backend=backend), notes=[])
-    verdict = verify(on_a_gpu, measured, place, "merged-4bit", "nf4")
-    assert places == [{"": 0}, {"": "cpu"}]
-    assert not any("cannot be loaded" in fault for fault in verdict.faults)
-    assert any("verified on the CPU" in note for note in on_a_gpu.notes)
-
-
-def test_an_adapter_measured_in_float16_is_verified_on_the_cpu(
-    adapter: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The CPU trains in no float16, so a configuration that says float16 cannot be loaded there as it stands."""
-    from kit.export import verify as module
-
-    real, devices = module._open, []
-
-    def opened(of: Source, *rest: Any) -> Any:
-        devices.append(of.files.backend.device)
-        if len(devices) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return real(of, *rest)
-
-    monkeypatch.setattr(module, "_open", opened)
-    half = source.config.model_copy(update={"model": source.config.model.model_copy(update={"dtype": "float16"})})
-    backend = replace(source.files.backend, device="cuda")
-    on_a_gpu = replace(source, config=half, files=replace(source.files, backend=backend), notes=[])
-    verdict = module.verify(on_a_gpu, replace(measured, computed="float16"), adapter, "adapter", "float32")
-    assert (verdict.faults, devices) == ([], ["cuda", "cpu"])
-
-
-def test_logits_are_made_for_one_completion_at_a_time(source: Source) -> None:
-    from kit.export.verify import score
-
-    model, shapes = source.load().eval(), []
-    model.register_forward_hook(lambda module, args, output: shapes.append(output.logits.shape))
-    answers = score(model, [[5, 6, 7], [8]], [[9, 10], [11, 12, 13]])
-    assert [shape[:2] for shape in shapes] == [(1, 5), (1, 4)]
-    ids = torch.tensor([[5, 6, 7, 9, 10]])
-    expected = model(input_ids=ids).logits[0, 2:4].log_softmax(-1)[[0, 1], [9, 10]]
-    torch.testing.assert_close(torch.tensor(answers.logps[0]), expected.detach())
 
 
 def test_no_room_to_measure_says_what_to_do(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +277,7 @@ def test_no_room_to_measure_says_what_to_do(source: Source, monkeypatch: pytest.
 
     monkeypatch.setattr("kit.export.verify.generate", full)
     with pytest.raises(ModelError, match="--no-verify"):
-        measure(source, job._rows(source)[:1], 4)
+        measure(source, [{"prompt": "1 + 1"}], 4)
 
 
 def test_an_adapter_that_is_not_verified_needs_neither_gpu_nor_weights(
@@ -428,6 +294,27 @@ def test_an_adapter_that_is_not_verified_needs_neither_gpu_nor_weights(
     job.export_run(ExportRequest("merged-16bit", verify=False).request(run), quiet=True)
     settings = json.loads((run.path / "export/merged-16bit/generation_config.json").read_text())
     assert settings["eos_token_id"] == job._ends(open_source(run, None, None)[0])[0]
+
+
+def test_a_merged_model_that_does_not_fit_the_gpu_is_verified_on_the_cpu(
+    merged: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.export import verify as module
+
+    real, devices = module._open, []
+
+    def opened(*arguments: Any) -> Any:
+        devices.append(arguments[-1])
+        if len(devices) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "_open", opened)
+    backend = replace(source.files.backend, device="cuda")
+    on_a_gpu = replace(source, files=replace(source.files, backend=backend), notes=[])
+    verdict = module.verify(on_a_gpu, measured, merged, "merged-16bit", Written("float16"))
+    assert (verdict.faults, devices) == ([], ["cuda", "cpu"])
+    assert any("verified on the CPU" in note for note in on_a_gpu.notes)
 
 
 @pytest.mark.parametrize(
@@ -459,18 +346,11 @@ def test_a_lost_update_is_a_fault_where_the_answers_cannot_tell(
 ) -> None:
     from kit.export import verify as module
 
-    monkeypatch.setattr(module, "check_weights", lambda *_: ({"update_kept": 0.1}, []))
-    assert module.verify(source, measured, merged, "merged-16bit", "float16").verified
+    lost = Written("float16", kept=0.1)
+    assert module.verify(source, measured, merged, "merged-16bit", lost).verified
     monkeypatch.setattr(module, "LEAST_EFFECT", float("inf"))
-    lost = module.verify(source, measured, merged, "merged-16bit", "float16")
-    assert any("--dtype float32, or --to adapter" in fault for fault in lost.faults)
-
-
-def test_updates_are_those_of_peft(source: Source) -> None:
-    model = source.load()
-    layer = model.base_model.model.model.layers[0].mlp.down_proj
-    found = updates(source.weights)["model.layers.0.mlp.down_proj.weight"]
-    torch.testing.assert_close(found, layer.get_delta_weight("default").detach(), rtol=1e-6, atol=1e-8)
+    verdict = module.verify(source, measured, merged, "merged-16bit", lost)
+    assert any("--dtype float32, or --to adapter" in fault for fault in verdict.faults)
 
 
 def test_bfloat16_is_left_where_it_would_round_the_update_away() -> None:
@@ -480,10 +360,10 @@ def test_bfloat16_is_left_where_it_would_round_the_update_away() -> None:
     assert share_kept(base, small, torch.bfloat16) == 0.0
     assert share_kept(base, small, torch.float16) == 1.0
     assert share_kept(base, large, torch.bfloat16) == 1.0
-    weights = {"w": base.to(torch.bfloat16)}
-    assert choose_dtype(weights, {"w": small}) == "float16"
-    assert choose_dtype(weights, {"w": large}) == "bfloat16"
-    assert choose_dtype({"w": 1e5 * base.to(torch.bfloat16)}, {"w": small}) == "bfloat16"
+    for factor, change, dtype in ((1.0, small, "float16"), (1.0, large, "bfloat16"), (1e5, small, "bfloat16")):
+        model = torch.nn.Linear(4, 4, bias=False)
+        model.weight.data = factor * base.to(torch.bfloat16)
+        assert choose_dtype(model, [(model.weight.data, change)]) == dtype
 
 
 def test_a_base_that_is_quantised_is_not_merged_into(run: RunDir, model_folder: Path, tmp_path: Path) -> None:

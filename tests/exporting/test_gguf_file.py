@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.export.verify import Measured, measure, verify
+from kit.export.verify import Measured, Written, verify
 from kit.runner.trained import Source, open_source
 from kit.runs.store import RunDir
 
@@ -21,7 +21,7 @@ def write(
     """The merged model of `source` in float16; `spoil` may change header and tensors first."""
     from kit.export.source import merged
 
-    model, _ = merged(source, "float16")
+    model = merged(source, "float16").model
     config, tokenizer = model.config, source.tokenizer
     words = [word for word, _ in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])]
     header = {
@@ -66,13 +66,19 @@ def source(made: RunDir) -> Source:
 
 @pytest.fixture(scope="module")
 def measured(source: Source) -> Measured:
-    from kit.export import job
+    return measured_by(source)
 
-    return measure(source, job._rows(source)[:4], 16)
+
+def measured_by(source: Source) -> Measured:
+    from kit.export import job
+    from kit.export.request import ExportRequest
+    from kit.runner.console import Reporter
+
+    return job._measure(source, ExportRequest("adapter", prompts=4).request(source.run), Reporter(quiet=True))
 
 
 def faults(source: Source, measured: Measured, path: Path) -> list[str]:
-    return verify(source, measured, path.parent, "gguf", "f16", path).faults
+    return verify(source, measured, path.parent, "gguf", Written("f16", path)).faults
 
 
 def test_a_faithful_file_is_verified(source: Source, measured: Measured, tmp_path: Path) -> None:
@@ -89,9 +95,12 @@ def test_a_faithful_file_is_verified(source: Source, measured: Measured, tmp_pat
         (lambda header, tensors: header["words"].reverse(), "tokens differ from training"),
         (
             lambda header, tensors: tensors.update({"blk.0.ffn_up.weight": tensors["blk.0.ffn_up.weight"] * 0}),
-            "is off by",
+            "log-probabilities differ",
         ),
-        (lambda header, tensors: tensors.__delitem__("blk.0.ffn_up.weight"), "cannot be loaded|is off by|is missing"),
+        (
+            lambda header, tensors: tensors.__delitem__("blk.0.ffn_up.weight"),
+            "cannot be loaded|log-probabilities differ",
+        ),
     ],
     ids=["end", "template", "rope", "tokens", "zeroed", "missing"],
 )
@@ -131,7 +140,7 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     other = source.tokenizer.convert_tokens_to_ids("<|endoftext|>")
     assert own != other
     (base / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [own, other]}))
-    measured = measure(source, job._rows(source)[:4], 16)
+    measured = measured_by(source)
     assert measured.ends == sorted({own, other})
     path = tmp_path / "file" / "it.gguf"
     path.parent.mkdir()

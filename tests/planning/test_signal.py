@@ -15,7 +15,6 @@ import pytest
 import rewards
 from kit.config import load_config
 from kit.planning.signal import BaseModel, chance_of_spread, check, describe, draw, measure
-from kit.runs.worker import Outcome
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
 Rule = Callable[[Sample], Score]
@@ -223,12 +222,12 @@ def test_the_process_prepares_as_a_run_does_and_writes_no_run(
 ) -> None:
     from kit.planning import signal
 
-    def here(module: str, request: dict[str, Any], *, quiet: bool) -> Outcome:
-        assert module == signal.__name__
-        signal.job(json.loads(json.dumps(request | {"audit": True})), quiet)
-        return Outcome(0)
+    def here(module: str, request: dict[str, Any], stopped: str, *, quiet: bool) -> dict[str, Any]:
+        result = tmp_path / "result.json"
+        signal.job(json.loads(json.dumps(request | {"audit": True, "result": str(result)})), quiet)
+        return dict(json.loads(result.read_text()))
 
-    monkeypatch.setattr(signal, "call", here)
+    monkeypatch.setattr(signal, "call_for_result", here)
     found = check(load_config(tree), prompts=4, k=4, progress=False)
     assert not (tmp_path / "runs").exists()
     assert found["prompts"] == 4

@@ -185,8 +185,8 @@ def test_an_export_that_is_there_is_replaced(site: Site, monkeypatch: pytest.Mon
     run.write_json("export/adapter/manifest.json", {"files": []})
     screen = export.Screen(site)
     begun: list[dict[str, Any]] = []
-    monkeypatch.setattr(screen, "_check", lambda run, wish: None)
-    monkeypatch.setattr(site.jobs, "start", lambda key, module, request: begun.append(request["wish"]))
+    monkeypatch.setattr(screen, "_request", lambda run, wish: wish)
+    monkeypatch.setattr(site.jobs, "start", lambda key, module, request: begun.append(request))
     assert screen.begin("one", "adapter", None, None) == ["", {}]
     assert begun[0]["force"]
 
@@ -197,7 +197,7 @@ def test_another_quantisation_is_not_ignored_while_one_is_made(site: Site, monke
     run = site.run("one")
     (run.adapter).mkdir()
     screen = export.Screen(site)
-    monkeypatch.setattr(screen, "_check", lambda run, wish: None)
+    monkeypatch.setattr(screen, "_request", lambda run, wish: wish)
     monkeypatch.setattr(Jobs, "_work", lambda *args: None)  # goes on for ever
     asked = ("one", "gguf", None)
     assert screen.begin(*asked, "q8_0") == ["", {}]
