@@ -94,18 +94,9 @@ def test_a_custom_estimator_may_be_token_level() -> None:
     assert out.tolist() == [[1.0] * 5, [0.0] * 5]
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda batch: batch.rewards[:1], r"advantage '<lambda>' returned shape \(1,\), expected \(2,\) or \(2, T\)"),
-        (lambda batch: batch.rewards / 0, r"advantage '<lambda>' returned NaN or infinity"),
-        (lambda batch: batch.rewards.sub_(1.0), r"advantage '<lambda>' edited rewards in place"),
-        (lambda batch: 3.0, r"advantage '<lambda>' returned float, expected a tensor"),
-    ],
-)
-def test_a_custom_estimator_is_held_to_its_contract(function: object, message: str) -> None:
-    with pytest.raises(ObjectiveError, match=message):
-        Objective(advantage=function).compute_advantages(RewardBatch(torch.tensor([1.0, 2.0]), torch.tensor([0, 0])))  # type: ignore[arg-type]
+def test_a_custom_estimator_is_held_to_its_contract() -> None:
+    with pytest.raises(ObjectiveError, match=r"'<lambda>' returned shape \(1,\), expected \(2,\) or \(2, T\)"):
+        compute(lambda batch: batch.rewards[:1], RewardBatch(torch.tensor([1.0, 2.0]), torch.tensor([0, 0])))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("need", ["components", "lengths"])

@@ -91,14 +91,6 @@ def test_every_hook_of_every_recipe_is_alive(spec: Any, spread: float) -> None:
         assert dead_hooks(Objective.from_spec(spec), drawn.batch(), scale_for(drawn)) == []
 
 
-@pytest.mark.parametrize("clip", ["two_sided", "dual_clip", "gmpo", "vespo", "sapo"])
-def test_every_clip_is_alive_with_advantages_of_both_shapes(clip: str) -> None:
-    drawn = sample(3, (5, 9))
-    wide = drawn.advantages[:, None] + torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
-    for advantages in (drawn.advantages[:, None], wide):
-        assert dead(Objective(clip=clip), advantages=advantages) == []
-
-
 @pytest.mark.parametrize(
     "regularizers",
     [
@@ -213,12 +205,3 @@ def test_one_ignored_hook_of_several_is_told_apart_by_its_place() -> None:
 def test_a_clip_that_ignores_the_advantages_is_named_by_its_advantage() -> None:
     assert dead(Objective(clip=lambda batch: -batch.logps)) == ["group_zscore"]
     assert dead(Objective(advantage="leave_one_out", clip=lambda batch: batch.ratio)) == ["leave_one_out"]
-
-
-def test_a_clip_that_cuts_its_graph_is_named() -> None:
-    class Detached(Objective):
-        def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
-            loss = self.clip(batch).detach() + 0.1 * batch.logps
-            return LossOutput(self.reduction.at(0)(loss * batch.mask, batch.mask, scale or LossScale()), {}, {}, {})
-
-    assert dead(Detached()) == ["group_zscore", "ppo_clip"]

@@ -20,7 +20,6 @@ from kit.config import ModelConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ModelError
 from kit.generation.engine import resolve_backend
 from kit.models.backend import (
-    FLOAT32_FAMILIES,
     TESTED_UNSLOTH,
     Backend,
     Machine,
@@ -153,29 +152,7 @@ def test_a_mixture_of_experts_is_left_to_transformers() -> None:
     check_architecture(experts, UNSLOTH_CPU, "experts")
 
 
-def lists(package: str, file: str, name: str) -> list[str]:
-    """The list of that name in a file of an installed package; nothing is imported."""
-    place = find_spec(package)
-    assert place is not None
-    assert place.submodule_search_locations
-    tree = ast.parse((Path(place.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
-    (found,) = (
-        node.value for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name and isinstance(node.value, ast.List)
-        and node.value.elts
-    )  # fmt: skip
-    value: list[str] = ast.literal_eval(found)
-    return value
-
-
 def test_families_that_unsloth_computes_in_float32_where_it_was_told_float16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a T4. Those that the kit leaves out are mixtures of experts, or make no text."""
-    theirs = {*lists("unsloth", "models/loader.py", "_FORCE_FLOAT32_FALLBACK")}
-    theirs |= {*lists("unsloth_zoo", "model_lists.py", "FORCE_FLOAT32")}
-    others = {one for one in theirs if not any(family.strip(",") in one for family in FLOAT32_FAMILIES)}
-    embeddings = {"embedding_gemma2", "embedding_gemma2_text"}
-    assert others - embeddings == {"glm4_moe", "glm4_moe_lite", "gpt_oss", "qwen3_moe"}
-    assert {*FLOAT32_FAMILIES} <= theirs
     qwen = AutoConfig.for_model("qwen3_5")
     monkeypatch.setattr("kit.models.backend.this_machine", lambda: T4)
     found = suited(UNSLOTH, ModelConfig(), qwen)
@@ -318,23 +295,6 @@ def test_environment_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> 
     assert "UNSLOTH_COMPILE_LOCATION" not in os.environ
     assert switches(TRANSFORMERS) == {}
     assert switches(UNSLOTH_CPU)["UNSLOTH_FORCE_CPU"] == "1"
-
-
-@pytest.mark.skipif(find_spec("unsloth_zoo") is None, reason="Unsloth is not installed")
-def test_unsloths_engine_samples_the_adapter_itself_with_float32_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the user's environment says; by the functions of the installed package that read it."""
-    names = ("_fp32_lm_head_requested", "_merged_rollout_mode", "_vllm_suffix_decoding_config")
-    place = find_spec("unsloth_zoo")
-    assert place is not None
-    assert place.origin is not None
-    tree = ast.parse(Path(place.origin).with_name("vllm_utils.py").read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
-    module: dict[str, Any] = {"os": os}
-    exec(compile(tree, "vllm_utils.py", "exec"), module)
-    for switch in ("UNSLOTH_VLLM_SUFFIX_DECODING", "UNSLOTH_VLLM_MERGED_ROLLOUT"):
-        monkeypatch.setenv(switch, "1")
-    with switched(switches(UNSLOTH)):
-        assert [module[name]() for name in names] == [True, None, None]
 
 
 def test_unsloth_after_trl_is_refused() -> None:

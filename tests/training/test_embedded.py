@@ -91,11 +91,3 @@ def test_a_file_that_is_not_as_it_was_shipped_is_named_with_what_to_do(
 def test_any_text_survives_the_tokenizer(text: str) -> None:
     ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
     assert TOKENIZER.decode(ids) == text
-
-
-def test_answer_tags_are_single_tokens_that_survive_decoding() -> None:
-    text = "<think>1 + 1 = 2</think><answer>2</answer>"
-    ids = TOKENIZER(text + TOKENIZER.eos_token, add_special_tokens=False)["input_ids"]
-    assert TOKENIZER.decode(ids, skip_special_tokens=True) == text
-    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
-        assert len(TOKENIZER(tag, add_special_tokens=False)["input_ids"]) == 1

@@ -201,38 +201,6 @@ def test_4_bit_weights_are_pefts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls["_Adapter"] == 3  # a single token has bitsandbytes' own kernel
 
 
-class Theirs(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
-
-
-def test_unsloths_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Theirs.forward, "__module__", "unsloth.models.llama")
-    model = adapted(block=Theirs(bias=True))
-    assert Fused(model).names == []
-    assert all("forward" not in vars(module) for module in model.modules())
-
-
-@pytest.mark.parametrize("wrong", ["scaling", "bias", "base"])
-def test_a_planted_defect_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = fused._plain
-
-    def planted(module: Any, x: Tensor) -> Any:
-        dtype, a, b, scaling = plain(module, x)  # type: ignore[misc]
-        return dtype, a, b, scaling * (1.02 if wrong == "scaling" else 1.0)
-
-    monkeypatch.setattr(fused, "_plain", planted)
-    if wrong == "base":
-        weight = fused._weight
-        monkeypatch.setattr(fused, "_weight", lambda base, dtype: 1.01 * weight(base, dtype))
-    model, wanted = adapted(), run(adapted(), False, torch.float32)
-    Fused(model)
-    if wrong == "bias":
-        monkeypatch.setattr(model.base_model.model.down.base_layer, "bias", None)
-    with pytest.raises(AssertionError):
-        assert_like(run(model, False, torch.float32), wanted, wanted, 1e-6)
-
-
 # --- at the first rows of a run -----------------------------------------------------------------------------------------
 
 

@@ -153,14 +153,6 @@ def test_smollm2_is_the_file_of_one_version_of_its_package(tmp_path: Path, monke
         source_of("smollm2")
 
 
-def test_a_file_is_checked_as_a_model(file: Path) -> None:
-    from kit.model_check.check import check_model
-
-    checked = check_model(str(file))
-    assert checked.trains
-    assert (checked.model_type, checked.tokenizer) == ("llama", "its own")
-
-
 def test_a_run_on_a_file_is_planned_trained_resumed_exported_and_asked(
     file: Path, tree: Any, attempt: Any, tmp_path: Path
 ) -> None:

@@ -156,26 +156,6 @@ def test_the_step_in_parts_is_the_undisturbed_one(new_trainer: NewTrainer, name:
     assert_logs_equal(got[2], want[2])
 
 
-def test_parts_go_on_for_the_rest_of_the_run_and_shrink_again(new_trainer: NewTrainer) -> None:
-    memory = BatchSizeBackoff()
-    trainer = new_trainer(objective="bnpo", max_steps=3, unchecked=True, extra={"memory": memory})
-    machine = Machine("forward", rows=2)
-    want = stepped(new_trainer(objective="bnpo", max_steps=3, unchecked=True))
-    got = stepped(trainer, machine)
-    assert machine.failures == 1
-    assert machine.seen == [4] + 3 * [2, 2]  # refused once; then three steps of two parts
-    assert_logs_equal(got[2], want[2])
-    assert memory.state_dict() == {"training": 2}
-    assert memory.in_a_row == 0
-
-    memory = BatchSizeBackoff()
-    machine = Machine("backward", rows=1)
-    got = stepped(new_trainer(objective="bnpo", max_steps=3, unchecked=True, extra={"memory": memory}), machine)
-    assert memory.state_dict() == {"training": 1}
-    assert machine.failures == 2
-    assert_gradients_close(got[0], want[0], rtol=2e-5)
-
-
 def test_a_token_budget_and_halving_go_together(new_trainer: NewTrainer) -> None:
     """Parts of the budget are still too large for the second micro-batch: theirs is the number that is halved."""
     settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 2, "per_device_train_batch_size": 8}
@@ -253,20 +233,6 @@ def test_generation_and_scoring_are_divided_too(new_trainer: NewTrainer) -> None
         stepped(
             new_trainer(objective="dapo", extra={"memory": BatchSizeBackoff()}, **greedy), Machine("no_grad", rows=0)
         )
-
-
-def test_random_numbers_are_drawn_again(new_trainer: NewTrainer) -> None:
-    drawn: list[Tensor] = []
-
-    def work(size: int) -> Tensor:
-        drawn.append(torch.rand(3))
-        if size > 2:
-            raise RuntimeError(CUDA_MESSAGE)
-        return drawn[-1]
-
-    result = BatchSizeBackoff().attempt("generation", 4, work)
-    assert len(drawn) == 2
-    assert torch.equal(drawn[0], result)
 
 
 def test_dropout_is_the_same_in_both_passes_over_a_part(new_trainer: NewTrainer) -> None:

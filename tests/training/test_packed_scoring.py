@@ -17,8 +17,6 @@ from kit.scoring.packing import lay_out
 from .packs import assert_same, plainly, rows_of, score
 from .rollouts import (
     NewTrainer,
-    assert_gradients_close,
-    losses_and_gradients,
     mixed_prompts,
 )
 
@@ -141,21 +139,6 @@ def watch(trainer: Any) -> list[int]:
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     backbone.get_input_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0].numel()))
     return seen
-
-
-def test_tokens_of_tools_are_scored_too(packed: NewPacked) -> None:
-    """They are left out of the loss later; what follows sees them."""
-    trainer = packed(steps_per_generation=8)
-    inputs = mixed_prompts(trainer)
-    inputs["tool_mask"] = inputs["completion_mask"].clone()
-    inputs["tool_mask"][:, 1:3] = 0
-    found = []
-    for on in (True, False):
-        trainer.scorer.packing = on
-        found.append(losses_and_gradients(trainer, [inputs], 1))
-    assert trainer.packing_report["reason"] == "turned off"
-    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-6, rtol=1e-6)
-    assert_gradients_close(found[0][1], found[1][1])
 
 
 def hidden(trainer: Any, rows: Rows, **options: Any) -> Any:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .rollouts import (
     NewTrainer,
-    assert_gradients_close,
     drift,
     generated,
     largest_difference,
@@ -125,24 +124,6 @@ def test_the_value_loss_reaches_the_head_and_nothing_else(new_trainer: NewTraine
     for ours, theirs in zip(head, torch.autograd.grad(total, [weight, bias]), strict=True):
         assert theirs.any()
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
-
-
-def test_splitting_the_batch_keeps_the_gradient_of_the_head(new_trainer: NewTrainer) -> None:
-    whole = new_trainer(objective=ppo(), per_device_train_batch_size=12)
-    random_head(whole)
-    (inputs,) = rollout(whole)
-    order = inputs["completion_mask"].sum(1).argsort()  # micro-batches of unequal token counts
-    inputs = {key: value[order] if value.dim() else value for key, value in inputs.items()}
-    parts = [{k: v[i : i + 4] if v.dim() else v for k, v in inputs.items()} for i in (0, 4, 8)]
-    split = new_trainer(objective=ppo(), gradient_accumulation_steps=3)
-    random_head(split)
-    results = []
-    for trainer, batches in ((whole, [inputs]), (split, parts)):
-        gradients = losses_and_gradients(trainer, batches, len(batches))[1]
-        results.append((gradients, [weight.grad for weight in trainer.critic.head.parameters()]))
-    assert_gradients_close(results[1][0], results[0][0])
-    for ours, theirs in zip(results[1][1], results[0][1], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_the_head_has_an_optimiser_group_of_its_own(new_trainer: NewTrainer) -> None:

@@ -47,13 +47,6 @@ def test_rewards_and_truncation_reach_the_hooks_beside_their_completions(
     assert sorted(map(repr, seen)) == sorted(map(repr, want))  # the trainer shuffles; NaN is not equal to itself
 
 
-def test_shares_of_masked_tokens_are_counted_in_tokens(new_trainer: NewTrainer) -> None:
-    weighted = new_trainer(objective={"weights": ["drop_truncated"]}, gradient_accumulation_steps=3)
-    train(weighted)
-    assert 0 < log_of(weighted)["masked/drop_truncated"] < 1
-    assert log_of(weighted)["masked/drop_truncated"] == pytest.approx(1 - log_of(weighted)["weight/drop_truncated"])
-
-
 def test_tokens_of_tools_do_not_train(new_trainer: NewTrainer) -> None:
     """An `env_mask` of a rollout function, which TRL treats as the mask of tools."""
     width = 6

@@ -30,7 +30,7 @@ from .rollouts import (
     train,
     unpadded,
 )
-from .steps import in_a_step, switch
+from .steps import in_a_step
 
 HINT = "{prompt} The answer is {target}."
 SHOWN = TeacherConfig(model="self", prompt=HINT)
@@ -105,16 +105,6 @@ def test_loss_and_gradients_of_distillation_are_those_of_plain_logits(new_traine
         loss.backward()
     expected = {name: w.grad.clone() for name, w in trainer.model.named_parameters() if w.requires_grad}
     assert_gradients_close(gradients, expected, rtol=1e-3)
-
-
-def test_parts_of_a_micro_batch_give_the_same_gradient(new_trainer: NewTrainer) -> None:
-    trainer = taught(new_trainer, objective={"recipe": "sdpo"})
-    batches = rollout(trainer)
-    whole = in_a_step(trainer, batches, accumulation=1)
-    switch(trainer, budget=20)
-    parts = in_a_step(trainer, batches, accumulation=1)
-    torch.testing.assert_close(whole[0], parts[0])
-    assert_gradients_close(parts[1], whole[1])
 
 
 def test_a_teacher_like_the_policy_teaches_nothing(new_trainer: NewTrainer) -> None:

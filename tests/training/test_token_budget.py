@@ -118,21 +118,6 @@ def test_a_value_head_learns_the_same_in_parts(new_trainer: NewTrainer) -> None:
     assert_same(in_a_step(trainer, batches), want)
 
 
-def test_metrics_are_those_of_the_whole_micro_batch(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
-    trainer, batches = mixed
-    use(trainer, {"recipe": "dapo", "regularizers": [KL, "entropy_bonus"], "weights": ["off_policy_mask"]})
-    found = []
-    for budget in (None, BUDGET):
-        switch(trainer, budget=budget)
-        trainer.metric_log.means["train"].take()
-        in_a_step(trainer, batches)
-        sums = trainer.metric_log.means["train"].take()
-        found.append({name: pair for name, pair in sums.items() if not name.startswith("tokens/")})
-    assert found[0].keys() == found[1].keys()
-    for name, pair in found[0].items():
-        torch.testing.assert_close(found[1][name], pair, rtol=1e-5, atol=1e-5, msg=name)
-
-
 # --- defects ----------------------------------------------------------------------------------------------------------
 
 
@@ -184,13 +169,6 @@ def test_scores_without_a_graph_keep_to_the_budget(mixed: tuple[Any, list[dict[s
     torch.testing.assert_close(parts.logps, whole.logps, rtol=0, atol=1e-5)
     assert len(counts) > 1
     assert max(counts) <= 2 * rows.ids.shape[1]
-
-
-def test_a_prompt_counts_once_for_the_completions_that_share_it() -> None:
-    rows = [SequenceLengths("a", 100, 20), SequenceLengths("a", 100, 30), SequenceLengths("b", 10, 20)]
-    assert TokenBudget(padded=False, shared=True).cost(rows) == 100 + 10 + 70
-    assert TokenBudget(padded=False).cost(rows) == 210 + 70
-    assert split_by_tokens(rows, range(3), TokenBudget(150, padded=False, shared=True)) == [[1, 0], [2]]
 
 
 def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -133,70 +132,10 @@ def test_advantages_equal_trl_with_weights_and_missing_scores(new_trainer: NewTr
 # --- hooks are live, masks hold ---------------------------------------------------------------------------------------
 
 
-def test_a_regularizer_from_a_file_adds_its_mean_to_the_loss(new_trainer: NewTrainer, tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("def square(batch, power=2.0):\n    return batch.logps.abs() ** power\n")
-    results = []
-    for entries in (
-        [],
-        [{"name": f"{path}:square", "coef": 0.5}],
-        [{"name": f"{path}:square", "coef": 0.5, "power": 1}],
-    ):
-        trainer = new_trainer(objective={"recipe": "bnpo", "regularizers": entries})
-        batches = rollout(trainer)
-        results.append((*losses_and_gradients(trainer, batches, 1), batches[0], scores(trainer, batches[0])[0]))
-    (without, plain_gradients, *_), (squared, gradients, inputs, logps), (linear, *_) = results
-    live = logps.detach()[inputs["completion_mask"].bool()]
-    # token_mean: loss = clip + coef · sum over live tokens / live tokens
-    torch.testing.assert_close((squared - without)[0], 0.5 * (live**2).mean(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close((linear - without)[0], 0.5 * live.abs().mean(), rtol=1e-5, atol=1e-6)
-    assert largest_difference(gradients, plain_gradients) > 1e-3
-
-
 WITH_EVERYTHING: dict[str, Any] = {
     "recipe": "dapo",
     "regularizers": [{**KL, "bias_corrected": True}, {"name": "entropy_bonus", "coef": 0.01}],
 }
-
-
-def test_masked_tokens_have_no_influence_and_no_gradient(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(objective=WITH_EVERYTHING, num_iterations=2)
-    inputs = rollout(trainer)[0]
-    drift(trainer)
-    tool_mask = torch.ones_like(inputs["completion_mask"])
-    tool_mask[:, 1] = 0  # the second token of every completion came from a tool
-    inputs["tool_mask"] = tool_mask
-    mask = (inputs["completion_mask"] * tool_mask).bool()
-    assert (~inputs["completion_mask"].bool()).sum() > 0  # there is padding
-
-    original, leaves = trainer.scorer.score, []
-
-    def run(garbage: float | None) -> Tensor:
-        def score(*args: Any, **keywords: Any) -> Any:
-            found = original(*args, **keywords)
-            pair = [value.detach().clone() for value in (found.logps, found.entropy)]
-            if garbage is not None:
-                pair = [value.masked_fill(~mask, garbage) for value in pair]
-            leaves[:] = [value.requires_grad_() for value in pair]
-            return dataclasses.replace(found, logps=leaves[0], entropy=leaves[1])
-
-        trainer.scorer.score = score
-        loss: Tensor = trainer.compute_loss(trainer.model, inputs)
-        loss.backward()
-        return loss.detach()
-
-    trainer.current_gradient_accumulation_steps = 1
-    clean = run(None)
-    for leaf in leaves:
-        assert leaf.grad is not None
-        assert leaf.grad[~mask].eq(0).all()
-        assert leaf.grad[mask].ne(0).any()
-    for garbage in (1e3, float("nan"), float("-inf")):
-        assert torch.equal(run(garbage), clean)
-        assert all(leaf.grad[~mask].eq(0).all() for leaf in leaves)
-    for name in ("old_per_token_logps", "ref_per_token_logps"):
-        inputs[name] = inputs[name].masked_fill(~mask, float("nan"))
-    assert torch.equal(run(None), clean)
 
 
 def test_log_probabilities_of_a_padded_batch_are_those_of_its_rows_alone(new_trainer: NewTrainer) -> None:

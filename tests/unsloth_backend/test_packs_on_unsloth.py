@@ -43,14 +43,6 @@ def test_every_recipe_has_the_loss_and_gradients_of_padded_rows(worked: Worked, 
     assert packed["tokens"] < 0.6 * padded["tokens"]
 
 
-def test_each_setting_met_each_other_in_a_recipe(worked: Worked) -> None:
-    found = worked["packs"]["recipes"].values()
-    settings = {(one["accumulation"], one["tools"], one["checkpointing"]) for one in found}
-    assert len({pair[:2] for pair in settings}) == len({pair[1:] for pair in settings}) == 4
-    budgets = {(one["savings"]["token_budget"], one["checkpointing"]) for one in found}
-    assert len(budgets) == 4
-
-
 def test_every_saving_is_on(worked: Worked) -> None:
     assert worked["packs"]["recipes"]["dapo"]["savings"] == {
         "token_budget": "on", "skip_flat_groups": "on",
