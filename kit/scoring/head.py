@@ -16,12 +16,10 @@ terms instead of a cancelling difference, and stays exact when p(target) is 1 to
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,11 +27,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kit.errors import EnvironmentUnsupported
-from kit.models.failures import raise_fatal
 from kit.models.libraries import TESTED_TRL
 from kit.scoring.head_softmax import BEST, OTHERS, RISE, SHIFTED, SLOPE_TARGET, Z_TARGET, fold_tile, grad_tile
 
-log = logging.getLogger("kit")
 OUTPUTS = frozenset({"log_probs", "entropy"})
 """Outputs of TRL's head that this head computes: those of GRPO."""
 DEFAULT_CHUNK = 8192
@@ -171,11 +167,8 @@ class _Scan:
         self.logp_rows = tiles.hidden.new_empty(shape, dtype=kept) if logp else None
         self.entropy_rows = tiles.hidden.new_empty(shape, dtype=kept) if entropy else None
 
-    def run(self) -> None:
-        for rows in self.tiles.row_slices():
-            self._block(rows)
-
-    def _block(self, rows: slice) -> None:
+    def block(self, rows: slice) -> None:
+        """Statistics and row gradients of these rows."""
         tiles, head = self.tiles, self.tiles.head
         targets = self.targets[rows]
         stats = tiles.hidden.new_zeros((6, len(targets)), dtype=head.stat_dtype)
@@ -316,7 +309,8 @@ class ChunkedLogProb(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             tiles = Tiles(Head(weight, bias, *ctx.head_args), hidden, chunk_size)
             scan = _Scan(tiles, targets, "entropy" in outputs, store, store and keep_entropy)
-            scan.run()
+            for rows in tiles.row_slices():
+                scan.block(rows)
 
         ctx.hidden_dtype, ctx.stored, ctx.chunk_size = hidden.dtype, store, chunk_size
         if store:
@@ -422,13 +416,11 @@ def asking_head(entropy_gradient: bool = True, *, keep: bool = False) -> Iterato
 class LogProbDispatcher:
     """Has the `apply` that TRL calls: `ChunkedLogProb`, told what `asking_head` asks for.
 
-    gpu_kernel: the function that was there, TRL's or Unsloth's. It computes the outputs that only other trainers of TRL ask
-    for, and steps in for the rest of the process where this head cannot run on a GPU; `reason` says why.
+    gpu_kernel: the function that was there, TRL's or Unsloth's; it computes the outputs that only other trainers of TRL ask for.
     """
 
-    def __init__(self, gpu_kernel: Any | None) -> None:
+    def __init__(self, gpu_kernel: Any) -> None:
         self.gpu_kernel = gpu_kernel
-        self.reason: str | None = None
 
     def apply(
         self,
@@ -447,16 +439,8 @@ class LogProbDispatcher:
         if request.keep:
             request.seen = Projection(hidden, weight, bias, temperature, final_logit_softcapping, logit_scale)
         args = (weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)
-        if self.reason is None and (self.gpu_kernel is None or OUTPUTS.issuperset(outputs)):
-            try:
-                return (*ChunkedLogProb.apply(hidden, *args, request.entropy_gradient), None, None, None)
-            except (RuntimeError, TypeError) as error:
-                raise_fatal(error)
-                if hidden.device.type == "cpu" or self.gpu_kernel is None:
-                    raise
-                self.reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                log.warning("log-probabilities come from %s: %s", self.gpu_kernel, self.reason)
-        assert self.gpu_kernel is not None
+        if OUTPUTS.issuperset(outputs):
+            return (*ChunkedLogProb.apply(hidden, *args, request.entropy_gradient), None, None, None)
         result: tuple[Tensor | None, ...] = self.gpu_kernel.apply(hidden, *args, *rest)
         return result
 
@@ -469,13 +453,6 @@ def install_torch_logprob_kernel() -> None:
     Raises:
         EnvironmentUnsupported: this TRL has no such head.
     """
-    module = _trl_module()
-    current = getattr(module, _NAME)
-    if not isinstance(current, LogProbDispatcher):
-        setattr(module, _NAME, LogProbDispatcher(current))
-
-
-def _trl_module() -> ModuleType:
     import trl
     from trl.trainer import utils
 
@@ -486,5 +463,6 @@ def _trl_module() -> ModuleType:
             f"trl {trl.__version__} has no trainer.utils.{name}; grpo-kit was tested with trl {TESTED_TRL}.*. "
             "Install trl>=1.15,<1.16."
         )
-    module: ModuleType = utils
-    return module
+    current = getattr(utils, _NAME)
+    if not isinstance(current, LogProbDispatcher):
+        setattr(utils, _NAME, LogProbDispatcher(current))

@@ -9,7 +9,6 @@ import torch
 
 from kit.models.failures import BatchSizeBackoff, is_lost, is_out_of_memory
 from kit.scoring import packed_attention, proof
-from kit.scoring.head import ChunkedLogProb, LogProbDispatcher
 
 from .rollouts import NewTrainer
 
@@ -40,7 +39,7 @@ def test_a_lost_context_is_told_from_memory_and_from_a_kernel_that_is_not_there(
 def test_places_that_survive_any_failure_do_not_survive_these(
     monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
-    """Else the head, packing and the attention kernel of the whole run are chosen by a neighbour's memory."""
+    """Else packing and the attention kernel of the whole run are chosen by a neighbour's memory."""
 
     def fail(*_: Any) -> Any:
         raise error
@@ -53,14 +52,6 @@ def test_places_that_survive_any_failure_do_not_survive_these(
     with pytest.raises(RuntimeError) as raised:
         packed_attention._refusal("any", torch.device("cpu"), torch.float32, 8)
     assert raised.value is error
-
-    monkeypatch.setattr(ChunkedLogProb, "apply", fail)
-    head = LogProbDispatcher(ChunkedLogProb)
-    hidden = torch.empty(1, 2, device="meta")
-    with pytest.raises(RuntimeError) as raised:
-        head.apply(hidden, hidden, None, hidden, 1.0, 8192)
-    assert raised.value is error
-    assert head.reason is None
 
 
 @pytest.mark.parametrize("survived", ["memory", "another"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -234,46 +233,10 @@ def test_stock_trl_head_fails_on_a_cpu_and_the_installed_one_works(utils):
     assert torch.equal(utils._ChunkedLogProbFunction.apply(*arguments)[0], ChunkedLogProb.apply(*arguments)[0])
 
 
-class NoHead(RuntimeError):
-    """Why the head cannot run."""
-
-
-@pytest.mark.parametrize(
-    ("kernel", "device", "error", "reason"),
-    [
-        (True, "cuda", None, None),
-        (True, "cuda", NoHead("no such product\nat line 3"), "NoHead: no such product"),
-        (True, "cuda", torch.OutOfMemoryError("full"), None),  # which a smaller micro-batch cures
-        (False, "cuda", NoHead("no such product"), None),
-        (True, "cpu", NoHead("no such product"), None),
-    ],
-)
-def test_the_kernel_of_the_library_steps_in_with_a_reason(monkeypatch, caplog, kernel, device, error, reason):
-    calls = []
-
-    def ours(*_):
-        calls.append("ours")
-        if error is not None:
-            raise error
-        return None, None
-
-    monkeypatch.setattr(ChunkedLogProb, "apply", ours)
-    gpu = SimpleNamespace(apply=lambda *_: calls.append("theirs"), __name__="theirs")
-    head = LogProbDispatcher(gpu if kernel else None)
-    tensor = SimpleNamespace(device=SimpleNamespace(type=device))
-    for _ in range(2):
-        with pytest.raises(type(error)) if error and not reason else nullcontext():
-            head.apply(tensor, tensor, None, tensor, 1.0, 8192)
-    assert head.reason == reason
-    assert calls == (["ours", "theirs", "theirs"] if reason else ["ours", "ours"])
-    assert sum("log-probabilities come from" in record.message for record in caplog.records) == bool(reason)
-
-
 def test_outputs_of_other_trainers_are_left_to_the_library():
     head = LogProbDispatcher(SimpleNamespace(apply=lambda *_: "the library's"))
     arguments = problem(7, 50, 4, bias=True, trainable=False)
     assert head.apply(*arguments, 1.0, 16, None, 1.0, ("log_probs", "entropy", "is_top1")) == "the library's"
-    assert head.reason is None
 
 
 def products(**changes):
