@@ -406,15 +406,17 @@ def quantization_config(dtype: torch.dtype, device: str) -> Any:
 
 def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
     """The backend, or transformers where `auto` has chosen one that stops at this architecture. Raises `ModelError`."""
-    try:
-        check_architecture(model_config, backend, config.name)
-    except ModelError as error:
-        if config.backend != "auto":
-            raise
-        return Backend(TRANSFORMERS, backend.device, f"transformers + PEFT: {error}")
+    if backend.name != UNSLOTH:
+        return backend
     text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
+    experts = [getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
+    if any(isinstance(count, int) and count > 1 for count in experts):
+        why = f"{config.name} is a mixture of experts, whose balancing loss Unsloth's trainer does not compute"
+        if config.backend != "auto":
+            raise ModelError(f"{why}. {TRANSFORMERS_INSTEAD}")
+        return Backend(TRANSFORMERS, backend.device, f"transformers + PEFT: {why}")
     types = "".join(f"{getattr(each, 'model_type', '')}," for each in (model_config, text))
-    if backend.name == UNSLOTH and any(family in types for family in FLOAT32_FAMILIES):
+    if any(family in types for family in FLOAT32_FAMILIES):
         import torch
 
         if torch_dtype(config.dtype, backend.device) is torch.float16:
@@ -425,13 +427,3 @@ def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
 
 FLOAT32_FAMILIES = ("gemma3,", "gemma3text", "gemma3n", "gemma4", "qwen3_5")
 """Of Unsloth's `FORCE_FLOAT32` those whose experts do not keep them from it anyway; with a comma: the whole of a type."""
-
-
-def check_architecture(model_config: Any, backend: Backend, source: str) -> None:
-    """Refuses a model that the backend's trainer stops at. Raises `ModelError`."""
-    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
-    experts = [getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
-    if backend.name == UNSLOTH and any(isinstance(count, int) and count > 1 for count in experts):
-        raise ModelError(
-            f"{source} is a mixture of experts, whose balancing loss Unsloth's trainer does not compute. {TRANSFORMERS_INSTEAD}"
-        )
