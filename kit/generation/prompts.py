@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LazyPrompt:
-    """A row whose prompt is rendered when it is asked, with the tools that may be called."""
+    """A row whose prompt is rendered when it is asked, with the tools that may be called, or with its pictures."""
 
     row: dict[str, Any]
 
@@ -85,14 +85,8 @@ def question(prompt: str | list[dict[str, Any]]) -> str:
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ImagePrompt:
-    """A row with pictures, rendered when it is asked."""
-
-    row: dict[str, Any]
-
-    def __len__(self) -> int:
-        return len(str(self.row["prompt"]))
+class ImagePrompt(LazyPrompt):
+    """A row with pictures."""
 
 
 def has_pictures(row: Mapping[str, Any]) -> bool:

@@ -61,8 +61,9 @@ class _Ramp(Schedule):
     steps: int
 
     def __post_init__(self) -> None:
-        _number(self, "start")
-        _number(self, "end")
+        _check(self, "start", "end")
+        for name in ("start", "end"):
+            object.__setattr__(self, name, float(getattr(self, name)))
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise ConfigError(f"{self.name}: steps must be a whole number of optimiser steps >= 1, got {self.steps!r}.")
 
@@ -176,13 +177,6 @@ def _build(name: str, arguments: tuple[Any, ...], fields: Mapping[str, Any]) -> 
         raise ConfigError(f"{name} takes {', '.join(known)}: {error}") from None
 
 
-def _number(schedule: Schedule, field: str) -> None:
-    value = getattr(schedule, field)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{schedule.name}: {field} must be a finite number, got {value!r}.")
-    object.__setattr__(schedule, field, float(value))
-
-
 # --- controllers ------------------------------------------------------------------------------------------------------
 
 ERROR_BOUND = 0.2
@@ -208,7 +202,7 @@ class AdaptiveKL(Controller):
     name: ClassVar[str] = "adaptive_kl"
 
     def __post_init__(self) -> None:
-        _check(self, positive=("target", "horizon", "start"))
+        _check(self, "target", "horizon", "start", least=0.0, above=True)
         self.reset()
 
     def __call__(self, step: int) -> float:
@@ -251,7 +245,8 @@ class AdaptiveEntropy(Controller):
     observes: ClassVar[str] = "entropy"
 
     def __post_init__(self) -> None:
-        _check(self, positive=("delta",), not_negative=("target", "min", "max"))
+        _check(self, "delta", least=0.0, above=True)
+        _check(self, "target", "min", "max", least=0.0)
         start = self.min if self.start is None else self.start
         if not self.min <= start <= self.max:
             raise ConfigError(
@@ -278,10 +273,11 @@ class AdaptiveEntropy(Controller):
         return {"coef": self.min if self.start is None else self.start, "apply": 0.0}
 
 
-def _check(controller: Controller, positive: tuple[str, ...] = (), not_negative: tuple[str, ...] = ()) -> None:
-    for key in (*positive, *not_negative):
-        value = getattr(controller, key)
+def _check(schedule: Schedule, *names: str, least: float = -math.inf, above: bool = False) -> None:
+    """Raises `ConfigError` unless these fields are finite numbers of at least, or `above`, `least`."""
+    for name in names:
+        value = getattr(schedule, name)
         usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not usable or value < 0 or (value == 0 and key in positive):
-            bound = "positive" if key in positive else "not negative"
-            raise ConfigError(f"{controller.name}: {key} must be a finite number and {bound}, got {value!r}.")
+        if not usable or value < least or (above and value == least):
+            bound = "" if least < 0 else " and positive" if above else " and not negative"
+            raise ConfigError(f"{schedule.name}: {name} must be a finite number{bound}, got {value!r}.")

@@ -32,33 +32,21 @@ NORMALISED = (
 )  # fmt: skip
 
 
-def reference_arguments(config: RunConfig) -> dict[str, Any]:
-    """How TRL loads the reference policy when all weights train: the same weights as the policy's at the start."""
-    keywords = {
-        "revision": config.model.revision,
-        "dtype": "float32",
-        "attn_implementation": config.model.attention,
-        "use_safetensors": True,
-        "device_map": None,
-    }
-    return {name: value for name, value in keywords.items() if value is not None or name == "device_map"}
-
-
-def given_learning_rate(value: float | str) -> float:
-    """The number; `auto` has become one when a run is prepared. Raises `ConfigError`."""
-    if isinstance(value, str):
-        raise ConfigError("optimisation.learning_rate: auto is known once a run is prepared (kit.runner.prepare).")
-    return value
-
-
 def grpo_config(
     config: RunConfig, backend: Backend, folder: Path, reward_weights: list[float], processes: int = 1
 ) -> Any:
-    """`trl.GRPOConfig` of this run. `batch_size` completions of all processes make one optimiser step, in equal
-    micro-batches."""
+    """`trl.GRPOConfig` of this run. `batch_size` completions of all processes make one optimiser step, in equal micro-batches.
+
+    Raises `ConfigError` while the learning rate is `auto`.
+    """
     import torch
     from trl import GRPOConfig
 
+    if isinstance(config.optimisation.learning_rate, str):
+        raise ConfigError("optimisation.learning_rate: auto is known once a run is prepared (kit.runner.prepare).")
+    # How TRL loads the reference policy when all weights train: the same weights as the policy's at the start.
+    reference = {"revision": config.model.revision, "attn_implementation": config.model.attention}
+    reference = {name: value for name, value in reference.items() if value is not None}
     optimisation, generation, run = config.optimisation, config.generation, config.run
     micro = micro_batch_size(config, backend, processes)
     accumulation = optimisation.batch_size // (micro * processes)
@@ -77,7 +65,7 @@ def grpo_config(
         gradient_accumulation_steps=accumulation,
         steps_per_generation=accumulation,
         num_iterations=optimisation.iterations,
-        learning_rate=given_learning_rate(optimisation.learning_rate),
+        learning_rate=optimisation.learning_rate,
         lr_scheduler_type=SCHEDULERS[optimisation.schedule],
         warmup_steps=optimisation.warmup_steps,
         optim=OPTIMIZERS[optimisation.optimizer],
@@ -118,7 +106,9 @@ def grpo_config(
         disable_tqdm=True,
         push_to_hub=False,
         trust_remote_code=config.model.trust_remote_code,
-        model_init_kwargs=reference_arguments(config) if config.model.lora is None else None,
+        model_init_kwargs={"dtype": "float32", "use_safetensors": True, "device_map": None, **reference}
+        if config.model.lora is None
+        else None,
         dataloader_num_workers=0,
         dataloader_pin_memory=backend.device == "cuda",
     )

@@ -8,6 +8,7 @@ rollout.pt                the completions that steps are still to be made on (`o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import random
@@ -99,23 +100,20 @@ class CheckpointState:
         if trainer._buffered_inputs is not None and trainer._step % every != 0:
             torch.save(trainer._buffered_inputs, self._rollout_file(folder))
         if trainer.args.should_save:
-            write_atomic(folder / PROGRESS_FILE, json.dumps(self._progress(), indent=1) + "\n")
+            steps_left = trainer.state.global_step < trainer.state.max_steps
+            progress = {
+                "micro_batches": trainer._step,
+                "over": steps_left and trainer.control.should_training_stop and not self.was_stopped(),
+                "first_steps": self.checks.state_dict() if self.checks is not None else None,
+                "parts": {name: part.state_dict() for name, part in self.stateful.items()},
+            }
+            write_atomic(folder / PROGRESS_FILE, json.dumps(progress, indent=1) + "\n")
             state = self.objective.state_dict() if self.objective is not None else {}
             if state:
                 (folder / STATE_FILE).write_text(json.dumps(state))
             if self.critic is not None:
                 self.critic.save(folder)
         write()
-
-    def _progress(self) -> dict[str, Any]:
-        trainer = self.trainer
-        steps_left = trainer.state.global_step < trainer.state.max_steps
-        return {
-            "micro_batches": trainer._step,
-            "over": steps_left and trainer.control.should_training_stop and not self.was_stopped(),
-            "first_steps": self.checks.state_dict() if self.checks is not None else None,
-            "parts": {name: part.state_dict() for name, part in self.stateful.items()},
-        }
 
     def _rollout_file(self, folder: Path) -> Path:
         accelerator = self.trainer.accelerator
@@ -137,12 +135,10 @@ class CheckpointState:
             self.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
             if self.critic is not None:
                 self.critic.load(folder)
-        self._load_progress(folder)
-
-    def _load_progress(self, folder: Path) -> None:
-        """Without the files the trainer is left as it is."""
-        trainer = self.trainer
-        self._advance_sampler()
+        if getattr(self.sampler, "shuffle", False):
+            # The orders of the epochs that are behind: TRL's sampler keeps a generator that a new one starts anew.
+            for _ in range(int(trainer.state.epoch or 0.0)):  # a whole number exactly at the end of an epoch
+                torch.randperm(self.sampler.num_samples, generator=self.sampler.generator)
         path = folder / PROGRESS_FILE
         if not path.is_file():
             return
@@ -153,47 +149,33 @@ class CheckpointState:
                 part.load_state_dict(progress["parts"][name])
         if self.checks is not None and progress["first_steps"] is not None and not self.check_anew:
             self.checks.load_state_dict(progress["first_steps"])
-        if self._rollout_file(folder).is_file():
-            self._load_rollout(folder)
-
-    def _load_rollout(self, folder: Path) -> None:
-        trainer = self.trainer
-        device = trainer.accelerator.device
-        target = "cpu" if device.type == "cpu" else device  # torch cannot load to the `cpu:1` of several processes
-        batches = torch.load(self._rollout_file(folder), map_location=target, weights_only=True)
-        trainer._buffered_inputs = batches
-        if "ref_hidden" in batches[0]:
-            self.restore_reference_head(batches[0])
-        if "teacher_hidden" in batches[0]:
-            assert self.teacher is not None
-            self.teacher.see_head(MicroBatch(batches[0]))
-            self.memory.teacher_head = self.teacher.head
+        if (rollout := self._rollout_file(folder)).is_file():
+            device = trainer.accelerator.device
+            target = "cpu" if device.type == "cpu" else device  # torch cannot load to the `cpu:1` of several processes
+            batches = trainer._buffered_inputs = torch.load(rollout, map_location=target, weights_only=True)
+            if "ref_hidden" in batches[0]:
+                self.restore_reference_head(batches[0])
+            if "teacher_hidden" in batches[0]:
+                assert self.teacher is not None
+                self.teacher.see_head(MicroBatch(batches[0]))
+                self.memory.teacher_head = self.teacher.head
 
     def restore_reference_head(self, inputs: dict[str, Any]) -> None:
-        """Scores one completion of a restored rollout with the reference policy: its head is in no checkpoint."""
-        assert self.services is not None
-        with torch.no_grad(), self._reference_policy() as model:
-            scores = self.services.scorer.score(model, MicroBatch(inputs).select([0]).rows, Wanted(hidden=True))
-        self.memory.reference_head = scores.projection.bare()
+        """Scores one completion of a restored rollout with the reference policy: its head is in no checkpoint.
 
-    @contextmanager
-    def _reference_policy(self) -> Iterator[Any]:
-        """The reference policy as TRL has it: a model of its own, or the policy with its adapters off."""
-        if self.trainer.ref_model is not None:
-            yield self.trainer.ref_model
-            return
+        TRL has the reference policy as a model of its own, or as the policy with its adapters off.
+        """
         from trl.trainer.utils import use_adapter
 
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
-            yield self.trainer.model
-
-    def _advance_sampler(self) -> None:
-        """Draws the orders of the epochs that are behind: TRL's sampler keeps a generator that a new one starts anew."""
-        if not getattr(self.sampler, "shuffle", False):
-            return
-        for _ in range(int(self.trainer.state.epoch or 0.0)):  # a whole number exactly at the end of an epoch
-            torch.randperm(self.sampler.num_samples, generator=self.sampler.generator)
+        assert self.services is not None
+        trainer, bare = self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model)
+        model, adapters_off = trainer.ref_model, contextlib.nullcontext()
+        if model is None:
+            name = "ref" if "ref" in bare.peft_config else None
+            model, adapters_off = trainer.model, use_adapter(bare, adapter_name=name)
+        with torch.no_grad(), adapters_off:
+            scores = self.services.scorer.score(model, MicroBatch(inputs).select([0]).rows, Wanted(hidden=True))
+        self.memory.reference_head = scores.projection.bare()
 
     def load_weights(self, checkpoint: Path) -> None:
         """The weights and step of a checkpoint and nothing else: for a run that has no step left to make."""
