@@ -43,58 +43,74 @@ def objective_list(
 ) -> None:
     """List recipes, hooks, schedules and controllers."""
     from kit.objective.recipes import recipe, recipe_names
+    from kit.objective.schedules import schedules
 
-    if kind in CHANGING:
-        _list_changing(kind)
-        return
-    registries = _registries(kind, (*KINDS, *CHANGING))
+    rows = []
+    for registry in _registries(kind, (*KINDS, *CHANGING)).values():
+        for hook in map(registry.build, registry):
+            settings, needs = _call({"name": ""} | hook.values)[1:-1], ", ".join(sorted(hook.needs))
+            rows.append([hook.name, registry.kind, settings or "-", needs or "-", hook.factory.source or "-"])
+    for name in schedules:
+        if kind in (None, which := _kind_of(schedules[name])):
+            settings = _call_of(schedules[name]).partition("(")[2].rstrip(")")
+            rows.append([name, which, settings, "-", _summary(schedules[name])])
     if kind is None:
         parts = ("advantage", "clip", "reduction")
         print_table(["recipe", *parts], [[n, *(_call(recipe(n)[part]) for part in parts)] for n in recipe_names()])
-    rows = []
-    for registry in registries.values():
-        for name in registry:
-            hook = registry.build(name)
-            needs = ", ".join(sorted(hook.needs)) or "-"
-            rows.append(
-                [name, registry.kind, _call({"name": ""} | hook.values)[1:-1] or "-", needs, hook.factory.source or "-"]
-            )
     print_table(["hook", "kind", "hyper-parameters", "needs", "source"], rows)
-    if kind is None:
-        _list_changing()
 
 
 @objective_app.command("show")
 def objective_show(name: Name, kind: Kind = None, override: Settings = None) -> None:
     """Show one of them: formula, settings, needs, costs."""
-    from kit.objective.recipes import recipe_names
+    import inspect
 
-    changing = _changing()
-    if name in changing and kind in (None, _kind_of(changing[name])) and not override:
-        _show_changing(changing[name])
-        return
-    if kind is None and name in recipe_names():
-        _show_recipe(name, override or [])
-        return
-    for index, hook in enumerate(_hooks(name, kind, override or [])):
-        typer.echo("" if index == 0 else "\n", nl=False)
-        _show_hook(hook)
+    import yaml
+
+    from kit.objective import Objective
+    from kit.objective.hook import costs
+
+    meant = _find(name, kind, override or [])
+    if isinstance(meant, type):
+        controller = _kind_of(meant) == "controller"
+        typer.echo(f"{_kind_of(meant)} {_call_of(meant)}\n\n{inspect.getdoc(meant)}\n")
+        where = "any regularizer's coef" if controller else "any float hyper-parameter, and any regularizer's coef"
+        typer.echo(f'It may stand in the place of {where}, written as in coef: "{_call_of(meant)}"')
+    elif isinstance(meant, Objective):
+        typer.echo(yaml.safe_dump({"objective": {"recipe": name} | meant.to_spec()}, sort_keys=False), nl=False)
+        typer.echo("\nloss = reduction( Π weights · clip  +  Σ coef · regularizer )\n")
+        typer.echo(meant.describe())
+        typer.echo("\nWhat it computes and costs, beyond the scoring of the policy:")
+        cost_by_need = costs(meant.needs, entropy_in_loss=meant.needs_entropy_gradient)
+        typer.echo("\n".join(f"  {need}: {cost}" for need, cost in cost_by_need.items()) or "  nothing")
+        for registry in _registries(None).values():
+            if name in registry:
+                typer.echo(
+                    f"\nThere is a hook of that name, too: grpo-kit objective show {name} --kind {registry.kind}"
+                )
+    else:
+        for index, hook in enumerate(meant):
+            typer.echo("" if index == 0 else "\n", nl=False)
+            _show_hook(hook)
 
 
 @objective_app.command("check")
 def objective_check(name: Name, kind: Kind = None, override: Settings = None) -> None:
     """Try a hook, or all of a recipe, on random batches. Is it sound? Nothing is trained."""
-    from kit.errors import ObjectiveError
+    from kit.errors import ConfigError, ObjectiveError
+    from kit.objective import Objective
     from kit.objective.check import check_hook
-    from kit.objective.recipes import recipe_names
 
-    if kind is None and name in recipe_names():
-        objective = _recipe(name, override or [])
-        hooks = [objective.advantage, objective.clip, *objective.weights, *objective.regularizers, objective.reduction]
-    else:
-        hooks = _hooks(name, kind, override or [])
+    meant = _find(name, kind, override or [])
+    if isinstance(meant, type):
+        raise ConfigError(
+            f"'{name}' is a {_kind_of(meant)} and no hook: it stands in the place of a hook's number. See: grpo-kit "
+            f"objective show {name}"
+        )
+    if isinstance(meant, Objective):
+        meant = [meant.advantage, meant.clip, *meant.weights, *meant.regularizers, meant.reduction]
     failures = []
-    for hook in hooks:
+    for hook in meant:
         findings = check_hook(hook)
         typer.echo(f"{hook.kind} {_call({'name': hook.name} | hook.values)}")
         print_table(["check", "result", "what was found"], [[f.name, f.result, f.detail] for f in findings])
@@ -106,28 +122,56 @@ def objective_check(name: Name, kind: Kind = None, override: Settings = None) ->
     typer.echo("No check failed.")
 
 
-def _changing() -> dict[str, type[Schedule]]:
-    """Schedules and controllers by name."""
-    from kit.objective.schedules import schedules
+def _find(name: str, kind: str | None, overrides: list[str]) -> type[Schedule] | Objective | list[Hook]:
+    """What a name stands for, with its hyper-parameters: a schedule, a recipe, or hooks, several where kinds share the name.
 
-    return {name: schedules[name] for name in schedules}
+    Raises `ConfigError`.
+    """
+    from kit.config.loading import apply_override
+    from kit.errors import ConfigError
+    from kit.objective import Objective
+    from kit.objective.hook import attribute
+    from kit.objective.recipes import recipe_names
+    from kit.objective.schedules import schedules
+    from kit.registry import did_you_mean, import_object, is_import_path
+
+    if kind is None and name in schedules:
+        return schedules[name]
+    is_recipe = kind is None and name in recipe_names()
+    spec: dict[str, Any] = {"recipe" if is_recipe else "name": name}
+    for override in overrides:
+        apply_override(spec, override)
+    if is_recipe:
+        return Objective.from_spec(spec)
+    by_kind = _registries(kind)
+    if is_import_path(name):
+        registries = list(_registries(kind or str(attribute(import_object(name), "kind", "clip"))).values())
+    else:
+        # Of a kind, its registry says what there is.
+        registries = [registry for registry in by_kind.values() if name in registry or kind is not None]
+    if name.endswith(".py"):
+        raise ConfigError(f"'{name}' names a file; name the function in it, too: {name}:FUNCTION.")
+    if not registries:
+        hint = did_you_mean(name, [*recipe_names(), *(hook for each in by_kind.values() for hook in each), *schedules])
+        raise ConfigError(f"No recipe or hook is called '{name}'.{hint} See: grpo-kit objective list")
+    return [registry.build(spec) for registry in registries]
+
+
+def _registries(kind: str | None, known: Sequence[str] = KINDS) -> dict[str, HookRegistry]:
+    """The registries by kind, or the one that is asked for. Raises `ConfigError` for another word than those `known`."""
+    from kit import objective
+    from kit.errors import ConfigError
+    from kit.registry import did_you_mean
+
+    if kind is not None and kind not in known:
+        raise ConfigError(f"'{kind}' is no kind of hook.{did_you_mean(kind, known)} Kinds: {', '.join(known)}.")
+    return {each: getattr(objective, f"{each}s") for each in KINDS if kind in (None, each)}
 
 
 def _kind_of(changing: type[Schedule]) -> str:
     from kit.objective.schedules import Controller
 
     return "controller" if issubclass(changing, Controller) else "schedule"
-
-
-def _list_changing(kind: str | None = None) -> None:
-    """Schedules before controllers, or those of one kind."""
-    classes = sorted(_changing().items(), key=lambda item: (CHANGING.index(_kind_of(item[1])), item[0]))
-    rows = [
-        [name, _kind_of(each), _call_of(each).partition("(")[2].rstrip(")"), _summary(each)]
-        for name, each in classes
-        if kind in (None, _kind_of(each))
-    ]
-    print_table(["schedule", "kind", "parameters", "what it is"], rows)
 
 
 def _call_of(changing: type[Schedule]) -> str:
@@ -146,101 +190,8 @@ def _summary(changing: type[Schedule]) -> str:
     return " ".join((inspect.getdoc(changing) or "").partition("\n\n")[0].split()).replace("`", "")
 
 
-def _show_changing(changing: type[Schedule]) -> None:
-    import inspect
-
-    controller = _kind_of(changing) == "controller"
-    typer.echo(f"{_kind_of(changing)} {_call_of(changing)}\n\n{inspect.getdoc(changing)}\n")
-    where = "any regularizer's coef" if controller else "any float hyper-parameter, and any regularizer's coef"
-    typer.echo(f'It may stand in the place of {where}, written as in coef: "{_call_of(changing)}"')
-
-
-def _registries(kind: str | None, known: Sequence[str] = KINDS) -> dict[str, HookRegistry]:
-    """The registries by kind, or the one that is asked for. Raises `ConfigError` for another word than those `known`."""
-    from kit import objective
-    from kit.errors import ConfigError
-    from kit.registry import did_you_mean
-
-    if kind is not None and kind not in known:
-        raise ConfigError(f"'{kind}' is no kind of hook.{did_you_mean(kind, known)} Kinds: {', '.join(known)}.")
-    return {each: getattr(objective, f"{each}s") for each in KINDS if kind in (None, each)}
-
-
-def _hooks(name: str, kind: str | None, overrides: list[str]) -> list[Hook]:
-    """The hooks meant by a name, with their hyper-parameters; several if kinds share it. Raises `ConfigError`."""
-    from kit.config.loading import apply_override
-    from kit.errors import ConfigError
-    from kit.objective.hook import attribute
-    from kit.objective.recipes import recipe_names
-    from kit.registry import did_you_mean, import_object, is_import_path
-
-    by_kind = _registries(kind)
-    if is_import_path(name):
-        own = kind or str(attribute(import_object(name), "kind", "clip"))
-        registries = list(_registries(own).values())
-    else:
-        registries = [registry for registry in by_kind.values() if name in registry]
-    if not registries:
-        if name.endswith(".py"):
-            raise ConfigError(f"'{name}' names a file; name the function in it, too: {name}:FUNCTION.")
-        if kind is not None:
-            registries = list(by_kind.values())  # which says what there is of this kind
-        else:
-            if name in _changing():
-                raise ConfigError(
-                    f"'{name}' is a {_kind_of(_changing()[name])} and no hook: it stands in the place of a hook's number. "
-                    f"See: grpo-kit objective show {name}"
-                )
-            hooks = (hook for registry in by_kind.values() for hook in registry)
-            hint = did_you_mean(name, [*recipe_names(), *hooks, *_changing()])
-            raise ConfigError(f"No recipe or hook is called '{name}'.{hint} See: grpo-kit objective list")
-    entry: dict[str, Any] = {"name": name}
-    for override in overrides:
-        apply_override(entry, override)
-    return [registry.build(entry) for registry in registries]
-
-
-def _recipe(name: str, overrides: list[str]) -> Objective:
-    from kit.config.loading import apply_override
-    from kit.errors import ConfigError
-    from kit.objective import Objective
-    from kit.objective.recipes import KEYS
-
-    spec: dict[str, Any] = {"recipe": name}
-    for override in overrides:
-        apply_override(spec, override)
-    try:
-        return Objective.from_spec(spec)
-    except ConfigError as error:
-        kinds = _kinds_called(name)
-        if not kinds or spec.keys() <= set(KEYS):
-            raise
-        options = " or ".join(f"--kind {kind}" for kind in kinds)
-        raise ConfigError(f"{error} '{name}' is read as the recipe; {options} picks the hook of that name.") from None
-
-
-def _kinds_called(name: str) -> list[str]:
-    """Kinds of the hooks that have this name."""
-    return [registry.kind for registry in _registries(None).values() if name in registry]
-
-
-def _show_recipe(name: str, overrides: list[str]) -> None:
-    import yaml
-
-    from kit.objective.hook import costs
-
-    objective = _recipe(name, overrides)
-    typer.echo(yaml.safe_dump({"objective": {"recipe": name} | objective.to_spec()}, sort_keys=False), nl=False)
-    typer.echo("\nloss = reduction( Π weights · clip  +  Σ coef · regularizer )\n")
-    typer.echo(objective.describe())
-    typer.echo("\nWhat it computes and costs, beyond the scoring of the policy:")
-    cost_by_need = costs(objective.needs, entropy_in_loss=objective.needs_entropy_gradient)
-    _list_costs(cost_by_need)
-    for kind in _kinds_called(name):
-        typer.echo(f"\nThere is a hook of that name, too: grpo-kit objective show {name} --kind {kind}")
-
-
 def _show_hook(hook: Hook) -> None:
+    import functools
     import inspect
     import re
 
@@ -248,35 +199,25 @@ def _show_hook(hook: Hook) -> None:
 
     formula = re.sub(r"\{(\w+)\}", r"\1", hook.factory.formula)  # hyper-parameters by their names
     typer.echo(f"{hook.kind} {hook.name}" + (f": {formula}" if formula else ""))
-    typer.echo(f"\n{inspect.getdoc(_written(hook.factory.build)) or 'It has no docstring.'}\n")
-    parameters = hook.factory.hyperparameters.values()
-    if parameters:
-        rows = [[p.name, _type(p.annotation), "required" if p.required else _value(p.default)] for p in parameters]
-        values_here = [_value(hook.values[p.name]) for p in parameters]
-        changed = any(value != row[2] for value, row in zip(values_here, rows, strict=True))
-        head = ["hyper-parameter", "type", "default", *(["here"] if changed else [])]
-        print_table(head, [[*row, *([value] if changed else [])] for row, value in zip(rows, values_here, strict=True)])
+    build: Any = hook.factory.build
+    author = (
+        build.args[0] if isinstance(build, functools.partial) and build.args else build
+    )  # behind a factory made of it
+    typer.echo(f"\n{inspect.getdoc(author) or 'It has no docstring.'}\n")
+    rows = [
+        [p.name, _type(p.annotation), "required" if p.required else _value(p.default), _value(hook.values[p.name])]
+        for p in hook.factory.hyperparameters.values()
+    ]
+    if rows:
+        print_table(["hyper-parameter", "type", "default", "here"], rows)
     if hook.needs:
         typer.echo("It needs, at the cost of:")
-        _list_costs(costs(hook.needs, entropy_in_loss=hook.kind in ("clip", "regularizer")))
+        for need, cost in costs(hook.needs, entropy_in_loss=hook.kind in ("clip", "regularizer")).items():
+            typer.echo(f"  {need}: {cost}")
     else:
         typer.echo("It needs nothing beyond what every batch has.")
     typer.echo(f"with its values: {hook.describe()}")
     typer.echo(f"source: {hook.factory.source or hook.name}")
-
-
-def _list_costs(cost_by_need: dict[str, str]) -> None:
-    for need, cost in cost_by_need.items():
-        typer.echo(f"  {need}: {cost}")
-    if not cost_by_need:
-        typer.echo("  nothing")
-
-
-def _written(build: Any) -> Any:
-    """The function that its author wrote, behind a factory made of it."""
-    import functools
-
-    return build.args[0] if isinstance(build, functools.partial) and build.args else build
 
 
 def _type(annotation: Any) -> str:
