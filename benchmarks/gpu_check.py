@@ -288,8 +288,8 @@ def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
     root = f"run.root={folder / 'runs'}"
     commands = {
         "doctor": ["doctor"],
-        "quickstart": ["quickstart", "--steps", "10", "--run-id", run, "-o", root],
-        "train": ["train", str(place), "--run-id", run],
+        "quickstart": ["quickstart", "--steps", "10", "-o", f"run.id={run}", "-o", root],
+        "train": ["train", str(place), "-o", f"run.id={run}"],
         "plan": ["plan", str(place), "--probe", "--json"],
     }
     if row.model:

@@ -68,7 +68,7 @@ def relaunch(
     if not folder.config.is_file():
         raise RunError(
             f"{folder.path} has no config.yaml, so how the run was configured is not known. Bring it back, or remove the folder "
-            f"and start it again with: grpo-kit train CONFIG --run-id {run_id}"
+            f"and start it again with: grpo-kit train CONFIG -o run.id={run_id}"
         )
     config = load_config(folder.config, overrides)
     longer = config.optimisation.steps > load_config(folder.config).optimisation.steps

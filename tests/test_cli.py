@@ -42,7 +42,7 @@ def write(name: str, text: str) -> str:
         (["train", "quickstart", "-o", "optimisation.stps=1"], "Did you mean 'steps'"),
         (["train", "quickstart", "-o", "nonsense"], "section.key=value"),
         (["train", "quickstart", "-o", "optimisation.batch_size=100"], "cannot be made of groups of 8"),
-        (["train", "quickstart", "--run-id", "../up"], "run.id"),
+        (["train", "quickstart", "-o", "run.id=../up"], "run.id"),
         (["quickstart", "--steps", "0"], "optimisation.steps"),
         (["validate", "nowhere.yaml"], "There is no file"),
         (["config", "show", "nowhere.yaml"], "There is no file"),
@@ -94,7 +94,7 @@ def test_a_run_ends_with_the_jobs_exit_code_and_no_message_twice(
 ) -> None:
     seen = []
     monkeypatch.setattr("kit.launch.launch", lambda config: seen.append(config) or outcome)
-    output = run("quickstart", "--seed", "3", "--steps", "5", "--objective", "grpo", "-o", "run.id=x", code=code)
+    output = run("quickstart", "--steps", "5", "-o", "run.seed=3", "-o", "run.id=x", code=code)
     assert ("seen by the user" in output) is shown
     (config,) = seen
     assert (config.run.seed, config.optimisation.steps, config.objective.recipe, config.run.id) == (3, 5, "grpo", "x")

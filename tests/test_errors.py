@@ -342,7 +342,7 @@ def test_bad_rows_keep_a_run_from_starting_and_skipping_says_how_many(attempt: A
     write_rows("not json", '{"question": "", "answer": "2"}')
     refused = attempt()
     assert (refused.code, refused.error["kind"], refused.folder) == (2, "DataError", None)
-    is_one_message(refused.message, "row 21", "row 22", "--skip-bad-rows")
+    is_one_message(refused.message, "row 21", "row 22", "data.skip_bad_rows")
     result = attempt("data.skip_bad_rows=true", "optimisation.steps=1")
     assert result.code == 0
     assert "2 bad rows left out (row 21" in result.shown

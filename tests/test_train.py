@@ -223,8 +223,8 @@ def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_
     """One after the other in the same test: both runs start while the other is being watched."""
     monkeypatch.chdir(tmp_path)
     plain = ["-o", "evaluation.before=false", "-o", "evaluation.after=false", "-o", "optimisation.steps=5000"]
-    stopped = grpo_kit("train", "quickstart", "--run-id", "stopped", *plain)
-    killed = grpo_kit("train", "quickstart", "--run-id", "killed", *plain)
+    stopped = grpo_kit("train", "quickstart", "-o", "run.id=stopped", *plain)
+    killed = grpo_kit("train", "quickstart", "-o", "run.id=killed", *plain)
     try:
         one, two = RunDir(Path("runs/stopped")), RunDir(Path("runs/killed"))
         wait_for(lambda: one.metrics() and two.metrics())

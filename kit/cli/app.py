@@ -59,9 +59,6 @@ app.add_typer(objective_app, name="objective")
 app.add_typer(data_app, name="data")
 app.add_typer(cli_plan.model_app, name="model")
 
-NewRunId = Annotated[str | None, typer.Option("--run-id", metavar="NAME", help="Name of the run.")]
-SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used; say how many.")]
-
 
 def _version(show: bool) -> None:
     if show:
@@ -79,11 +76,8 @@ def options(
 
 @app.command()
 def quickstart(
-    seed: Annotated[int | None, typer.Option(help="Seed of adapters, sampling and data order.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
-    objective: Annotated[str | None, typer.Option(help="Recipe of the loss: grpo, dr_grpo, dapo, ...")] = None,
     override: Overrides = None,
-    run_id: NewRunId = None,
     detach: Detach = False,
     real: Annotated[
         bool,
@@ -93,34 +87,17 @@ def quickstart(
     ] = False,
 ) -> None:
     """Run all of it on the embedded model: a few minutes, no GPU."""
-    _train(
-        "quickstart-real" if real else "quickstart",
-        override,
-        detach,
-        seed=seed,
-        steps=steps,
-        objective=objective,
-        run_id=run_id,
-    )
+    shorter = [] if steps is None else [f"optimisation.steps={steps}"]
+    train("quickstart-real" if real else "quickstart", [*shorter, *(override or [])], detach)
 
 
 @app.command()
-def train(
-    config: Config,
-    override: Overrides = None,
-    skip_bad_rows: SkipBadRows = False,
-    run_id: NewRunId = None,
-    detach: Detach = False,
-) -> None:
+def train(config: Config, override: Overrides = None, detach: Detach = False) -> None:
     """Train as CONFIG says. Ctrl-C saves a checkpoint and stops; closing the terminal does not."""
-    _train(config, [*(override or []), *_skipping(skip_bad_rows)], detach, run_id=run_id)
-
-
-def _train(config: str, override: list[str] | None, detach: bool, **shortcuts: Any) -> None:
     from kit.launch import launch
     from kit.runner.prepare import resolve_config
 
-    prepared = resolve_config(config, override or [], **shortcuts)
+    prepared = resolve_config(config, override or [])
     if detach:
         cli_runs.start_detached(prepared)
         return
@@ -131,9 +108,9 @@ def _train(config: str, override: list[str] | None, detach: bool, **shortcuts: A
 
 
 @app.command()
-def validate(config: Config, override: Overrides = None, skip_bad_rows: SkipBadRows = False) -> None:
+def validate(config: Config, override: Overrides = None) -> None:
     """Check CONFIG without running it."""
-    loaded = _load(config, [*(override or []), *_skipping(skip_bad_rows)])
+    loaded = _load(config, override or [])
 
     from kit.runner import prepare
 
@@ -284,7 +261,6 @@ def data_preview(
     config: Config,
     override: Overrides = None,
     rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="Rows of each side to show.")] = 3,
-    skip_bad_rows: SkipBadRows = False,
     as_seen: Annotated[
         bool, typer.Option("--as-seen", help="Also rows as the model sees them, with lengths in its tokens.")
     ] = False,
@@ -292,7 +268,7 @@ def data_preview(
     """Show what is read: counts, columns, and rows of both sides."""
     from kit.data import load_data, preview
 
-    loaded = _load(config, [*(override or []), *_skipping(skip_bad_rows)])
+    loaded = _load(config, override or [])
     split = load_data(loaded.data)
     counts = {name.replace("_", " "): count for name, count in split.info["rows"].items() if count}
     typer.echo(f"{split.info['source']}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
@@ -322,10 +298,6 @@ def _load(config: str, override: list[str]) -> RunConfig:
     from kit.config import load_config
 
     return load_config(config, override)
-
-
-def _skipping(skip: bool) -> list[str]:
-    return ["data.skip_bad_rows=true"] if skip else []
 
 
 def _complain(message: str) -> None:

@@ -55,9 +55,7 @@ def doctor(
 def plan(
     config: Config,
     override: Overrides = None,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", "--card", metavar="NAME", help="Plan for this GPU, e.g. 't4' or 'a100 80'.")
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Plan for this GPU, e.g. 't4' or 'a100 80'.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Run 2 steps of the worst case here, and measure.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -193,7 +193,7 @@ def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:
     if len(faults) > SHOWN_IN_ERROR:
         lines.append(f"and {len(faults) - SHOWN_IN_ERROR} more")
     advice = (
-        "Correct them, or leave them out with --skip-bad-rows (data.skip_bad_rows: true)."
+        "Correct them, or leave them out with data.skip_bad_rows: true."
         if usable
         else "No row is left to train on. Correct the file, or name the right column with data.prompt_column."
     )

@@ -181,7 +181,7 @@ def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[st
 def again(run: RunDir, seed: int) -> str:
     """The command that repeats the run with another seed."""
     name = f"{run.id[:50].rstrip('-')}-seed-{seed}"[:64]
-    return f"grpo-kit train {shlex.quote(str(run.config))} -o run.seed={seed} --run-id {name}"
+    return f"grpo-kit train {shlex.quote(str(run.config))} -o run.seed={seed} -o run.id={name}"
 
 
 def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

@@ -50,7 +50,7 @@ def test_a_bad_row_stops_the_run_unless_it_may_be_left_out(jsonl, config, line, 
     text = str(error.value)
     assert "1 of 4 rows cannot be used" in text
     assert f"row 3: {reason}" in text
-    assert "--skip-bad-rows (data.skip_bad_rows: true)" in text
+    assert "data.skip_bad_rows: true" in text
     info = load_data(config(path, skip_bad_rows=True)).info
     assert (info["rows"]["read"], info["rows"]["used"], info["rows"]["skipped"]) == (4, 3, 1)
     assert (info["bad_rows"][0]["row"], reason in info["bad_rows"][0]["reason"]) == (3, True)

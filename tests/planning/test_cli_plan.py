@@ -95,5 +95,5 @@ def test_plan_as_json_with_a_probe_says_what_was_measured(config_file: str, monk
 
 
 def test_an_unknown_card_is_a_user_error(config_file: str) -> None:
-    done = RUNNER.invoke(app, ["plan", config_file, "--card", "h900"])
+    done = RUNNER.invoke(app, ["plan", config_file, "--gpu", "h900"])
     assert done.exit_code == 2
