@@ -19,6 +19,7 @@ def make_run(
     from transformers import AutoConfig, AutoTokenizer
 
     from kit.models.family import auto_class
+    from kit.runner.prepare import fit_prompts
 
     tree: dict[str, Any] = {
         "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8} if lora else None},
@@ -36,7 +37,10 @@ def make_run(
     tree = tree if more is None else {**tree, **more}
     config = load_config(tree)
     run.write_text("config.yaml", config.to_yaml())
-    run.write_json("data.json", load_data(config.data).info)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    data = fit_prompts(config, load_data(config.data), tokenizer)
+    run.write_json("data.json", data.info)
+    data.heldout.to_parquet(run.heldout)
     model = auto_class(AutoConfig.from_pretrained(model_folder)).from_pretrained(model_folder)
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -50,7 +54,7 @@ def make_run(
             elif not lora and weight.ndim == 2:
                 weight.data += 0.005 * torch.randn_like(weight)
     model.save_pretrained(run.adapter)
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(run.adapter)
+    tokenizer.save_pretrained(run.adapter)
     for name, step, right in (("before", 0, 0.25), ("after", 2, 0.5)):
         score = {"value": right, "low": right - 0.1, "high": right + 0.1}
         run.write_json(f"eval/{name}.json", {"step": step, "problems": 20, "checker": "x/y", "pass@1": score})

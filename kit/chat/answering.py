@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kit.chat.client import check_sampling
 from kit.data.images import IMAGES
-from kit.errors import ConfigError, DataError, RunError
-from kit.evaluation.heldout import Completion, HeldOut, scoring_context
+from kit.errors import ConfigError, RunError
+from kit.evaluation.heldout import Completion, HeldOut, end_tokens, scoring_context
 from kit.generation.multi_turn import Conversation, own_tokens
 from kit.generation.prompts import has_pictures, is_plain, note_opened_thinking
 from kit.models.start import untrained
-from kit.runner.trained import end_ids, open_source
+from kit.runner.trained import open_source
 from kit.runs.lock import gpu_holder
 
 if TYPE_CHECKING:
@@ -39,27 +39,18 @@ class ChatModels:
     """Both models loaded, the run's data and reward at hand."""
 
     def __init__(self, run: RunDir, checkpoint: str | None) -> None:
-        from kit.generation.tools import check_turns, load_tools
-        from kit.models.backend import use_threads
-        from kit.runner.evaluate import heldout_rows
         from kit.runner.prepare import build_reward
 
-        self.source, note = open_source(run, checkpoint, None)
-        config, files = self.source.config, self.source.files
-        use_threads(config.run.threads, config.model.name)
-        self.interaction = load_tools(config.generation)
-        check_turns(self.interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
+        self.source, note = open_source(run, checkpoint)
         # The rows of evaluations, in their order: a number means the same problem there and here.
         try:
-            self.rows, no_rows = heldout_rows(run, config, files, self.interaction), None
-        except (DataError, RunError) as error:
+            self.rows, no_rows = self.source.heldout_rows(), None
+        except RunError as error:
             self.rows, no_rows = [], f"There are no held-out prompts to choose from: {error}"
         self.tuned = self.source.load().eval()
         # With an adapter both are one model; without, the base is a second one.
         self.base = self.tuned if self.source.lora else self.source.load_start()
-        self.ends = end_ids(self.tuned, files.tokenizer)
-        settings = (config.evaluation, config.generation, None, None, self.interaction, files.processor)
-        self.answerer = Answerer(self.rows[:1], build_reward(config), files.tokenizer, *settings)
+        self.answerer = self.source.heldout(Answerer, self.rows[:1], build_reward(self.source.config))
         holder = gpu_holder()
         shared = f"This chat shares {holder}; what it takes, that run may lack." if holder else None
         self.note = " ".join(text for text in (note, no_rows, shared) if text)
@@ -100,7 +91,7 @@ class ChatModels:
         """
         from kit.data.prompts import dress, read_prompt
 
-        config, environments = self.source.config.data, self.interaction.environments
+        config, environments = self.source.config.data, self.source.interaction.environments
         try:
             prompt, _ = read_prompt(text, "prompt")
             dressed = dress(prompt, chat=config.chat, system_prompt=config.system_prompt)
@@ -124,8 +115,22 @@ class ChatModels:
 
         started, most = time.perf_counter(), question.sampling["max_tokens"]
         model = self.tuned if side == "tuned" else self.base
-        stream = Stream(self.source.tokenizer, self.ends, say, lambda length: self._check_length(length + most))
-        with self._side(side), torch.random.fork_rng(), torch.inference_mode():
+        limit = getattr(self.source.files.config, "max_position_embeddings", None)
+
+        def check_length(prompt: int) -> None:
+            if limit is not None and prompt + most > limit:
+                raise ConfigError(
+                    f"Prompt and answer may take {prompt + most} tokens together, and the model reads {limit}. Ask less, or "
+                    "lower max_tokens."
+                )
+
+        stream = Stream(self.source.tokenizer, say, check_length)
+        without_adapter = side == "base" and self.source.lora
+        with (
+            untrained(self.tuned) if without_adapter else contextlib.nullcontext(),
+            torch.random.fork_rng(),
+            torch.inference_mode(),
+        ):
             torch.manual_seed(question.sampling["seed"])
             done = self.answerer.ask(model, question.row, question.sampling, stream, cancelled)
         finish = done.reason if isinstance(done, Conversation) else "length" if done[1] else "stop"
@@ -134,22 +139,6 @@ class ChatModels:
             "text": stream.text, "tokens": own_tokens(done), "finish": finish, "seconds": time.perf_counter() - started,
             "reward": None if finish == "cancelled" else self.reward(question.row, done),
         }  # fmt: skip
-
-    def _check_length(self, tokens: int) -> None:
-        limit = getattr(self.source.files.config, "max_position_embeddings", None)
-        if limit is not None and tokens > limit:
-            raise ConfigError(
-                f"Prompt and answer may take {tokens} tokens together, and the model reads {limit}. Ask less, or lower "
-                "max_tokens."
-            )
-
-    @contextlib.contextmanager
-    def _side(self, side: str) -> Iterator[None]:
-        if side == "base" and self.source.lora:
-            with untrained(self.tuned):
-                yield
-        else:
-            yield
 
     def reward(self, row: dict[str, Any], done: Completion) -> dict[str, Any] | None:
         """The run's reward of an answer with its components; None where no reference is known and none can be scored."""
@@ -169,28 +158,20 @@ class ChatModels:
         unknown = foreign and any(part["status"] == "error" for part in parts.values())
         return {"total": None if unknown else verdict.totals[0], "components": parts}
 
-    def pick(self, start: int, count: int, search: str | None) -> dict[str, Any]:
-        """Held-out prompts from number `start` on, those with `search` in them."""
+    def pick(self, start: int, count: int) -> dict[str, Any]:
+        """Held-out prompts from number `start` on."""
         from kit.generation.prompts import question
 
-        numbered = [(number, row) for number, row in enumerate(self.rows, start=1)
-                    if not search or search.casefold() in str(question(row["prompt"])).casefold()]  # fmt: skip
-        shown = [pair for pair in numbered if pair[0] >= start][: max(0, min(count, 200))]
-        return {
-            "rows": [
-                {"number": n, "prompt": question(row["prompt"]), "reference": row.get("reference")} for n, row in shown
-            ],
-            "total": len(numbered),
-        }
+        shown = list(enumerate(self.rows, start=1))[max(0, start - 1) :][: max(0, min(count, 200))]
+        rows = [{"number": n, "prompt": question(row["prompt"]), "reference": row.get("reference")} for n, row in shown]
+        return {"rows": rows, "total": len(self.rows)}
 
 
 # --- one completion, word by word -------------------------------------------------------------------------------------
 
 
 class Answerer(HeldOut):
-    """Ids, pictures, tools and environments of a row as in training. `sampling` as `kit.chat.answering.ChatModels.sampling`."""
-
-    sampling: Mapping[str, Any]
+    """Ids, pictures, tools and environments of a row as in training, with `sampling` of `ChatModels.sampling`."""
 
     def ask(
         self,
@@ -201,56 +182,45 @@ class Answerer(HeldOut):
         cancelled: Callable[[], bool],
     ) -> Completion:
         """One completion; with its turns where the model may call tools."""
-        self.sampling, self.plain = sampling, is_plain([row["prompt"]])
+        import torch
+
+        self.plain = is_plain([row["prompt"]])
+        greedy = sampling["temperature"] == 0
+        self.config = self.config if greedy else self.config.model_copy(update={"temperature": sampling["temperature"]})
+        drawn = {"top_p": sampling["top_p"], "top_k": sampling["top_k"], "min_p": sampling["min_p"] or None}
+        self.generation = self.generation.model_copy(update=drawn | {"max_completion_tokens": sampling["max_tokens"]})
         note_opened_thinking(self.preset, self.tokenizer, [row["prompt"]])
         if self.sampler is not None:
             self.sampler.limit = sampling["max_tokens"]
-        stop = [lambda ids, scores, **_: _all(cancelled() or stream.is_full(ids.shape[1], sampling["max_tokens"]), ids)]
-        self.further = {"streamer": stream, "stopping_criteria": stop}
-        (done,) = self._ended(model, [self._prompt(row)], True, stream.ends)
+
+        def ends(ids: Any, scores: Any, **_: Any) -> Any:
+            over = cancelled() or stream.is_full(ids.shape[1], sampling["max_tokens"])
+            return torch.full((ids.shape[0],), over, device=ids.device, dtype=torch.bool)
+
+        self.further = {"streamer": stream, "stopping_criteria": [ends]}
+        (done,) = self._ended(model, [self._prompt(row)], not greedy, end_tokens(model, self.tokenizer))
         return done
 
     def judge(self, row: dict[str, Any], done: Completion) -> Evaluation:
         """The run's reward of a completion, what its environment says of it included."""
         return self._verdict(self._as_samples([row], [done]), [done], scoring_context())
 
-    def _generation_config(self, sample: bool, ends: list[int]) -> Any:
-        from transformers import GenerationConfig
-
-        greedy = self.sampling["temperature"] == 0
-        drawn = {} if greedy else {name: self.sampling[name] for name in ("temperature", "top_p", "top_k")}
-        if not greedy and self.sampling["min_p"]:
-            drawn["min_p"] = self.sampling["min_p"]
-        return GenerationConfig(
-            do_sample=not greedy,
-            max_new_tokens=self.sampling["max_tokens"],
-            eos_token_id=ends,
-            pad_token_id=self.tokenizer.pad_token_id,
-            disable_compile=True,
-            **drawn,
-        )
-
-
-def _all(stop: bool, ids: Any) -> Any:
-    import torch
-
-    return torch.full((ids.shape[0],), stop, device=ids.device, dtype=torch.bool)
-
 
 class Stream:
-    """A streamer for `generate`: decodes tokens to text that is only ever appended to, with the answers of tools.
+    """A streamer for `generate`: passes words on as they are finished, with the answers of tools between the turns.
 
     `check` is given the length of the first prompt.
     """
 
-    def __init__(
-        self, tokenizer: Any, ends: Sequence[int], say: Callable[[str], None], check: Callable[[int], None]
-    ) -> None:
-        self.tokenizer, self.ends, self.say, self.check = tokenizer, list(ends), say, check
-        self.ids: list[int] = []  # of the turn under way
+    def __init__(self, tokenizer: Any, say: Callable[[str], None], check: Callable[[int], None]) -> None:
+        from transformers import TextStreamer
+
+        self.tokenizer, self.say, self.check = tokenizer, say, check
         self.text = ""
-        self._turn, self._known = "", list[int]()  # this turn's text so far; prompt and turn before it
-        self._asked, self._prompt = 0, True
+        self._words: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._words.on_finalized_text = self._say
+        self._conversation: list[int] = []  # prompt and turns so far
+        self._asked = 0
 
     def is_full(self, length: int, most: int) -> bool:
         """Whether the conversation has `most` tokens behind its first prompt."""
@@ -258,39 +228,23 @@ class Stream:
 
     def put(self, value: Any) -> None:
         """Takes the prompt first, then one token after the other; likewise in each further turn."""
-        ids = value.flatten().tolist()
-        if not self._prompt:
-            self.ids += ids
-            self._grow(final=False)
-            return
-        self._prompt = False
-        if not self._known:
-            self._asked = len(ids)
+        ids, known = value.flatten().tolist(), self._conversation
+        if not self._words.next_tokens_are_prompt:
+            known += ids
+        elif not known:
+            self._conversation, self._asked = ids, len(ids)
             self.check(len(ids))
         else:
-            between = ids[len(self._known) :] if ids[: len(self._known)] == self._known else []
-            self._say(f"\n{self._decoded(between).strip()}\n")
-        self._known, self.ids, self._turn = ids, [], ""
+            self._conversation = ids
+            between = ids[len(known) :] if ids[: len(known)] == known else []
+            self._say(f"\n{self.tokenizer.decode(between, skip_special_tokens=True).strip()}\n")
+        self._words.put(value)
 
     def end(self) -> None:
         """Emits the text that was held back."""
-        self._grow(final=True)
-        self._known, self._prompt = self._known + self.ids, True
+        self._words.end()
 
-    def _decoded(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode([each for each in ids if each not in self.ends], skip_special_tokens=True))
-
-    def _grow(self, *, final: bool) -> None:
-        text = self._decoded(self.ids)
-        if not final and text.endswith("\ufffd"):  # half a character
-            return
-        if len(text) > len(self._turn) and text.startswith(self._turn):
-            self._say(text[len(self._turn) :])
-            self._turn = text
-        elif final and text != self._turn:  # the tokenizer wrote earlier words anew
-            self.text = self.text.removesuffix(self._turn) + text
-            self._turn = text
-
-    def _say(self, text: str) -> None:
-        self.text += text
-        self.say(text)
+    def _say(self, text: str, stream_end: bool = False) -> None:
+        if text:
+            self.text += text
+            self.say(text)

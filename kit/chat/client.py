@@ -5,7 +5,7 @@ One JSON object a line. To the process (`do`):
 
     ask      id, prompt (text or messages) or heldout (from 1), reference?, sides, sampling {seed, temperature, top_p,
              top_k, min_p, max_tokens}
-    heldout  id, start (from 1), count, search?     held-out prompts, for a picker
+    heldout  id, start (from 1), count              held-out prompts, for a picker
     cancel   id                                     the answer under way ends; what was said so far is kept
     close
 
@@ -30,7 +30,6 @@ import math
 import queue
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -122,22 +121,18 @@ class ChatSession:
             if self.alive:
                 return self.ready
             self._spawn()
-            mail = self._waiting[""]
-            end = time.monotonic() + timeout
-            while True:
-                try:
-                    message = mail.get(timeout=max(0.0, end - time.monotonic()))
-                except queue.Empty:
-                    self.close()
-                    raise RunError(f"The models of run '{self.run.id}' were not loaded within {timeout:g} s.") from None
-                if message["event"] == "ready":
-                    self.ready = message
-                    return message
-                if message["event"] == "error":
-                    self.close()
-                    raise as_error(message.get("kind"), str(message.get("message")), RunError)
-                if message["event"] == "closed":
-                    raise RunError(self._last_words())
+            try:
+                message = self._waiting[""].get(timeout=timeout)
+            except queue.Empty:
+                self.close()
+                raise RunError(f"The models of run '{self.run.id}' were not loaded within {timeout:g} s.") from None
+            if message["event"] == "closed":
+                raise RunError(self._last_words())
+            if message["event"] == "error":
+                self.close()
+                raise as_error(message.get("kind"), str(message.get("message")), RunError)
+            self.ready = message
+            return message
 
     def ask(
         self,
@@ -193,10 +188,10 @@ class ChatSession:
                 result = {"prompt": message["prompt"], "reference": message["reference"], **result}
         return result
 
-    def heldout(self, start: int = 1, count: int = 20, search: str | None = None) -> dict[str, Any]:
+    def heldout(self, start: int = 1, count: int = 20) -> dict[str, Any]:
         """Held-out prompts for a picker: {rows: [{number, prompt, reference}], total}."""
         self.start()
-        number, mail = self._post({"do": "heldout", "start": start, "count": count, "search": search})
+        number, mail = self._post({"do": "heldout", "start": start, "count": count})
         try:
             return next(self._mail(mail))
         finally:

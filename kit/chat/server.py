@@ -98,7 +98,7 @@ def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> bool:
     number = str(message.get("id"))
     try:
         if message.get("do") == "heldout":
-            rows = models.pick(int(message.get("start") or 1), int(message.get("count") or 20), message.get("search"))
+            rows = models.pick(int(message.get("start") or 1), int(message.get("count") or 20))
             wire.send("rows", id=number, **rows)
         elif message.get("do") == "ask":
             _answer(models, message, number, wire)
@@ -109,15 +109,10 @@ def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> bool:
         return not is_lost(error)
     finally:
         wire.cancelled.discard(number)
-        _release()
+        from kit.models.failures import release
+
+        release()  # what the answer took of the GPU beside the models, for a run that is beside this process or follows it
     return True
-
-
-def _release() -> None:
-    """Gives back what answers took of the GPU beside the models, for a run that is beside this process or follows it."""
-    from kit.models.failures import release
-
-    release()
 
 
 def _answer(models: ChatModels, message: dict[str, Any], number: str, wire: Wire) -> None:

@@ -364,9 +364,9 @@ def evaluating(model: Any, seed: int) -> Iterator[None]:
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     """Every token id that ends a completion: the tokenizer's and those that the model declares."""
-    declared = model.generation_config.eos_token_id
-    declared = [declared] if isinstance(declared, int) else list(declared or [])
-    return list(dict.fromkeys([tokenizer.eos_token_id, *declared]))
+    from kit.models.family import end_ids
+
+    return sorted(end_ids(model.generation_config, tokenizer, None))
 
 
 # --- the votes of maj@k (self-consistency, arXiv 2203.11171) ----------------------------------------------------------

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.errors import ConfigError, RunError
+from kit.errors import ConfigError, ModelError, RunError
 from kit.export import target as places
 from kit.export.request import NOT_VERIFIED, check_place, check_push
 from kit.runs.lock import held_gpu
@@ -106,6 +106,12 @@ def _check(source: Source, what: str, request: dict[str, Any]) -> None:
         raise ConfigError(
             f"Run '{source.run.id}' has trained every weight, so there is no adapter. Take --to merged-16bit."
         )
+    quantised = getattr(source.files.config, "quantization_config", None) is not None
+    if quantised and what != "adapter" and source.lora and request["base"] is None:
+        raise ModelError(
+            f"{source.run_name} holds quantised weights, and merging into those would round the update away. Name the 16-bit "
+            "model that they were made of: --base ID_OR_FOLDER."
+        )
     if what == "merged-4bit":
         import torch
 
@@ -130,14 +136,12 @@ def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Mea
     from kit.data import load_data
     from kit.export.source import choose_rows
     from kit.export.verify import measure
-    from kit.generation.tools import load_tools
-    from kit.runner.evaluate import heldout_rows
     from kit.runner.prepare import fit_prompts
 
-    config, interaction = source.config, load_tools(source.config.generation)
-    rows = heldout_rows(source.run, config, source.files, interaction)
+    config = source.config
+    rows = source.heldout_rows()
     if not rows:
-        rows = fit_prompts(config, load_data(config.data), source.tokenizer, interaction).train.to_list()
+        rows = fit_prompts(config, load_data(config.data), source.tokenizer, source.interaction).train.to_list()
     if not rows:
         raise RunError("None of the run's prompts can be used for the verification. Leave it out with --no-verify.")
     rows = choose_rows(rows, request["prompts"], request["seed"])

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import ModelError, RunError
+from kit.evaluation.heldout import end_tokens
 from kit.models.failures import raise_fatal
-from kit.runner.trained import Source, end_ids
+from kit.runner.trained import Source
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +60,7 @@ def declared_ends(source: Source) -> list[int]:
     family = family_of(source.files.config, source.tokenizer, chat=source.files.chat)
     if family is not None:
         end_where_turns_end(model, source.files, family)
-    return end_ids(model, source.tokenizer)
+    return end_tokens(model, source.tokenizer)
 
 
 # --- its weights, merged ----------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import ModelError
+from kit.evaluation.heldout import end_tokens
 from kit.export.request import Limits, limits_of
 from kit.export.source import load_plain, prompt_ids
 from kit.export.target import digest
 from kit.models.failures import first_line, is_out_of_memory, raise_fatal, release
 from kit.models.start import put_on, untrained
-from kit.runner.trained import Source, end_ids
+from kit.runner.trained import Source
 
 LEAST_EFFECT = 0.02
 """Nats (root mean square) from which on the effect of training is large enough to be looked for in an export."""
@@ -54,7 +55,7 @@ def measure(source: Source, rows: list[dict[str, Any]], longest: int) -> Measure
     tokenizer, before = source.tokenizer, None
     try:
         model = source.load().eval()
-        prompts, ends, pad = prompt_ids(tokenizer, rows), end_ids(model, tokenizer), tokenizer.pad_token_id
+        prompts, ends, pad = prompt_ids(tokenizer, rows), end_tokens(model, tokenizer), tokenizer.pad_token_id
         source.ends = ends
         greedy = generate(model, prompts, ends, pad, longest)
         answers = score(model, prompts, greedy)
@@ -138,7 +139,7 @@ def _answers(
         raise_fatal(error)
         return {}, [f"it cannot be loaded: {type(error).__name__}: {first_line(error)}"]
     faults += check_tokenizer(source.tokenizer, tokenizer, measured.rows)
-    ends = end_ids(model, tokenizer)
+    ends = end_tokens(model, tokenizer)
     if ends != measured.ends:
         faults.append(f"completions end at the tokens {ends}, and at {measured.ends} in the source")
     if what == "adapter":

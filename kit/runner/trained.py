@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kit.config import RunConfig, load_config
-from kit.errors import ModelError
+from kit.errors import RunError
 from kit.evaluation.results import checkpoint_now, weights_of
 from kit.models.start import Start, find_start, put_on, with_merged
 
 if TYPE_CHECKING:
+    from kit.evaluation.heldout import HeldOut
+    from kit.generation.tools import ToolSetup
+    from kit.models.failures import BatchSizeBackoff
     from kit.models.loading import ModelFiles
     from kit.runs.store import RunDir
+    from rewards import Preset
+
+    AnyHeldOut = TypeVar("AnyHeldOut", bound=HeldOut)
 
 
 @dataclass
@@ -70,6 +78,45 @@ class Source:
         files = replace(self.files, source=source_of(self.start, self.start_revision), revision=self.start_revision)
         return load_model(files, self.config.model).model.eval()
 
+    @cached_property
+    def interaction(self) -> ToolSetup:
+        """The tools and environments of the run. Raises `KitError` where the tokenizer has no template for them."""
+        from kit.generation.tools import check_turns, load_tools
+
+        interaction = load_tools(self.config.generation)
+        check_turns(interaction, self.tokenizer, chat=self.config.data.chat, source=self.config.model.name)
+        return interaction
+
+    def heldout_rows(self) -> list[dict[str, Any]]:
+        """The held-out rows, in the order of the run's evaluations: its own copy, so that the data may have moved since.
+
+        Raises `RunError` where the run has no copy: the source may have changed, and hold out rows that were trained on.
+        """
+        import pyarrow.parquet as pq
+        from datasets import Dataset
+
+        if not self.run.heldout.is_file():
+            raise RunError(f"Run '{self.run.id}' has no {self.run.heldout.name}, its copy of the held-out rows.")
+        rows: list[dict[str, Any]] = Dataset(pq.read_table(self.run.heldout)).to_list()
+        return rows
+
+    def heldout(
+        self,
+        kind: type[AnyHeldOut],
+        rows: Sequence[dict[str, Any]],
+        preset: Preset,
+        checker: Preset | None = None,
+        memory: BatchSizeBackoff | None = None,
+    ) -> AnyHeldOut:
+        """`rows` in a `HeldOut`, rendered, generated and scored as in the run's evaluations."""
+        from kit.models.loading import autocast_dtype
+
+        config, processor = self.config, self.files.processor
+        settings = (config.evaluation, config.generation, checker, memory, self.interaction, processor)
+        heldout = kind(rows, preset, self.tokenizer, *settings)
+        heldout.half = autocast_dtype(config.model, self.files.backend)
+        return heldout
+
     def note(self, text: str) -> None:
         """Adds a remark to the result, once."""
         if text not in self.notes:
@@ -77,12 +124,20 @@ class Source:
 
 
 def open_source(
-    run: RunDir, which: str | None, base: str | None, *, quantized: bool = False
+    run: RunDir,
+    which: str | int | None,
+    base: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    quantized: bool = False,
 ) -> tuple[Source, str | None]:
     """The run's policy, files found and no weights loaded, and what there is to remark. Raises `KitError`.
 
-    Loads the libraries for it, with those for 4-bit weights if the export is to be `quantized`.
+    Loads the libraries for it, with those for 4-bit weights if an export is to be `quantized`.
+
+    which: `best`, `last`, a step, or None for the run's result. overrides: `section.key=value` of its configuration.
     """
+    from kit.models.backend import use_threads
     from kit.models.libraries import load_libraries
     from kit.models.loading import find_model
 
@@ -92,8 +147,9 @@ def open_source(
     if now != which:
         state = run.status()["state"]
         note = f"Run '{run.id}' is {state}: these are the weights of its last whole checkpoint, step {step}."
-    config = load_config(run.config)
+    config = load_config(run.config, overrides)
     load_libraries(config.model, training=False, quantized=quantized)
+    use_threads(config.run.threads, config.model.name)
     named = config.model.name
     # Unsloth's models are transformers' underneath, and its adapters PEFT's.
     config.model.backend = "transformers"
@@ -107,17 +163,4 @@ def open_source(
     files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
     source = Source(run, config, files, step, weights, base or files.source, named, below=start)
     source.start, source.start_revision = began
-    quantised = getattr(files.config, "quantization_config", None) is not None
-    if quantised and source.lora and base is None:
-        raise ModelError(
-            f"{named} holds quantised weights, and merging into those would round the update away. Name the 16-bit model that "
-            "they were made of: --base ID_OR_FOLDER."
-        )
     return source, note
-
-
-def end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Every token that ends a completion, in order."""
-    declared = model.generation_config.eos_token_id
-    declared = [declared] if isinstance(declared, int) else list(declared or [])
-    return sorted({tokenizer.eos_token_id, *declared} - {None})

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from exporting_runs import make_run
 from tiny_qwen import tiny_qwen, tiny_tokenizer
 
@@ -113,27 +112,12 @@ def test_tools_are_described_called_and_answered(
 
 
 def test_a_cut_or_unanswered_call_is_told(tool_folder: Path, new_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.cli.chat import chips
-
     rows = [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]
     how = {"environment": "kit.environments.calculator:Calculator", "max_tool_calling_iterations": 1}
     models = ChatModels(new_run(tool_folder, rows, generation={"max_completion_tokens": 160, **how}), None)
     follow(models, monkeypatch, CALL, CALL)
     answer, _ = ask(models, heldout=2)
     assert answer["finish"] == "tool_calls"
-    assert "its last call was not answered" in chips(answer)
-
-
-def test_a_real_model_is_asked_with_its_tools(tool_folder: Path, new_run: Any) -> None:
-    rows = [{"prompt": f"{number} * 7", "answer": "84"} for number in range(6)]
-    how = {"max_completion_tokens": 8, "environment": "kit.environments.calculator:Calculator"}
-    models = ChatModels(new_run(tool_folder, rows, generation=how), None)
-    for side in ("base", "tuned"):
-        answer, said = ask(models, side, prompt="3 * 7", sampling={"max_tokens": 8})
-        assert answer["text"] == said
-        assert 0 < answer["tokens"] <= 8
-    with pytest.raises(ConfigError, match="the model reads 512"):
-        ask(models, prompt="3 * 7", sampling={"max_tokens": 600})
 
 
 def test_environments_that_rows_name_are_not_guessed(tool_folder: Path, new_run: Any) -> None:
@@ -145,38 +129,16 @@ def test_environments_that_rows_name_are_not_guessed(tool_folder: Path, new_run:
     assert ask(models, heldout=1, sampling={"max_tokens": 4})[0]["tokens"] > 0
 
 
-def test_text_prompts_tell_their_ids_to_rewards(model_folder: Path, new_run: Any, tmp_path: Path) -> None:
-    models = ChatModels(new_run(model_folder, [{"prompt": f"{number}?", "answer": "1"} for number in range(6)]), None)
-    ask(models, heldout=1, sampling={"max_tokens": 2})
-    (ids,) = seen(tmp_path)["prompt_ids"]
-    assert "<|im_start|>user" in models.source.tokenizer.decode(ids)
-
-
-def test_numbers_are_those_of_evaluations(model_folder: Path, new_run: Any) -> None:
-    """Planted: a held-out row that is too long, which an evaluation leaves out."""
-    rows = [{"prompt": f"{number} + 1 =" + " and on" * (40 if number % 2 else 0), "answer": "1"} for number in range(8)]
-    models = ChatModels(new_run(model_folder, rows, data={"max_prompt_tokens": 40}), None)
-    shown = models.pick(1, 8, None)
-    assert 0 < shown["total"] < 6
-    assert not any("and on" in row["prompt"] for row in shown["rows"])
-
-
 def test_rows_come_from_the_runs_own_copy_and_never_from_other_data(
     model_folder: Path, new_run: Any, tmp_path: Path
 ) -> None:
     run = new_run(model_folder, [{"prompt": f"{number}?", "answer": "1"} for number in range(6)])
-    models = ChatModels(run, None)
-    Dataset.from_list(models.rows).to_parquet(run.heldout)
-    source = tmp_path / "rows.jsonl"
-    source.write_text("\n".join(json.dumps({"prompt": f"{number}!"}) for number in range(6)))
-    assert ChatModels(run, None).rows == models.rows
+    (tmp_path / "rows.jsonl").unlink()
+    assert ChatModels(run, None).rows
     run.heldout.unlink()
-    changed = ChatModels(run, None)
-    assert (changed.rows, "has changed since run 'it'" in changed.note) == ([], True)
-    source.unlink()
-    moved = ChatModels(run, None)
-    assert moved.rows == []
-    assert ask(moved, prompt="2 + 2 =", sampling={"max_tokens": 2})  # a prompt of one's own needs no data
+    without = ChatModels(run, None)
+    assert (without.rows, "has no heldout.parquet" in without.note) == ([], True)
+    assert ask(without, prompt="2 + 2 =", sampling={"max_tokens": 2})  # a prompt of one's own needs no data
 
 
 def test_pictures_are_shown_to_the_model(new_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

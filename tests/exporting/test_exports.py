@@ -51,7 +51,7 @@ def adapter(made: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(made: RunDir) -> Source:
-    return open_source(made, None, None)[0]
+    return open_source(made, None)[0]
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +293,7 @@ def test_an_adapter_that_is_not_verified_needs_neither_gpu_nor_weights(
     monkeypatch.setattr(job, "held_gpu", lambda what: nullcontext())
     job.export_run(ExportRequest("merged-16bit", verify=False).request(run), quiet=True)
     settings = json.loads((run.path / "export/merged-16bit/generation_config.json").read_text())
-    assert settings["eos_token_id"] == job._ends(open_source(run, None, None)[0])[0]
+    assert settings["eos_token_id"] == job._ends(open_source(run, None)[0])[0]
 
 
 def test_a_merged_model_that_does_not_fit_the_gpu_is_verified_on_the_cpu(
@@ -372,9 +372,11 @@ def test_a_base_that_is_quantised_is_not_merged_into(run: RunDir, model_folder: 
     change_json(base / "config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     config = run.config.read_text().replace(str(model_folder), str(base))
     run.write_text("config.yaml", config)
+    asked = {"format": "merged-16bit", "base": None}
     with pytest.raises(ModelError, match="--base"):
-        open_source(run, None, None)
-    assert open_source(run, None, str(model_folder))[0].base == str(model_folder)
+        job._check(open_source(run, None)[0], "merged-16bit", asked)
+    source = open_source(run, None, str(model_folder))[0]
+    job._check(source, "merged-16bit", asked | {"base": source.base})
 
 
 def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) -> None:
@@ -391,7 +393,7 @@ def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) 
 def test_the_revision_of_the_base_is_in_the_card_and_in_the_adapter(run: RunDir, tmp_path: Path) -> None:
     from kit.export.hub import model_card
 
-    source = open_source(run, None, None)[0]
+    source = open_source(run, None)[0]
     source.config.model.revision = "abc123"
     text = model_card(source, "adapter", "someone/base", None, None, [])
     assert 'AutoModelForCausalLM.from_pretrained("someone/base", revision="abc123")' in text

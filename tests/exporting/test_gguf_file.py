@@ -61,7 +61,7 @@ def write(
 
 @pytest.fixture(scope="module")
 def source(made: RunDir) -> Source:
-    return open_source(made, None, None)[0]
+    return open_source(made, None)[0]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     shutil.copytree(model_folder, base)
     settings = json.loads((base / "generation_config.json").read_text())
     run = make_run(tmp_path / "runs", "two", base)
-    source = open_source(run, None, None)[0]
+    source = open_source(run, None)[0]
     own = source.tokenizer.eos_token_id
     other = source.tokenizer.convert_tokens_to_ids("<|endoftext|>")
     assert own != other
