@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kit.cli.options import AsJson, Checkpoint, Root, RunId, print_json
-from kit.errors import ConfigError, KitError, RunError
+from kit.errors import KitError, RunError
 
 if TYPE_CHECKING:
-    from kit.api import Run
     from kit.chat.client import ChatSession
 
 
@@ -79,47 +78,22 @@ def chat(
     root: Root = Path("runs"),
 ) -> None:
     """Ask the base model and the tuned one, side by side. Both answer with the same seed."""
-    from kit.api import Run
+    from kit.chat.client import open_chat
+    from kit.runs.store import RunStore
 
-    run = Run(run_id, root)
     sampling = {"seed": seed, "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
-    settings = {key: value for key, value in sampling.items() if value is not None}
-    sides = [only] if only else ["base", "tuned"]
-    if prompt is None and heldout is None and not as_json:
-        converse(run, checkpoint, reference, settings, sides)
-    else:
-        ask_once(run, checkpoint, prompt, heldout, reference, settings, sides, as_json=as_json)
-
-
-HELP = (
-    "A line is a question; /heldout N asks the N-th held-out prompt. Ctrl-C ends an answer, Ctrl-D or /quit the chat."
-)
-
-ENDED = {"length": "cut at max_tokens", "tool_calls": "its last call was not answered", "cancelled": "cancelled"}
-
-
-def ask_once(
-    run: Run, checkpoint: str | None, prompt: str | None, heldout: int | None, reference: str | None,
-    sampling: Mapping[str, Any], sides: Sequence[str], *, as_json: bool,
-) -> None:  # fmt: skip
-    """Asks one question and prints both answers. Raises `KitError`."""
-    if (prompt is None) == (heldout is None):
-        raise ConfigError("Give either --prompt TEXT or --heldout N.")
-    with _session(run, checkpoint) as session:
+    how = {key: value for key, value in sampling.items() if value is not None}
+    how |= {"sides": [only] if only else ["base", "tuned"], "reference": reference}
+    with open_chat(RunStore(root).open(run_id), checkpoint) as session:
         if as_json:
-            print_json(session.answer(prompt, heldout=heldout, reference=reference, sides=sides, **sampling))
+            print_json(session.answer(prompt, heldout=heldout, **how))
             return
-        _note(session)
-        show(session, prompt, heldout, reference, sampling, sides)
-
-
-def converse(
-    run: Run, checkpoint: str | None, reference: str | None, sampling: Mapping[str, Any], sides: Sequence[str]
-) -> None:
-    """Reads questions until the input ends. `reference`: the right answer to all of them."""
-    with _session(run, checkpoint) as session:
-        _note(session)
-        print(f"{session.ready['model']} and run {run.id}, step {session.ready['step']}. {HELP}")
+        if note := session.ready.get("note"):
+            print(f"note: {note}")
+        if prompt is not None or heldout is not None:
+            show(session, prompt, heldout, how)
+            return
+        print(f"{session.ready['model']} and run {run_id}, step {session.ready['step']}. {HELP}")
         while True:
             try:
                 line = input("\n> ").strip()
@@ -131,11 +105,11 @@ def converse(
                 if word == "/quit":
                     return
                 if word == "/heldout":
-                    show(session, None, int(rest) if rest.strip().isdigit() else 0, None, sampling, sides)
+                    show(session, None, int(rest) if rest.strip().isdigit() else 0, how | {"reference": None})
                 elif word.startswith("/"):
                     print(f"There is no command '{word}'. {HELP}")
                 elif line:
-                    show(session, line, None, reference, sampling, sides)
+                    show(session, line, None, how)
             except KitError as error:
                 print(f"error: {error}")
                 if isinstance(error, RunError) and not session.alive:
@@ -145,48 +119,27 @@ def converse(
                 print("  (cancelled)")
 
 
-def show(
-    session: ChatSession, prompt: str | None, heldout: int | None, reference: str | None, sampling: Mapping[str, Any],
-    sides: Sequence[str],
-) -> None:  # fmt: skip
-    """Streams both answers to the terminal, each with its reward."""
-    for message in session.ask(prompt, heldout=heldout, reference=reference, sides=sides, **sampling):
+HELP = (
+    "A line is a question; /heldout N asks the N-th held-out prompt. Ctrl-C ends an answer, Ctrl-D or /quit the chat."
+)
+ENDED = {"length": "cut at max_tokens", "tool_calls": "its last call was not answered", "cancelled": "cancelled"}
+
+
+def show(session: ChatSession, prompt: str | None, heldout: int | None, how: Mapping[str, Any]) -> None:
+    """Streams both answers to the terminal, each with its length, how it ended, and its reward with the components."""
+    for message in session.ask(prompt, heldout=heldout, **how):
         if message["event"] == "began":
             print(f"[{message['side']}] ", end="", flush=True)
         elif message["event"] == "token":
             print(message["text"], end="", flush=True)
         elif message["event"] == "answer":
-            print(f"\n    {chips(message)}")
+            parts = [f"{message['tokens']} tokens"]
+            parts += [ENDED[message["finish"]]] if message["finish"] != "stop" else []
+            if (reward := message["reward"]) is not None:
+                parts.append("reward not scored" if reward["total"] is None else f"reward {reward['total']:.2f}")
+                for name, part in reward["components"].items():
+                    value = "-" if part["value"] is None else f"{part['value']:.2f}"
+                    parts.append(f"{name} {value}" + ("" if part["status"] == "ok" else f" ({part['status']})"))
+            print(f"\n    {' | '.join(parts)}")
         elif message["event"] == "done" and message["reference"] is not None:
             print(f"    reference {message['reference']}" + (f"   to: {message['prompt']}" if heldout else ""))
-
-
-def chips(answer: Mapping[str, Any]) -> str:
-    """Length, how it ended, and the reward with its components, in one line."""
-    parts = [f"{answer['tokens']} tokens"]
-    if answer["finish"] != "stop":
-        parts.append(ENDED[answer["finish"]])
-    reward = answer["reward"]
-    if reward is not None:
-        total = "not scored" if reward["total"] is None else f"{reward['total']:.2f}"
-        parts.append(f"reward {total}")
-        parts += [_chip(name, part) for name, part in reward["components"].items()]
-    return " | ".join(parts)
-
-
-def _chip(name: str, part: Mapping[str, Any]) -> str:
-    value = "-" if part["value"] is None else f"{part['value']:.2f}"
-    status = "" if part["status"] == "ok" else f" ({part['status']})"
-    return f"{name} {value}{status}"
-
-
-def _session(run: Run, checkpoint: str | None) -> ChatSession:
-    from kit.chat.client import open_chat
-    from kit.runs.store import RunStore
-
-    return open_chat(RunStore(run.path.parent).open(run.id), checkpoint)
-
-
-def _note(session: ChatSession) -> None:
-    if note := session.ready.get("note"):
-        print(f"note: {note}")

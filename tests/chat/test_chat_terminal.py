@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from kit.cli import app as cli
-from kit.cli import chat as terminal
 from kit.config import load_config
 from kit.errors import ConfigError
 from kit.runs.store import RunStore
@@ -59,7 +58,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSession:
     run.write_text("config.yaml", load_config("quickstart").to_yaml())
     run.write_status("finished", step=3)
     fake = FakeSession()
-    monkeypatch.setattr(terminal, "_session", lambda *_: fake)
+    monkeypatch.setattr("kit.chat.client.open_chat", lambda *_: fake)
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -93,8 +92,3 @@ def test_a_conversation(session: FakeSession) -> None:
     assert [(each["prompt"], each["heldout"], each["reference"]) for each in session.asked] == [
         (None, 7, None), (None, 0, None), ("how?", None, "9"),
     ]  # fmt: skip
-
-
-def test_prompt_and_held_out_prompt_exclude_each_other(session: FakeSession) -> None:
-    assert "either --prompt TEXT or --heldout N" in chat("--prompt", "x", "--heldout", "1", code=2)
-    assert "either --prompt TEXT or --heldout N" in chat("--json", code=2)
