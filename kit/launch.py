@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kit.errors import RunError
 from kit.runs.store import RunDir, RunStore
@@ -21,20 +21,15 @@ TRAINER = "kit.train"
 
 
 def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
-    """Trains as a prepared configuration says, waits, and returns how the run ended."""
-    assert config.run.id is not None, "resolve_config() gives every run an id"
-    folder = RunDir(Path(config.run.root) / config.run.id)
-    request = {"config": config.model_dump(mode="json")}
-    make = functools.partial(create_run, config)
-    try:
-        with _shown(folder, quiet or folder.path.exists()) as on_line:  # a taken id is refused, and its run is another
-            return supervise(
-                folder, request, module=TRAINER, quiet=quiet, on_message=on_line or _tell, make=make, on_line=on_line
-            )
-    except BaseException as error:
-        if request.get("adopt"):  # the directory was made here
-            settle(folder, None, cut_short(error))
-        raise
+    """Trains as a prepared configuration says, waits, and returns how the run ended.
+
+    Where that was before the training process took the directory over (a mistake of the user's, above all), nothing is left.
+    """
+    folder = create_run(config)
+    outcome = _supervise(folder, {"config": config.model_dump(mode="json")}, quiet)
+    if not folder.record().get("adopted"):
+        shutil.rmtree(folder.path, ignore_errors=True)
+    return outcome
 
 
 def launch_detached(config: RunConfig) -> RunDir:
@@ -45,7 +40,7 @@ def launch_detached(config: RunConfig) -> RunDir:
 
 
 def create_run(config: RunConfig) -> RunDir:
-    """Creates the directory of a new run, for a training process to adopt."""
+    """Creates the directory of a new run, for a training process to adopt. Raises `RunError` where the id is taken."""
     assert config.run.id is not None, "resolve_config() gives every run an id"
     return RunStore(config.run.root).create(
         config.run.id, config=config.to_yaml(), step=0, total_steps=config.optimisation.steps, face=True
@@ -79,24 +74,28 @@ def relaunch(
             f"Start another from its configuration with: grpo-kit train {folder.config} -o run.id=NAME"
         )
     config.run.id, config.run.root = run_id, str(root)
-    request = {"config": config.model_dump(mode="json"), "resume": True, "force": force, "adopt": True}
+    request = {"config": config.model_dump(mode="json"), "resume": True, "force": force}
     folder.claim("starting", face=True)
+    if not detached:
+        return _supervise(folder, request, quiet)
     try:
-        if detached:
-            detach(folder, request, module=TRAINER)
-            return Outcome(DONE)
-        with _shown(folder, quiet) as on_line:
-            return supervise(folder, request, module=TRAINER, quiet=quiet, on_message=on_line or _tell, on_line=on_line)
+        detach(folder, request, module=TRAINER)
     except BaseException as error:
         settle(folder, None, cut_short(error))
         raise
+    return Outcome(DONE)
 
 
-def _shown(run: RunDir, quiet: bool) -> AbstractContextManager[Callable[[str], None] | None]:
-    """Shows a card of the run below a notebook's cell, and yields a function for what the run prints; else nothing."""
+def _supervise(run: RunDir, request: dict[str, Any], quiet: bool) -> Outcome:
+    """Supervises a run that this process has made or claimed. In a notebook a card of it is shown below the cell."""
     from kit.report.live import in_notebook, shown
 
-    return shown(run) if in_notebook() and not quiet else nullcontext()
+    try:
+        with shown(run) if in_notebook() and not quiet else nullcontext() as on_line:
+            return supervise(run, request, module=TRAINER, quiet=quiet, on_message=on_line or _tell, on_line=on_line)
+    except BaseException as error:
+        settle(run, None, cut_short(error))
+        raise
 
 
 def _tell(text: str) -> None:

@@ -363,7 +363,7 @@ def evaluating(model: Any, seed: int) -> Iterator[None]:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Every token id that ends a completion: the tokenizer's and those that the model declares."""
+    """Every token id that ends a completion, in order: the tokenizer's and those that the model declares."""
     from kit.models.family import end_ids
 
     return sorted(end_ids(model.generation_config, tokenizer, None))

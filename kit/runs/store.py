@@ -171,8 +171,6 @@ class RunDir:
                 )
             for sentinel in ("stop", "save"):
                 (self.control / sentinel).unlink(missing_ok=True)
-            for request in self.control.glob("call-*"):  # left by a supervisor that was killed
-                shutil.rmtree(request, ignore_errors=True)
             fresh = dict.fromkeys(("supervisor", "stop", "refused", "eta_seconds")) | {"adopted": False, "face": False}
             fresh["before"] = {key: now.get(key) for key in ENDING}
             return signed(record, state, fresh | fields, self.path)

@@ -39,38 +39,33 @@ def supervise(
     module: str,
     quiet: bool = False,
     on_message: Callable[[str], object] = lambda text: None,
-    make: Callable[[], object] | None = None,
     face: bool = True,
     on_line: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """Runs the job of `module` as the process of `run`. Returns how it ended, which the run's status records, too.
+    """Runs the job of `module` as the process of `run`, which this process has made or claimed, and which the job adopts.
 
-    While another run uses its GPU, the run is `queued`.
+    Returns how it ended, which the run's status records, too. While another run uses its GPU, the run is `queued`.
 
-    make: creates the run's directory, which a queued run needs (the job is then told to adopt it). With `adopt` in the
-        request the directory exists already.
     face: this process is the user's own (a notebook, a shell); stopping the run never signals it.
     on_line: called with each line that the job prints.
     """
     lock = GpuLock(gpus())
     try:
-        given_up = _queue(run, request, lock, on_message, make, face)
-        if given_up is None and request.get("adopt") and (run.control / "stop").exists():
+        given_up = _queue(run, lock, on_message, face)
+        if given_up is None and (run.control / "stop").exists():
             given_up = "control/stop, before it trained"
         if given_up is not None:
             run.write_status("stopped", reason=given_up, exit=STOPPED)
             return Outcome(STOPPED)
-        watch = Heartbeat(run, bool(request.get("adopt")))
+        watch = Heartbeat(run)
         try:
             with watch:
-                folder = run.control if request.get("adopt") else None
                 outcome = call(
                     module,
-                    request,
+                    request | {"adopt": True},
                     quiet=quiet,
                     inherit=lock.handles,
                     started=watch.started,
-                    folder=folder,
                     on_line=on_line,
                 )
         except BaseException as error:  # it could not be started, or this process is interrupted
@@ -82,24 +77,11 @@ def supervise(
         lock.release()
 
 
-def _queue(
-    run: RunDir,
-    request: dict[str, Any],
-    lock: GpuLock,
-    on_message: Callable[[str], object],
-    make: Callable[[], object] | None,
-    face: bool,
-) -> str | None:
+def _queue(run: RunDir, lock: GpuLock, on_message: Callable[[str], object], face: bool) -> str | None:
     """Waits for the lock. Returns what stopped the run meanwhile (its sentinel file, Ctrl-C or SIGTERM), if anything did."""
-    holder = lock.take({"run": run.id, "pid": os.getpid()})
-    if holder is None:
-        return None
-    if make is not None and not request.get("adopt"):
-        make()
-        request["adopt"] = True
     announced, looks = None, 0
     try:
-        while holder is not None:
+        while (holder := lock.take({"run": run.id, "pid": os.getpid()})) is not None:
             if holder != announced or looks % QUEUE_HEARTBEATS == 0:
                 run.write_status("queued", reason=f"waits for {holder}", supervisor=identity(), face=face)
             if holder != announced:
@@ -109,36 +91,35 @@ def _queue(
                 return "control/stop, while it waited for a GPU"
             time.sleep(QUEUE_POLL_SECONDS)
             looks += 1
-            holder = lock.take({"run": run.id, "pid": os.getpid()})
     except KeyboardInterrupt:
         return "an interrupt, while it waited for a GPU"
-    run.write_status("starting", supervisor=identity(), face=face)
+    if announced is not None:
+        run.write_status("starting", supervisor=identity(), face=face)
     return None
 
 
 class Heartbeat:
     """Updates heartbeat and supervisor in status.json while the job's process lives. Progress is reported by the job itself."""
 
-    def __init__(self, run: RunDir, adopted: bool) -> None:
-        self.run, self.adopted = run, adopted
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
         self.pid: int | None = None
         self._me = identity()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._update, name="heartbeat", daemon=True)
 
     def started(self, pid: int) -> None:
-        """The job has started: a run that was claimed for it now names its process."""
+        """The job has started: the run, which was made or claimed for it, now names its process."""
         self.pid = pid
-        if self.adopted:
-            who = identity(pid)
-            with contextlib.suppress(RunError):  # the job says the same, or fails of the same
-                self.run.change_status(
-                    lambda record: (
-                        who | {"supervisor": self._me, "face": False, "reason": None}
-                        if record.get("pid") == self._me["pid"] and not record.get("adopted")
-                        else None
-                    )
+        who = identity(pid)
+        with contextlib.suppress(RunError):  # the job says the same, or fails of the same
+            self.run.change_status(
+                lambda record: (
+                    who | {"supervisor": self._me, "face": False, "reason": None}
+                    if record.get("pid") == self._me["pid"] and not record.get("adopted")
+                    else None
                 )
+            )
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -212,7 +193,6 @@ def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
 
     Raises `RunError` when that could not be started; the run then reads `failed`, or as it did before it was claimed.
     """
-    request = request | {"adopt": True}
     try:
         run.write_json(REQUEST, request)
         command = [sys.executable, "-P", "-m", "kit.runs.supervisor", str(run.path.resolve()), "--module", module]

@@ -21,7 +21,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn, TypeVar
@@ -31,7 +32,6 @@ from kit.errors import KitError, RunError
 from kit.runs.process import kill_group
 
 DONE, CRASHED, USER_ERROR, STOPPED = 0, 1, 2, 130
-REQUEST, ERROR = "request.json", "error.json"
 ROOM_FOR_ERROR = 16384
 """Bytes reserved on disk for the error that a job reports."""
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -131,7 +131,6 @@ def call(
     inherit: Sequence[int] = (),
     started: Callable[[int], None] = lambda pid: None,
     on_line: Callable[[str], object] | None = None,
-    folder: Path | None = None,
 ) -> Outcome:
     """The caller's side: spawns `python -m module`, waits until it has ended, and returns how.
 
@@ -142,10 +141,11 @@ def call(
     on_line: called with each line of stdout and stderr, which are then not printed.
     inherit: open files that the job gets.
     started: called with the job's pid.
-    folder: where the request and the error file lie until the job has ended; None: the folder for temporary files.
     """
-    with _request_folder(request, folder) as request_folder:
-        request_file, error_file = Path(request_folder, REQUEST), Path(request_folder, ERROR)
+    with tempfile.TemporaryDirectory(prefix="grpo-kit-") as folder:
+        request_file, error_file = Path(folder, "request.json"), Path(folder, "error.json")
+        request_file.write_text(json.dumps(request), encoding="utf-8")
+        error_file.write_bytes(b" " * ROOM_FOR_ERROR)  # so that a full disk can be reported
         command = [sys.executable, "-P", "-m", module, str(request_file), "--error-file", str(error_file)]
         code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started, on_line)
         return _outcome(code, output, error_file)
@@ -166,26 +166,6 @@ def call_for_result(module: str, request: dict[str, Any], stopped: str, *, quiet
             raise RunError(stopped)
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return result
-
-
-def _request_folder(request: dict[str, Any], folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """Makes a temporary folder with the request and a preallocated error file, so that a full disk can be reported."""
-    for parent in (folder, None):
-        try:
-            if parent is not None:
-                parent.mkdir(exist_ok=True)
-            made = tempfile.TemporaryDirectory(prefix="call-" if parent else "grpo-kit-", dir=parent)
-            try:
-                Path(made.name, REQUEST).write_text(json.dumps(request), encoding="utf-8")
-                Path(made.name, ERROR).write_bytes(b" " * ROOM_FOR_ERROR)
-            except BaseException:
-                made.cleanup()
-                raise
-            return made
-        except OSError:
-            if parent is None:
-                raise
-    raise AssertionError("the folder for temporary files is tried last")
 
 
 def _wait(
@@ -413,15 +393,6 @@ class Hung(TimeoutError):
     """The call did not end in time."""
 
 
-@dataclass
-class _Call:
-    do: Callable[[], Any]
-    before: Callable[[], None] = lambda: None
-    ended: threading.Event = field(default_factory=threading.Event)
-    result: Any = None
-    error: BaseException | None = None
-
-
 class Watchdog:
     """One thread that makes calls one after the other, each within `timeout` seconds.
 
@@ -433,8 +404,7 @@ class Watchdog:
 
     def __init__(self, timeout: float, prepare: Callable[[], None] = lambda: None) -> None:
         self.timeout, self.prepare = timeout, prepare
-        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] | None = None
         self._own = threading.local()
 
     def call(self, do: Callable[[], Result]) -> Result:
@@ -444,35 +414,32 @@ class Watchdog:
         """
         if getattr(self._own, "working", False):
             return do()
-        pending = _Call(do)
-        if self._thread is None:
-            pending.before = self.prepare
-            self._thread = threading.Thread(target=self._work, args=(self._calls,), name="engine", daemon=True)
-            self._thread.start()
+        if self._calls is None:
+            self._calls = queue.SimpleQueue()
+            threading.Thread(target=self._work, args=(self._calls,), name="engine", daemon=True).start()
+        result: Future[Result] = Future()
+        self._calls.put((result, do))
         try:
-            self._calls.put(pending)
-            if not pending.ended.wait(self.timeout):
+            if not wait([result], self.timeout).done:
                 raise Hung(f"no answer within {self.timeout:g} s")
         except BaseException:  # an interrupt, too
-            self._thread, self._calls = None, queue.SimpleQueue()
-            Watchdog.gave_up = True
+            self._calls, Watchdog.gave_up = None, True
             raise
-        if pending.error is not None:
-            raise pending.error
-        result: Result = pending.result
-        return result
+        return result.result()
 
-    def _work(self, calls: queue.SimpleQueue[_Call]) -> None:
+    def _work(self, calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:
         self._own.working = True
+        prepared = False
         while True:
-            call = calls.get()
+            result, do = calls.get()
             try:
-                call.before()
-                call.result = call.do()
+                if not prepared:
+                    self.prepare()
+                    prepared = True
+                result.set_result(do())
             except BaseException as error:
-                call.error = error
-            call.ended.set()
-            del call  # else a waiting thread keeps the last call alive, and what it was about
+                result.set_exception(error)
+            del result, do  # else a waiting thread keeps the last call alive, and what it was about
 
 
 def leave(code: int) -> NoReturn:

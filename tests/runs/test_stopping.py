@@ -212,7 +212,7 @@ def test_the_process_that_only_starts_a_run_is_never_signalled(
 def test_a_run_stopped_before_its_job_is_spawned_is_not_spawned(write_job: WriteJob, store: RunStore) -> None:
     run = store.create("one")
     run.write_text("control/stop", "")
-    outcome = supervisor.supervise(run, {"adopt": True, "config": {}}, module="no_such_module")
+    outcome = supervisor.supervise(run, {"config": {}}, module="no_such_module")
     assert outcome.code == STOPPED
     assert run.status()["reason"] == "control/stop, before it trained"
 

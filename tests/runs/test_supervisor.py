@@ -37,16 +37,6 @@ def test_a_detached_run_goes_on_by_itself_to_its_end(start: Start, write_job: Ca
     wait_for(lambda: dead(supervised))
 
 
-def test_the_supervisor_has_a_session_of_its_own_and_the_trainer_another(running: RunDir) -> None:
-    status = running.status()
-    trainer, watcher = status["pid"], status["supervisor"]["pid"]
-    assert len({os.getsid(0), os.getsid(trainer), os.getsid(watcher)}) == 3
-    assert (os.getpgid(trainer), os.getpgid(watcher)) == (trainer, watcher)
-    for pid in (trainer, watcher):
-        files = [os.readlink(f"/proc/{pid}/fd/{number}") for number in (0, 1, 2)]
-        assert files == ["/dev/null", str(running.log), str(running.log)]
-
-
 # --- SIGKILL of whatever there is ------------------------------------------------------------------------------------
 
 
@@ -213,17 +203,6 @@ def test_a_run_that_was_claimed_for_another_is_not_adopted(store: RunStore) -> N
         run.adopt()
 
 
-def test_a_claim_forgets_old_wishes_and_remembers_the_end(store: RunStore) -> None:
-    run = store.create("one")
-    run.write_text("control/stop", "")
-    run.write_status("failed", reason="why", exit=1)
-    run.claim()
-    assert not (run.control / "stop").exists()
-    assert run.status()["before"]["reason"] == "why"
-    with pytest.raises(RunError, match=r"is starting .*grpo-kit logs -f one"):
-        run.claim()
-
-
 def test_a_run_is_resumed_in_its_directory(running: RunDir, write_job: Callable[..., None]) -> None:
     with pytest.raises(RunError, match="one run is trained by one process"):
         api.resume("one")
@@ -314,13 +293,13 @@ def test_signs_of_life_come_while_the_job_is_silent(store: RunStore, monkeypatch
     monkeypatch.setattr(supervisor, "HEARTBEAT_SECONDS", 0.02)
     run = store.create("one")
     run.write_status("running", heartbeat=1.0)
-    watch = supervisor.Heartbeat(run, adopted=False)
+    watch = supervisor.Heartbeat(run)
     with watch:
         watch.started(os.getpid())
         wait_for(lambda: run.status()["heartbeat"] > 1.0)
     assert run.status()["supervisor"]["pid"] == os.getpid()
     run.write_status("finished", heartbeat=1.0)
-    with supervisor.Heartbeat(run, adopted=False) as _:
+    with supervisor.Heartbeat(run) as _:
         time.sleep(0.1)
     assert run.status()["heartbeat"] == 1.0
 
@@ -331,5 +310,5 @@ def test_a_job_that_cannot_be_spawned_is_not_live_for_ever(
     run = store.create("one")
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(FileNotFoundError):
-        supervisor.supervise(run, {"adopt": True, "config": {}}, module="a_job")
+        supervisor.supervise(run, {"config": {}}, module="a_job")
     assert run.status()["state"] == "failed"
