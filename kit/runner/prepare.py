@@ -16,7 +16,6 @@ from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, Objectiv
 from kit.generation.engine import HF, Engine, choose_engine, reports_logps, resolve
 from kit.generation.tools import NOTHING, ToolSetup, open_row
 from kit.models.backend import choose_backend, torch_dtype
-from kit.registry import did_you_mean
 from kit.runs.store import RunStore
 
 if TYPE_CHECKING:
@@ -26,25 +25,23 @@ if TYPE_CHECKING:
     from rewards import Preset, Sample
 
 
-SHORTCUTS = {"steps": "optimisation.steps", "seed": "run.seed", "objective": "objective", "run_id": "run.id"}
-
-
 def resolve_config(
-    config: str | Path | Mapping[str, Any] | RunConfig, overrides: Sequence[str] = (), **shortcuts: Any
+    config: str | Path | Mapping[str, Any] | RunConfig,
+    overrides: Sequence[str] = (),
+    *,
+    steps: int | None = None,
+    seed: int | None = None,
+    objective: str | Mapping[str, Any] | None = None,
+    run_id: str | None = None,
 ) -> RunConfig:
-    """The configuration with shortcuts and overrides applied, and with a run id. Raises `ConfigError`."""
-    unknown = [name for name in shortcuts if name not in SHORTCUTS]
-    if unknown:
-        hint = did_you_mean(unknown[0], SHORTCUTS)
-        raise ConfigError(
-            f"train() has no argument '{unknown[0]}'.{hint} It has: config, overrides, progress, "
-            f"{', '.join(SHORTCUTS)}. Any other key goes by overrides=['section.key=value']."
-        )
-    values = {name: value for name, value in shortcuts.items() if value is not None}
-    if isinstance(values.get("objective"), str):
-        values["objective"] = {"recipe": values["objective"]}
+    """The configuration with shortcuts and overrides applied, and with a run id. Raises `ConfigError`.
+
+    steps: optimisation.steps. seed: run.seed. objective: a recipe's name, or a mapping in place of the section. run_id: run.id.
+    """
+    section = {"recipe": objective} if isinstance(objective, str) else objective
+    shortcuts = {"optimisation.steps": steps, "run.seed": seed, "objective": section, "run.id": run_id}
     try:
-        first = [f"{SHORTCUTS[name]}={json.dumps(value)}" for name, value in values.items()]
+        first = [f"{key}={json.dumps(value)}" for key, value in shortcuts.items() if value is not None]
     except TypeError:
         raise ConfigError(
             "A shortcut of train() must be a plain value. objective= takes a recipe's name or a mapping such as "
