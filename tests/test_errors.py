@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,16 +28,6 @@ def write_reward(body: str, name: str = "reward.py") -> str:
         f"import math, os, signal, pathlib\ncalls = []\n\ndef score(prompts, completions, **columns):{body}\n"
     )
     return f'reward.functions=[{{"path": "{name}:score"}}]'
-
-
-def grpo_kit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kit.cli", *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | environment | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
 
 
 # --- before anything is written ---------------------------------------------------------------------------------------
@@ -172,17 +159,6 @@ def test_a_model_that_does_not_fit_into_memory_is_refused(attempt: Any, monkeypa
 
 
 # --- the run directory ------------------------------------------------------------------------------------------------
-
-
-def test_two_runs_with_one_id_leave_the_first_untouched(attempt: Any) -> None:
-    first = attempt("optimisation.steps=1")
-    assert first.code == 0
-    before = {path: path.stat().st_mtime_ns for path in first.folder.path.rglob("*")}
-    second = attempt("optimisation.steps=1")
-    assert (second.code, second.error["kind"]) == (2, "RunError")
-    is_one_message(second.message, "There is already a run 'it'", "-o run.id=NAME")
-    assert {path: path.stat().st_mtime_ns for path in first.folder.path.rglob("*")} == before
-    assert first.folder.status()["state"] == "finished"
 
 
 def test_a_disk_that_is_nearly_full_at_the_start_leaves_no_directory(
@@ -351,22 +327,3 @@ def test_bad_rows_keep_a_run_from_starting_and_skipping_says_how_many(attempt: A
 
 
 # --- through the command line -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["train", "my-data", "-o", "data.source=missing.jsonl"], ["missing.jsonl"]),
-        (["train", "quickstart", "-o", "generation.num_generations=7"], ["cannot be made of groups of 7"]),
-    ],
-    ids=["no dataset", "num_generations"],
-)
-def test_the_command_line_prints_one_message_and_exits_with_2(
-    arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = grpo_kit(*arguments)
-    assert result.returncode == 2
-    is_one_message(result.stderr, *words)
-    assert len(result.stderr.strip().splitlines()) <= 3
-    assert not list(tmp_path.glob("runs/*"))

@@ -92,7 +92,3 @@ def test_the_judge_says_what_is_right_and_the_reward_is_the_training_presets(mon
         "sampled_tokens_mean": [1.0, 1.0],
     }
     assert HeldOut(rows, UNCHECKED, Tokens(), EvaluationConfig(k=2), GenerationConfig()).checker_name is None
-
-
-def test_off_is_a_word_in_yaml_too() -> None:
-    assert config("evaluation.alarm=off").evaluation.alarm == "off"

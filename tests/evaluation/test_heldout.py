@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +116,3 @@ def test_functions_see_messages_and_what_trainers_hand_over(loaded: Any, monkeyp
     score = scripted(loaded, ["yes", "no", "yes", "yes"], ["no"] * 8, monkeypatch, preset=preset)
     assert score["greedy_reward"]["value"] == 3 / 4
     assert score["reward_failure_share"] == 0.0
-
-
-def test_a_template_that_opens_thinking_is_told_to_the_reward(loaded: Any) -> None:
-    preset, tokenizer = rewards.load("gsm8k-hash"), copy.deepcopy(loaded.tokenizer)
-    tokenizer.chat_template += "{% if add_generation_prompt %}<think>\n{% endif %}"
-    HeldOut(ROWS, preset, tokenizer, EvaluationConfig(prompts=4), GenerationConfig())
-    samples = rewards.build_samples([ROWS[0]["prompt"]] * 2, ["hm\n#### 1", "hm</think>\n#### 1"], answer=["1"] * 2)
-    assert preset.is_correct(samples) == [False, True]
-    told = heldout(loaded)
-    assert told.preset.thinking_opened is False

@@ -14,7 +14,6 @@ from kit.errors import RunError
 from kit.evaluation.results import (
     Mark,
     course,
-    metric_key,
     scores_by_problem,
     standing,
     value_of,
@@ -58,21 +57,6 @@ def test_the_standing_is_this(
 ) -> None:
     now = standing(results(*values), KEY)
     assert (now.best, now.best_trained, now.waited) == (best, trained, waited)
-
-
-@pytest.mark.parametrize(
-    ("metric", "checked", "key"),
-    [
-        ("auto", True, "greedy_accuracy"),
-        ("auto", False, "greedy_reward"),
-        ("pass@k", True, "pass@4"),
-        ("maj@k", True, "maj@4"),
-        ("pass@1", True, "pass@1"),
-        ("greedy_reward", True, "greedy_reward"),
-    ],
-)
-def test_a_metric_is_a_key_of_the_result(metric: str, checked: bool, key: str) -> None:
-    assert metric_key(metric, 4, checked=checked) == key
 
 
 def test_scores_by_problem_are_those_whose_mean_is_the_score() -> None:

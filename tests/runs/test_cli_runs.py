@@ -9,7 +9,6 @@ import pytest
 from patience import wait_for
 from typer.testing import CliRunner
 
-from kit import api
 from kit.cli import app as cli
 from kit.runs.store import RunDir, RunStore
 
@@ -101,22 +100,3 @@ def test_resume_in_the_background_and_its_refusals(running: RunDir) -> None:
     assert "no run 'nothing'" in verb("resume", "nothing", code=2)
     running.write_status("finished")
     assert "there is nothing to resume" in verb("resume", "one", code=2)
-
-
-def test_a_run_that_had_not_begun_to_train_is_stopped_and_started_again(
-    start: Callable[..., RunDir], write_job: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kit.runs.stopping.GRACE_STARTING", 0.1)
-    write_job(before="time.sleep(60)")  # a download
-    run = start(steps=80)
-    wait_for(lambda: run.status().get("supervisor"))
-    assert verb("ps").splitlines()[-1].split()[:3] == ["one", "starting", "0/80"]
-    said = verb("stop", "one")
-    assert "Stopping 'one': it has not begun to train, so there is nothing to save." in said
-    assert "Run 'one' is stopped at step 0/80: SIGTERM" in said
-    assert "Start it again from the beginning with: grpo-kit resume one" in said
-    write_job("run.write_status('finished')")
-    assert "Run 'one' starts again from the beginning, as no checkpoint of it was saved.\n" in verb(
-        "resume", "one", "--detach"
-    )
-    assert api.Run("one").wait(20).status["state"] == "finished"

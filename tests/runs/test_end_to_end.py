@@ -17,24 +17,11 @@ import pytest
 import yaml
 from patience import kill, wait_for
 
-from kit import api, launch
+from kit import api
 from kit.runs.process import identity, runs
 from kit.runs.store import RunDir, RunStore
 
 pytestmark = pytest.mark.survival
-
-
-def test_training_adopts_the_run_that_was_made_for_it(tree: dict[str, Any], tmp_path: Path) -> None:
-    import kit.train
-    from kit.config import load_config
-
-    config = load_config(tree)
-    made = launch.create_run(config)
-    assert made.status()["state"] == "starting"
-    run = kit.train.run(config, quiet=True, adopt=True)
-    status = run.status()
-    assert (status["state"], status["step"], status["adopted"]) == ("finished", 2, True)
-    assert made.config.is_file()
 
 
 @pytest.mark.slow

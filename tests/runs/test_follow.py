@@ -32,15 +32,6 @@ def test_what_is_added_comes_once_and_in_order(tmp_path: Path) -> None:
     assert log.added() == "ä"
 
 
-def test_a_log_that_is_cut_is_read_from_its_start(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("first\n" * 10)
-    log = Log(path)
-    log.tail(0)
-    path.write_text("third\n")
-    assert log.added() == "third\n"
-
-
 def test_following_ends_with_the_run_and_misses_nothing(run: RunDir) -> None:
     run.log.write_text("1\n2\n3\n")
     run.write_status("running")
@@ -55,18 +46,3 @@ def test_following_ends_with_the_run_and_misses_nothing(run: RunDir) -> None:
 
     assert "".join(added_text(run, 2, sleep)) == "2\n3\nmore 1\nmore 2\nmore 3\n"
     assert len(asleep) == 3
-
-
-def test_the_words_between_the_last_look_and_the_end_are_told(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.write_status("running")
-    status = RunDir.status
-
-    def ends_after_the_look(self: RunDir) -> dict[str, object]:
-        found = status(self)
-        with open(run.log, "a") as log:
-            log.write("last words\n")
-        run.write_status("finished")
-        return found
-
-    monkeypatch.setattr(RunDir, "status", ends_after_the_look)
-    assert "last words\n" in "".join(added_text(run, 0, lambda seconds: None))

@@ -63,16 +63,6 @@ def test_the_gpus_of_a_run_are_known_without_torch(
     assert gpus(environment, tmp_path) == expected
 
 
-def test_a_second_run_hears_who_has_the_gpu(tmp_path: Path) -> None:
-    first, second = GpuLock(["0"], tmp_path), GpuLock(["0"], tmp_path)
-    assert first.take({"run": "a", "pid": 12}) is None
-    assert second.take(ME) == "GPU 0, which run 'a' (process 12) uses"
-    assert second.handles == []
-    first.release()
-    assert second.take(ME) is None
-    second.release()
-
-
 def test_whoever_measures_evaluates_or_exports_says_who_has_the_gpu(gpu: None, tmp_path: Path) -> None:
     """Beside a run they would push it out of memory, and its halved sizes stay."""
     from kit.export.job import export_run
@@ -93,20 +83,6 @@ def test_whoever_measures_evaluates_or_exports_says_who_has_the_gpu(gpu: None, t
     assert "run 'mine'" in str(gpu_holder())
     other.release()
     assert gpu_holder() is None
-
-
-def test_the_lock_goes_with_its_holder_however_it_dies(tmp_path: Path) -> None:
-    code = "import sys, time, pathlib; from kit.runs.lock import GpuLock\n"
-    code += "GpuLock(['0'], pathlib.Path(sys.argv[1])).take({'run': 'a', 'pid': 1}) or print('has', flush=True)\n"
-    code += "time.sleep(60)"
-    mine = GpuLock(["0"], tmp_path)
-    with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"has\n"
-        assert mine.take(ME) is not None
-        holder.kill()
-    assert mine.take(ME) is None
-    mine.release()
 
 
 def test_a_lock_that_a_forked_process_has_inherited_is_given_back_all_the_same(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from kit.cli import app as cli
-from kit.cli.runs import ending
 from kit.errors import RunError
 from kit.runs import process
 from kit.runs.store import SILENCE_LIMIT, RunDir, RunStore
@@ -132,23 +127,6 @@ def test_a_folder_that_refuses_is_the_users_error(
 # --- status ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_writer_reads_interrupted_also_while_it_is_a_zombie(store: RunStore) -> None:
-    script = (
-        "import sys, time; from kit.runs import RunStore; RunStore(sys.argv[1]).create('k').write_status('running')\n"
-    )
-    script += "print('ready', flush=True); time.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", script, str(store.root)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    assert store.open("k").status()["state"] == "running"
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but not collected
-    assert store.open("k").status()["state"] == "interrupted"
-    child.wait()
-    child.stdout.close()
-    assert store.open("k").status()["state"] == "interrupted"
-
-
 @pytest.mark.parametrize(("silence", "state"), [(0.0, "running"), (SILENCE_LIMIT + 1, "interrupted")])
 def test_a_run_on_another_machine_is_judged_by_its_heartbeat(run: RunDir, silence: float, state: str) -> None:
     run.write_status("running", host="elsewhere", pid=1, heartbeat=time.time() - silence)
@@ -161,23 +139,6 @@ def test_no_or_broken_status_never_reads_as_finished(run: RunDir, content: str |
     if content is not None:
         run.status_file.write_text(content)
     assert run.status()["state"] == "interrupted"
-
-
-DAMAGE = ["{}", '{"state": ["running"]}', '{"state": "weird"}', "[" * 100000]
-
-
-@pytest.mark.parametrize("text", DAMAGE)
-def test_one_damaged_status_is_nothing_to_the_others(store: RunStore, run: RunDir, text: str) -> None:
-    other = store.create("other")
-    other.write_status("finished", started=5.0)
-    run.status_file.write_text(text.replace("PID", str(os.getpid())))
-    assert {found.id for found, _ in store.statuses()} == {"one", "other"}
-    assert store.open("one").status()["state"] in ("interrupted", "running", "stopping", "finished")
-    said = CliRunner().invoke(cli.app, ["ps", "--root", str(store.root)])
-    assert said.exit_code == 0, said.exception
-    assert "other" in said.output
-    assert CliRunner().invoke(cli.app, ["ps", "--json", "--root", str(store.root)]).exit_code == 0
-    assert f"Run 'one' is {run.status()['state']}" in ending(run)
 
 
 def test_a_copy_of_a_live_run_is_not_live(store: RunStore, run: RunDir) -> None:
