@@ -17,7 +17,7 @@ from kit import launch as launching
 from kit.errors import ConfigError, RunError
 from kit.runner.prepare import resolve_config
 from kit.runs.store import ALIVE, RunDir, RunStore
-from kit.runs.worker import STOPPED, call
+from kit.runs.worker import call_for_result
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
@@ -234,16 +234,8 @@ class Run:
             "checkpoint": checkpoint,
             "name": _evaluation_name(name),
         }
-        filed = self._dir.eval / f"{name}.json"
-        before = filed.stat().st_mtime_ns if filed.is_file() else None
-        outcome = call(EVALUATOR, request, quiet=not progress)
-        if outcome.error is not None:
-            outcome.error.shown = outcome.shown
-            raise outcome.error
-        if outcome.code == STOPPED and (not filed.is_file() or filed.stat().st_mtime_ns == before):
-            raise RunError(f"The evaluation of {self.id} was stopped before it had a result.")
-        result: dict[str, Any] = json.loads(filed.read_text(encoding="utf-8"))
-        return result
+        stopped = f"The evaluation of {self.id} was stopped before it had a result."
+        return call_for_result(EVALUATOR, request, stopped, quiet=not progress)
 
     def export(
         self,

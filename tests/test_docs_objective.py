@@ -12,6 +12,7 @@ import pytest
 from kit import objective
 from kit.cli.objective import KINDS
 from kit.objective import Objective
+from kit.objective.check import check_hook
 from kit.objective.check_inputs import scale_of, token_batch, token_fields
 from kit.objective.recipes import recipe_names
 from kit.objective.schedules import schedules
@@ -114,6 +115,14 @@ def test_every_metric_of_the_trainer_is_in_the_table() -> None:
     named = set(re.findall(r'"((?:value|masked|groups|advantage|ratio)/\w+)"', trainer))
     assert len(named) > 4
     assert {name for name in named if not any(pattern.fullmatch(name) for pattern in patterns().values())} == set()
+
+
+def test_the_quantiles_are_those_of_the_code() -> None:
+    from kit.objective.metrics import RATIO_QUANTILES, SAMPLED_TOKENS
+
+    assert f"over up to {SAMPLED_TOKENS} tokens of each micro-batch" in section("Metrics")
+    quantiles = [name for name in patterns() if name.startswith("ratio/p")]
+    assert quantiles == [f"ratio/p{100 * level:02.0f}" for level in RATIO_QUANTILES]
 
 
 # --- hooks of the user ------------------------------------------------------------------------------------------------

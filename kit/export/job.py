@@ -30,10 +30,9 @@ HALVES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 """GGUF types and the precision to merge in, so that weights are rounded once."""
 
 
-def export_run(request: dict[str, Any], quiet: bool) -> None:
-    """Exports as requested. What came of it is filed as export/FORMAT.json in the run, and in the request's result file."""
+def export_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    """Exports as requested. What came of it is filed as export/FORMAT.json in the run, too."""
     from kit.runner.console import LogCapture, Reporter
-    from kit.runs.files import to_json
     from kit.runs.store import RunDir
 
     run, logs = RunDir(Path(request["run_dir"])), LogCapture()
@@ -41,9 +40,7 @@ def export_run(request: dict[str, Any], quiet: bool) -> None:
     what = request["push"] if request["format"] == "hub" else request["format"]
     needs_model = request["verify"] or what != "adapter"
     with held_gpu("an export") if needs_model else nullcontext(), logs.collecting(), logs.written_to(run.log):
-        result = export(run, request, Reporter(quiet))
-    if "result" in request:
-        Path(request["result"]).write_text(to_json(result), encoding="utf-8")
+        return export(run, request, Reporter(quiet))
 
 
 def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str, Any]:

@@ -7,7 +7,6 @@ completions of full length.
 from __future__ import annotations
 
 import itertools
-import json
 import resource
 import sys
 import tempfile
@@ -205,7 +204,7 @@ def worst_micro_batch(trainer: Any, prompt: int, completion: int) -> dict[str, A
     return inputs
 
 
-def job(request: dict[str, Any], quiet: bool) -> None:
+def job(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
     """The process."""
     from kit.models.backend import expand_segments, use_threads
     from kit.models.failures import explained
@@ -224,8 +223,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         reporter.say(
             "The largest update, then two steps of the worst case: longest prompts, completions of full length"
         )
-        measured = two_steps(parts, Path(request["folder"]), reporter.say)
-    Path(request["result"]).write_text(json.dumps(measured), encoding="utf-8")
+        return two_steps(parts, Path(request["folder"]), reporter.say)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, RunConfig, load_config
@@ -28,7 +27,6 @@ from kit.generation.multi_turn import own_tokens
 from kit.generation.prompts import lengths_of, thinking_note
 from kit.planning.gpus import estimate_update, run_seconds
 from kit.planning.workbench import audit, plain
-from kit.runs.files import to_json
 from kit.runs.lock import held_gpu
 from kit.runs.worker import call_for_result
 
@@ -456,8 +454,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def job(request: dict[str, Any], quiet: bool) -> None:
-    """The process: prepares as a run does, loads the model, samples, and writes the result file."""
+def job(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    """The process: prepares as a run does, loads the model and samples."""
     from kit.runner.console import LogCapture, Reporter
 
     reporter, logs = Reporter(quiet), LogCapture()
@@ -480,8 +478,7 @@ def job(request: dict[str, Any], quiet: bool) -> None:
         audited = {"audit": audit(config, {})} if request.get("audit") else {}
         with explained(), reporter.bar("Sampling the base model") as bar:
             model = as_it_starts(load_model(parts.files, config.model).model, config.model)
-            found = measure(parts, model, request["prompts"], request["k"], bar) | audited
-    Path(request["result"]).write_text(to_json(found), encoding="utf-8")
+            return measure(parts, model, request["prompts"], request["k"], bar) | audited
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import kit.errors
 from kit.errors import KitError, RunError
+from kit.runs.files import to_json
 from kit.runs.process import kill_group
 
 DONE, CRASHED, USER_ERROR, STOPPED = 0, 1, 2, 130
@@ -77,6 +78,7 @@ def serve(
 ) -> int:
     """The job's side: reads the request, calls `job(request, quiet)`, and returns the exit code.
 
+    What the job returns is written as JSON to the file `result` of the request, where it names one.
     User errors are printed to stderr and reported to the caller; Ctrl-C gives 130; any other error is a crash and
     propagates with its traceback. read: parses the request's argument, with `-o a.b=value` overrides; JSON without it.
     """
@@ -92,7 +94,9 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         request = read(arguments.request, arguments.override) if read is not None else read_json(arguments.request)
-        job(request, arguments.quiet)
+        result = job(request, arguments.quiet)
+        if "result" in request:
+            Path(request["result"]).write_text(to_json(result), encoding="utf-8")
     except KeyboardInterrupt:
         return STOPPED
     except Exception as error:

@@ -376,11 +376,11 @@ def _plain(name: str) -> str:
     return str(name).replace("_", " ")
 
 
-def job(request: dict[str, Any], quiet: bool) -> None:
-    """Compares, and writes the result file. Raises `KitError` for runs that cannot be compared."""
-    how = {key: request.get(key) for key in ("metric", "evaluation")}
-    result = compare_runs(request["runs"], request["root"], **how)
-    Path(request["result"]).write_text(to_json(result), encoding="utf-8")
+def job(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    """Compares. Raises `KitError` for runs that cannot be compared."""
+    return compare_runs(
+        request["runs"], request["root"], metric=request.get("metric"), evaluation=request.get("evaluation")
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import kit.api
 from kit.cli import app as cli
 from kit.config import load_config
 from kit.runs.store import RunDir, RunStore
-from kit.runs.worker import DONE, STOPPED, Outcome
 
 
 @pytest.fixture
@@ -30,12 +29,11 @@ def asked(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The requests that were made; each is answered with a score."""
     requests: list[dict[str, Any]] = []
 
-    def call(module: str, request: dict[str, Any], *, quiet: bool) -> Outcome:
+    def call(module: str, request: dict[str, Any], stopped: str, *, quiet: bool) -> dict[str, Any]:
         requests.append({"module": module, "quiet": quiet, **request})
-        run.write_json(f"eval/{request['name']}.json", {"pass@8": {"value": 0.5}})
-        return Outcome(DONE)
+        return {"pass@8": {"value": 0.5}}
 
-    monkeypatch.setattr(kit.api, "call", call)
+    monkeypatch.setattr(kit.api, "call_for_result", call)
     return requests
 
 
@@ -72,11 +70,3 @@ def test_what_cannot_be_scored_is_refused_at_once(
     assert output.startswith("error: ")
     assert words in " ".join(output.split())
     assert asked == []
-
-
-def test_a_stopped_evaluation_is_no_result_though_an_earlier_one_is_there(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.write_json("eval/again.json", {"stale": True})
-    monkeypatch.setattr(kit.api, "call", lambda *_, **__: Outcome(STOPPED))
-    assert "stopped before it had a result" in evaluate(run, code=2)
