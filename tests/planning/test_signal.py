@@ -223,9 +223,7 @@ def test_the_process_prepares_as_a_run_does_and_writes_no_run(
     from kit.planning import signal
 
     def here(module: str, request: dict[str, Any], stopped: str, *, quiet: bool) -> dict[str, Any]:
-        result = tmp_path / "result.json"
-        signal.job(json.loads(json.dumps(request | {"audit": True, "result": str(result)})), quiet)
-        return dict(json.loads(result.read_text()))
+        return signal.job(json.loads(json.dumps(request | {"audit": True})), quiet)
 
     monkeypatch.setattr(signal, "call_for_result", here)
     found = check(load_config(tree), prompts=4, k=4, progress=False)
