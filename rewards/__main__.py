@@ -72,8 +72,9 @@ def parser(program: str = "grpo-rewards") -> argparse.ArgumentParser:
             "name", metavar="NAME", help="a preset, or your own function (TRL's, verl's, EasyR1's) as file.py:function"
         )
     for verb in (show_verb, test_verb, audit_verb):
-        override = {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "a parameter of the preset"}
-        verb.add_argument("-o", "--override", **override)
+        verb.add_argument(
+            "-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="a preset's parameter"
+        )
     return top
 
 

@@ -82,7 +82,7 @@ def chat(
     from kit.runs.store import RunStore
 
     sampling = {"seed": seed, "temperature": temperature, "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens}
-    how = {key: value for key, value in sampling.items() if value is not None}
+    how: dict[str, Any] = {key: value for key, value in sampling.items() if value is not None}
     how |= {"sides": [only] if only else ["base", "tuned"], "reference": reference}
     with open_chat(RunStore(root).open(run_id), checkpoint) as session:
         if as_json:
