@@ -244,44 +244,21 @@ def report(
 
 def share(
     run_id: RunId,
-    to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write a folder for any static host.")] = None,
-    space: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push to a Hugging Face Space.")] = None,
-    dataset: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Push to a dataset repository.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="A new repository is for everybody to see.")] = False,
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder: for any static host.")],
     completions: Annotated[
         bool, typer.Option("--completions", help="With samples of completions, which hold rows of the data.")
     ] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Publish without being asked.")] = False,
     root: Root = Path("runs"),
 ) -> None:
-    """Publish a run's report in a folder or on the hub.
-
-    There it is a Space or a dataset repository. What leaves is told before.
-    The token for the hub is read from HF_TOKEN. A new repository is private unless --public is given.
-    """
-    from kit.errors import ConfigError
-    from kit.export.share import destination, publication, to_hub
+    """Write a run's report as a folder to publish. What is in it is listed."""
+    from kit.export.share import publication
     from kit.runs.store import RunStore
 
-    run = RunStore(root).open(run_id)
-    kind, name = destination(to, space, dataset)
-    content = publication(run, completions=completions, kind=kind)
-    visibility = "" if kind is None else ", for everybody to see" if public else ", private if it is new"
-    typer.echo(f"To {kind or 'folder'} {name}{visibility}:")
-    for line in content.told:
-        typer.echo(f"  {line}")
-    if kind is None:
-        content.write(Path(name))
-        typer.echo(f"written: {Path(name) / 'index.html'}")
-        return
-    if not yes and not sys.stdin.isatty():
-        raise ConfigError(
-            "share: nothing was published, as nobody can be asked here. Read the lines above and add --yes."
-        )
-    if not yes and not typer.confirm("Publish that?"):
-        typer.echo("Nothing was published.")
-        return
-    typer.echo(f"published: {to_hub(content, name, kind, public=public, say=typer.echo)}")
+    content = publication(RunStore(root).open(run_id), completions=completions)
+    content.write(to)
+    for line in content.contents:
+        typer.echo(line)
+    typer.echo(f"written: {to / 'index.html'}")
 
 
 def compare(

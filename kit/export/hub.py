@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -186,20 +186,9 @@ WEIGHTS = ("*.safetensors", "*.index.json", "adapter_config.json", "adapter_mode
 
 
 def push(
-    folder: Path,
-    repo: str,
-    token: str,
-    *,
-    private: bool,
-    message: str,
-    say: Callable[[str], None],
-    kind: Literal["model", "space", "dataset"] = "model",
-    check: Callable[[list[str], bool], None] = lambda names, made: None,
+    folder: Path, repo: str, token: str, *, private: bool, message: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Uploads every file of `folder` in one commit. Returns address and commit.
-
-    `kind` is the repository's; a new Space serves the files as they are. `check` is given the files that are there before
-    anything is written and whether this call made the repository, and raises where they must stay.
 
     Weights of an earlier push that are not among them go in that commit: a reader would load them in place of the new. A
     repository that is public stays unwritten where a private one was asked for.
@@ -209,30 +198,23 @@ def push(
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
-    address = "/".join([api.endpoint, *([] if kind == "model" else [f"{kind}s"]), repo])
+    address = f"{api.endpoint}/{repo}"
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     files = {name: path for name, path in files.items() if not path.name.startswith(".")}
 
-    def create() -> bool:
-        """Whether there was none before."""
-        if api.repo_exists(repo, repo_type=kind):
-            return False
-        sdk = {"space_sdk": "static"} if kind == "space" else {}
+    def create() -> None:
         # An address that huggingface_hub does not take for a hub's is a ValueError after the repository was made.
         with suppress(ValueError):
-            api.create_repo(repo, private=private, exist_ok=True, repo_type=kind, **sdk)
-        return True
+            api.create_repo(repo, private=private, exist_ok=True)
 
-    made = _called("creating the repository", repo, create)
-    before = _called("looking at the repository", repo, lambda: api.repo_info(repo, repo_type=kind))
+    _called("creating the repository", repo, create)
+    before = _called("looking at the repository", repo, lambda: api.repo_info(repo))
     if private and not before.private:
         raise RunError(
             f"{repo} exists and is public, and a private one was asked for; nothing was pushed. Make it private in its settings "
-            f"({address}/settings), give another {'--repo' if kind == 'model' else 'OWNER/NAME'}, or "
-            f"{'leave --private out' if kind == 'model' else 'add --public'}."
+            f"({address}/settings), give another --repo, or leave --private out."
         )
     names = [each.rfilename for each in before.siblings or []]
-    check(names, made)
     # Loaders of the repository take such files for its weights; those in folders nobody loads by themselves.
     weights = [name for name in names if "/" not in name and any(fnmatch.fnmatchcase(name, each) for each in WEIGHTS)]
     stale = sorted(set(weights) - files.keys())
@@ -241,7 +223,7 @@ def push(
     # Not upload_folder: where hf_xet is installed that one commits in parts, and a reader may see half an export.
     parts: list[Any] = [CommitOperationAdd(name, path) for name, path in files.items()]
     parts += [CommitOperationDelete(name, is_folder=False) for name in stale]
-    commit = partial(api.create_commit, repo, operations=parts, commit_message=message, repo_type=kind)
+    commit = partial(api.create_commit, repo, operations=parts, commit_message=message)
     done = _called("the upload", repo, commit)
     return {"url": address, "commit": getattr(done, "oid", None), "private": before.private, "removed": stale}
 

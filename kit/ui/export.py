@@ -300,7 +300,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 def report_links(run: RunDir) -> str:
     """The report to open or download, and the command that publishes it."""
     path = f"/runs/{run.id}/report.html"
-    command = f"grpo-kit share {shlex.quote(run.id)} --space OWNER/NAME{run.root_option}"
+    command = f"grpo-kit share {shlex.quote(run.id)} --to FOLDER{run.root_option}"
     push = f"grpo-kit export {shlex.quote(run.id)} --to hub --repo OWNER/NAME{run.root_option}"
     publish = m.join(
         m.tag("p", m.join([m.tag("small", words), m.tag("code", line)]))
