@@ -351,7 +351,7 @@ def run_trainer(case: Case, model: Any, mode: Any, meter: Any) -> None:
 def give_model(trainer: Any, case: Case) -> None:
     """The parts of our trainer for the model and the device that it now has. Proofs, which need values, are left out."""
     from kit.models.fused import Fused
-    from kit.scoring.proof import Verdict
+    from kit.scoring.scorer import Verdict
 
     trainer._build_parts(packing=True, share_prompts=True, checked=False, fast_decoding=False)
     trainer.set_savings(token_budget=case.budget)

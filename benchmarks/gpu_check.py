@@ -324,7 +324,7 @@ def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
 def trained(run: str, root: Path) -> dict[str, Any]:
     """What a run has left that says how it went."""
     from kit.api import Run
-    from kit.trainer.mismatch import SAMPLER_DIFFERENCE
+    from kit.trainer.metric_log import SAMPLER_DIFFERENCE
 
     made = Run(run, root)
     metrics, env = made.metrics(), json.loads((made.path / "env.json").read_text())

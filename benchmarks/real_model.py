@@ -47,7 +47,7 @@ def make_trainer(way: str, *, steps: int, prompts: int, group: int, tokens: int,
     from trl import GRPOConfig, GRPOTrainer
 
     from kit.config import DataConfig
-    from kit.data.sentences import read_sentences
+    from kit.data.sources import read_sentences
     from kit.models.gguf import converted, smollm2_file
     from kit.trainer.trainer import HookedGRPOTrainer
 

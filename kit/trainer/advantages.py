@@ -15,9 +15,8 @@ from kit.objective import Mean, RewardBatch
 from kit.objective.advantage import explained_variance
 from kit.scoring.layouts import Scores, scatter_to_tokens
 from kit.trainer.micro_batch import MicroBatch
-from kit.trainer.rollout import RewardResult, RolloutState
+from kit.trainer.rollout import RewardResult, RolloutState, Services
 from kit.trainer.sanity_checks import SanityChecks
-from kit.trainer.services import Services
 from kit.trainer.teacher import TEACHER_NEEDS, Teacher
 
 TOKEN_REWARDS = "token_rewards"

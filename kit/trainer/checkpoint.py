@@ -28,8 +28,8 @@ from kit.runs.store import PREFIX, STATE, is_whole, numbered, whole_checkpoints
 from kit.scoring.layouts import Wanted
 from kit.trainer.checkpoint_writer import STAGING, rotate, save_aside
 from kit.trainer.micro_batch import MicroBatch
+from kit.trainer.rollout import RolloutMemory, Services
 from kit.trainer.sanity_checks import SanityChecks
-from kit.trainer.services import RolloutMemory, Services
 from kit.trainer.teacher import Teacher
 
 if TYPE_CHECKING:

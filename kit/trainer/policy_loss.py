@@ -38,11 +38,11 @@ from kit.objective.objective import to_parts
 from kit.scoring.divergence import divergence
 from kit.scoring.head import Projection
 from kit.scoring.layouts import Scores, Wanted, scatter_to_tokens, to_device
-from kit.scoring.proof import may_be_trimmed
+from kit.scoring.scorer import may_be_trimmed
+from kit.trainer.metric_log import sampler_mismatch
 from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
-from kit.trainer.mismatch import sampler_mismatch
+from kit.trainer.rollout import Services
 from kit.trainer.sanity_checks import SanityChecks
-from kit.trainer.services import Services
 
 log = logging.getLogger("kit")
 PER_TOKEN = ("logps", *sorted(fields_where(gradient=True, shape="(B, T)")))

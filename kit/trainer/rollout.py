@@ -1,4 +1,4 @@
-"""One generation batch of this process: while it is made, and as it is handed on."""
+"""What the parts of a trainer share: one generation batch of this process, and each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from kit.errors import ObjectiveError
+from kit.models.family import FamilyAdapter
+from kit.objective import Objective
+from kit.scoring.head import Projection
 from kit.scoring.layouts import Scores
+from kit.scoring.scorer import Scorer
+from kit.trainer.metric_log import MetricLog
+from kit.trainer.value_head import Critic
 
 
 @dataclass(frozen=True)
@@ -86,3 +92,33 @@ class RolloutState:
                 "backend scores in a way of its own."
             )
         return match
+
+
+# --- the parts of a trainer -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RolloutMemory:
+    """Values of a rollout that its steps need beside its micro-batches."""
+
+    reference_head: Projection | None = None  # that the reference policy was scored with, without hidden states
+    teacher_head: Projection | None = None  # likewise, of the teacher
+
+
+@dataclass(frozen=True)
+class Services:
+    """Built once by a trainer with an objective, and handed to its parts.
+
+    model: the policy that trains, as accelerate wraps it. accelerator: of several processes, gathers and reduces.
+    temperature: of sampling, by which logits are divided.
+    """
+
+    objective: Objective
+    model: Any
+    accelerator: Any
+    family: FamilyAdapter
+    scorer: Scorer
+    temperature: float
+    metrics: MetricLog
+    memory: RolloutMemory
+    critic: Critic | None

@@ -27,9 +27,9 @@ from transformers import TrainerCallback
 from kit.errors import ObjectiveError
 from kit.objective import LossScale, TokenBatch
 from kit.objective.probe import dead_hooks, logps_gradient, open_tokens
-from kit.scoring.proof import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
+from kit.scoring.scorer import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
 from kit.trainer.micro_batch import MicroBatch
-from kit.trainer.services import Services
+from kit.trainer.rollout import Services
 
 if TYPE_CHECKING:
     from kit.objective import Hook

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kit.objective.batch import TokenBatch
-from kit.trainer.mismatch import SamplerAlarm, sampler_mismatch
+from kit.trainer.metric_log import SamplerAlarm, sampler_mismatch
 
 LOG2 = math.log(2.0)
 
