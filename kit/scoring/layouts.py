@@ -5,8 +5,8 @@
     score_packs         rows without padding, behind one another, a shared prompt once (`kit.scoring.packing`)
 
 Every one of them ends in `ModelPass`: the model's forward pass into TRL's fused head. Scores of a completion stand where
-its tokens stand, (B, T) in nats and 0 where there is none, whatever the way. Which way is exact for a model is found by
-`kit.scoring.proof`, and chosen by `kit.scoring.scorer`.
+its tokens stand, (B, T) in nats and 0 where there is none, whatever the way. `kit.scoring.scorer` finds
+which way is exact for a model, and takes it.
 """
 
 from __future__ import annotations

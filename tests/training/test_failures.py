@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kit.models.failures import BatchSizeBackoff, is_lost, is_out_of_memory
-from kit.scoring import packed_attention, proof
+from kit.scoring import packed_attention, scorer
 
 from .rollouts import NewTrainer
 
@@ -45,7 +45,7 @@ def test_places_that_survive_any_failure_do_not_survive_these(
         raise error
 
     with pytest.raises(RuntimeError) as raised:
-        proof._attempt(fail)
+        scorer._attempt(fail)
     assert raised.value is error
 
     monkeypatch.setattr(packed_attention, "_in_one_call", fail)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kit.errors import ObjectiveError
 from kit.objective import Objective, TokenBatch
-from kit.scoring.proof import has_dropout
+from kit.scoring.scorer import has_dropout
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.sanity_checks import scoring_error
 from kit.trainer.trl_compat import check_combination

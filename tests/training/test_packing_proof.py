@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kit.model_check.tiny import tiny_config, tiny_model
-from kit.scoring import layouts, packed_attention, proof
+from kit.scoring import layouts, packed_attention, scorer
 from kit.scoring.layouts import Rows
-from kit.scoring.proof import probe_rows
+from kit.scoring.scorer import probe_rows
 
 from .packs import assert_same, plainly, read_as_one_text, rows_of, score
 from .rollouts import NewTrainer
@@ -103,13 +103,13 @@ def test_an_attention_that_lets_completions_see_each_other(tiny: NewTiny, monkey
 
 
 def test_wrong_positions(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = proof.lay_out
+    right = scorer.lay_out
 
     def counted_on(*given: Any, **more: Any) -> Any:
         packs = right(*given, **more)
         return [dataclasses.replace(one, positions=torch.arange(one.tokens)[None]) for one in packs]
 
-    monkeypatch.setattr(proof, "lay_out", counted_on)
+    monkeypatch.setattr(scorer, "lay_out", counted_on)
     way, reason = outcome(tiny())
     assert way == "plain"
     assert "differ from those of the padded rows" in reason

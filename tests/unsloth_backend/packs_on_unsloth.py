@@ -277,9 +277,9 @@ def families(bench: PatchedBench) -> dict[str, Any]:
 
 def in_triton(bench: PatchedBench) -> dict[str, Any]:
     """Of one layer and few tokens, with Unsloth's Triton kernels for norms and rotary embeddings as well."""
-    from kit.scoring import proof
+    from kit.scoring import scorer
 
-    proof.PROMPT = proof.COMPLETION = 3
+    scorer.PROMPT = scorer.COMPLETION = 3
     return scored(bench, "llama", fused=True, layers=1, sizes=((2, 3), (1, 2)))
 
 
