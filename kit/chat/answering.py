@@ -89,7 +89,7 @@ class ChatModels:
 
         Rewards may need more of a problem than its text. Of rows with pictures the text says too little.
         """
-        from kit.data.prompts import dress, read_prompt
+        from kit.data.rows import dress, read_prompt
 
         config, environments = self.source.config.data, self.source.interaction.environments
         try:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -16,11 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import DataConfig
-from kit.data.excel import read_excel
 from kit.data.rows import Fault, Record, Source
-from kit.data.sentences import SENTENCES, read_sentences
-from kit.errors import DataError
+from kit.errors import DataError, EnvironmentUnsupported
 from kit.registry import did_you_mean
+from kit.runs.files import one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -159,6 +160,80 @@ def read_parquet(path: Path, file: str | None) -> Source:
             raise DataError(f"{path} is damaged: {error}.") from None
 
     return Source(arrow_records(batches(), features, file), schema.names, total, storable(features))
+
+
+MOST_UNPACKED = 512 * 1024**2
+"""Bytes that all parts of a workbook may have, unpacked: it is a zip file, and a small one may stand for gigabytes."""
+LAST_ROW = 1_048_576
+"""The last row that Excel has: a damaged file may number further ones."""
+
+
+def read_excel(path: Path, file: str | None) -> Source:
+    """Reads the first sheet with cells, whose first row names the columns; rows are numbered as in Excel.
+
+    Formulas are not computed: the values that Excel saved beside them are read. Raises `DataError` for what is no workbook or
+    unpacks to more than is taken, `EnvironmentUnsupported` without openpyxl.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:  # which gives no more of a part than it declares
+            size = sum(part.file_size for part in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError) as error:
+        raise DataError(
+            f"{path.name} is not an Excel workbook (.xlsx), which is a zip file ({one_line(str(error), 150)}). An old .xls: save "
+            "it as .xlsx."
+        ) from None
+    if size > MOST_UNPACKED:
+        raise DataError(
+            f"{path.name} unpacks to more than {MOST_UNPACKED // 1024**2} MiB, which a table of prompts does not (a zip bomb "
+            "does). It was not read. Save the sheet as CSV or Parquet if it is meant so."
+        )
+    import pandas
+
+    try:
+        options: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False, "nrows": LAST_ROW}
+        sheets = pandas.read_excel(path, sheet_name=None, engine="openpyxl", **options)
+    except ImportError:
+        raise EnvironmentUnsupported(
+            f"{path.name} is an Excel workbook, which openpyxl reads: pip install openpyxl (or 'grpo-kit[excel]'), or save "
+            "the sheet as CSV UTF-8."
+        ) from None
+    except Exception as error:  # a damaged workbook makes the parser raise whatever it stumbles over
+        raise DataError(
+            f"{path.name} is not a workbook that can be read ({one_line(f'{type(error).__name__}: {error}', 200)}). Save it as "
+            ".xlsx or as CSV UTF-8."
+        ) from None
+    title = next((title for title, sheet in sheets.items() if not sheet.empty), None)
+    if title is None:
+        return Source([], [], 0)
+    table = [[_plain(value) for value in row] for row in sheets[title].itertuples(index=False)]
+    numbered = [(number, row) for number, row in enumerate(table, start=1) if row.count(None) < len(row)]
+    (first, header), *rows = numbered
+    names = ["" if value is None else str(value).strip() for value in header]
+    while names and not names[-1]:
+        names.pop()
+    if first != 1 or not all(names) or len(set(names)) < len(names):
+        raise DataError(
+            f"{path.name}: row 1 of the sheet '{title}' has to name every column, each differently, from A1 on. Seen in row "
+            f"{first}: {one_line(', '.join(names), 200)}."
+        )
+    records: list[Record | Fault] = []
+    for number, row in rows:
+        if any(value is not None for value in row[len(names) :]):
+            records.append(Fault(number, f"it has values beyond the {len(names)} named columns", file))
+        else:
+            records.append(Record(number, dict(zip(names, row, strict=False)), file))
+    others = [name for name in sheets if name != title]
+    notes = [f"The sheet '{title}' is read; left out: {one_line(', '.join(others), 200)}."] if others else []
+    return Source(records, names, len(records), notes=notes)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, texts and truth values as they are; dates and times as ISO text; None for an empty cell and an error."""
+    if value is None or value == "" or value != value:
+        return None
+    if isinstance(value, (str, int, float)):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 READERS: dict[str, Callable[[Path, str | None], Source]] = {
@@ -373,3 +448,76 @@ def _decoder(feature: Any) -> Callable[[Any], Any] | None:
         column = Features({"column": feature})
         return lambda value: None if value is None else column.decode_example({"column": value})["column"]
     return None
+
+
+# --- generated sentences ----------------------------------------------------------------------------------------------
+
+
+SENTENCES = "kit:sentence-to-json"
+TRAIN_ROWS = 2000
+"""Rows to train on where `data.limit` is null."""
+HELDOUT_SHARE = 4
+"""One name and one city in so many is seen in held-out rows only."""
+COLUMNS = ["prompt", "reference", "schema"]
+PROMPT = "Write this as JSON with the keys name, age and city: {sentence}"
+SCHEMA = json.dumps({
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+})  # fmt: skip
+NAMES = """Ada Alan Amir Anna Arjun Astrid Bella Bruno Carla Cem Chloe Clara Daniel Dilara Diego Elif Elena Emil Erik Eva Farah
+Felix Fiona Greta Hana Hugo Ida Imran Ines Ivan Jana Jonas Julia Kaito Karim Lars Laura Lena Leo Lina Luca Maja Marco Maria Mei
+Mila Nadia Nina Noah Nora Olga Omar Oscar Paula Pedro Petra Rosa Samir Sara Sven Tara Theo Tom Vera Wei Yara Yusuf Zoe"""
+CITIES = """Accra Athens Basel Berlin Bilbao Bogota Boston Bremen Cairo Chicago Dakar Delhi Denver Dublin Dubai Florence Geneva
+Ghent Hamburg Hanoi Helsinki Istanbul Jakarta Kyoto Lagos Leeds Lima Lisbon London Lyon Madrid Manila Miami Milan Munich Nairobi
+Naples Nice Osaka Oslo Ottawa Paris Perth Porto Prague Quito Riga Rome Seattle Seoul Seville Sofia Split Sydney Tallinn Tokyo
+Toronto Tunis Turin Utrecht Valencia Vienna Vilnius Warsaw York Zagreb Zurich"""
+FORMS = (
+    "{name}, who is {age}, lives in {city}.",
+    "{name} is {age} years old and comes from {city}.",
+    "{name} ({age}) works in {city}.",
+    "In {city} lives {name}, aged {age}.",
+    "I met {name} in {city}; {name} is {age}.",
+    "The {age}-year-old {name} is visiting {city}.",
+    "{name} from {city} turned {age} last week.",
+    "At the age of {age}, {name} moved to {city}.",
+)
+HELDOUT_FORMS = (
+    "Our neighbour {name} grew up in {city} and is now {age}.",
+    "{city} is home to {name}, a {age}-year-old baker.",
+)
+"""Sentences of held-out rows alone, half of them."""
+
+
+def read_sentences(config: DataConfig) -> Source:
+    """Rows to train on, then `config.heldout` rows with names, cities and, in every second, a form seen nowhere else.
+
+    `config.limit` rows in all, or 2000 and the held-out ones. The same seed gives the same rows.
+    """
+    chance = random.Random(f"sentences {config.seed}")
+    names, cities = NAMES.split(), CITIES.split()
+    chance.shuffle(names)
+    chance.shuffle(cities)
+    apart_names, apart_cities = len(names) // HELDOUT_SHARE, len(cities) // HELDOUT_SHARE
+    total = config.limit or TRAIN_ROWS + config.heldout
+    heldout = min(config.heldout, total // 2)
+    train = _rows(chance, names[apart_names:], cities[apart_cities:], [FORMS], total - heldout)
+    heldout_rows = _rows(chance, names[:apart_names], cities[:apart_cities], [FORMS, HELDOUT_FORMS], heldout)
+    records = [Record(number, row) for number, row in enumerate([*train, *heldout_rows], start=1)]
+    notes = [
+        f"Held-out rows have names and cities that training never shows; two of their {len(FORMS) + 2} forms are new."
+    ]
+    return Source(records, COLUMNS, len(records), notes=notes * bool(heldout), heldout=heldout)
+
+
+def _rows(
+    chance: random.Random, names: Sequence[str], cities: Sequence[str], forms: Sequence[Sequence[str]], count: int
+) -> list[dict[str, str]]:
+    """`count` different rows, whose sentences take their form from each of `forms` in turn."""
+    rows: dict[str, dict[str, str]] = {}
+    while len(rows) < count:
+        person = {"name": chance.choice(names), "age": chance.randint(18, 90), "city": chance.choice(cities)}
+        sentence = chance.choice(forms[len(rows) % len(forms)]).format(**person)
+        rows[sentence] = {"prompt": PROMPT.format(sentence=sentence), "reference": json.dumps(person), "schema": SCHEMA}
+    return list(rows.values())

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kit.config import EMBEDDED, SMOLLM2, RunConfig, load_config, preset_names
-from kit.data.sentences import SENTENCES
+from kit.data.sources import SENTENCES
 from kit.errors import ConfigError
 from kit.ui import uploads
 from kit.ui.settings import Settings, is_loopback

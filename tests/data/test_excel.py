@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.data import excel, load_data
+from kit.data import load_data, sources
 from kit.errors import DataError
 
 
@@ -65,7 +65,7 @@ def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path, config, monkeypatch):
     path = bomb(tmp_path / "bomb.xlsx", 3 * 1024**2)
     assert path.stat().st_size < 20_000
     assert len(load_data(config(path)).train) == 1
-    monkeypatch.setattr(excel, "MOST_UNPACKED", 2 * 1024**2)
+    monkeypatch.setattr(sources, "MOST_UNPACKED", 2 * 1024**2)
     with pytest.raises(DataError, match="unpacks to more than 2 MiB"):
         load_data(config(path))
 

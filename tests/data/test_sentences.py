@@ -6,7 +6,7 @@ import json
 
 from kit.config import DataConfig, load_config
 from kit.data import load_data
-from kit.data.sentences import HELDOUT_FORMS, SENTENCES
+from kit.data.sources import HELDOUT_FORMS, SENTENCES
 from rewards import build_samples, load
 
 

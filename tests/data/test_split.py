@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kit.data import load_data
 from kit.data.load import split_rows
-from kit.data.prompts import prompt_key
+from kit.data.rows import prompt_key
 
 # Few different prompts and references, so that doubles are common.
 pairs = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), min_size=2, max_size=40).filter(

@@ -100,7 +100,7 @@ def test_the_modelfile_samples_as_the_run_does(tokenizer: Any) -> None:
 
 
 def test_plain_text_has_the_system_prompt_in_front_as_in_training(tokenizer: Any) -> None:
-    from kit.data.prompts import dress
+    from kit.data.rows import dress
 
     config = load_config("quickstart", ["data.chat=false", "data.system_prompt=Think."])
     source = SimpleNamespace(config=config, tokenizer=tokenizer, run=SimpleNamespace(id="it"), step=3)
