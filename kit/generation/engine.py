@@ -186,21 +186,17 @@ def reports_logps(config: RunConfig) -> bool:
     return config.generation.engine == "vllm" or choose_engine(config).name == "vllm"
 
 
-def record(config: RunConfig, engine: Engine, backend: str = TRANSFORMERS) -> dict[str, Any]:
+def record(config: RunConfig, engine: Engine) -> dict[str, Any]:
     """Returns the engine's entry of env.json: name, reason, seed, and vLLM's distribution and version.
 
-    `backend`: name of what loads the model.
+    The seed is the run's, also of an engine that Unsloth starts with its own: vLLM draws from the random state of the process
+    that it lives in, and the trainer's constructor seeds that afterwards.
     """
-    noted: dict[str, Any] = {"name": engine.name, "reason": engine.reason, "seed": engine_seed(config, backend)}
+    noted: dict[str, Any] = {"name": engine.name, "reason": engine.reason, "seed": config.run.seed}
     vllm = installed() if engine.name == "vllm" else None
     if vllm is not None:
         noted |= {"distribution": vllm.distribution, "version": vllm.version}
     return noted
-
-
-def engine_seed(config: RunConfig, backend: str = TRANSFORMERS) -> int | None:
-    """Seed of the sampling: the run's; None for the engine that Unsloth makes, which takes none."""
-    return None if config.generation.engine == "vllm" and backend == UNSLOTH else config.run.seed
 
 
 def vllm_arguments(config: RunConfig) -> dict[str, Any]:

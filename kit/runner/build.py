@@ -144,7 +144,7 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff]:
     previous = job.resumption.previous if job.resumption is not None else None
     ready = load(parts, folder.path, partial(report_backoff, folder, say), previous)
     args, backend, memory, notes = ready.args, ready.model.backend, ready.backoff, ready.notes
-    engine = record(config, parts.engine, backend.name)
+    engine = record(config, parts.engine)
     env = environment(backend, threads, args, config.run.seed, engine) | {"inputs": inputs(parts)}
     if (start := origin_note(parts.files.source)) is not None:
         env["model_origin"] = start

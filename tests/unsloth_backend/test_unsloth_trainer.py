@@ -22,6 +22,12 @@ def test_the_base_is_the_class_that_unsloth_generates(worked: Worked) -> None:
     assert "GRPOTrainer" not in names
 
 
+def test_its_constructor_seeds_the_process_in_which_the_engine_of_a_loaded_model_draws(worked: Worked) -> None:
+    """Unsloth starts the engine with seed 0; see `test_the_same_seed_gives_the_same_completions_and_another_seed_others`."""
+    (constructor,) = [source for source in worked["unsloth"]["constructors"] if "VLLMGeneration(" in source]
+    assert -1 < constructor.find("set_seed(args.seed, device_specific=True)") < constructor.find("VLLMGeneration(")
+
+
 @pytest.mark.parametrize("recipe", [*recipes(), WITH_KL])
 def test_loss_and_gradients_equal_those_on_trls_class(worked: Worked, recipe: str) -> None:
     ours, theirs = worked["unsloth"]["recipes"][recipe], worked["stock"]["recipes"][recipe]

@@ -214,6 +214,9 @@ def unsloth(folder: Path) -> dict[str, Any]:
     twice.train()
     return {
         "class": [cls.__name__ for cls in HookedGRPOTrainer.__mro__],
+        "constructors": [
+            inspect.getsource(cls.__init__) for cls in HookedGRPOTrainer.__mro__ if "Unsloth" in cls.__name__
+        ],
         "recipes": computed(bench, lambda name, _: theirs[name]["batches"]),
         "arguments": with_kits_arguments("unsloth"),
         "moved": {

@@ -64,12 +64,24 @@ def completions(folder: Any) -> list[Any]:
 
 
 def test_the_same_seed_gives_the_same_completions_and_another_seed_others(
-    attempt: Callable[..., Any], engine_tree: Any
+    attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also an engine that was started with another seed before the trainer seeded the process, as Unsloth starts its own."""
+    from transformers import set_seed
+    from vllm import LLM
+
     runs = [attempt(f"run.id={name}", f"run.seed={seed}") for name, seed in (("a", 3), ("b", 3), ("c", 4))]
-    assert [one.code for one in runs] == [0, 0, 0]
-    a, b, c = ([row["completion"] for row in completions(one.folder)] for one in runs)
-    assert a == b
+    start = LLM.__init__
+
+    def started_before(self: Any, *given: Any, seed: int, **keywords: Any) -> None:
+        start(self, *given, seed=0, **keywords)
+        set_seed(seed)
+
+    monkeypatch.setattr(LLM, "__init__", started_before)
+    runs.append(attempt("run.id=d", "run.seed=3"))
+    assert [one.code for one in runs] == [0, 0, 0, 0]
+    a, b, c, d = ([row["completion"] for row in completions(one.folder)] for one in runs)
+    assert a == b == d
     assert a != c
     assert metrics(runs[0].folder, "loss") == metrics(runs[1].folder, "loss")
 
