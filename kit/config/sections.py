@@ -256,8 +256,8 @@ class VllmConfig(Section):
     eager: bool | None = None
     """No compilation and no CUDA graphs: starts sooner, generates slower. Null: on the CPU only, under Unsloth never."""
     hand_over: Literal["auto", "merged", "adapter"] = "auto"
-    """Weights that a LoRA run hands to the engine at every step. `merged`: all weights, adapter included. `adapter`: the
-    adapter alone, in memory, on weights that the engine loaded once. `auto`: adapter with 4-bit weights, else merged.
+    """Weights that a LoRA run hands to the engine at every step. `merged`: all weights, adapter included, which 16 bits round.
+    `adapter`: the adapter alone, in memory, on weights that the engine loaded once. `auto`: adapter on a GPU, merged on a CPU.
     Unsloth always hands over adapters."""
     timeout: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds that one generation batch, or handing over the weights, may take. After that the engine counts as hung, and

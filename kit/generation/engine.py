@@ -173,12 +173,13 @@ def _of_the_run(config: RunConfig) -> Iterator[ConfigError]:
         )
 
 
-def hands_adapter(config: RunConfig) -> bool:
-    """Whether an engine of ours gets adapters and not merged weights."""
-    vllm, model = config.generation.vllm, config.model
-    if model.lora is None or vllm.hand_over == "merged":
-        return False
-    return vllm.hand_over == "adapter" or model.load_in_4bit
+def hands_adapter(config: RunConfig, device: str = "cuda") -> bool:
+    """Whether an engine of ours on `device` gets the adapter and not merged weights.
+
+    `auto` merges on the CPU only, in float32. In bfloat16, merging rounds the updates of early steps away.
+    """
+    hand_over = config.generation.vllm.hand_over
+    return config.model.lora is not None and (hand_over == "adapter" or (hand_over == "auto" and device == "cuda"))
 
 
 def reports_logps(config: RunConfig) -> bool:

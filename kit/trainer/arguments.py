@@ -124,7 +124,8 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
 
     # Truncated or constrained sampling renormalises: the engine's log-probabilities are then of another distribution.
     comparable = not generation.truncates and vllm.regex is None
-    adapter_alone = hands_adapter(config) and choose_backend(config.model).name != UNSLOTH
+    device = "cpu" if args.use_cpu else "cuda"
+    adapter_alone = hands_adapter(config, device) and choose_backend(config.model).name != UNSLOTH
     return EngineSettings(
         seed=config.run.seed,
         timeout=vllm.timeout,

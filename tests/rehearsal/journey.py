@@ -57,6 +57,7 @@ class Case:
 STANDBY = {"generation.engine": "vllm", "generation.vllm.standby": True}
 REPEATED = STANDBY | {
     "model.load_in_4bit": False,
+    "generation.vllm.hand_over": "merged",
     "selection.dynamic_sampling": {"max_rounds": 2},
     "optimisation.learning_rate": 0.01,
 }

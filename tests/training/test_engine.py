@@ -196,6 +196,36 @@ def test_adapters_that_are_active_together_are_handed_over_as_one(new_model: Cal
     assert not torch.equal(held, layer.lora_A["default"].weight)
 
 
+def test_an_update_below_the_steps_of_bfloat16_reaches_the_engine_of_a_gpu(new_model: Callable[[], Any]) -> None:
+    """As the adapter, which `auto` hands over; merged weights lose most of it, as those of TRL's own hand-over do."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from kit.generation.vllm import adapter_tensors, merged_weights
+
+    model = get_peft_model(new_model(), LoraConfig(r=4, target_modules=["q_proj"]))
+    layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A") and layer.lora_A}
+    for layer in layers.values():
+        layer.base_layer.weight.data = layer.base_layer.weight.data.bfloat16()
+        up = layer.lora_B["default"].weight
+        torch.nn.init.normal_(up)
+        up.data *= 1e-5 / layer.get_delta_weight("default").float().std()
+    merged, (_, tensors) = dict(merged_weights(model) or ()), adapter_tensors(model)
+
+    def kept(seen: torch.Tensor, update: torch.Tensor) -> float:
+        return float((seen.float() * update).sum() / (update * update).sum())
+
+    for name, layer in layers.items():
+        update = layer.get_delta_weight("default").float()
+        down, up = (tensors[f"{name}.lora_{side}.weight"].bfloat16().float() for side in "AB")
+        assert kept(up @ down, update) == pytest.approx(1.0, abs=0.01)
+        weight = merged[f"{name.removeprefix('base_model.model.')}.weight"]
+        assert kept(weight.float() - layer.base_layer.weight.float(), update) < 0.5
+    assert engine.hands_adapter(config(), "cuda")
+    assert not engine.hands_adapter(config(), "cpu"), "in float32 nothing is lost"
+    assert not engine.hands_adapter(config("model.lora=null"), "cuda")
+
+
 @pytest.mark.parametrize("other", [{"use_dora": True}, {"lora_bias": True}, {"target_modules": ["embed_tokens"]}])
 def test_an_adapter_that_an_engine_does_not_take_is_refused(
     new_model: Callable[[], Any], other: dict[str, Any]

@@ -213,7 +213,7 @@ def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytes
     told: dict[str, Any] = {}
     monkeypatch.setattr(vllm_generation, "LLM", lambda **given: told.update(given), raising=False)
     config = load_config("quickstart", ["generation.engine=vllm", "model.revision=abc"])
-    args: Any = SimpleNamespace(use_vllm=True, bf16=False, fp16=False)
+    args: Any = SimpleNamespace(use_vllm=True, use_cpu=True, bf16=False, fp16=False)
     for settings in (engine_settings(config, args, print), EngineSettings()):
         told.clear()
         one: Any = WatchedGeneration.__new__(WatchedGeneration)
@@ -245,9 +245,10 @@ def test_what_an_architecture_makes_of_the_backend_is_known_to_all_that_follows(
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda *_: (2**34, 2**34))
     monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
     tree["model"] |= {"name": str(folder), "dtype": "auto"}
-    tree["generation"] |= {"engine": "vllm", "vllm": {"hand_over": "adapter"}}
+    tree["generation"]["engine"] = "vllm"
     parts = prepare(load_config(tree))
     assert (parts.files.backend.name, parts.config.model.backend) == ("transformers", "transformers")
-    settings = engine_settings(parts.config, SimpleNamespace(use_vllm=True, bf16=True, fp16=False), print)
+    args = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False)
+    settings = engine_settings(parts.config, args, print)
     assert settings is not None
     assert settings.adapter_alone
