@@ -93,7 +93,7 @@ class Backend:
     device: str
     reason: str
     computes_in_float32: bool = False
-    """Although float16 was asked for: Unsloth's way with families whose gradients overflow in it."""
+    """Although float16 was chosen: the model is of a family that overflows in it."""
 
 
 @dataclass(frozen=True)
@@ -406,24 +406,28 @@ def quantization_config(dtype: torch.dtype, device: str) -> Any:
 
 def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
     """The backend, or transformers where `auto` has chosen one that stops at this architecture. Raises `ModelError`."""
-    if backend.name != UNSLOTH:
-        return backend
     text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
     experts = [getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
-    if any(isinstance(count, int) and count > 1 for count in experts):
+    if backend.name == UNSLOTH and any(isinstance(count, int) and count > 1 for count in experts):
         why = f"{config.name} is a mixture of experts, whose balancing loss Unsloth's trainer does not compute"
         if config.backend != "auto":
             raise ModelError(f"{why}. {TRANSFORMERS_INSTEAD}")
-        return Backend(TRANSFORMERS, backend.device, f"transformers + PEFT: {why}")
-    types = "".join(f"{getattr(each, 'model_type', '')}," for each in (model_config, text))
-    if any(family in types for family in FLOAT32_FAMILIES):
+        backend = Backend(TRANSFORMERS, backend.device, f"transformers + PEFT: {why}")
+    if backend.device == "cuda" and overflows_in_float16(model_config):
         import torch
 
         if torch_dtype(config.dtype, backend.device) is torch.float16:
-            why = f"{model_config.model_type} overflows in float16, so Unsloth computes it in float32, which is slow"
+            why = f"{model_config.model_type} overflows in float16, so it is computed in float32, which is slow"
             return replace(backend, reason=f"{backend.reason}; {why}", computes_in_float32=True)
     return backend
 
 
 FLOAT32_FAMILIES = ("gemma3,", "gemma3text", "gemma3n", "gemma4", "qwen3_5")
 """Of Unsloth's `FORCE_FLOAT32` those whose experts do not keep them from it anyway; with a comma: the whole of a type."""
+
+
+def overflows_in_float16(model_config: Any) -> bool:
+    """Whether activations of this family exceed what float16 holds, so that it is computed in float32 instead."""
+    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
+    types = {str(getattr(each, "model_type", "")) for each in (model_config, text)}
+    return any(family == name.replace("_", "") or family in f"{name}," for family in FLOAT32_FAMILIES for name in types)

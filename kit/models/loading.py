@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,7 +153,7 @@ def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = N
     """
     backend = files.backend
     if with_ is None and backend.name != TRANSFORMERS:
-        backend = Backend(TRANSFORMERS, backend.device, "no training")
+        backend = replace(backend, name=TRANSFORMERS, reason="no training")
     files, start = with_merged(files, config), find_start(config)
     dtype = weights_dtype(config, backend)
     if with_ is not None and backend.name != TRANSFORMERS:
@@ -215,7 +215,8 @@ def place_of(device: str, *, quantized: bool) -> dict[str, Any] | None:
 
 
 def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
-    """Precision of the loaded weights: float32 for weights that train, else as configured. Raises `ModelError`.
+    """Precision of the loaded weights: float32 for weights that train, and where transformers computes in it, else as
+    configured. Raises `ModelError`.
 
     At usual learning rates an update is smaller than half a step of bfloat16 and would round away; float16 gradients
     cannot be unscaled. Training all weights computes in half precision by autocast instead.
@@ -223,7 +224,8 @@ def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
     import torch
 
     if config.lora is not None:
-        return torch_dtype(config.dtype, backend.device)
+        float32 = backend.computes_in_float32 and backend.name == TRANSFORMERS
+        return torch.float32 if float32 else torch_dtype(config.dtype, backend.device)
     if config.dtype in ("float16", "bfloat16"):
         raise ModelError(
             f"model.dtype: {config.dtype} with model.lora: null would lose most updates to rounding. Set model.dtype: auto "
@@ -234,7 +236,7 @@ def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
 
 def autocast_dtype(config: ModelConfig, backend: Backend) -> torch.dtype | None:
     """The autocast precision of float32 weights that all train on a GPU; None: in the precision of the weights."""
-    if config.lora is not None or backend.device != "cuda" or config.dtype == "float32":
+    if config.lora is not None or backend.device != "cuda" or config.dtype == "float32" or backend.computes_in_float32:
         return None
     return torch_dtype(config.dtype, backend.device)
 

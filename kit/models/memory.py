@@ -365,15 +365,15 @@ def workload(
     """The workload of `config` on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens.
 
     `card` (bytes) is all the memory of the GPU, of which a colocated vLLM takes a share; None leaves the engine out.
-    `teacher`: as `teacher_load` says it; None leaves it out, e.g. where its weights are loaded already. `float32`: the
-    backend computes in it, whatever the weights have (`Backend.computes_in_float32`).
+    `teacher`: as `teacher_load` says it; None leaves it out, e.g. where its weights are loaded already. `float32`: what the
+    backend computes in (`Backend.computes_in_float32`); weights that are not quantised are counted in it.
     """
 
     from kit.objective.batch import fields_where
     from kit.objective.objective import to_parts
 
     optimisation, generation, lora = config.optimisation, config.generation, config.model.lora
-    compute = precision(config.model.dtype, device)
+    compute = 4 if float32 else precision(config.model.dtype, device)
     checkpointing = optimisation.gradient_checkpointing
     evaluates = config.evaluation.before or config.evaluation.after or config.evaluation.every
     drawn = config.evaluation.prompts * config.evaluation.k
@@ -383,7 +383,7 @@ def workload(
     return Workload(
         device=device,
         weight_bytes=compute if lora is not None else 4,
-        compute_bytes=4 if float32 else compute,
+        compute_bytes=compute,
         four_bit=config.model.load_in_4bit,
         rank=None if lora is None else lora.rank,
         targets="all-linear" if lora is None else lora.targets,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import KitError, ModelError
+from kit.models.backend import BFLOAT16, overflows_in_float16
 from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, planned_workload, prompt_tokens
 from kit.models.shape import ModelShape, shape_of
 from kit.planning.gpus import Gpu, cpu_speed, estimate, run_seconds, speed_of, this_gpu
@@ -169,6 +170,7 @@ class Subject:
     """The input of a plan: a configuration, the shape of its model, its objective and its longest prompts.
 
     lengths: as `kit.runner.prepare.longest_prompts` has them. teacher_shape: of another model that teaches.
+    overflows: in float16, so that a GPU without bfloat16 computes it in float32.
     """
 
     config: RunConfig
@@ -177,6 +179,7 @@ class Subject:
     lengths: Mapping[str, int | None]
     notes: list[str]
     teacher_shape: ModelShape | None = None
+    overflows: bool = False
 
     @property
     def prompt(self) -> int:
@@ -185,8 +188,10 @@ class Subject:
 
     def work(self, place: Place, config: RunConfig | None = None) -> Workload:
         """With the token budget and generation batch that a run would choose there."""
+        config = config or self.config
+        float16 = config.model.dtype == "float16" or (config.model.dtype == "auto" and not place.bf16)
         return planned_workload(
-            config or self.config,
+            config,
             self.shape,
             place.device,
             self.objective,
@@ -194,6 +199,7 @@ class Subject:
             room=place.room,
             card=place.card,
             teacher=self.teacher_shape,
+            float32=self.overflows and place.device == "cuda" and float16,
         )
 
     def memory(self, place: Place, config: RunConfig | None = None) -> MemoryPlan:
@@ -202,12 +208,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run would be: `room`, the bytes that it may take, and `card`, all those of a GPU."""
+    """Where a run would be: `room`, the bytes that it may take, `card`, all those of a GPU, and whether that has bfloat16."""
 
     device: str
     name: str
     room: float
     card: float | None
+    bf16: bool = True
 
 
 def subject(config: RunConfig) -> Subject:
@@ -215,13 +222,13 @@ def subject(config: RunConfig) -> Subject:
     from kit.runner.prepare import build_objective, teacher_model
     from kit.trainer.teacher import SELF
 
-    objective = build_objective(config)
-    shape = known_shape(config.model.name, read_config(config.model))
+    objective, model_config = build_objective(config), read_config(config.model)
+    shape = known_shape(config.model.name, model_config)
     lengths, notes = measured_prompts(config)
     teacher = None
     if config.teacher.model not in (None, SELF):
         teacher = known_shape(str(config.teacher.model), read_config(teacher_model(config)))
-    return Subject(config, shape, objective, lengths, notes, teacher)
+    return Subject(config, shape, objective, lengths, notes, teacher, overflows_in_float16(model_config))
 
 
 def known_shape(name: str, model_config: Any) -> ModelShape:
@@ -344,10 +351,11 @@ def _place(gpu: Gpu | None, room: float | None) -> Place:
     from kit.models.memory import card_of, room_of
 
     if gpu is not None:
-        return Place("cuda", gpu.name, gpu.usable * GIB if room is None else room, gpu.usable * GIB)
+        return Place("cuda", gpu.name, gpu.usable * GIB if room is None else room, gpu.usable * GIB, gpu.bf16)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "this machine's CPU"
-    return Place(device, name, room_of(device) if room is None else room, card_of(device))
+    bf16 = device == "cpu" or torch.cuda.get_device_capability() >= BFLOAT16
+    return Place(device, name, room_of(device) if room is None else room, card_of(device), bf16)
 
 
 def replaced(given: Sequence[str], changes: Sequence[str]) -> list[str]:

@@ -174,15 +174,6 @@ def test_a_divergence_holds_eight_buffers_of_logits(shape: ModelShape) -> None:
     assert "divergence" not in update_terms(shape, WORK)
 
 
-def test_a_family_that_is_computed_in_float32_is_planned_so(tree: Any) -> None:
-    from kit.objective import Objective
-
-    config, objective = load_config(tree, ["model.dtype=float16"]), Objective.from_spec("grpo")
-    half, full = (workload(config, "cuda", objective, 77, float32=float32) for float32 in (False, True))
-    assert (half.compute_bytes, full.compute_bytes) == (2, 4)
-    assert full.weight_bytes == half.weight_bytes == 2
-
-
 def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> None:
     share = 1e9
     work = replace(WORK, device="cuda", vllm_bytes=share)

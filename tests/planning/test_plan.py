@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from kit.config import load_config
 from kit.errors import ModelError
+from kit.model_check.tiny import tiny_config
 from kit.models.memory import GIB, certain_bytes, check_memory, workload
 from kit.models.shape import ModelShape
 from kit.objective import Objective
@@ -114,6 +116,16 @@ def test_validate_says_what_is_planned_and_what_is_free(tree: Any, monkeypatch: 
     assert any(line.startswith("memory: ") and "planned" in line for line in validate(load_config(tree)))
     monkeypatch.setattr("kit.models.memory.room_of", lambda device: 1e8)
     assert any("It will not fit: see grpo-kit plan" in line for line in validate(load_config(tree)))
+
+
+@pytest.mark.parametrize(("family", "factor"), [("gemma3_text", 2.0), ("qwen3", 1.0)])
+def test_a_family_that_overflows_in_float16_is_planned_in_float32_without_bfloat16(
+    family: str, factor: float, tree: Any, tmp_path: Path
+) -> None:
+    tiny_config(AutoConfig.for_model(family), 128).save_pretrained(tmp_path)
+    config = load_config(tree, [f"model.name={tmp_path}", "model.dtype=auto"])
+    weights = {name: plan(config, gpu=find_gpu(name))["memory"]["always"]["weights"] for name in ("t4", "l4")}
+    assert weights["t4"] == factor * weights["l4"] > 0
 
 
 def test_plan_and_validate_name_one_peak(tree: Any, seven_billion: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import runpy
 import sys
 import tomllib
 from importlib.util import find_spec
@@ -15,21 +16,25 @@ import pytest
 import torch
 from peft import LoraConfig
 from transformers import AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from kit.config import ModelConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ModelError
 from kit.generation.engine import resolve_backend
 from kit.models.backend import (
+    FLOAT32_FAMILIES,
     TESTED_UNSLOTH,
     Backend,
     Machine,
     activate_backend,
     decide,
+    overflows_in_float16,
     precision,
     suited,
     switched,
     switches,
 )
+from kit.models.loading import autocast_dtype, weights_dtype
 from kit.models.unsloth import (
     Loading,
     adapter_arguments,
@@ -150,14 +155,26 @@ def test_a_mixture_of_experts_is_left_to_transformers() -> None:
     assert suited(UNSLOTH_CPU, ModelConfig(), experts) == UNSLOTH_CPU
 
 
-def test_families_that_unsloth_computes_in_float32_where_it_was_told_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_families_that_overflow_in_float16_are_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a T4: those of Unsloth's list but for mixtures of experts and models that make no text."""
+    place = find_spec("unsloth_zoo")
+    assert place is not None
+    assert place.submodule_search_locations
+    theirs = runpy.run_path(str(Path(place.submodule_search_locations[0]) / "model_lists.py"))["FORCE_FLOAT32"]
+    assert {*FLOAT32_FAMILIES} <= {*theirs}
+    for kind in CONFIG_MAPPING_NAMES:  # as unsloth/models/loader.py compares them
+        forced = any(one == kind.replace("-", "").replace("_", "") or one in f"{kind}," for one in theirs)
+        left_out = "moe" in kind or kind == "gpt_oss" or kind.startswith("embedding_")
+        assert left_out or overflows_in_float16(SimpleNamespace(model_type=kind)) is forced, kind
     qwen = AutoConfig.for_model("qwen3_5")
     monkeypatch.setattr("kit.models.backend.this_machine", lambda: T4)
     found = suited(UNSLOTH, ModelConfig(), qwen)
     assert (found.name, found.computes_in_float32) == ("unsloth", True)
     assert "float32" in found.reason
     assert not suited(UNSLOTH, ModelConfig(), AutoConfig.for_model("qwen3")).computes_in_float32
-    assert not suited(TRANSFORMERS, ModelConfig(), qwen).computes_in_float32
+    plain = suited(TRANSFORMERS, ModelConfig(), qwen)  # in training, and in a chat or an export after either backend
+    assert [weights_dtype(ModelConfig(), backend) for backend in (found, plain)] == [torch.float16, torch.float32]
+    assert autocast_dtype(ModelConfig(lora=None), plain) is None
     given = load_config("quickstart", ["model.dtype=auto", "optimisation.learning_rate=1e-5"])
     assert grpo_config(given, UNSLOTH, Path("run"), [1.0]).fp16 is True
     assert grpo_config(given, found, Path("run"), [1.0]).fp16 is False, "as the trainer will have it"
