@@ -27,6 +27,7 @@ from kit.config import RunConfig
 from kit.errors import ModelError
 from kit.models.backend import Backend
 from kit.models.shape import ModelShape
+from kit.runs.lock import gpu_holder
 
 if TYPE_CHECKING:
     from kit.objective import Objective
@@ -544,9 +545,20 @@ def free_memory(device: str) -> float:
     return free
 
 
-def room_of(device: str) -> float:
-    """Bytes that a run may take on this machine, those that this very process takes without a model included."""
-    return free_memory(device) + (CUDA_CONTEXT if device == "cuda" else CPU_BASELINE)
+def free_at_start(device: str) -> float:
+    """Bytes that are free once a run that is started now begins: it waits for a run that holds the GPU."""
+    if device == "cuda" and gpu_holder() is not None:
+        return (card_of(device) or 0.0) - CUDA_CONTEXT
+    return free_memory(device)
+
+
+def room_of(device: str, *, waits: bool = False) -> float:
+    """Bytes that a run may take on this machine, those that this very process takes without a model included.
+
+    waits: the run is yet to start (`free_at_start`).
+    """
+    free = free_at_start(device) if waits else free_memory(device)
+    return free + (CUDA_CONTEXT if device == "cuda" else CPU_BASELINE)
 
 
 def card_of(device: str) -> float | None:
@@ -558,15 +570,18 @@ def card_of(device: str) -> float | None:
     return float(torch.cuda.mem_get_info()[1])
 
 
-def check_memory(config: RunConfig, shape: ModelShape | None, device: str, objective: Objective) -> None:
+def check_memory(
+    config: RunConfig, shape: ModelShape | None, device: str, objective: Objective, *, waits: bool = False
+) -> None:
     """Refuses a model that cannot take a single step in the free memory. Raises `ModelError` with what would fit.
 
     Counted is what is certain: weights, gradients, optimiser states, and the reference copy where there is one.
+    `waits`: as in `room_of`.
     """
     if shape is None:
         return
     work = workload(config, device, objective, prompt_tokens(config))
-    needed, free = certain_bytes(shape, work), free_memory(device)
+    needed, free = certain_bytes(shape, work), free_at_start(device) if waits else free_memory(device)
     if needed <= free:
         return
     kind = "GPU memory" if device == "cuda" else "memory"

@@ -16,6 +16,7 @@ from kit.models.backend import BFLOAT16, overflows_in_float16
 from kit.models.memory import GIB, MemoryPlan, Workload, plan_memory, planned_workload, prompt_tokens
 from kit.models.shape import ModelShape, shape_of
 from kit.planning.gpus import Gpu, cpu_speed, estimate, run_seconds, speed_of, this_gpu
+from kit.runs.lock import gpu_holder
 
 if TYPE_CHECKING:
     from kit.config.sections import ModelConfig
@@ -325,8 +326,14 @@ def plan(
         "run_seconds": run,
         "hours": sum(run.values()) / 3600,
         "time_is": "estimated",
-        "notes": planned.notes + ([] if device == "cpu" else [GPU_NOTE]),
+        "notes": planned.notes + ([] if device == "cpu" else [GPU_NOTE]) + waiting_notes(gpu, device),
     }
+
+
+def waiting_notes(gpu: Gpu | None, device: str) -> list[str]:
+    """Says that a run holds this machine's GPU, which is planned as if it were free."""
+    holder = gpu_holder() if gpu is None and device == "cuda" else None
+    return [f"{holder}, counts as free: a run that is started now waits for it"] if holder else []
 
 
 GPU_NOTE = "figures for GPUs follow from formulas that were checked against measurements on the CPU only"
@@ -355,7 +362,7 @@ def _place(gpu: Gpu | None, room: float | None) -> Place:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "this machine's CPU"
     bf16 = device == "cpu" or torch.cuda.get_device_capability() >= BFLOAT16
-    return Place(device, name, room_of(device) if room is None else room, card_of(device), bf16)
+    return Place(device, name, room_of(device, waits=True) if room is None else room, card_of(device), bf16)
 
 
 def replaced(given: Sequence[str], changes: Sequence[str]) -> list[str]:

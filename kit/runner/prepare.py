@@ -82,10 +82,10 @@ PROBE_ROWS = 4
 PROBE_TEXT = "<think>.</think><answer>0</answer>"
 
 
-def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
+def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Parts:
     """Builds and checks every part of a run except the weights. Raises `KitError` for what would fail later.
 
-    fresh: the run is new, so that its id must not be taken.
+    fresh: the run is new, so that its id must not be taken. waits: it is yet to start, and waits for its GPU.
     """
     from kit.data import load_data
     from kit.data.images import IMAGES
@@ -133,7 +133,7 @@ def prepare(config: RunConfig, *, fresh: bool = True) -> Parts:
         model = config.model.model_copy(update={"backend": files.backend.name})
         config, engine = resolve(config.model_copy(update={"model": model}), engine, columns, objective)
     config = with_learning_rate(config, files.config)
-    check_memory(config, files.shape, files.backend.device, objective)
+    check_memory(config, files.shape, files.backend.device, objective, waits=waits)
     check_prompts(config, data, files)
     check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
     data = fit_pictures(config, fit_prompts(config, data, files.tokenizer, interaction), files)
@@ -422,25 +422,26 @@ def validate(config: RunConfig) -> list[str]:
     from kit.models.learning_rate import notes as learning_notes
     from kit.models.memory import card_of, note, plan_memory, planned_workload, room_of
 
-    parts, original = prepare(config), config
+    parts, original = prepare(config, waits=True), config
     config, data, preset, files = parts.config, parts.data, parts.preset, parts.files
     notes = [f"model: {config.model.name}, {files.parameters / 1e6:.2f}M weights, {files.backend.reason}"]
     if (start := origin_note(files.source)) is not None:
         notes.append(f"model: {start}")
     if files.shape is not None:
         device = files.backend.device
+        room = room_of(device, waits=True)
         work = planned_workload(
             config,
             files.shape,
             device,
             parts.objective,
             longest_prompts(config, files.tokenizer, data.train, parts.interaction.all_tools()),
-            room=room_of(device),
+            room=room,
             card=card_of(device),
             teacher=parts.teacher.shape if parts.teacher is not None else None,
             float32=files.backend.computes_in_float32,
         )
-        notes.append(note(plan_memory(files.shape, work), room_of(device)))
+        notes.append(note(plan_memory(files.shape, work), room))
     rows = data.info["rows"]
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
     notes += learning_notes(original, config, files.config)

@@ -21,6 +21,7 @@ from kit.models.shape import ModelShape
 from kit.objective import Objective
 from kit.planning.gpus import Speed, estimate, find_gpu
 from kit.planning.plan import Place, plan, subject
+from kit.runs import lock
 
 GRPO = Objective.from_spec("grpo")
 KL = Objective.from_spec({"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.1}]})
@@ -114,8 +115,31 @@ def test_validate_says_what_is_planned_and_what_is_free(tree: Any, monkeypatch: 
     from kit.runner.prepare import validate
 
     assert any(line.startswith("memory: ") and "planned" in line for line in validate(load_config(tree)))
-    monkeypatch.setattr("kit.models.memory.room_of", lambda device: 1e8)
+    monkeypatch.setattr("kit.models.memory.room_of", lambda device, **_: 1e8)
     assert any("It will not fit: see grpo-kit plan" in line for line in validate(load_config(tree)))
+
+
+def test_memory_that_a_run_holds_is_free_for_one_that_waits_for_it(
+    tree: Any, shape: ModelShape, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(lock, "gpus", lambda: ["0"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA L4")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: (8, 9))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (1, 22 * GIB))
+    held = lock.GpuLock(["0"])
+    assert held.take({"run": "mine", "pid": 1}) is None
+    try:
+        check_memory(load_config(tree), shape, "cuda", GRPO, waits=True)
+        found = plan(load_config(tree))
+        assert (found["fits"], found["room_bytes"]) == (True, 22 * GIB)
+        assert found["notes"][-1].startswith("GPU 0, which run 'mine' (process 1) uses, counts as free")
+        with pytest.raises(ModelError, match=r"0\.0 GiB are free"):
+            check_memory(load_config(tree), shape, "cuda", GRPO)
+    finally:
+        held.release()
+    assert not plan(load_config(tree))["fits"]
 
 
 @pytest.mark.parametrize(("family", "factor"), [("gemma3_text", 2.0), ("qwen3", 1.0)])
