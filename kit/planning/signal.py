@@ -15,7 +15,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -102,60 +102,50 @@ class Verdict:
 
 def judge(signal: Signal) -> Verdict:
     """The verdict, its reason, and the one change to make (empty where none is needed)."""
-    for decide in (_failing, _truncated, _malformed, _spread):
-        verdict = decide(signal)
-        if verdict is not None:
-            return verdict
-    return _learns(signal)
-
-
-def _failing(signal: Signal) -> Verdict | None:
     reason = f" ({signal.failure})" if signal.failure else ""
-    change = f"Mend the reward{reason}; try it with: grpo-kit reward test"
-    if signal.failures.low <= FAILING:
-        return _unsure(signal, "of completions could not be scored", signal.failures, FAILING, change)
-    return Verdict("reward fails", f"{_share(signal.failures)} of completions could not be scored", change)
-
-
-def _truncated(signal: Signal) -> Verdict | None:
     limit = signal.config.generation.max_completion_tokens
-    if signal.truncated.low <= TRUNCATED:
-        change = longer_completions(signal.config, signal.room)
-        return _unsure(signal, "of completions are cut at the limit", signal.truncated, TRUNCATED, change)
-    because = f"{_share(signal.truncated)} of completions are cut at {limit} tokens"
-    return Verdict("truncated", because, longer_completions(signal.config, signal.room))
-
-
-def _malformed(signal: Signal) -> Verdict | None:
-    if signal.malformed.low <= MALFORMED or signal.spread.low > INFORMATIVE:
-        return None  # where rewards differ within groups, the format is something that is learned
-    because = f"{_share(signal.malformed)} of completions do not have the format that the reward reads"
-    change = (
-        "Say in data.system_prompt which format the answer must have, or choose a reward.preset that reads this one"
-    )
-    return Verdict("wrong format", because, change)
-
-
-def _spread(signal: Signal) -> Verdict | None:
-    if signal.spread.low > INFORMATIVE:
-        return None
-    because = f"rewards differ in {_share(signal.spread)} of groups of {signal.spread_group}"
+    shares = (
+        ("reward fails", "could not be scored", signal.failures, FAILING,
+         f"Mend the reward{reason}; try it with: grpo-kit reward test"),
+        ("truncated", f"are cut at {limit} tokens", signal.truncated, TRUNCATED,
+         longer_completions(signal.config, signal.room)),
+    )  # fmt: skip
+    for verdict, what, share, threshold, change in shares:
+        because = f"{_share(share)} of completions {what}"
+        if share.low > threshold:
+            return Verdict(verdict, because, change)
+        if share.value > threshold:
+            return _unsure(signal, because, threshold, change)
+    spread, right = signal.spread, signal.pass_at_1
+    if signal.malformed.low > MALFORMED and spread.low <= INFORMATIVE:
+        # Where rewards differ within groups, the format is something that is learned.
+        because = f"{_share(signal.malformed)} of completions do not have the format that the reward reads"
+        change = (
+            "Say in data.system_prompt which format the answer must have, or choose a reward.preset that reads this one"
+        )
+        return Verdict("wrong format", because, change)
+    because = f"rewards differ in {_share(spread)} of groups of {signal.spread_group}"
+    if spread.low > INFORMATIVE:
+        seconds = signal.reward_seconds
+        if seconds > SLOW * signal.step_seconds and seconds > 1.0:
+            because += f"; rewards take {seconds:.1f} s a step, {seconds / signal.step_seconds:.0%} of it"
+            change = (
+                "Make the reward faster (batch it, cache it, lower its timeout): the run will learn, but waits for it"
+            )
+            return Verdict("slow reward", because, change)
+        return Verdict("will learn", because, "")
     if signal.k < signal.group:
         because += f", and may differ in more of training's groups of {signal.group}"
         return Verdict("sample more", because, f"--k {signal.group}")
-    if signal.spread.high >= INFORMATIVE:
-        return _unsure(signal, because, signal.spread, INFORMATIVE, larger_groups(signal.config))
-    right = signal.pass_at_1
+    if spread.high >= INFORMATIVE:
+        return _unsure(signal, because, INFORMATIVE, larger_groups(signal.config))
     if right is not None:
         because += f"; pass@1 is {_share(right)}"
+        problems = "problems (data.task_params, or another data.source)"
         if right.low > EASY:
-            change = "Take harder problems (data.task_params, or another data.source): these are solved already"
-            return Verdict("too easy", because, change)
+            return Verdict("too easy", because, f"Take harder {problems}: these are solved already")
         if right.high < HARD:
-            change = (
-                "Take easier problems (data.task_params, or another data.source), or a model that solves some of them"
-            )
-            return Verdict("too hard", because, change)
+            return Verdict("too hard", because, f"Take easier {problems}, or a model that solves some of them")
     if signal.constant:
         known = not math.isnan(signal.reward.value)
         because += f"; every completion got the reward {signal.reward.value:g}" if known else "; none got a reward"
@@ -195,26 +185,9 @@ def _valid(config: RunConfig, overrides: list[str]) -> bool:
     return True
 
 
-def _learns(signal: Signal) -> Verdict:
-    because = f"rewards differ in {_share(signal.spread)} of groups of {signal.spread_group}"
-    if signal.reward_seconds > SLOW * signal.step_seconds and signal.reward_seconds > 1.0:
-        share = signal.reward_seconds / signal.step_seconds
-        because += f"; rewards take {signal.reward_seconds:.1f} s a step, {share:.0%} of it"
-        change = "Make the reward faster (batch it, cache it, lower its timeout): the run will learn, but waits for it"
-        return Verdict("slow reward", because, change)
-    return Verdict("will learn", because, "")
-
-
-def _unsure(signal: Signal, what: str, share: Estimate, threshold: float, change: str) -> Verdict | None:
-    """`sample more` where the threshold lies within the interval and the share itself beyond it, or the spread's.
-
-    `borderline`, with `change`, where no more prompts can be sampled.
-    """
-    decides = threshold == INFORMATIVE
-    if not decides and not share.value > threshold:
-        return None
-    text = what if decides else f"{_share(share)} {what}"
-    within = f"{text}: {threshold:.0%} lies within the interval"
+def _unsure(signal: Signal, because: str, threshold: float, change: str) -> Verdict:
+    """`sample more` for an interval that the threshold lies in; `borderline` where no more prompts can be sampled."""
+    within = f"{because}: {threshold:.0%} lies within the interval"
     most = MOST_PROMPTS if signal.rows is None else min(signal.rows, MOST_PROMPTS)
     if signal.prompts >= most:
         there = f"all {signal.prompts} training rows" if signal.prompts == signal.rows else f"{signal.prompts} prompts"
@@ -277,7 +250,15 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
     """The check on a loaded model; see `check`."""
     config, available = parts.config, len(parts.data.train)
     chosen = parts.data.train.select(draw(available, prompts, config.run.seed, config.data.seed))
-    base = _base_model(parts, chosen.to_list(), k)
+    evaluation = EvaluationConfig(
+        prompts=len(chosen),
+        k=k,
+        temperature=config.generation.temperature,
+        seed=config.run.seed,
+        batch_size=config.optimisation.batch_size,
+    )
+    who = (parts.preset, parts.files.tokenizer, evaluation, config.generation, parts.checker)
+    base = BaseModel(chosen.to_list(), *who, interaction=parts.interaction, processor=parts.files.processor)
     sampled = base.sample(model, progress)
     lengths = lengths_of(parts.files.tokenizer, chosen, parts.interaction.all_tools())
     prompt = _mean([float(length) for length in lengths])
@@ -286,22 +267,8 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
     room = None if context is None else context - (config.data.max_prompt_tokens or max(lengths, default=0))
     update = estimate_update(parts, math.ceil(prompt or 1), math.ceil(completion or 1))
     measured = describe(config, sampled, k, update, rows=available, room=room)
-    measured["samples"] = [_sample(base, sampled, prompt * k) for prompt in range(min(SAMPLES, len(chosen)))]
+    measured["samples"] = [show_sample(base, sampled, prompt * k) for prompt in range(min(SAMPLES, len(chosen)))]
     return measured | {"thinking": thinking_note(parts.files) if config.data.chat else None}
-
-
-def _sample(base: BaseModel, sampled: Sampled, number: int) -> dict[str, Any]:
-    """Completion `number` with its prompt, reward and statuses, and in words what became of it."""
-    prompt, drawn = base.prompts[number // base.config.k], sampled.completions[number]
-    statuses = {name: row[number] for name, row in sampled.verdict.statuses.items()}
-    right = None if sampled.correct is None else bool(sampled.correct[number])
-    return {
-        "prompt": plain(prompt),
-        "completion": plain(base._completion(prompt, drawn)),
-        "reward": sampled.verdict.totals[number],
-        "statuses": statuses,
-        "why": why(statuses, right, cut=drawn[1]),
-    }
 
 
 STATUS_WORDS = {
@@ -316,25 +283,19 @@ STATUS_WORDS = {
 """What a reward's status says of a completion."""
 
 
-def why(statuses: Mapping[str, str], right: bool | None, *, cut: bool) -> str:
-    """What became of a completion, in plain words."""
+def show_sample(base: BaseModel, sampled: Sampled, number: int) -> dict[str, Any]:
+    """Completion `number` with its prompt, reward and statuses, and in words what became of it."""
+    prompt, (ids, cut) = base.prompts[number // base.config.k], sampled.completions[number]
+    statuses = {name: row[number] for name, row in sampled.verdict.statuses.items()}
+    verdict = "" if sampled.correct is None else "Right: " if sampled.correct[number] else "Not right: "
     parts = [f"{name} {STATUS_WORDS.get(status, f'says {status}')}" for name, status in statuses.items()]
-    verdict = "" if right is None else "Right: " if right else "Not right: "
-    return f"{verdict}{'; '.join(parts)}{'; it was cut at the token limit' if cut else ''}."
-
-
-def _base_model(parts: Parts, rows: list[dict[str, Any]], k: int) -> BaseModel:
-    """`rows` as training would ask the model, `k` times each."""
-    config = parts.config
-    evaluation = EvaluationConfig(
-        prompts=len(rows),
-        k=k,
-        temperature=config.generation.temperature,
-        seed=config.run.seed,
-        batch_size=config.optimisation.batch_size,
-    )
-    who = (parts.preset, parts.files.tokenizer, evaluation, config.generation, parts.checker)
-    return BaseModel(rows, *who, interaction=parts.interaction, processor=parts.files.processor)
+    return {
+        "prompt": plain(prompt),
+        "completion": plain(base._completion(prompt, (ids, cut))),
+        "reward": sampled.verdict.totals[number],
+        "statuses": statuses,
+        "why": f"{verdict}{'; '.join(parts)}{'; it was cut at the token limit' if cut else ''}.",
+    }
 
 
 def draw(available: int, prompts: int, *seeds: int) -> list[int]:
