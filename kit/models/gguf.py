@@ -23,7 +23,7 @@ from kit.models.failures import first_line, is_out_of_memory
 
 log = logging.getLogger("kit")
 SUFFIX = ".gguf"
-FORMAT = 1
+FORMAT = 2
 """Raise it when the same file is to be converted anew."""
 ORIGIN = "gguf.json"
 """In a converted folder: what the model was made from."""
@@ -264,12 +264,15 @@ def set_up_tokenizer(path: Path, tokenizer: Any, metadata: Mapping[str, Any], ro
 def set_word_boundaries(path: Path, backend: Any, metadata: Mapping[str, Any]) -> None:
     """Makes a byte-pair tokenizer split texts into words as its model does (`tokenizer.ggml.pre`).
 
-    transformers splits every byte-pair tokenizer of the architecture `llama` as GPT-2 does.
+    For the architecture `llama`, transformers splits as GPT-2 does and adds SentencePiece's byte fallback and decoder. With
+    these, llama.cpp's converter takes the tokenizer for SentencePiece, and llama.cpp crashes on the file that it writes.
     """
-    from tokenizers import Regex, pre_tokenizers
+    from tokenizers import Regex, decoders, pre_tokenizers
 
     if metadata.get("general.architecture") != "llama" or metadata.get("tokenizer.ggml.model") != "gpt2":
         return
+    backend.model.byte_fallback = backend.model.fuse_unk = False
+    backend.decoder = decoders.ByteLevel()
     kind = metadata.get("tokenizer.ggml.pre", "default")
     by_bytes = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)
     if kind == "smollm":

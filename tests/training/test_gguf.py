@@ -63,6 +63,8 @@ def test_the_tokenizer_is_what_the_metadata_say(file: Path) -> None:
     assert turn == "<|im_start|>user\na , b<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(tokenizer("a , b")["input_ids"]) == "a , b"  # no space is cleaned up
     assert tokenizer("<|im_end|>")["input_ids"] == [2]
+    saved = json.loads(Path(source_of(str(file)), "tokenizer.json").read_text())  # llama.cpp's converter reads these
+    assert (saved["model"]["byte_fallback"], saved["decoder"]["type"]) == (False, "ByteLevel")
     # "smollm" splits digits off first: both spaces are one word, which the merge makes one token.
     assert tokenizer.convert_ids_to_tokens(tokenizer("  12")["input_ids"]) == ["ĠĠ", "1", "2"]
 
