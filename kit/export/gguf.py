@@ -151,6 +151,11 @@ def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int]) -> t
     end = header.get("tokenizer.ggml.eos_token_id")
     if end not in ends:
         faults.append(f"the file's end token is {end}, and completions end at {', '.join(map(str, ends))} in training")
+    kind = header.get("tokenizer.ggml.model")
+    if kind == "llama" and "ByteLevel" in repr(
+        trained.backend_tokenizer.pre_tokenizer
+    ):  # llama.cpp crashes on the file
+        faults.append("the file's tokenizer is SentencePiece's, and that of training works on bytes (gpt2)")
     words = header.get("tokenizer.ggml.tokens") or []
     vocabulary = trained.get_vocab()
     other = [word for word, place in vocabulary.items() if place >= len(words) or words[place] != word]
