@@ -14,7 +14,6 @@ import sys
 TYPE_CHECKING = False  # importing typing would cost milliseconds in front of every program
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
     from typing import Any
 
 # A copy for the functions below: a program may change the names that it shares with them.
@@ -97,6 +96,7 @@ def serve(config: dict[str, Any]) -> bytes:
     why it could not be, and `ended` with its exit code. Nothing of a program is ever read by the process that forks: the next
     one would inherit it. Only one runs at a time.
     """
+    import contextlib
     import gc
     import select
     import socket
@@ -144,8 +144,8 @@ def serve(config: dict[str, Any]) -> bytes:
             os.kill(child, _SIGKILL)  # nobody waits for it any more
         os.close(process)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        # What it left, without isolation. It is not yet reaped, so that the number is still its own.
-        _done(lambda: os.killpg(child, _SIGKILL))  # noqa: B023
+        with contextlib.suppress(OSError):
+            os.killpg(child, _SIGKILL)  # what it left, without isolation; not yet reaped, so that the number is its own
         _, status = os.waitpid(child, 0)
         ended = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         control.send(b"ended %d" % ended)
@@ -175,88 +175,53 @@ def _report(control: socket.socket, failure: BaseException) -> None:
 
 
 def run(source: bytes) -> None:
-    """Runs a program as `__main__` and ends this process, step by step as Py_FinalizeEx does, but does not take apart the
-    modules that were there before: they lie in memory that is shared with the server, and each page that is written to would
-    be copied, which costs as much as all the rest of a short program. So an object that the program hangs into one of them is
-    never deleted, and what its `__del__` would print is not printed. A source with a NUL byte is an error, as from Python 3.12
-    on; before, the interpreter drops the rest of a file's line there.
-
-    What the end needs is bound before the program runs, which may change any name that it can reach.
+    """Run a program as `__main__` and end this process, as the interpreter does, but without taking apart the modules that were
+    there before: they lie in memory that is shared with the server, and each page that is written to would be copied, which
+    costs as much as all the rest of a short program. Ends that are out of the ordinary (a text as exit code, a stream that
+    cannot be flushed) are left to the interpreter. A source with a NUL byte is an error, as from Python 3.12 on; before, the
+    interpreter drops the rest of a file's line there.
     """
     import atexit
     import gc
     import io
 
-    modules, leave, exits, collect, objects = sys.modules, os._exit, atexit._run_exitfuncs, gc.collect, gc.get_objects
-    hook, streams = sys.__excepthook__, (sys.stdout, sys.stderr)
-    files = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair
-    path, fflush = "/main.py", _LIBC.fflush
-    before = {*modules} - {"__main__"}
-    program = modules["__main__"] = type(sys)("__main__")
-    program.__dict__.update(__file__=path, __cached__=None, __annotations__={}, __builtins__=modules["builtins"])
+    def flush() -> None:  # whoever holds them, such as a module that is not taken apart
+        for stream in [*streams, *(each for each in gc.get_objects() if issubclass(type(each), files))]:
+            stream.flush()
+
+    files = io.TextIOWrapper, io.BufferedWriter
+    path, before, code = "/main.py", set(sys.modules) - {"__main__"}, 0
+    program = sys.modules["__main__"] = type(sys)("__main__")
+    program.__dict__.update(__file__=path, __cached__=None, __annotations__={}, __builtins__=sys.modules["builtins"])
     sys.argv = [path]
     # The frames of this function and of the module that calls it; the call of exec counted until Python 3.12.
     sys.setrecursionlimit(sys.getrecursionlimit() + 2 + (sys.version_info < (3, 12)))
-
-    def flush_files() -> None:  # whoever holds them, such as a module that is not taken apart
-        for each in [*streams, *objects()]:
-            if issubclass(type(each), files):
-                _done(each.flush)
-
-    code = 0
     try:
-        try:
-            exec(compile(source, path, "exec", dont_inherit=True), program.__dict__)
-        finally:
-            _flushed("stderr"), _flushed("stdout")
+        exec(compile(source, path, "exec", dont_inherit=True), program.__dict__)
     except SystemExit as end:
-        code = _exit_code(end.code)
-    except BaseException as failure:
-        code = 130 if isinstance(failure, KeyboardInterrupt) else 1
-        trace = failure.__traceback__
+        if end.code is not None and (type(end.code) is not int or abs(end.code) > 0xFF):
+            raise
+        code = (end.code or 0) & 0xFF
+    except Exception as failure:
+        code, trace = 1, failure.__traceback__
         failure.__traceback__ = trace and trace.tb_next  # without the frame of this function
-        details = type(failure), failure, failure.__traceback__
-        if not _done(lambda: sys.excepthook(*details)):
-            _done(lambda: hook(*details))
-        del details, trace
-    del program
-    _done(lambda: modules["threading"]._shutdown())  # waits for threads
-    _done(exits)
-    if [_flushed("stdout"), _flushed("stderr")] != [True, True]:
-        code = code or 120
-    sys.stdout, sys.stderr = streams
-    _done(flush_files)
-    for name in {*modules} - before:
-        modules.pop(name)
-    _done(collect)  # a program's objects end while its globals still stand
-    _done(flush_files)
-    fflush(None)
-    leave(code)
-
-
-def _done(step: Callable[[], object]) -> bool:
-    """Take a step; return whether it raised no exception."""
+        sys.excepthook(type(failure), failure, failure.__traceback__)
+        del trace
     try:
-        step()
+        del program
+        streams = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()  # waits for threads
+        atexit._run_exitfuncs()
+        flush()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        for name in {*sys.modules} - before:
+            del sys.modules[name]
+        gc.collect()  # a program's objects end while its globals still stand
+        flush()
+        os._exit(code)
     except BaseException:
-        return False
-    return True
-
-
-def _flushed(name: str) -> bool:
-    """Flush a standard stream; return False if that fails. A missing or closed stream has nothing to flush."""
-    stream: Any = getattr(sys, name, None)
-    closed = []
-    _done(lambda: closed.append(bool(stream.closed)))
-    return stream is None or closed == [True] or _done(lambda: stream.flush())
-
-
-def _exit_code(value: Any) -> int:
-    """Return the exit code of sys.exit(value), and print a text, as the interpreter does."""
-    if value is None or isinstance(value, int):
-        return (value or 0) & 0xFF if -(1 << 63) <= (value or 0) < 1 << 63 else 255
-    _done(lambda: print(value, file=sys.stderr))
-    return 1
+        sys.exit(code)
 
 
 if __name__ == "__main__":
