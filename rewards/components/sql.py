@@ -8,13 +8,13 @@ from the data set, and run under the same caps.
 ['ok', None]
 """
 
-import itertools
+import contextlib
 import json
 import math
+import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,65 +85,58 @@ def judge(
         ordered: compare rows in order; None: if the expected query ends with ORDER BY.
         seconds: for each of the script, the expected query and the model's query.
     """
+    failures = (sqlite3.Error, sqlite3.Warning, ValueError, OSError, _Refused)
+    fault = "database cannot be opened"
     try:
-        connection = _database(setup, path, seconds)
-    except (_Refused, sqlite3.Error, sqlite3.Warning, ValueError, OSError) as failure:
-        return ["error", f"database cannot be opened: {_said(failure)}"[:200]]
-    try:
-        expected, tables = _expected(connection, expected_query, expected_rows, seconds)
-    except (_Refused, sqlite3.Error, sqlite3.Warning, ValueError) as failure:
-        connection.close()
-        return ["error", f"expected query fails: {_said(failure)}"[:200]]
-    if not expected:
-        connection.close()
-        return ["error", "expects no rows, so that any empty result would be right"]
-    if ordered is None:
-        ordered = expected_query is not None and top_level_order(expected_query)
-    try:
-        rows, read = _run(connection, query, seconds)
-    except _Refused as refusal:
-        return list(refusal.args)
-    except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as failure:
-        return ["wrong", f"{type(failure).__name__}: {failure}"[:200]]
-    finally:
-        connection.close()
+        with contextlib.closing(_database(setup, path, seconds)) as connection:
+            fault = "expected query fails"
+            if expected_query is not None:
+                expected, tables = _run(connection, expected_query, seconds)
+            elif expected_rows is not None:
+                expected, tables = [tuple(_canonical(value) for value in row) for row in expected_rows], True
+            else:
+                raise ValueError("neither expected query nor rows")
+            if not expected:
+                return ["error", "expects no rows, so that any empty result would be right"]
+            try:
+                rows, read = _run(connection, query, seconds)
+            except _Refused as refusal:
+                return list(refusal.args)
+            except (*failures, MemoryError) as failure:
+                return ["wrong", f"{type(failure).__name__}: {failure}"[:200]]
+    except failures as failure:
+        return ["error", f"{fault}: {failure.args[-1] if failure.args else type(failure).__name__}"[:200]]
     if tables and not read:
         return ["wrong", "reads no table"]
-    return ["ok", None] if _same(rows, expected, ordered) else ["wrong", _difference(rows, expected, ordered)]
+    if ordered is None:
+        ordered = expected_query is not None and top_level_order(expected_query)
+    # Column names do not count, the order of columns does.
+    if rows == expected or (not ordered and Counter(rows) == Counter(expected)):
+        return ["ok", None]
+    if len(rows) != len(expected):
+        return ["wrong", f"{len(rows)} rows instead of {len(expected)}"]
+    if len(rows[0]) != len(expected[0]):
+        return ["wrong", f"{len(rows[0])} columns instead of {len(expected[0])}"]
+    return ["wrong", "rows in another order" if Counter(rows) == Counter(expected) else "other rows"]
+
+
+_QUOTED_OR_COMMENT = re.compile(r"""'[^']*'?|"[^"]*"?|`[^`]*`?|\[[^\]]*\]?|--[^\n]*|/\*.*?(?:\*/|\Z)""", re.DOTALL)
+_INNERMOST = re.compile(r"\([^()]*\)")
+_ORDER_BY = re.compile(r"\border\s+by\b", re.IGNORECASE)
 
 
 def top_level_order(query: str) -> bool:
     """Whether the query's own result is ordered: ORDER BY outside of all parentheses, strings and comments."""
-    words, depth, position = [], 0, 0
-    while position < len(query):
-        character = query[position]
-        if character in "'\"`[":
-            closed = query.find("]" if character == "[" else character, position + 1)
-            position = len(query) if closed < 0 else closed
-        elif query.startswith("--", position) or query.startswith("/*", position):
-            mark = "\n" if character == "-" else "*/"
-            closed = query.find(mark, position + 2)
-            position = len(query) if closed < 0 else closed + len(mark) - 1
-        elif character in "()":
-            depth += 1 if character == "(" else -1
-        elif depth == 0 and character.isalpha():
-            begin = position
-            while position < len(query) and (query[position].isalnum() or query[position] == "_"):
-                position += 1
-            words.append(query[begin:position].lower())
-            continue
-        position += 1
-    return any(pair == ("order", "by") for pair in itertools.pairwise(words))
-
-
-def _said(failure: Exception) -> str:
-    return str(failure.args[-1] if failure.args else type(failure).__name__)
+    bare = _QUOTED_OR_COMMENT.sub(" ", query)
+    while (inner := _INNERMOST.sub(" ", bare)) != bare:
+        bare = inner
+    return _ORDER_BY.search(bare) is not None
 
 
 def _database(setup: str | None, path: str | None, seconds: float) -> sqlite3.Connection:
     if path is not None:
         if not Path(path).is_file():
-            raise _Refused("error", f"no file {path}")
+            raise OSError(f"no file {path}")
         connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     else:
         connection = sqlite3.connect(":memory:")
@@ -167,17 +160,6 @@ def _setup_only(action: int, *names: str | None) -> int:
     if action == sqlite3.SQLITE_FUNCTION and (names[1] or "").lower() in ("load_extension", "readfile", "writefile"):
         return sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK
-
-
-def _expected(
-    connection: sqlite3.Connection, query: str | None, rows: list[list[Any]] | None, seconds: float
-) -> tuple[list[tuple[Any, ...]], bool]:
-    """The expected rows, and whether they come from tables."""
-    if query is not None:
-        return _run(connection, query, seconds)
-    if rows is None:
-        raise _Refused("error", "neither expected query nor rows")
-    return [tuple(_canonical(value) for value in row) for row in rows], True
 
 
 def _run(connection: sqlite3.Connection, query: str, seconds: float) -> tuple[list[tuple[Any, ...]], bool]:
@@ -244,21 +226,6 @@ def _canonical(value: Any) -> Any:
             return repr(value)
         return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.9g}")
     return value
-
-
-def _same(rows: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any, ...]], ordered: bool) -> bool:
-    """Whether the rows are equal lists, or equal multisets. Column names do not count, the order of columns does."""
-    if len(rows) != len(expected):
-        return False
-    return list(rows) == list(expected) if ordered else Counter(rows) == Counter(expected)
-
-
-def _difference(rows: Sequence[tuple[Any, ...]], expected: Sequence[tuple[Any, ...]], ordered: bool) -> str:
-    if len(rows) != len(expected):
-        return f"{len(rows)} rows instead of {len(expected)}"
-    if rows and expected and len(rows[0]) != len(expected[0]):
-        return f"{len(rows[0])} columns instead of {len(expected[0])}"
-    return "other rows" if not ordered or Counter(rows) != Counter(expected) else "rows in another order"
 
 
 _BEGINNINGS = ("select", "with", "values")
@@ -349,8 +316,6 @@ def _row(sample: Sample, root: str) -> tuple[list[list[str | None]], str | None,
     paths, scripts = column(sample, "db_path", "database"), column(sample, "setup", "sql_context", "context", "schema")
     databases: list[list[str | None]] = []
     if paths is not None:
-        from pathlib import Path
-
         databases = [[None, str(Path(root) / str(path))] for path in (paths if isinstance(paths, list) else [paths])]
     elif scripts is not None:
         databases = [[str(script), None] for script in (scripts if isinstance(scripts, list) else [scripts])]
