@@ -25,13 +25,14 @@ True
 """
 
 import csv
+import functools
 import itertools
 import json
 import multiprocessing
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,9 +41,9 @@ from rewards.errors import RewardsError, nearest
 from rewards.functions import FunctionComponent
 from rewards.hacks import answered, known_hacks
 from rewards.preset import Preset
-from rewards.protocol import FAILURES, Context, Sample, Score
-from rewards.samples import REFERENCE_COLUMNS, build_samples, plain, prompt_text
-from rewards.testing import NOT_COLUMNS, golden, read_rows
+from rewards.protocol import Status
+from rewards.samples import REFERENCE_COLUMNS, completion_text, plain, prompt_text
+from rewards.testing import Case, golden, read_rows, score_cases
 from rewards.variants import CONSTANTS, SLOW, echoes, near_misses, same_answer, spellings
 
 ATTACKS = ("echo", "constants", "hedges", "near-misses", "shuffles", "slow")
@@ -266,16 +267,6 @@ def _rows_of(file: Path) -> Iterable[Row]:
     return read_rows(file)
 
 
-class _Attempt(NamedTuple):
-    """One completion to score; None where it is missing altogether."""
-
-    attack: str
-    row: int
-    how: str
-    answer: str
-    completion: str | None
-
-
 def audit(
     preset: Preset,
     rows: Iterable[Row],
@@ -329,51 +320,48 @@ def audit(
         usable = drawn.sample(usable, most)
     if not any(isinstance(component, FunctionComponent) for component, _ in preset.components):
         seconds = None
-    style = style or _best_style(preset, usable, seconds)
+    scored = functools.partial(_scored, preset, [each.row for each in usable], seconds)
+    style = style or _best_style(preset, usable, scored)
     if style == "code":
         raise RewardsError(
             f"{preset.name} runs programs, and of a row's tests no right program can be made to compare with. Give programs in "
             "`good` and `bad` to `reward test`, which tries the known hacks around them."
         )
     order = ("nothing", "right", "spellings", *attacks)
-    attempts = sorted(_attempts(usable, order, style, drawn), key=lambda attempt: order.index(attempt.attack))
-    scores: list[Score] = []
-    for attack, tries in itertools.groupby(attempts, key=lambda attempt: attempt.attack):
+    cases: list[Case] = []
+    made = sorted(_attempts(usable, order, style, drawn), key=lambda case: order.index(case.kind))
+    for attack, tries in itertools.groupby(made, key=lambda case: case.kind):
         some = list(tries)
         if progress is not None and attack != "nothing":
             progress(attack, len(some))
-        scores += _scored(preset, [attempt.row for attempt in usable], some, seconds)
-    earned = {
-        (attempt.attack, attempt.row): score.value or 0.0 for attempt, score in zip(attempts, scores, strict=True)
-    }
+        cases += scored(some)
+    earned = {(case.kind, case.row): case.total or 0.0 for case in cases if case.kind in order[:2]}
     honest = {at: earned["right", at] for at in range(len(usable)) if earned["right", at] > earned["nothing", at]}
-    tried = [
-        (attempt, score, _is_paid(preset, score, honest.get(attempt.row)))
-        for attempt, score in zip(attempts, scores, strict=True)
-    ]
     results = [
-        _result(attack, [attempt for attempt in tried if attempt[0].attack == attack], usable)
+        _result(attack, [(case, _is_paid(preset, case, honest)) for case in cases if case.kind == attack], usable)
         for attack in ("right", "spellings", *attacks)
     ]
     return Audit(preset, style, results, limit, seconds)
 
 
-def _best_style(preset: Preset, rows: Sequence[_Usable], seconds: float | None) -> str:
+def _best_style(preset: Preset, rows: Sequence[_Usable], scored: Callable[[list[Case]], list[Case]]) -> str:
     """Return the style of the preset's golden rows; else the first one in which most of some references are paid."""
     own = next((str(row["style"]) for row in golden(preset.name) if "style" in row), None)
-    some = rows[:8]
-    tried = [own] if own else list(_TRIED_STYLES)
-    attempts = [
-        _Attempt(style, at, "", text, answered(style, text)) for style in tried for at, (_, _, text) in enumerate(some)
+    if own is not None:
+        return own
+    made = [
+        Case(at, style, "", answered(style, each.reference))
+        for style in _TRIED_STYLES
+        for at, each in enumerate(rows[:8])
     ]
-    scores = _scored(preset, [attempt.row for attempt in some], attempts, seconds)
-    earned = {style: 0.0 for style in tried}
-    for attempt, score in zip(attempts, scores, strict=True):
-        earned[attempt.attack] += _is_paid(preset, score, None) if preset.checker else score.value or 0.0
+    earned = dict.fromkeys(_TRIED_STYLES, 0.0)
+    for case in scored(made):
+        earned[case.kind] += _is_paid(preset, case, {}) if preset.checker else case.total or 0.0
     return max(earned, key=lambda style: earned[style])
 
 
-def _attempts(rows: Sequence[_Usable], attacks: Sequence[str], style: str, drawn: random.Random) -> Iterable[_Attempt]:
+def _attempts(rows: Sequence[_Usable], attacks: Sequence[str], style: str, drawn: random.Random) -> Iterable[Case]:
+    """Yield a case for each completion that is tried; its `row` is the position in `rows`."""
     references = [usable.reference for usable in rows]
     for at, (_, row, text) in enumerate(rows):
         prompt = prompt_text(row.get("prompt", ""))
@@ -381,18 +369,18 @@ def _attempts(rows: Sequence[_Usable], attacks: Sequence[str], style: str, drawn
             if attack == "slow" and at >= _SLOW_ROWS:
                 continue
             if attack == "nothing":
-                yield _Attempt(attack, at, "", "", "")
+                yield Case(at, attack, "", "")
                 continue
             if attack == "hedges":
                 wrong = next(iter(near_misses(text)), f"not {text}")
                 hacks = known_hacks(prompt, text, wrong, style)
-                yield from (_Attempt(attack, at, hack.name, "", hack.completion) for hack in hacks)
+                yield from (Case(at, attack, hack.name, hack.completion) for hack in hacks)
                 continue
             for answer in _ANSWERS[attack](prompt, text, references, drawn):
                 if attack in ("right", "spellings") or not same_answer(answer, text):
-                    yield _Attempt(attack, at, "", answer, answered(style, answer))
+                    yield Case(at, attack, answer, answered(style, answer))
             if attack == "echo":
-                yield _Attempt(attack, at, "the prompt itself", prompt, prompt)
+                yield Case(at, attack, "the prompt itself", prompt)
 
 
 _ANSWERS: Mapping[str, Callable[[str, str, Sequence[str], random.Random], Sequence[str]]] = {
@@ -406,114 +394,83 @@ _ANSWERS: Mapping[str, Callable[[str, str, Sequence[str], random.Random], Sequen
 }
 
 
-def _scored(preset: Preset, rows: Sequence[Row], attempts: Sequence[_Attempt], seconds: float | None) -> list[Score]:
-    """Return the checker's verdict on each attempt; without a checker, scores with the total as their value."""
-    prompts = [rows[attempt.row].get("prompt", "") for attempt in attempts]
-    completions = [
-        [{"role": "assistant", "content": attempt.completion}] if isinstance(prompt, list) else attempt.completion
-        for attempt, prompt in zip(attempts, prompts, strict=True)
+def _scored(preset: Preset, rows: Sequence[Row], seconds: float | None, cases: list[Case]) -> list[Case]:
+    """Return the cases with their scores; `seconds`: each of them in a child process, which is killed, and replaced for the rest,
+    when a completion takes longer."""
+    cases = [
+        replace(case, completion=[{"role": "assistant", "content": case.completion}])
+        if isinstance(rows[case.row].get("prompt"), list)
+        else case
+        for case in cases
     ]
-    names = dict.fromkeys(name for row in rows for name in row if name not in NOT_COLUMNS)
-    columns: dict[str, Any] = {name: [rows[attempt.row].get(name) for attempt in attempts] for name in names}
-    samples = build_samples(prompts, completions, **columns)
-    return _in_parts(preset, samples) if seconds is None else _one_by_one(preset, samples, seconds)
-
-
-def _one_by_one(preset: Preset, samples: Sequence[Sample], seconds: float) -> list[Score]:
-    """Score in a child process, which is killed, and replaced for the rest, when a completion takes longer than `seconds`."""
+    own = [rows[case.row] for case in cases]
     torch = sys.modules.get("torch")  # a forked child cannot use a GPU that this process has begun to use
-    if "fork" not in multiprocessing.get_all_start_methods() or (torch is not None and torch.cuda.is_initialized()):
-        return _in_parts(preset, samples)
+    on_gpu = torch is not None and torch.cuda.is_initialized()
+    if seconds is None or on_gpu or "fork" not in multiprocessing.get_all_start_methods():
+        return score_cases(preset, own, cases)
     context = multiprocessing.get_context("fork")
-    scores: list[Score] = []
-    while len(scores) < len(samples):
+    scored: list[Case] = []
+    while (start := len(scored)) < len(cases):
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_tell_scores, args=(preset, samples[len(scores) :], sender))
+
+        def tell_scores(pipe: Any = sender, start: int = start) -> None:
+            for row, case in zip(own[start:], cases[start:], strict=True):
+                pipe.send(score_cases(preset, [row], [case])[0])
+
+        child = context.Process(target=tell_scores)
         child.start()
         sender.close()
+        status: Status = "timeout"
+        reason = f"not done after {seconds:g} s"
         try:
-            while len(scores) < len(samples):
-                if not receiver.poll(seconds):
-                    scores.append(Score(None, "timeout", {"reason": f"not done after {seconds:g} s"}, seconds))
-                    break
-                scores.append(receiver.recv())
+            while len(scored) < len(cases) and receiver.poll(seconds):
+                scored.append(receiver.recv())
         except EOFError:
-            scores.append(Score(None, "error", {"reason": "the process that called it ended: a crash, or memory"}))
+            status, reason = "error", "the process that called it ended: a crash, or memory"
         finally:
             child.kill()
             child.join()
             receiver.close()
-    return scores
+        if len(scored) < len(cases):
+            name = preset.checker or preset.components[0].component.name
+            spent = seconds if status == "timeout" else 0.0
+            scored.append(replace(cases[len(scored)], statuses={name: status}, reasons={name: reason}, seconds=spent))
+    return scored
 
 
-def _tell_scores(preset: Preset, samples: Sequence[Sample], pipe: Any) -> None:
-    for sample in samples:
-        (score,) = _in_parts(preset, [sample])
-        pipe.send(Score(score.value, score.status, {"reason": str(score.info.get("reason", ""))}, score.seconds))
-
-
-def _in_parts(preset: Preset, samples: Sequence[Sample]) -> list[Score]:
-    """Score in one batch; where that fails as a whole, in halves, so that one completion that a function raises at costs only
-    itself."""
+def _is_paid(preset: Preset, case: Case, honest: Mapping[int, float]) -> bool:
+    """Whether the checker takes it for right; without a checker, whether its total reaches the honest one of its row."""
     if preset.checker is not None:
-        scores = preset.verdicts(samples, Context())
-    else:
-        evaluation = preset.score(samples, Context())
-        seconds = [sum(times) for times in zip(*evaluation.latencies.values(), strict=True)]
-        failed = [any(status in FAILURES for status in row) for row in zip(*evaluation.statuses.values(), strict=True)]
-        reasons = [_first_reason(infos) for infos in zip(*evaluation.infos.values(), strict=True)]
-        columns = zip(evaluation.totals, failed, reasons, seconds, strict=True)
-        scores = [
-            Score(total, "error" if fails else "ok", {"reason": why}, took) for total, fails, why, took in columns
-        ]
-    if len(samples) > 1 and all(score.status in FAILURES for score in scores):
-        half = len(samples) // 2
-        return [*_in_parts(preset, samples[:half]), *_in_parts(preset, samples[half:])]
-    return scores
+        return case.statuses.get(preset.checker) == "ok"
+    return case.total is not None and case.row in honest and case.total >= honest[case.row] - 1e-9
 
 
-def _first_reason(infos: Iterable[Mapping[str, Any]]) -> str:
-    return next((str(info["reason"]) for info in infos if info.get("reason")), "")
-
-
-def _is_paid(preset: Preset, score: Score, honest: float | None) -> bool:
-    if preset.checker is not None:
-        return score.status == "ok"
-    return score.value is not None and honest is not None and score.value >= honest - 1e-9
-
-
-def _result(attack: str, tried: Sequence[tuple[_Attempt, Score, bool]], rows: Sequence[_Usable]) -> Result:
+def _result(attack: str, tried: Sequence[tuple[Case, bool]], rows: Sequence[_Usable]) -> Result:
     """Count one attack: of constants the best single one, of spellings the rows on which all are paid."""
+    counted = tried
     if attack == "constants":
-        by_answer: dict[str, list[tuple[_Attempt, Score, bool]]] = {}
-        for attempt in tried:
-            by_answer.setdefault(attempt[0].answer, []).append(attempt)
-        counted = max(by_answer.values(), key=lambda some: sum(paid for *_, paid in some), default=[])
-    else:
-        counted = list(tried)
-    tried_rows = {attempt.row for attempt, *_ in counted}
-    paid = {attempt.row for attempt, _, is_paid in counted if is_paid}
+        by_answer: dict[str, list[tuple[Case, bool]]] = {}
+        for case, is_paid in tried:
+            by_answer.setdefault(case.name, []).append((case, is_paid))
+        counted = max(by_answer.values(), key=lambda some: sum(is_paid for _, is_paid in some), default=[])
+    tried_rows = {case.row for case, _ in counted}
+    paid = {case.row for case, is_paid in counted if is_paid}
     if attack == "spellings":
-        paid = tried_rows - {attempt.row for attempt, _, is_paid in counted if not is_paid}
-    shown = [attempt for attempt, _, is_paid in tried if is_paid == (attack in ATTACKS)]
-    examples = [
-        Paid(
-            rows[attempt.row].number,
-            attempt.how or attempt.answer,
-            attempt.completion or "",
-            rows[attempt.row].reference,
-        )
-        for attempt in shown[:_EXAMPLES]
-    ]
-    failed = [score for _, score, _ in tried if score.status in FAILURES]
+        paid = tried_rows - {case.row for case, is_paid in counted if not is_paid}
+    shown = [case for case, is_paid in tried if is_paid == (attack in ATTACKS)]
+    failed = [case for case, _ in tried if case.failed]
+    overran = [case for case in failed if "timeout" in case.statuses.values()]
     return Result(
         attack=attack,
         rows=len(tried_rows),
         paid=len(paid),
         tried=len(tried),
-        seconds=max((score.seconds or 0.0 for _, score, _ in tried), default=0.0),
-        examples=examples,
+        seconds=max((case.seconds for case, _ in tried), default=0.0),
+        examples=[
+            Paid(rows[case.row].number, case.name, completion_text(case.completion), rows[case.row].reference)
+            for case in shown[:_EXAMPLES]
+        ],
         failed=len(failed),
-        overran=sum(score.status == "timeout" for score in failed),
-        reason=_first_reason(score.info for score in sorted(failed, key=lambda score: score.status == "timeout"))[:200],
+        overran=len(overran),
+        reason=next((case.reason for case in sorted(failed, key=lambda case: case in overran)), "")[:200],
     )

@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from rewards.errors import RewardsError, UnknownPresetError
 from rewards.functions import from_function
@@ -31,7 +31,6 @@ from rewards.presets import load, names
 from rewards.protocol import FAILURES, Status
 from rewards.samples import build_samples, completion_text, prompt_text
 
-Kind: TypeAlias = Literal["good", "bad", "completion", "hack"]
 Row: TypeAlias = Mapping[str, Any]
 NOT_COLUMNS = frozenset({"prompt", "good", "bad", "completion", "style", "right", "wrong"})
 _GOLDEN = Path(__file__).parent / "golden"
@@ -40,16 +39,28 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Case:
-    """A completion and its scores; `name` is the hack's, or the beginning of the completion."""
+    """A completion and its scores. `kind` is good, bad, completion, hack, or an attack of `rewards.audit`; `name` the hack's, the
+    attack's answer, or the beginning of the completion; `seconds` the time that all components took."""
 
     row: int
-    kind: Kind
+    kind: str
     name: str
     completion: Any = field(repr=False)
     total: float | None = None
     values: Mapping[str, float | None] = field(default_factory=dict)
     statuses: Mapping[str, Status] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the reward failed to score it."""
+        return any(status in FAILURES for status in self.statuses.values())
+
+    @property
+    def reason(self) -> str:
+        """The first component's reason; empty where none gives one."""
+        return next(iter(self.reasons.values()), "")
 
 
 @dataclass(frozen=True)
@@ -133,10 +144,15 @@ def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
     problems: list[str] = []
     notes: list[str] = []
     for number, row in enumerate(rows, start=1):
-        row_cases, row_notes = _score_row(preset, number, row, hacks)
-        cases += row_cases
-        notes += row_notes
-        problems += _problems(preset, number, row_cases)
+        made = _cases(number, row, hacks)
+        scored = score_cases(preset, [row] * len(made), made)
+        cases += scored
+        problems += _problems(preset, number, scored)
+        if not any(case.failed for case in scored if case.kind == "good"):
+            failing = (case for case in scored if case.kind == "hack" and case.failed)
+            notes += [
+                f"Row {number}: the hack '{case.name}' makes the reward fail. {case.reason}".strip() for case in failing
+            ]
     if not cases:
         raise RewardsError("There are no rows to score. Give rows with a prompt and completions in `good` and `bad`.")
     if not any(case.kind == "good" for case in cases):
@@ -144,57 +160,40 @@ def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
     return Report(preset, cases, problems, notes)
 
 
-def _score_row(preset: Preset, number: int, row: Row, hacks: bool) -> tuple[list[Case], list[str]]:
-    """Return the row's cases and notes; if a hack makes the reward fail for its whole batch, each hack gets its own batch."""
-    honest = _honest_cases(number, row)
-    if not honest:
+def _cases(number: int, row: Row, hacks: bool) -> list[Case]:
+    """Return the row's own completions, and the hacks around them."""
+    completions: dict[str, list[Any]] = {}
+    for kind, answer in (("good", "right"), ("bad", "wrong"), ("completion", "")):
+        completions[kind] = list(_completions(row.get(kind)))
+        if "style" in row and isinstance(row.get(answer), str):
+            completions[kind].append(_shaped(row, answered(row["style"], row[answer])))
+    cases = [Case(number, kind, _title(each), each) for kind, some in completions.items() for each in some]
+    if not cases:
         raise RewardsError(f"Row {number} has no completions. Give some in `good`, `bad` or `completion`.")
-    attacks = _hack_cases(number, row, honest) if hacks else []
-    size = len(honest)
-    together = _scored(preset, row, [*honest, *attacks])
-    alone = _scored(preset, row, honest) if _failures(together[:size]) else together[:size]
-    if _failures(alone) == _failures(together[:size]):
-        return together, []
-    cases, notes = list(alone), []
-    for attack in attacks:
-        batch = _scored(preset, row, [*honest, attack])
-        cases.append(batch[-1])
-        if _failures(batch[:size]) > _failures(alone):
-            reason = next(iter(batch[-1].reasons.values()), "")
-            notes.append(
-                f"Row {number}: the hack '{attack.name}' breaks the reward for its whole batch. {reason}".strip()
-            )
-    return cases, notes
-
-
-def _honest_cases(number: int, row: Row) -> list[Case]:
-    completions: list[tuple[Kind, Any]] = []
-    for kind, answer in (("good", "right"), ("bad", "wrong"), ("completion", None)):
-        completions += [(kind, completion) for completion in _completions(row.get(kind))]  # type: ignore[misc]
-        if answer is not None and "style" in row and isinstance(row.get(answer), str):
-            completions.append((kind, _shaped(row, answered(row["style"], row[answer]))))  # type: ignore[arg-type]
-    return [Case(number, kind, _title(completion), completion) for kind, completion in completions]
-
-
-def _hack_cases(number: int, row: Row, honest: Sequence[Case]) -> list[Case]:
-    good = [completion_text(case.completion) for case in honest if case.kind == "good"]
-    bad = [completion_text(case.completion) for case in honest if case.kind == "bad"]
+    good, bad = ([completion_text(each) for each in completions[kind]] for kind in ("good", "bad"))
     right = row.get("right", good[0] if good else None)
-    if not isinstance(right, str):
-        return []
+    if not hacks or not isinstance(right, str):
+        return cases
     wrong = row.get("wrong", bad[0] if bad else "something else")
     style = row.get("style", "plain") if "right" in row or row.get("style") == "prose" else "plain"
-    hacks = known_hacks(prompt_text(row.get("prompt", "")), right, str(wrong), style)
-    return [Case(number, "hack", hack.name, _shaped(row, hack.completion)) for hack in hacks]
+    known = known_hacks(prompt_text(row.get("prompt", "")), right, str(wrong), style)
+    return cases + [Case(number, "hack", hack.name, _shaped(row, hack.completion)) for hack in known]
 
 
-def _scored(preset: Preset, row: Row, cases: Sequence[Case]) -> list[Case]:
-    """Return the cases with their scores, which are computed in one batch."""
-    size = len(cases)
-    columns: dict[str, Any] = {str(name): [value] * size for name, value in row.items() if name not in NOT_COLUMNS}
-    prompts = [row.get("prompt", "")] * size
+def score_cases(preset: Preset, rows: Sequence[Row], cases: Sequence[Case]) -> list[Case]:
+    """Return the cases with their scores.
+
+    They are scored in one batch; where the reward fails on all of it, in halves, so that one completion at which a function
+    raises costs only itself.
+
+    Args:
+        rows: the row of each case, whose columns the reward reads.
+    """
+    names = dict.fromkeys(str(name) for row in rows for name in row if name not in NOT_COLUMNS)
+    columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
+    prompts = [row.get("prompt", "") for row in rows]
     evaluation = preset.score(build_samples(prompts, [case.completion for case in cases], **columns))
-    return [
+    scored = [
         replace(
             case,
             total=evaluation.totals[at],
@@ -203,23 +202,23 @@ def _scored(preset: Preset, row: Row, cases: Sequence[Case]) -> list[Case]:
             reasons={
                 name: str(column[at]["reason"]) for name, column in evaluation.infos.items() if column[at].get("reason")
             },
+            seconds=sum(column[at] for column in evaluation.latencies.values()),
         )
         for at, case in enumerate(cases)
     ]
-
-
-def _failures(cases: Sequence[Case]) -> int:
-    """Count the verdicts that are failures of the reward."""
-    return sum(status in FAILURES for case in cases for status in case.statuses.values())
+    if len(cases) > 1 and all(case.failed for case in scored):
+        half = len(cases) // 2
+        return [*score_cases(preset, rows[:half], cases[:half]), *score_cases(preset, rows[half:], cases[half:])]
+    return scored
 
 
 def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:
     good = [case for case in cases if case.kind == "good"]
     if not good:
         return []
-    failed = [case for case in good if any(status in FAILURES for status in case.statuses.values())]
+    failed = [case for case in good if case.failed]
     if failed:  # nothing can be said of what a hack earns beside it
-        why = next((reason for case in failed for reason in case.reasons.values()), "no reason given")
+        why = next(filter(None, (case.reason for case in failed)), "no reason given")
         return [f"Row {number}: the reward failed on {len(failed)} of {len(good)} good completions: {why}"]
     problems = [f"Row {number}: good completion '{case.name}' got no score." for case in good if case.total is None]
     lowest = min((case.total for case in good if case.total is not None), default=None)

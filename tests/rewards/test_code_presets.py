@@ -75,10 +75,10 @@ FUNCTION_WRONG = {
     "the first expected value": "def square(n):\n    return 4",
     "a patched json": "import json\njson.dumps = lambda *a: '{\"value\": true}'\ndef square(n):\n    return 0",
     "a forged line": (
-        "import sys\nmain = sys.modules['__main__']\nfor _ in range(3): main.answer({'value': 'ok'})\nimport os; os._exit(0)"
+        "import os, sys\nfor _ in range(3): sys._getframe(1).f_locals['answer'](value='ok')\nos._exit(0)"
     ),
     "more lines than calls": (
-        "import sys\nmain = sys.modules['__main__']\ndef square(n):\n    for _ in range(40): main.answer({'value': n * n})\n"
+        "import sys\ndef square(n):\n    for _ in range(40): sys._getframe(1).f_locals['answer'](value=n * n)\n"
         "    return n * n"
     ),
     "not there": "def cube(n):\n    return n ** 3",
@@ -92,7 +92,7 @@ FUNCTION_WRONG = {
     ),
     "reads the caller": (
         "import inspect\ndef square(n):\n    for frame in inspect.stack():\n"
-        "        for value in frame.frame.f_globals.get('request', {}).values():\n"
+        "        for value in frame.frame.f_locals.get('request', {}).values():\n"
         "            if 'expected' in str(value): return n * n\n    return None"
     ),
 }

@@ -71,7 +71,7 @@ def test_a_good_completion_that_the_checker_refuses_is_a_problem():
     assert report.problems == ["Row 1: good completion '#### 70' is not correct for accuracy."]
 
 
-def test_a_reward_that_one_completion_breaks_is_scored_hack_by_hack():
+def test_a_hack_that_breaks_a_function_costs_only_itself():
     def fragile(completions, **kwargs):
         return [float(c.split()[-1] == "72") for c in completions]  # IndexError for blank text
 
@@ -79,7 +79,7 @@ def test_a_reward_that_one_completion_breaks_is_scored_hack_by_hack():
         Preset([from_function(fragile)], name="fragile"), [{"good": ["it is 72"], "bad": ["it is 7"]}]
     )
     assert [case.total for case in report.cases if case.kind != "hack"] == [1.0, 0.0]
-    assert any("'empty' breaks the reward for its whole batch. IndexError" in note for note in report.notes)
+    assert any("'empty' makes the reward fail. IndexError" in note for note in report.notes)
 
 
 def test_completions_have_the_shape_that_the_rows_have():
