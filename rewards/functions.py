@@ -37,7 +37,17 @@ def load_function(path: str, *, base: Path | None = None) -> Callable[..., Any]:
         raise FunctionPathError(
             f"{path!r} is no path to a function. Write file.py:function or package.module:function."
         )
-    module = _load_file((base or Path.cwd()) / where) if where.endswith(".py") else _load_module(where)
+    if where.endswith(".py"):
+        module = _load_file((base or Path.cwd()) / where)
+    else:
+        _search_last(Path.cwd())
+        try:
+            module = importlib.import_module(where)
+        except (Exception, SystemExit) as failure:
+            raise FunctionPathError(
+                f"Module {where!r} cannot be imported: {failure_reason(failure)}. "
+                "For a file, write its path with .py: my_rewards.py:function."
+            ) from failure
     function = getattr(module, name, None)
     if function is None:
         own = (key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)
@@ -81,17 +91,6 @@ def _search_last(folder: Path) -> None:
     """Let modules in `folder` be imported, but never in place of an installed one of the same name."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-
-
-def _load_module(name: str) -> ModuleType:
-    _search_last(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as failure:
-        raise FunctionPathError(
-            f"Module {name!r} cannot be imported: {failure_reason(failure)}. "
-            "For a file, write its path with .py: my_rewards.py:function."
-        ) from failure
 
 
 RewardFunction: TypeAlias = Callable[..., Any]
@@ -140,7 +139,23 @@ class FunctionComponent:
             self.function = _for_trl(load_function(self.path))
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        result = self.function(**_accepted(self.function, _arguments(samples, ctx)))
+        known: dict[str, list[Any]] = {
+            "prompt_ids": [sample.prompt_ids for sample in samples],
+            "logps": [sample.logps for sample in samples],
+            "completion_ids": [sample.token_ids for sample in samples],
+        }
+        arguments = {  # what TRL would pass; columns hold one value per sample
+            "trainer_state": SimpleNamespace(global_step=ctx.step, max_steps=ctx.total_steps),
+            **ctx.extras,
+            **{
+                name: [s.columns.get(name) for s in samples] for name in sorted({n for s in samples for n in s.columns})
+            },
+            "completion_ids": None,
+            **{name: column for name, column in known.items() if all(value is not None for value in column)},
+            "prompts": [sample.prompt for sample in samples],
+            "completions": [sample.text if sample.messages is None else sample.messages for sample in samples],
+        }
+        result = self.function(**_accepted(self.function, arguments))
         if inspect.isawaitable(result):
             result = _wait_for(result)
         values = list(result)
@@ -215,7 +230,9 @@ def from_functions(
     taken = [component.name for component, _ in (base.components if base else [])] + [c.name for c, _ in added]
     for component, _ in added:
         if isinstance(component, FunctionComponent) and taken.count(component.name) > 1:
-            component.name = f"{_module_of(component)}.{component.name}"
+            where = component.path and Path(component.path.rpartition(":")[0]).stem
+            module = where or str(getattr(_unwrapped(component.function), "__module__", "function"))
+            component.name = f"{module.rpartition('.')[2]}.{component.name}"
     components = [*(base.components if base else []), *added]
     if checker is None:
         checker = base.checker if base else added[0].component.name if len(added) == 1 else None
@@ -275,35 +292,15 @@ def _truths(columns: Mapping[str, Any]) -> Sequence[Any]:
 
 def _numbers(scores: Sequence[Any], key: str) -> Any:
     """Return the number in each score; a coroutine for scores of an async function."""
+
+    async def awaited() -> Any:
+        import asyncio
+
+        return _numbers(await asyncio.gather(*scores), key)
+
     if any(inspect.isawaitable(score) for score in scores):
-        return _awaited(scores, key)
+        return awaited()
     return [score.get(key) if isinstance(score, Mapping) else score for score in scores]
-
-
-async def _awaited(scores: Sequence[Any], key: str) -> Any:
-    import asyncio
-
-    return _numbers(await asyncio.gather(*scores), key)
-
-
-def _arguments(samples: Sequence[Sample], ctx: Context) -> dict[str, Any]:
-    """Return what TRL would pass; columns hold one value per sample."""
-    names = {name for sample in samples for name in sample.columns}
-    known: dict[str, list[Any]] = {
-        "prompt_ids": [sample.prompt_ids for sample in samples],
-        "logps": [sample.logps for sample in samples],
-        "completion_ids": [sample.token_ids for sample in samples],
-    }
-    progress = SimpleNamespace(global_step=ctx.step, max_steps=ctx.total_steps)
-    return {
-        "trainer_state": progress,
-        **ctx.extras,
-        **{name: [sample.columns.get(name) for sample in samples] for name in sorted(names)},
-        "completion_ids": None,
-        **{name: column for name, column in known.items() if all(value is not None for value in column)},
-        "prompts": [sample.prompt for sample in samples],
-        "completions": [s.messages if s.messages is not None else s.text for s in samples],
-    }
 
 
 def _accepted(function: RewardFunction, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -337,12 +334,6 @@ def _unwrapped(function: RewardFunction) -> Any:
     while isinstance(function, functools.partial):
         function = function.args[0] if function.func in (_called_by_verl, _called_by_easyr1) else function.func
     return function
-
-
-def _module_of(component: FunctionComponent) -> str:
-    if component.path is not None:
-        return Path(component.path.rpartition(":")[0]).stem.rpartition(".")[2]
-    return str(getattr(_unwrapped(component.function), "__module__", "function")).rpartition(".")[2]
 
 
 def _declared(function: RewardFunction, attribute: str, argument: float | None, otherwise: float) -> float:

@@ -157,7 +157,8 @@ class Chat:
         if status in _HOPELESS:
             self.stopped = self._redacted(problem)
         if status in _AGAIN or status >= 500:
-            return problem, _retry_after(response.headers.get("retry-after"))
+            seconds = response.headers.get("retry-after", "").strip()
+            return problem, float(seconds) if seconds.replace(".", "", 1).isdecimal() else 0.0
         return problem, None
 
     def _redacted(self, text: str) -> str:
@@ -171,8 +172,3 @@ def _content(data: bytes) -> str | None:
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         return None
     return content if isinstance(content, str) else None
-
-
-def _retry_after(header: str | None) -> float:
-    """Seconds that `Retry-After` asks for; 0 when it is no number."""
-    return float(header) if header and header.strip().replace(".", "", 1).isdecimal() else 0.0

@@ -54,7 +54,16 @@ class Parameter:
         kinds = [kind for kind in self.types if kind is not type(None)]
         if any(kind not in _SIMPLE and get_origin(kind) is not Literal for kind in kinds):
             return True
-        return any(_is(kind, value) for kind in kinds)
+        for kind in kinds:
+            if get_origin(kind) is Literal:
+                fits = value in get_args(kind)
+            elif kind is float:
+                fits = _is_number(value) and math.isfinite(value)
+            else:
+                fits = type(value) is kind or (kind is str and isinstance(value, os.PathLike))
+            if fits:
+                return True
+        return False
 
     @property
     def _is_above_zero(self) -> bool:
@@ -63,14 +72,6 @@ class Parameter:
     @property
     def _is_not_below_zero(self) -> bool:
         return self.name in _NOT_BELOW_ZERO or self.name.endswith("_weight")
-
-
-def _is(kind: Any, value: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if kind is float:
-        return _is_number(value) and math.isfinite(value)
-    return type(value) is kind or (kind is str and isinstance(value, os.PathLike))
 
 
 def _is_number(value: Any) -> bool:

@@ -118,6 +118,10 @@ class Preset:
     def evaluation(self, ordered: dict[str, list[Score]], samples: Sequence[Sample], ctx: Context) -> Evaluation:
         """Return the record of `scores` of these samples, which may have been made in parts."""
         weights = self.weights
+        totals: list[float | None] = []
+        for row in zip(*ordered.values(), strict=True):
+            terms = [w * s.value for w, s in zip(weights.values(), row, strict=True) if s.value is not None]
+            totals.append(math.fsum(terms) if terms else None)
         tokens = {n: [s.token_values for s in c] for n, c in ordered.items() if any(s.token_values for s in c)}
         return Evaluation(
             weights=weights,
@@ -125,7 +129,7 @@ class Preset:
             statuses={name: [s.status for s in column] for name, column in ordered.items()},
             infos={name: [s.info for s in column] for name, column in ordered.items()},
             latencies={name: [s.seconds or 0.0 for s in column] for name, column in ordered.items()},
-            totals=[_total(weights, row) for row in zip(*ordered.values(), strict=True)],
+            totals=totals,
             groups=[sample.group_id for sample in samples],
             token_values=tokens,
             token_rewards=_token_rewards(weights, tokens, samples) if tokens else None,
@@ -237,11 +241,6 @@ def _run_gated(
     evaluated = run_component(component, [samples[position] for position in open_positions], ctx)
     merged = {**blocked, **dict(zip(open_positions, evaluated, strict=True))}
     return [merged[position] for position in range(len(samples))]
-
-
-def _total(weights: dict[str, float], row: Sequence[Score]) -> float | None:
-    terms = [w * s.value for w, s in zip(weights.values(), row, strict=True) if s.value is not None]
-    return math.fsum(terms) if terms else None
 
 
 def _token_rewards(

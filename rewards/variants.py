@@ -99,7 +99,13 @@ def near_misses(reference: str) -> list[str]:
         if pieces.kind == "interval":
             answers.append(text[:-1] + ("]" if text.endswith(")") else ")"))
     elif (value := number(text)) is not None:
-        answers = _other_numbers(text, value)
+        if value.denominator == 1:
+            turned = str(abs(value.numerator))[::-1].lstrip("0") or "0"
+            answers = [str(value + 1), str(-value), turned, f"{value}0", str(value - 1)]
+        else:
+            above, below, places = value.numerator, value.denominator, decimals(text)
+            answers = [f"{float(value + Fraction(1, 10**places)):.{places}f}"] if places else []
+            answers += [f"\\frac{{{a}}}{{{b}}}" for a, b in ((above + below, below), (-above, below), (below, above))]
     elif "\\text" in text or text.isalpha():
         answers = [chr(ord(text) + 1)] if len(text) == 1 and text.isupper() and text != "Z" else [f"not {reference}"]
     else:
@@ -108,23 +114,6 @@ def near_misses(reference: str) -> list[str]:
             [f"-({text})", f"{text}+1"] if "=" not in text and not set("<>") & set(text) and "\\le" not in text else []
         )
     return list(dict.fromkeys(answer for answer in answers if not same_answer(answer, reference)))
-
-
-def _other_numbers(text: str, value: Fraction) -> list[str]:
-    if value.denominator != 1:
-        shown = decimals(text)
-        step = value + Fraction(1, 10**shown) if shown else None
-        nearest = [f"{float(step):.{shown}f}"] if step is not None and shown else []
-        above, below = value.numerator, value.denominator
-        return [
-            *nearest,
-            f"\\frac{{{above + below}}}{{{below}}}",
-            f"\\frac{{{-above}}}{{{below}}}",
-            f"\\frac{{{below}}}{{{above}}}",
-        ]
-    digits = str(abs(value.numerator))
-    turned = digits[::-1].lstrip("0") or "0"
-    return [str(value + 1), str(-value), turned, f"{value}0", str(value - 1)]
 
 
 def _other_parts(pieces: Pieces) -> list[Sequence[str]]:

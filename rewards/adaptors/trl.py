@@ -1,7 +1,7 @@
 """Presets as reward functions of TRL's GRPOTrainer."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rewards.adaptors.failures import FailureLog, FirstBatches
@@ -108,32 +108,26 @@ class TrlReward:
         **passed: Any,
     ) -> list[float | None]:
         """Return native values of this component, one per completion; None excludes."""
-        evaluation = self._evaluator.evaluate(prompts, completions, completion_ids, passed)
+        evaluation, name = self._evaluator.evaluate(prompts, completions, completion_ids, passed), self.__name__
         if callable(log_extra := passed.get("log_extra")):
-            self._log_columns(evaluation, log_extra)
-            if evaluation.token_rewards is not None and self._evaluator.reports_tokens(self.__name__):
+            log_extra(f"{name}/status", list(evaluation.statuses[name]))
+            for key in ("extracted", "reason"):
+                values = [info.get(key) for info in evaluation.infos[name]]
+                if any(value is not None for value in values):
+                    # Text that every table format can store: short, and without lone surrogates.
+                    texts = [None if value is None else str(value)[:_LOGGED_CHARS] for value in values]
+                    log_extra(f"{name}/{key}", [text and text.encode("utf-8", "replace").decode() for text in texts])
+            if evaluation.token_rewards is not None and self._evaluator.reports_tokens(name):
                 log_extra(TOKEN_REWARDS, evaluation.token_rewards)
         if callable(log_metric := passed.get("log_metric")):
-            self._log_metrics(evaluation, log_metric)
-        return list(evaluation.values[self.__name__])
-
-    def _log_columns(self, evaluation: Evaluation, log_extra: Callable[[str, list[Any]], None]) -> None:
-        name = self.__name__
-        log_extra(f"{name}/status", list(evaluation.statuses[name]))
-        for key in ("extracted", "reason"):
-            values = [_printable(info.get(key)) for info in evaluation.infos[name]]
-            if any(value is not None for value in values):
-                log_extra(f"{name}/{key}", values)
-
-    def _log_metrics(self, evaluation: Evaluation, log_metric: Callable[[str, float], None]) -> None:
-        name = self.__name__
-        for status, share in evaluation.status_shares(name).items():
-            log_metric(f"rewards/{name}/status_{status}", share)
-            if status == "ok" and name == self._evaluator.preset.checker:
-                log_metric(RIGHT, share)
-        log_metric(f"rewards/{name}/zero_spread", evaluation.zero_spread_share(name))
-        for label, quantile in (("p50", 0.5), ("p95", 0.95)):
-            log_metric(f"rewards/{name}/latency_{label}_ms", evaluation.latency_ms(name, quantile))
+            for status, share in evaluation.status_shares(name).items():
+                log_metric(f"rewards/{name}/status_{status}", share)
+                if status == "ok" and name == self._evaluator.preset.checker:
+                    log_metric(RIGHT, share)
+            log_metric(f"rewards/{name}/zero_spread", evaluation.zero_spread_share(name))
+            for label, quantile in (("p50", 0.5), ("p95", 0.95)):
+                log_metric(f"rewards/{name}/latency_{label}_ms", evaluation.latency_ms(name, quantile))
+        return list(evaluation.values[name])
 
 
 class TrlRewards(list[TrlReward]):
@@ -167,10 +161,3 @@ class TrlRewards(list[TrlReward]):
     def last_evaluation(self) -> Evaluation | None:
         """The latest batch's evaluation, for instance to stop a run on its `failure_share`."""
         return self[0]._evaluator.last if self else None
-
-
-def _printable(value: Any) -> str | None:
-    """Return text of at most 200 characters that every table format can store, without lone surrogates."""
-    if value is None:
-        return None
-    return str(value)[:_LOGGED_CHARS].encode("utf-8", "replace").decode("utf-8")

@@ -74,7 +74,11 @@ class JsonSchema(IsolatedComponent):
         value = sample.once(find_json, self.strict).value
         if expected is None or same_json(expected, value):
             return Score(self.high, "ok")
-        info = {"reason": f"follows the schema, but is not the expected value{_differences(expected, value)}"}
+        # Where it lacks what is expected, up to three places of objects.
+        missing = Counter(_leaves(expected)) - Counter(_leaves(value))
+        paths = [".".join(str(part) for part in path) for path, _ in missing if path]
+        where = f" at {', '.join(paths[:3])}"[:120] if paths else ""
+        info = {"reason": f"follows the schema, but is not the expected value{where}"}
         return Score(leaf_f1(expected, value) if self.partial else None, "wrong", info)
 
 
@@ -109,13 +113,6 @@ def leaf_f1(expected: Any, value: Any) -> float:
     """F1 over (path, leaf) pairs; the place in an array is part of the path, an empty container is a leaf."""
     expected_leaves, leaves = Counter(_leaves(expected)), Counter(_leaves(value))
     return 2 * (expected_leaves & leaves).total() / (expected_leaves.total() + leaves.total())
-
-
-def _differences(expected: Any, value: Any) -> str:
-    """` at a, b.c`: where a value lacks what is expected, up to three places of objects; empty for other values."""
-    missing = Counter(_leaves(expected)) - Counter(_leaves(value))
-    paths = [".".join(str(part) for part in path) for path, _ in missing if path]
-    return f" at {', '.join(paths[:3])}"[:120] if paths else ""
 
 
 def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:

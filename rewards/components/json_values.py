@@ -46,8 +46,15 @@ def find_json(text: str, strict: bool = True) -> FoundJson:
     if final.value.count("```") > _MAX_FENCES:
         return FoundJson(reason="several values")
     fences = list(_fences(final.value))
+    if len(fences) % 2:
+        return FoundJson(reason="unterminated")
     if fences:
-        return _fenced(final.value, fences, strict)
+        (_, begin), (end, after) = fences[-2:]
+        if strict and len(fences) > 2:
+            return FoundJson(reason="several values")
+        if strict and (final.value[end:after].strip("` \t\r") or final.value[after:].strip()):
+            return FoundJson(reason="text after the value")
+        return parse_json(final.value[begin:end])
     begin, end, reason = _last_brackets(final.value)
     if reason is not None:
         return FoundJson(reason=entire.reason if final.value[0] in "{[" and reason == "missing" else reason)
@@ -68,8 +75,15 @@ def parse_json(text: str) -> FoundJson:
         return FoundJson(reason=f"repeated key {failure}"[:200])
     except (ValueError, RecursionError, MemoryError):
         return FoundJson(reason="not JSON")
-    problem = _too_big(value)
-    return FoundJson(reason=problem) if problem else FoundJson(value)
+    stack, count = [(value, 1)], 0
+    while stack:
+        item, depth = stack.pop()
+        count += 1
+        if depth > MAX_DEPTH or count > MAX_VALUES:
+            return FoundJson(reason="nested too deep" if depth > MAX_DEPTH else "too many values")
+        if isinstance(item, dict | list):
+            stack += [(inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item)]
+    return FoundJson(value)
 
 
 def parse_reference(reference: Any) -> Any:
@@ -111,19 +125,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _too_big(value: Any) -> str | None:
-    """Whether the value is nested too deep or too large, walked without recursion."""
-    stack, count = [(value, 1)], 0
-    while stack:
-        item, depth = stack.pop()
-        count += 1
-        if depth > MAX_DEPTH or count > MAX_VALUES:
-            return "nested too deep" if depth > MAX_DEPTH else "too many values"
-        if isinstance(item, dict | list):
-            stack += [(inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item)]
-    return None
-
-
 def _fences(text: str) -> Iterator[tuple[int, int]]:
     """Begin and end of every line that starts with three backticks, after at most a few spaces."""
     at = text.find("```")
@@ -133,17 +134,6 @@ def _fences(text: str) -> Iterator[tuple[int, int]]:
         if not text[max(text.rfind("\n", max(0, at - 8), at) + 1, at - 8) : at].strip():
             yield at, line_end
         at = text.find("```", line_end)
-
-
-def _fenced(text: str, fences: list[tuple[int, int]], strict: bool) -> FoundJson:
-    if len(fences) % 2:
-        return FoundJson(reason="unterminated")
-    (_, begin), (end, after) = fences[-2:]
-    if strict and len(fences) > 2:
-        return FoundJson(reason="several values")
-    if strict and (text[end:after].strip("` \t\r") or text[after:].strip()):
-        return FoundJson(reason="text after the value")
-    return parse_json(text[begin:end])
 
 
 def _last_brackets(text: str) -> tuple[int, int, str | None]:

@@ -40,9 +40,8 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 _QUERY_LENGTH = 1_000_000  # bytes of a text that a model's query may make
-_NO_FUNCTIONS = frozenset(
-    {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "zeroblob", "randomblob", "random"}
-)
+_ON_FILES = frozenset({"load_extension", "readfile", "writefile"})
+_NO_FUNCTIONS = _ON_FILES | {"edit", "fts3_tokenizer", "zeroblob", "randomblob", "random"}
 _TIMEOUT = ["timeout", "the query ran out of time"]
 
 
@@ -146,20 +145,19 @@ def _database(setup: str | None, path: str | None, seconds: float) -> sqlite3.Co
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA trusted_schema = OFF")
     if setup is not None and path is None:
-        connection.set_authorizer(_setup_only)
+        # A script fills its own database: no other files, no extensions.
+        connection.set_authorizer(
+            lambda action, *names: (
+                sqlite3.SQLITE_DENY
+                if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
+                or (action == sqlite3.SQLITE_FUNCTION and (names[1] or "").lower() in _ON_FILES)
+                else sqlite3.SQLITE_OK
+            )
+        )
         _clock(connection, seconds)
         connection.executescript(setup)
         connection.commit()
     return connection
-
-
-def _setup_only(action: int, *names: str | None) -> int:
-    """Authorizer of scripts, which fill their own database: no other files, no extensions."""
-    if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH):
-        return sqlite3.SQLITE_DENY
-    if action == sqlite3.SQLITE_FUNCTION and (names[1] or "").lower() in ("load_extension", "readfile", "writefile"):
-        return sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK
 
 
 def _run(connection: sqlite3.Connection, query: str, seconds: float) -> tuple[list[tuple[Any, ...]], bool]:

@@ -175,10 +175,19 @@ def _text_calls(text: str, format: str) -> Found:
 def _hermes(text: str) -> Found:
     """Every `<tool_call>` block holds one call, a list of calls, or one call a line."""
     try:
-        calls = tuple(call for block in _blocks(text) for call in _block_calls(block))
+        calls: list[Call] = []
+        for block in _blocks(text):
+            block_value = parse_json(block.strip())
+            lines = [line for line in block.splitlines() if line.strip()]
+            if block_value.reason is None:
+                calls += parse_calls(block_value.value)
+            elif 2 <= len(lines) <= MAX_CALLS:
+                calls += [call for line in lines for call in parse_calls(line)]
+            else:
+                raise ValueError(f"a {_OPEN} block is {block_value.reason}" if len(lines) < 2 else "too many calls")
     except ValueError as failure:
         return Found(reason=str(failure)[:200])
-    return _within_limit(calls)
+    return _within_limit(tuple(calls))
 
 
 def _blocks(text: str) -> Iterator[str]:
@@ -195,18 +204,6 @@ def _blocks(text: str) -> Iterator[str]:
             raise ValueError(f"{_OPEN} within {_OPEN}")
         yield block
         position = closed + len(_CLOSE)
-
-
-def _block_calls(block: str) -> list[Call]:
-    block_value = parse_json(block.strip())
-    if block_value.reason is None:
-        return parse_calls(block_value.value)
-    lines = [line for line in block.splitlines() if line.strip()]
-    if len(lines) > MAX_CALLS:
-        raise ValueError("too many calls")
-    if len(lines) < 2:
-        raise ValueError(f"a {_OPEN} block is {block_value.reason}")
-    return [call for line in lines for call in parse_calls(line)]
 
 
 def _within_limit(calls: tuple[Call, ...]) -> Found:

@@ -93,7 +93,7 @@ FUNCTION_WRONG = {
     "reads the caller": (
         "import inspect\ndef square(n):\n    for frame in inspect.stack():\n"
         "        for value in frame.frame.f_locals.get('request', {}).values():\n"
-        "            if 'expected' in str(value): return n * n\n    return None"
+        "            if str(5 * 5) in str(value): return n * n\n    return None"
     ),
 }
 

@@ -162,12 +162,30 @@ def parse_calls(reference: Any, function: str | None = None) -> tuple[str, list[
     if isinstance(reference, str) or (isinstance(reference, list) and reference and isinstance(reference[0], str)):
         return calls_from_asserts(reference, function)
     if isinstance(reference, Mapping) and "calls" in reference:
-        name, calls = reference.get("function", function), [_plain_call(row) for row in reference["calls"]]
+        name, calls = reference.get("function", function), []
+        for row in reference["calls"]:
+            if "expected" not in row:
+                raise ValueError(f"a call needs `args` and `expected`, got {row!r}"[:200])
+            args, kwargs = tuple(row.get("args") or ()), row.get("kwargs") or {}
+            calls.append(Call(args=args, kwargs=kwargs, expected=row["expected"], from_json=True))
     elif isinstance(reference, Mapping) and "inputs" in reference:
-        name, calls = reference.get("fn_name", function), _apps_calls(reference)
+        name, inputs, outputs = reference.get("fn_name", function), reference["inputs"], reference.get("outputs")
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise ValueError("tests need lists `inputs` and `outputs` of one length")
+        calls = []
+        for args, output in zip(inputs, outputs, strict=True):
+            # These data sets put some outputs into a list of one, others not.
+            others = tuple(output) if isinstance(output, list) and len(output) == 1 else ()
+            calls.append(Call(args=tuple(args), expected=output, from_json=True, alternatives=others))
     elif isinstance(reference, list) and all(isinstance(row, Mapping) for row in reference):
         name = function or next((row["fn_name"] for row in reference if row.get("fn_name")), None)
-        calls = [_lines_call(row) for row in reference]
+        calls = []
+        for row in reference:
+            kind = row.get("type", row.get("testtype", "functional"))
+            if kind not in ("functional", "function_call"):
+                raise ValueError(f"a test of type {kind!r} calls no function: use the preset code-stdio"[:200])
+            args = tuple(json.loads(line) for line in str(row["input"]).splitlines() if line.strip())
+            calls.append(Call(args=args, expected=json.loads(str(row["output"])), from_json=True))
     else:
         raise ValueError("no calls: give {function, calls: [{args, expected}]} or assertions")
     if not isinstance(name, str) or not name.isidentifier():
@@ -175,37 +193,6 @@ def parse_calls(reference: Any, function: str | None = None) -> tuple[str, list[
     if not calls:
         raise ValueError("no calls: a row without tests accepts everything")
     return name, calls
-
-
-def _plain_call(row: Mapping[str, Any]) -> Call:
-    if "expected" not in row:
-        raise ValueError(f"a call needs `args` and `expected`, got {row!r}"[:200])
-    kwargs = row.get("kwargs") or {}
-    return Call(args=tuple(row.get("args") or ()), kwargs=kwargs, expected=row["expected"], from_json=True)
-
-
-def _apps_calls(tests: Mapping[str, Any]) -> list[Call]:
-    inputs, outputs = tests["inputs"], tests.get("outputs")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise ValueError("tests need lists `inputs` and `outputs` of one length")
-    return [
-        # These data sets put some outputs into a list of one, others not.
-        Call(
-            args=tuple(args),
-            expected=output,
-            from_json=True,
-            alternatives=tuple(output) if isinstance(output, list) and len(output) == 1 else (),
-        )
-        for args, output in zip(inputs, outputs, strict=True)
-    ]
-
-
-def _lines_call(row: Mapping[str, Any]) -> Call:
-    kind = row.get("type", row.get("testtype", "functional"))
-    if kind not in ("functional", "function_call"):
-        raise ValueError(f"a test of type {kind!r} calls no function: use the preset code-stdio"[:200])
-    args = tuple(json.loads(line) for line in str(row["input"]).splitlines() if line.strip())
-    return Call(args=args, expected=json.loads(str(row["output"])), from_json=True)
 
 
 _REL_TOL = 1e-9  # default of math.isclose
@@ -288,28 +275,21 @@ class _Reader:
             case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
                 result, expected = (left, right) if self._holds_call(left) else (right, left)
                 yield self._call(result, literal(expected))
-            case ast.Compare(left=left, ops=[ast.Lt() | ast.LtE()], comparators=[limit]):
-                yield self._distance(left, float(literal(limit)))
-            case ast.Call(func=ast.Name(id="isclose") | ast.Attribute(attr="isclose"), args=[result, expected]):
-                yield self._isclose(test, result, expected)
+            case ast.Compare(
+                left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(left=left, op=ast.Sub(), right=right)]),
+                ops=[ast.Lt() | ast.LtE()],
+                comparators=[limit],
+            ):
+                result, expected = (left, right) if self._holds_call(left) else (right, left)
+                yield self._call(result, literal(expected), absolute=float(literal(limit)))
+            case ast.Call(func=ast.Name(id="isclose") | ast.Attribute(attr="isclose"), args=[left, right]):
+                result, expected = (left, right) if self._holds_call(left) else (right, left)
+                limits = {keyword.arg: float(literal(keyword.value)) for keyword in test.keywords}
+                value = literal(expected)
+                distance = limits.get("rel_tol", _REL_TOL) * abs(float(value))
+                yield self._call(result, value, absolute=max(limits.get("abs_tol", 0.0), distance))
             case _:
                 yield self._call(test, True, truth=True)
-
-    def _distance(self, left: ast.expr, limit: float) -> Call:
-        match left:
-            case ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(left=first, op=ast.Sub(), right=second)]):
-                result, expected = (first, second) if self._holds_call(first) else (second, first)
-                return self._call(result, literal(expected), absolute=limit)
-        raise NotLiteral("a comparison other than of a distance")
-
-    def _isclose(self, test: ast.Call, result: ast.expr, expected: ast.expr) -> Call:
-        if not self._holds_call(result):
-            result, expected = expected, result
-        limits = {keyword.arg: float(literal(keyword.value)) for keyword in test.keywords}
-        value = literal(expected)
-        return self._call(
-            result, value, absolute=max(limits.get("abs_tol", 0.0), limits.get("rel_tol", _REL_TOL) * abs(float(value)))
-        )
 
     def _holds_call(self, node: ast.expr) -> bool:
         inner, _ = self._unwrapped(node)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from rewards.components.code.blocks import code_block
 from rewards.components.code.calls import parse_calls
 from rewards.components.code.harness import decode, encode
-from rewards.components.code.stdio import StdioTest, parse_stdio_tests, same_output
+from rewards.components.code.stdio import parse_stdio_tests, same_output
 from rewards.errors import PresetError
 from rewards.isolation.cache import Cache, content_key
 from rewards.parallel import slow_last
@@ -22,6 +22,7 @@ from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reas
 from rewards.sandbox import Job, Result, SandboxError, choose, interpreter, run_all
 
 SCORING = ("all", "share")
+_HARNESS = Path(__file__).with_name("harness.py")
 _TEST_COLUMNS = ("tests", "test_list", "test", "test_cases", "input_output", "verification_info")
 _NAME_COLUMNS = ("entry_point", "function", "fn_name")
 _SETUP_COLUMN = "test_setup_code"
@@ -101,7 +102,11 @@ class _CodeComponent(ItemComponent):
         tried = slow_last(attempt, list(todo), self.workers, one_pass)
         fresh = {key: score for key, score in zip(todo, tried, strict=True) if score is not None}
         cache.put_many(
-            {k: entry for k, score in fresh.items() if not k.startswith("only:") and (entry := _kept(score))}
+            {
+                key: [score.info["passed"], score.info["tests"], score.info.get("reason", "")]
+                for key, score in fresh.items()
+                if not key.startswith("only:") and "passed" in score.info and not score.info.get("timed_out")
+            }
         )
         return [fresh[key] if key in fresh else self._verdict(*known[key]) for key in keys]
 
@@ -137,7 +142,10 @@ class _CodeComponent(ItemComponent):
         if program.value is None:
             return Score(None, "format", {"reason": program.reason})
         try:
-            tests = _tests(sample)
+            columns = (sample.columns[column] for column in _TEST_COLUMNS if sample.columns.get(column) is not None)
+            tests = next(columns, sample.reference)
+            if tests is None:
+                raise _BadRow(f"no tests: give a column `reference`, or one of {', '.join(_TEST_COLUMNS)}")
             return self._judge(program.value, tests, sample, ctx, limits)
         except SandboxError as failure:
             return Score(None, "infra", {"reason": f"{failure}"[:_REPORTED]})
@@ -217,18 +225,15 @@ class CodeStdio(_CodeComponent):
                 python=self.python,
             )
             result = self._run(job, limits)
-            problem, timed_out = self._problem(test, result), timed_out or result.status == "timeout"
-            passed += problem is None
-            if problem is not None:
-                reason = reason or f"test {number}: {problem}"
-                if self.scoring == "all":
-                    break
+            timed_out = timed_out or result.status == "timeout"
+            if result.status == "ok" and same_output(test.output, result.stdout, self.tolerance):
+                passed += 1
+                continue
+            problem = "other output" if result.status == "ok" else _ending(result)
+            reason = reason or f"test {number}: {problem}"
+            if self.scoring == "all":
+                break
         return self._verdict(passed, len(pairs), reason, timed_out)
-
-    def _problem(self, test: StdioTest, result: Result) -> str | None:
-        if result.status != "ok":
-            return _ending(result)
-        return None if same_output(test.output, result.stdout, self.tolerance) else "other output"
 
     def _limits(self, sample: Sample) -> tuple[float, int]:
         """Seconds and MiB for a run; a row's own limits count if they are positive numbers."""
@@ -264,7 +269,7 @@ class CodeFunction(_CodeComponent):
             calls,
         )
         job = Job(
-            program=_harness(),
+            program=_HARNESS.read_text(encoding="utf-8"),
             stdin=json.dumps({"function": function, "calls": rows, "before": before, "source": program}),
             seconds=min(self.seconds, self.budget_seconds),
             memory_mb=self.memory_mb,
@@ -276,21 +281,13 @@ class CodeFunction(_CodeComponent):
             call.accepts(answer[0], self.tolerance) for call, answer in zip(calls, answers, strict=False) if answer
         ]
         passed = sum(judged) if len(answers) <= len(calls) else 0
-        problem = _call_problem(result, answers, len(calls))
+        failures = [line for line in result.stdout.split("\n") if '"raised"' in line or '"missing"' in line]
+        problem = (failures or ["other value"])[0]
+        if len(answers) < len(calls):
+            problem = f"{len(answers)} of {len(calls)} calls answered: {_ending(result)}"
+        elif len(answers) > len(calls):
+            problem = "more answers than calls"
         return self._verdict(passed, len(calls), problem, result.status == "timeout")
-
-
-@functools.cache
-def _harness() -> str:
-    return Path(__file__).with_name("harness.py").read_text(encoding="utf-8")
-
-
-def _kept(score: Score) -> list[Any] | None:
-    """The cache entry of a score: tests passed, tests in all, and why not all passed; None if a rerun may differ."""
-    info = score.info
-    if score.status not in ("ok", "wrong") or "passed" not in info or info.get("timed_out"):
-        return None
-    return [info["passed"], info["tests"], info.get("reason", "")]
 
 
 class _Limits(NamedTuple):
@@ -312,15 +309,6 @@ class _BadRow(ValueError):
     """Raised for a row whose tests cannot be used, whatever the completion is."""
 
 
-def _tests(sample: Sample) -> Any:
-    for column in _TEST_COLUMNS:
-        if sample.columns.get(column) is not None:
-            return sample.columns[column]
-    if sample.reference is None:
-        raise _BadRow(f"no tests: give a column `reference`, or one of {', '.join(_TEST_COLUMNS)}")
-    return sample.reference
-
-
 def _usable(parse: Any, tests: Any) -> Any:
     try:
         return parse(tests)
@@ -337,15 +325,6 @@ def _answers(stdout: str, calls: int) -> list[tuple[Any] | None]:
         except (ValueError, KeyError, TypeError, RecursionError):
             answers.append(None)
     return answers
-
-
-def _call_problem(result: Result, answers: Sequence[Any], calls: int) -> str:
-    if len(answers) < calls:
-        return f"{len(answers)} of {calls} calls answered: {_ending(result)}"
-    if len(answers) > calls:
-        return "more answers than calls"
-    lines = [line for line in result.stdout.split("\n") if '"raised"' in line or '"missing"' in line]
-    return lines[0] if lines else "other value"
 
 
 def _ending(result: Result) -> str:

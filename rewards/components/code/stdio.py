@@ -77,18 +77,16 @@ def same_output(expected: str, printed: str, tolerance: float | None = None) -> 
         return False
     if tolerance is None:
         return expected_lines == printed_lines
-    return all(_same_line(w, g, tolerance) for w, g in zip(expected_lines, printed_lines, strict=True))
+    pairs = [(w.split(), g.split()) for w, g in zip(expected_lines, printed_lines, strict=True)]
+    return all(
+        len(words) == len(others)
+        and all(word == other or _close(word, other, tolerance) for word, other in zip(words, others, strict=True))
+        for words, others in pairs
+    )
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().replace("\r\n", "\n").split("\n")]
-
-
-def _same_line(expected: str, printed: str, tolerance: float) -> bool:
-    words, others = expected.split(), printed.split()
-    return len(words) == len(others) and all(
-        word == other or _close(word, other, tolerance) for word, other in zip(words, others, strict=True)
-    )
 
 
 def _close(word: str, other: str, tolerance: float) -> bool:
