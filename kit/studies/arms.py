@@ -8,9 +8,11 @@ Whatever was finished stays: the same command again does what is left.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from kit.errors import ConfigError, KitError, RunError
 from kit.evaluation.checker import check_metric
 from kit.runs.files import to_json, write_atomic
 from kit.runs.store import ALIVE, RUN_ID, RunDir
-from kit.runs.worker import STOPPED, USER_ERROR, Outcome
+from kit.runs.worker import STOPPED, USER_ERROR
 from kit.studies.compare import FOLDER, at_a_glance, compare_runs, file_page
 from kit.studies.scores import last_evaluation, method
 
@@ -187,20 +189,21 @@ def run_once(config: RunConfig, *, quiet: bool, abandoned: Path) -> KitError | N
 
     An attempt that cannot be resumed is moved to `abandoned`, and the run starts again.
     """
-    run = RunDir(Path(config.run.root) / str(config.run.id))
+    run, outcome = RunDir(Path(config.run.root) / str(config.run.id)), None
     if run.path.exists():
         state = run.status()["state"]
         if state in ALIVE:
             return RunError(f"{run.id} is running in another process; wait for it, or stop it: grpo-kit stop {run.id}")
-        if state != "failed" and (outcome := _resumed(run, str(config.run.root), quiet)) is not None:
-            return _ended(run, outcome)
-        target = abandoned / run.id
-        target.parent.mkdir(parents=True, exist_ok=True)
-        run.path.rename(next(free for free in _numbers(target) if not free.exists()))
-    return _ended(run, launching.launch(config, quiet=quiet))
-
-
-def _ended(run: RunDir, outcome: Outcome) -> KitError | None:
+        if state != "failed":
+            with suppress(KitError):  # it cannot be resumed
+                outcome = launching.relaunch(run.id, str(config.run.root), quiet=quiet)
+            if outcome is not None and outcome.code == USER_ERROR and run.status()["state"] != "failed":
+                outcome = None  # it was refused before it began
+        if outcome is None:
+            abandoned.mkdir(parents=True, exist_ok=True)
+            places = (abandoned / f"{run.id}-{number}" for number in itertools.count(1))
+            run.path.rename(next(place for place in places if not place.exists()))
+    outcome = outcome or launching.launch(config, quiet=quiet)
     if outcome.code == STOPPED and not stopped_by_hand(run):
         raise KeyboardInterrupt
     return RunError("it was stopped by hand") if outcome.code == STOPPED else outcome.error
@@ -211,19 +214,6 @@ def stopped_by_hand(run: RunDir) -> bool:
     status = run.status()
     requested = (run.control / "stop").exists() or bool(status.get("stop"))
     return requested or str(status.get("reason")).startswith("control/stop")
-
-
-def _resumed(run: RunDir, root: str, quiet: bool) -> Outcome | None:
-    """How an earlier attempt ended after it was resumed; None where it cannot be resumed and starts again."""
-    try:
-        outcome = launching.relaunch(run.id, root, quiet=quiet)
-    except KitError:
-        return None
-    return None if outcome.code == USER_ERROR and run.status()["state"] != "failed" else outcome
-
-
-def _numbers(path: Path) -> Iterator[Path]:
-    yield from (path.with_name(f"{path.name}-{number}") for number in range(1, 10_000))
 
 
 def _finished(plan: Plan, arm: str, seed: int) -> bool:

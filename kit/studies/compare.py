@@ -40,7 +40,7 @@ from kit.studies.scores import (
     read_run,
     same_seeds,
 )
-from kit.studies.statistics import Difference, detectable, difference, holm
+from kit.studies.statistics import detectable, difference, holm
 
 ALPHA = 0.05
 BETTER, WORSE, UNCLEAR = "better", "worse", "not distinguishable"
@@ -91,9 +91,30 @@ def compare_runs(
     differences = [
         difference(scores[first], scores[other], paired_seeds=same_seeds(arms[first], arms[other])) for other in others
     ]
-    corrected = holm([gap.p for gap in differences])
+    comparisons = []
+    for arm, gap, p in zip(others, differences, holm([gap.p for gap in differences]), strict=True):
+        reason = not_comparable(arms[first], arms[arm])
+        verdict = UNCLEAR if p >= ALPHA else BETTER if gap.value > 0 else WORSE
+        comparison = {
+            "arm": arm,
+            "baseline": first,
+            "verdict": verdict if reason is None else NOT_COMPARABLE,
+            "reason": reason,
+            "difference": {"value": gap.value, "low": gap.low, "high": gap.high},
+            "p": gap.p,
+            "p_holm": p,
+            "standard_error": gap.standard_error,
+            "degrees_of_freedom": gap.parts.df,
+            "variances": asdict(gap.parts),
+            "detectable": detectable(gap.parts, ALPHA / len(others)),
+            "scope": "method" if gap.of_the_method else "weights",
+        }
+        comparisons.append(comparison | {"text": sentence(comparison, chosen)})
     configurations = config_differences(arms)
-    notes = missing_note(arms, problems, chosen)
+    most = max(len(run.columns["held-out length"]) for runs_of in arms.values() for run in runs_of)
+    left, notes = most - len(problems), []
+    if left:
+        notes.append(f"{left} of {most} held-out problems are left out: not every run has a {chosen} for them.")
     if not configurations:
         notes.append("The arms have the same configuration: any difference is luck.")
     return {
@@ -114,10 +135,7 @@ def compare_runs(
             }
             for name, runs_of in arms.items()
         ],
-        "comparisons": [
-            judge(first, other, gap, p, ALPHA / len(others), chosen, not_comparable(arms[first], arms[other]))
-            for other, gap, p in zip(others, differences, corrected, strict=True)
-        ],
+        "comparisons": comparisons,
         "quantities": compare_quantities(arms, chosen),
         "config_differences": configurations,
         "curves": curves(arms, chosen),
@@ -128,17 +146,15 @@ def compare_runs(
 
 def group(runs: Sequence[str | Sequence[str]] | Named, read: Callable[[str], RunScores]) -> dict[str, list[RunScores]]:
     """Arms by name, each with its runs by seed. Raises `ConfigError` unless there are two or more."""
-    parts = runs.values() if isinstance(runs, Mapping) else runs
-    ids = [run for part in parts for run in ([part] if isinstance(part, str) else part)]
-    if doubled := sorted({run for run in ids if ids.count(run) > 1}):
+    parts = list(runs.values()) if isinstance(runs, Mapping) else list(runs)
+    ids = [[part] if isinstance(part, str) else list(part) for part in parts]
+    names = [name for of_arm in ids for name in of_arm]
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{', '.join(doubled)} stands in the comparison twice; name each run once.")
-    if isinstance(runs, Mapping):
-        named = {name: [read(run) for run in ids] for name, ids in runs.items()}
-    elif any(not isinstance(run, str) for run in runs):
-        lists = [[read(run) for run in ([ids] if isinstance(ids, str) else ids)] for ids in runs]
-        named = _with_names(lists)
-    else:
-        named = _with_names(_by_configuration([read(str(run)) for run in runs]))
+    arms = [[read(name) for name in of_arm] for of_arm in ids]
+    if all(isinstance(part, str) for part in parts):
+        arms = _by_configuration([run for of_arm in arms for run in of_arm])
+    named = dict(zip(runs, arms, strict=True)) if isinstance(runs, Mapping) else _with_names(arms)
     if len(named) < 2 or not all(named.values()):
         raise ConfigError("A comparison needs two arms with a run each: grpo-kit compare RUN_A RUN_B.")
     return {name: sorted(runs_of, key=lambda run: (run.seed, run.id)) for name, runs_of in named.items()}
@@ -155,7 +171,7 @@ def _by_configuration(runs: Sequence[RunScores]) -> list[list[RunScores]]:
 def _with_names(arms: Sequence[Sequence[RunScores]]) -> dict[str, list[RunScores]]:
     """An arm has the name of its runs without the seed's number behind it: `base` of base-s0 and base-s1."""
     named: dict[str, list[RunScores]] = {}
-    for runs in arms:
+    for runs in filter(None, arms):
         stems = {re.sub(r"-(s|seed)?-?\d+$", "", run.id) for run in runs}
         stem = min(stems) if len(stems) == 1 and len(runs) > 1 else runs[0].id
         named[runs[0].id if stem in named else stem] = list(runs)
@@ -194,73 +210,30 @@ def choose_metric(arms: Arms, metric: str | None) -> str:
     return score
 
 
-def missing_note(arms: Arms, problems: Sequence[str], metric: str) -> list[str]:
-    """A note on problems that were left out because not every run has a score for them."""
-    most = max(len(run.columns["held-out length"]) for runs in arms.values() for run in runs)
-    left = most - len(problems)
-    return [f"{left} of {most} held-out problems are left out: not every run has a {metric} for them."] if left else []
-
-
-def judge(
-    baseline: str,
-    arm: str,
-    gap: Difference,
-    p_holm: float,
-    alpha: float,
-    metric: str,
-    refused: str | None = None,
-) -> dict[str, Any]:
-    """One comparison with its verdict: `better` or `worse` only where p, corrected for the number of arms, is below 5 %.
-
-    `refused` says why there can be no verdict: then it is `not comparable`.
-    """
-    verdict = UNCLEAR if p_holm >= ALPHA else BETTER if gap.value > 0 else WORSE
-    verdict = verdict if refused is None else NOT_COMPARABLE
-    result = {
-        "arm": arm,
-        "baseline": baseline,
-        "verdict": verdict,
-        "reason": refused,
-        "difference": {"value": gap.value, "low": gap.low, "high": gap.high},
-        "p": gap.p,
-        "p_holm": p_holm,
-        "standard_error": gap.standard_error,
-        "degrees_of_freedom": gap.parts.df,
-        "variances": asdict(gap.parts),
-        "detectable": detectable(gap.parts, alpha),
-        "scope": "method" if gap.of_the_method else "weights",
-    }
-    return result | {"text": sentence(result, metric)}
-
-
 def sentence(comparison: Mapping[str, Any], metric: str) -> str:
     """The verdict in words."""
     gap, seeds = comparison["difference"], comparison["variances"]["n_seeds"]
     size = f"{seeds:g} seed{'s' * (seeds != 1)} x {comparison['variances']['n_problems']} problems"
-    if comparison["verdict"] == NOT_COMPARABLE:
-        return (
-            f"{comparison['arm']} against {comparison['baseline']}: not comparable: {comparison['reason']}. "
-            f"{metric.replace('_', ' ').capitalize()} differs by {gap['value']:+.3f}, which says nothing here."
+    verdict, pair = comparison["verdict"], f"{comparison['arm']} against {comparison['baseline']}"
+    score = metric.replace("_", " ").capitalize()
+    if verdict == NOT_COMPARABLE:
+        difference = f"{score} differs by {gap['value']:+.3f}, which says nothing here."
+        return f"{pair}: not comparable: {comparison['reason']}. {difference}"
+    budget = f" at this budget ({size})" if verdict == UNCLEAR else ""
+    text = f"{pair}: {verdict}{budget}. {score} {gap['value']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}], "
+    text += f"p = {comparison['p_holm']:.2g}."
+    if verdict == UNCLEAR and comparison["standard_error"]:
+        text += (
+            f" This budget finds differences of {comparison['detectable']:.3f} and more, four times out of five; more seeds "
+            "or more held-out problems find smaller ones."
         )
-    verdict = comparison["verdict"] + (f" at this budget ({size})" if comparison["verdict"] == UNCLEAR else "")
-    text = f"{comparison['arm']} against {comparison['baseline']}: {verdict}. {metric.replace('_', ' ').capitalize()} "
-    text += f"{gap['value']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}], p = {comparison['p_holm']:.2g}."
-    if comparison["verdict"] == UNCLEAR:
-        text += f" {_what_it_takes(comparison)}"
+    elif verdict == UNCLEAR and gap["value"]:
+        text += " Every problem differs by the same amount, so nothing says how much is luck: take more problems."
+    elif verdict == UNCLEAR:
+        text += " The arms scored the same on every problem, so nothing says what this budget could find."
     if comparison["scope"] == "weights":
         text += " One seed: this is about these weights and not about the method. Train 3 seeds or more for that."
     return text
-
-
-def _what_it_takes(comparison: Mapping[str, Any]) -> str:
-    if not comparison["standard_error"]:
-        if comparison["difference"]["value"]:
-            return "Every problem differs by the same amount, so nothing says how much is luck: take more problems."
-        return "The arms scored the same on every problem, so nothing says what this budget could find."
-    return (
-        f"This budget finds differences of {comparison['detectable']:.3f} and more, four times out of five; more seeds or more "
-        "held-out problems find smaller ones."
-    )
 
 
 def compare_and_file(what: Sequence[str], root: Path, name: str | None, **how: Any) -> tuple[dict[str, Any], Path]:
@@ -291,16 +264,15 @@ def file_page(result: Mapping[str, Any], folder: Path) -> Path:
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Head and rows: the score that decides, then what else was measured; each arm beside its difference."""
     first, *others = [arm["name"] for arm in result["arms"]]
-    head = ["", first, *(cell for other in others for cell in (other, "difference"))]
+    head = ["quantity", first, *(cell for other in others for cell in (other, "difference"))]
     estimates = {each["arm"]: each["difference"] for each in result["comparisons"]}
     scores = {arm["name"]: arm["value"] for arm in result["arms"]}
-    measured = [(result["metric"], scores, estimates)]
-    measured += [(row["name"], row["arms"], row["differences"]) for row in result["quantities"]]
     rows = []
-    for name, values, differences in measured:
-        cells = [_plain(name), f"{values[first]:.4g}"]
+    for row in [{"name": result["metric"], "arms": scores, "differences": estimates}, *result["quantities"]]:
+        unit = f" ({row['unit']})" if "unit" in row else ""
+        cells = [_plain(row["name"]) + unit, _number(row["arms"][first])]
         for other in others:
-            cells += [f"{values[other]:.4g}", interval(differences[other])]
+            cells += [_number(row["arms"][other]), interval(row["differences"][other])]
         rows.append(cells)
     return head, rows
 
@@ -324,7 +296,7 @@ def at_a_glance(result: Mapping[str, Any]) -> Markup:
 
 
 def _sections(result: Mapping[str, Any]) -> dict[str, Markup]:
-    metric, first, *others = _plain(result["metric"]), *(arm["name"] for arm in result["arms"])
+    metric = _plain(result["metric"])
     gaps = [
         (each["arm"], *(each["difference"][key] for key in ("value", "low", "high"))) for each in result["comparisons"]
     ]
@@ -337,13 +309,7 @@ def _sections(result: Mapping[str, Any]) -> dict[str, Markup]:
         ]
         for arm in result["arms"]
     ]
-    head = ["quantity", first, *(cell for other in others for cell in (other, "difference"))]
-    quantities = []
-    for row in result["quantities"]:
-        cells = [f"{_plain(row['name'])} ({row['unit']})", _number(row["arms"][first])]
-        for other in others:
-            cells += [_number(row["arms"][other]), interval(row["differences"][other])]
-        quantities.append(cells)
+    head, (_, *quantities) = table(result)
     curves = [
         charts.lines(series, name[0].upper() + name[1:], "optimiser step", LABELS.get(name, "score"))
         for name, series in result["curves"].items()

@@ -107,6 +107,15 @@ def read_run(run_id: str, root: str | Path = "runs", evaluation_name: str | None
         data_hash = json.loads(run.data.read_text(encoding="utf-8")).get("sha256")
     except (OSError, ValueError):
         data_hash = None
+    totals = {TOTAL_TIME: sum(value for _, value in series["time a step"])} if series["time a step"] else {}
+    peaks, results = [event for event in run.events() if event.get("kind") == "memory"], course(run)
+    for name, key in ((MEMORY, "peak_rss_bytes"), (GPU_MEMORY, "peak_gpu_bytes")):
+        if values := [event[key] / 2**20 for event in peaks if is_number(event.get(key))]:
+            totals[name] = max(values)
+    heldout = {
+        name: [(float(result["step"]), value) for result in results if (value := value_of(result, name)) is not None]
+        for name in dict.fromkeys(key for result in results for key in result if isinstance(result[key], Mapping))
+    }
     return RunScores(
         id=run.id,
         seed=int(config.get("run", {}).get("seed", 0)),
@@ -116,8 +125,8 @@ def read_run(run_id: str, root: str | Path = "runs", evaluation_name: str | None
         settings={name: evaluation.get(name) for name in (*SETTINGS, "k")},
         columns=_columns(evaluation),
         series={name: line for name, line in series.items() if line},
-        heldout=_heldout(run),
-        totals=_totals(run, series["time a step"]),
+        heldout=heldout,
+        totals=totals,
         data_hash=str(data_hash) if data_hash else None,
         generation={key: generation[key] for key in GENERATION if key in generation},
     )
@@ -187,24 +196,6 @@ def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         for name, values in columns.items()
         if len(values) == len(keys) and any(value is not None for value in values)
     }
-
-
-def _heldout(run: RunDir) -> dict[str, list[Point]]:
-    results = course(run)
-    return {
-        name: [(float(result["step"]), value) for result in results if (value := value_of(result, name)) is not None]
-        for name in dict.fromkeys(key for result in results for key in result if isinstance(result[key], Mapping))
-    }
-
-
-def _totals(run: RunDir, step_times: Sequence[Point]) -> dict[str, float]:
-    totals = {TOTAL_TIME: sum(value for _, value in step_times)} if step_times else {}
-    peaks = [event for event in run.events() if event.get("kind") == "memory"]
-    for name, key in ((MEMORY, "peak_rss_bytes"), (GPU_MEMORY, "peak_gpu_bytes")):
-        values = [event[key] / 2**20 for event in peaks if is_number(event.get(key))]
-        if values:
-            totals[name] = max(values)
-    return totals
 
 
 def compare_settings(arms: Arms, metric: str) -> list[str]:
@@ -292,25 +283,13 @@ def _scalar(arms: Arms, name: str, unit: str) -> dict[str, Any] | None:
     if any(len(known[arm]) < len(values[arm]) for arm in values):
         return None
     first, *others = arms
-    return {
-        "name": name,
-        "unit": unit,
-        "arms": {arm: statistics.fmean(of_arm) for arm, of_arm in known.items()},
-        "differences": {other: _scalar_difference(arms, known, name, first, other) for other in others},
-    }
-
-
-def _scalar_difference(
-    arms: Arms, known: Mapping[str, Sequence[float]], name: str, first: str, other: str
-) -> dict[str, float | None]:
-    """The interval over seeds where both arms have two; else a bare number."""
-    interval: tuple[float, float, float] | None = None
-    if min(len(known[first]), len(known[other])) > 1:
-        paired = same_seeds(arms[first], arms[other])
-        interval = scalar_difference(known[first], known[other], paired=paired)
-    if interval is None:
-        return {"value": statistics.fmean(known[other]) - statistics.fmean(known[first]), "low": None, "high": None}
-    return dict(zip(("value", "low", "high"), interval, strict=True))
+    means, differences = {arm: statistics.fmean(of_arm) for arm, of_arm in known.items()}, {}
+    for other in others:  # an interval over seeds where both arms have two; else a bare number
+        interval: tuple[float, float | None, float | None] = (means[other] - means[first], None, None)
+        if min(len(known[first]), len(known[other])) > 1:
+            interval = scalar_difference(known[first], known[other], paired=same_seeds(arms[first], arms[other]))
+        differences[other] = dict(zip(("value", "low", "high"), interval, strict=True))
+    return {"name": name, "unit": unit, "arms": means, "differences": differences}
 
 
 def curves(arms: Arms, metric: str) -> dict[str, dict[str, list[Point]]]:
