@@ -65,15 +65,6 @@ def test_what_else_differs_has_intervals(root: Path) -> None:
     assert found.keys() >= {"pass@4", "held-out length", "completion length", "training reward", "greedy_reward"}
 
 
-def test_one_seed_is_about_weights(root: Path) -> None:
-    found = compare_runs(["base-s0", "clip-s0"], root)
-    verdict = found["comparisons"][0]
-    assert verdict["scope"] == "weights"
-    assert "about these weights and not about the method" in verdict["text"]
-    entropy = next(row for row in found["quantities"] if row["name"] == "entropy")["differences"]["clip-s0"]
-    assert entropy["low"] is None
-
-
 def test_runs_of_one_configuration_are_compared_and_said_to_be(root: Path) -> None:
     found = compare_runs([["base-s0", "base-s1"], ["base-s2"]], root)
     assert any("same configuration" in note for note in found["notes"])
@@ -125,14 +116,6 @@ def test_runs_that_cannot_be_compared_are_refused(
         compare_runs(["a", "b"], tmp_path, **options)
 
 
-def test_a_run_without_scores_by_problem_is_named(root: Path) -> None:
-    (root / "clip-s1/eval/after.json").write_text('{"step": 20}')
-    with pytest.raises(RunError, match="grpo-kit eval clip-s1"):
-        compare_runs(ids("base", "clip"), root)
-    with pytest.raises(RunError, match="There is no run 'nothing'"):
-        compare_runs(["base-s0", "nothing"], root)
-
-
 def test_the_verb_prints_and_leaves_a_page_and_json(root: Path) -> None:
     output = command(root, "base-s0,base-s1,base-s2", "clip-s0,clip-s1,clip-s2")
     assert "clip against base: better." in output
@@ -146,21 +129,6 @@ def test_the_verb_prints_and_leaves_a_page_and_json(root: Path) -> None:
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//|@import|url\(""", page), (
         "nothing is loaded from elsewhere"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["base-s0"], "--change section.key=value"),
-        (["base-s0", "base-s0"], "twice"),
-        (["base-s0", "clip-s0", "--name", "../up"], "--name ../up"),
-        (["base-s0", "clip-s0", "--metric", "greedy_acuracy"], "Did you mean 'greedy_accuracy'"),
-    ],
-)
-def test_mistakes_are_one_message(root: Path, arguments: list[str], words: str) -> None:
-    output = command(root, *arguments, code=2)
-    assert output.startswith("error: ")
-    assert words in output
 
 
 def test_texts_of_runs_are_data_on_the_page(tmp_path: Path) -> None:

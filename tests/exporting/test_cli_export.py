@@ -70,15 +70,11 @@ def test_an_export_that_is_not_verified_fails(run: RunDir, asked: list[dict[str,
     [
         (["--to", "onnx"], "There is no format 'onnx'"),
         (["--to", "adapter", "--checkpoint", "40"], "Its checkpoints: 30"),
-        (["--to", "adapter", "--checkpoint", "../../x"], "Its checkpoints: 30"),
         (["--to", "gguf", "--quantization", "q4_k_x"], "Did you mean"),
-        (["--to", "merged-16bit", "--dtype", "int8"], "none of auto, float16"),
         (["--to", "hub"], "OWNER/NAME"),
         (["--to", "hub", "--push", "ollama", "--repo", "a/b"], "cannot hold 'ollama'"),
         (["--to", "adapter", "--out", "RUN/adapter"], "within the run's own files"),
-        (["--to", "adapter", "--out", "RUN/export", "--force"], "within the run's own files"),
         (["--to", "adapter", "--out", "RUN", "--force"], "is or holds the run itself"),
-        (["--to", "adapter", "--out", "RUN/..", "--force"], "is or holds the run itself"),
         (["--to", "adapter", "--out", "RUN/../new/../..", "--force"], "is or holds the run itself"),
         (["--to", "adapter", "--out", ".", "--force"], "the directory that you are in"),
     ],
@@ -88,21 +84,4 @@ def test_what_cannot_be_done_is_refused_at_once(
 ) -> None:
     arguments = [each.replace("RUN", str(run.path)) for each in arguments]
     assert words in " ".join(export(run, *arguments, code=2).split())
-    assert asked == []
-
-
-def test_a_folder_of_the_users_is_kept_whatever_is_asked(
-    run: RunDir, asked: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    for name in ("mine", "mine.not-verified"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "work.txt").write_text("work")
-    for out in ("mine", "mine.not-verified"):
-        assert "is no export" in " ".join(
-            export(run, "--to", "adapter", "--out", str(tmp_path / out), "--force", code=2).split()
-        )
-    (tmp_path / "mine" / "work.txt").unlink()
-    # Free itself; were the export not verified, it would go beside it.
-    output = export(run, "--to", "adapter", "--out", str(tmp_path / "mine"), code=2)
-    assert "mine.not-verified is no export" in " ".join(output.split())
     assert asked == []

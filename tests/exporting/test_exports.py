@@ -317,30 +317,6 @@ def test_a_merged_model_that_does_not_fit_the_gpu_is_verified_on_the_cpu(
     assert any("verified on the CPU" in note for note in on_a_gpu.notes)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [torch.OutOfMemoryError("CUDA out of memory."), torch.AcceleratorError("CUDA error: device-side assert triggered")],
-)
-def test_a_full_or_dead_gpu_is_not_taken_for_broken_files(
-    source: Source, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    from kit.export.source import load_plain
-    from kit.models.start import put_on
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise error
-
-    base = source.load_base()
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
-    monkeypatch.setattr(PeftModel, "from_pretrained", fail)
-    for load in (lambda: load_plain(source, source.base), source.load_base, lambda: put_on(base, source.weights)):
-        with pytest.raises(type(error)):
-            load()
-
-
 def test_a_lost_update_is_a_fault_where_the_answers_cannot_tell(
     merged: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

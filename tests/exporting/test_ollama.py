@@ -77,14 +77,6 @@ def test_the_template_in_ollamas_language(tokenizer: Any) -> None:
     )
 
 
-def test_a_system_message_takes_the_place_of_the_templates_own(tokenizer: Any) -> None:
-    pieces = take_apart(with_template(tokenizer, DEFAULT_SYSTEM))
-    assert pieces is not None
-    assert go_template(pieces).startswith(
-        "{{ if not .System }}<|im_start|>system\nYou are helpful.<|im_end|>\n{{ end }}{{ range"
-    )
-
-
 def test_the_modelfile_samples_as_the_run_does(tokenizer: Any) -> None:
     config = load_config("quickstart", ["generation.temperature=0.7", "data.system_prompt=Think."])
     source = SimpleNamespace(config=config, tokenizer=tokenizer, run=SimpleNamespace(id="it"), step=3)
@@ -110,14 +102,3 @@ def test_plain_text_has_the_system_prompt_in_front_as_in_training(tokenizer: Any
     rendered = template.replace("{{ if .System }}", "").replace("{{ end }}", "").replace("{{ .System }}", "Think.")
     assert rendered.replace("{{ .Prompt }}", "2 + 3?") == dress("2 + 3?", chat=False, system_prompt="Think.")
     assert notes == []
-
-
-@pytest.mark.parametrize("prompt", ['Say """x""" first.', 'Say "x"'])
-def test_a_system_prompt_that_would_end_the_quotes_is_left_out_and_told(tokenizer: Any, prompt: str) -> None:
-    config = load_config("quickstart")
-    config.data.system_prompt = prompt
-    source = SimpleNamespace(config=config, tokenizer=tokenizer, run=SimpleNamespace(id="it"), step=3)
-    text, notes = modelfile(source, [tokenizer.eos_token_id], "it-Q8_0.gguf")
-    assert "SYSTEM" not in text
-    assert any("system prompt of training is left out" in note for note in notes)
-    assert "# Note: the system prompt" in text

@@ -9,8 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from kit.cli.app import app
-from kit.cli.plan import verdict
-from kit.model_check.check import Findings
 
 runner = CliRunner()
 
@@ -69,16 +67,6 @@ def test_no_two_copies_of_the_real_weights_are_held(model_folder, monkeypatch, t
     if importlib.util.find_spec("bitsandbytes") is not None:
         assert found["4-bit"][0] == "tested", found["4-bit"]
         assert quantised == [False, False, True]
-
-
-def test_the_last_line_does_not_hide_that_pictures_fail():
-    card = Findings("m", "m", "M", "random", {}, "its own", [("LoRA", "tested", ""), ("vision", "untested", "")])
-    assert verdict(card) == "It trains."
-    card.findings[1] = ("vision", "failing", "no")
-    assert card.trains
-    assert verdict(card).startswith("It trains on text; with pictures it does not")
-    card.findings[0] = ("LoRA", "failing", "no")
-    assert verdict(card).startswith("It does not train")
 
 
 @pytest.mark.families

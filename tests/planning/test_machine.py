@@ -63,14 +63,6 @@ def test_a_package_outside_its_range_fails_with_the_install_command(monkeypatch:
     assert found["trl"].fix.startswith("pip install 'trl")
 
 
-def test_a_package_that_is_missing_fails_and_an_extra_that_is_missing_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = machine.installed
-    monkeypatch.setattr(machine, "installed", lambda name: None if name in ("peft", "optuna") else real(name))
-    found = levels(machine.packages())
-    assert found["peft"] == "fail"
-    assert "optuna" not in found
-
-
 @pytest.mark.parametrize(("free", "level"), [(10 * 2**20, "fail"), (3 * 2**30, "warn"), (50 * 2**30, "ok")])
 def test_the_disk(free: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free, 0, free))
@@ -113,14 +105,6 @@ def test_an_installation_that_made_packages_older_is_told(
     assert line.split(": ")[1] == f"pyyaml 99.0 -> {machine.installed('pyyaml')}"
 
 
-def test_a_gpu_that_torch_cannot_see_ends_the_check_with_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "_nvidia_device", lambda: True)
-    assert machine.main() == 1
-    assert "torch cannot use" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("capability", "level"), [((9, 0), "ok"), ((7, 5), "warn"), ((6, 1), "fail")])
 def test_bfloat16_by_compute_capability(
     capability: tuple[int, int], level: str, monkeypatch: pytest.MonkeyPatch
@@ -143,15 +127,3 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(machine, "gpu", broken)
     found = [check for check in check_machine(tmp_path) if "driver mismatch" in check.seen]
     assert [check.level for check in found] == ["warn"]
-
-
-def test_a_backend_that_cannot_be_had_is_a_failure_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.config import ModelConfig
-    from kit.models.backend import Machine
-    from kit.planning.machine import backend
-
-    monkeypatch.setattr("kit.models.backend.this_machine", lambda: Machine(None))
-
-    (found,) = backend(ModelConfig(backend="unsloth"))
-    assert found.level == "fail"
-    assert "transformers" in found.fix

@@ -54,24 +54,6 @@ def test_the_command_that_is_printed_fits(seven_billion: Any, tree: Any) -> None
     assert plan(load_config(tree, overrides), gpu=card)["fits"]
 
 
-def test_a_tie_of_rollout_and_evaluation_has_a_fix(seven_billion: Any) -> None:
-    given, card = [f"model.name={seven_billion}"], find_gpu("t4")
-    found = plan(load_config("quickstart", given), gpu=card, name="quickstart", given=given)
-    overrides = [word for before, word in itertools.pairwise(shlex.split(found["command"])) if before == "-o"]
-    assert "model.load_in_4bit=true" in overrides
-    again = plan(load_config("quickstart", overrides), gpu=card)
-    assert again["fits"]
-    assert again["memory"]["peak_bytes"] <= card.usable * GIB
-
-
-def test_the_command_has_each_key_once(seven_billion: Any) -> None:
-    given = [f"model.name={seven_billion}", "evaluation.batch_size=128"]
-    words = plan(load_config("quickstart", given), gpu=find_gpu("t4"), given=given)["command"].split()
-    keys = [word.strip("'").partition("=")[0] for before, word in itertools.pairwise(words) if before == "-o"]
-    assert "evaluation.batch_size" in keys
-    assert len(keys) == len(set(keys))
-
-
 def test_prompts_are_measured_where_data_and_tokenizer_are_there(tree: Any) -> None:
     found = plan(load_config(tree))
     assert 10 < found["prompt_tokens"] < 60

@@ -61,14 +61,6 @@ def test_a_group_is_scored_part_by_part(config: dict[str, Any]) -> None:
     assert sum(found["advantages"]) == pytest.approx(0.0)
 
 
-def test_advantages_are_those_of_grpo() -> None:
-    # mean 0.5, deviation with n - 1: sqrt((0.25 + 0.25) / 1) = 0.7071; 0.5 / 0.7071 = 0.7071
-    assert advantages([0.0, 1.0]) == pytest.approx([-(0.5**0.5), 0.5**0.5])
-    assert advantages([1.0, 1.0, 1.0]) == [0.0, 0.0, 0.0]
-    assert advantages([None, 1.0]) == [None, 0.0]
-    assert advantages([None]) == [None]
-
-
 def test_advantages_follow_the_recipe(config: dict[str, Any]) -> None:
     assert advantages([0.0, 1.0], "group_mean") == pytest.approx([-0.5, 0.5])
     # 1 less the mean of the others: (0 + 0) / 2

@@ -74,10 +74,3 @@ def test_the_style_reaches_nothing_but_the_card(run: RunDir) -> None:
     for rule in re.sub(r"/\*.*?\*/", "", style).split("}")[:-1]:
         selectors = rule.partition("{")[0].split(",")
         assert all(".grpo-kit" in selector for selector in selectors), selectors
-
-
-def test_a_run_shows_its_card_in_a_notebook(run: RunDir, tmp_path: Path) -> None:
-    from kit.api import Run
-
-    run.write_status("finished", step=1, total_steps=1)
-    assert Run("it", tmp_path)._repr_html_() == card(run)

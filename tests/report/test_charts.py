@@ -70,12 +70,6 @@ def test_a_line_is_where_its_numbers_are() -> None:
     assert bottom > top  # SVG counts downward
 
 
-def test_values_that_are_not_finite_are_left_out() -> None:
-    svg = lines({"a": [(1, 1.0), (2, math.nan), (3, math.inf), (4, 2.0)], "none": [(1, math.nan)]}, "T", "step", "y")
-    assert [len(line) for line in drawn(svg)] == [2]
-    assert "nan" not in svg
-
-
 @pytest.mark.parametrize("svg", [lines({}, "T", "x", "y"), lines({"a": []}, "T", "x", "y"), intervals([], "T")])
 def test_without_numbers_a_chart_says_so(svg: str) -> None:
     assert "nothing to draw yet" in svg
@@ -90,14 +84,6 @@ def test_long_noisy_series_get_their_mean_drawn_over_them() -> None:
         max(y for _, y in single) - min(y for _, y in single)
     )
     assert len(drawn(lines({"a": series}, "T", "step", "y", smooth=False))) == 1
-
-
-def test_a_chart_is_told_in_words() -> None:
-    root = ElementTree.fromstring(lines({"reward": [(1, 0.25), (9, 0.75)]}, "Reward", "step", "mean"))
-    assert root.attrib["role"] == "img"
-    assert root.findtext(f"{SVG}title") == "Reward"
-    words = "mean over step. reward: from 0.25 at 1 to 0.75 at 9, lowest 0.25, highest 0.75."
-    assert root.findtext(f"{SVG}desc") == words
 
 
 def test_names_and_labels_are_text() -> None:

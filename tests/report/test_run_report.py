@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import re
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -150,26 +149,6 @@ def test_the_state_is_told_as_it_is(make_run: Make, state: str, reason: str | No
     assert words in Elements(render(read(run))).text
 
 
-def test_a_run_whose_process_died_reads_interrupted(make_run: Make) -> None:
-    run = make_run()
-    run.write_status("running", pid=2**22 + 1, step=3)
-    assert "was interrupted: its process ended without a word after 3 of 20 steps" in Elements(render(read(run))).text
-
-
-def test_a_run_that_never_made_a_step_gets_a_report(tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "empty")
-    run.path.mkdir()
-    run.write_status("failed", reason="DataError: no rows", exit=2)
-    text = Elements(write_report(run).read_text(encoding="utf-8")).text
-    for words in (
-        "DataError: no rows",
-        "config.yaml cannot be read: it is missing",
-        "nothing to draw",
-        "no held-out score",
-    ):
-        assert words in text, words
-
-
 def test_damaged_files_are_named_and_the_rest_is_shown(make_run: Make) -> None:
     run = make_run()
     lines = run.metrics_file.read_text().splitlines()
@@ -270,14 +249,3 @@ def test_the_full_configuration_can_be_run_again(make_run: Make, tmp_path: Path)
 
 def _pre(document: str) -> list[str]:
     return [html.unescape(part.partition("</pre>")[0]) for part in document.split("<pre>")[1:]]
-
-
-def test_notebook_figure_draws_the_same_panels(make_run: Make) -> None:
-    import kit
-
-    run = make_run()
-    drawn = re.findall("<title>([^<]+)</title><desc>", kit.Run("one", run.path.parent).plot())
-    document = render(read(run))
-    assert len(drawn) >= 12
-    for title in drawn:
-        assert f"<title>{title}</title>" in document

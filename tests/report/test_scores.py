@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from math import comb, sqrt
-from typing import Any
 
 import pytest
 
-from kit.evaluation.results import problem_scores
 from kit.report.scores import difference, sign_test
 
 from .conftest import score
@@ -36,12 +34,6 @@ def test_the_same_problems_are_compared_one_by_one() -> None:
     assert change.verdict == "better"
 
 
-def test_a_worse_model_is_called_worse() -> None:
-    change = difference("greedy_accuracy", score([True] * 20, 0), score([False] * 15 + [True] * 5, 9))
-    assert change is not None
-    assert change.verdict == "worse"
-
-
 @pytest.mark.parametrize("key", ["greedy_accuracy", "pass@1", "greedy_reward"])
 def test_five_changed_problems_are_never_enough(key: str) -> None:
     def verdict(changed: int) -> str:
@@ -61,15 +53,6 @@ def test_other_problems_are_not_paired() -> None:
     assert not change.paired
     # before 0 [0, 0.1], after 1 [0.9, 1]: 1 - sqrt(0.1² + 0.1²) and 1 + sqrt(0 + 0)
     assert (change.value, change.low, change.high) == pytest.approx((1.0, 1 - sqrt(0.02), 1.0))
-
-
-def test_scores_of_sampled_completions_are_paired_by_their_counts() -> None:
-    scores: dict[str, Any] = {"k": 4, "per_problem": {"sampled_correct": [0, 1, 4], "majority_correct": [0, 0.5, 1]}}
-    assert problem_scores(scores, "pass@1") == [0.0, 0.25, 1.0]
-    assert problem_scores(scores, "pass@4") == [0.0, 1.0, 1.0]
-    assert problem_scores(scores, "maj@4") == [0.0, 0.5, 1.0]
-    assert problem_scores(scores, "pass@8") is None
-    assert problem_scores(scores, "greedy_reward") is None
 
 
 def test_problems_without_a_reward_on_one_side_are_left_out() -> None:
