@@ -76,13 +76,6 @@ def terminal_into(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_quickstart_finishes_and_says_so(quickstart: kit.Run) -> None:
-    status = quickstart.status
-    assert (status["state"], status["exit"], status["step"], status["total_steps"]) == ("finished", 0, 3, 3)
-    assert repr(quickstart).startswith("<Run first, finished, step 3/3, reward ")
-
-
-@pytest.mark.slow
 def test_the_terminal_shows_our_lines_and_nothing_else(quickstart: kit.Run) -> None:
     shown = (quickstart.path.parent / "shown.txt").read_text()
     lines = shown.splitlines()
@@ -93,14 +86,6 @@ def test_the_terminal_shows_our_lines_and_nothing_else(quickstart: kit.Run) -> N
         assert word not in shown
     for word in ("Held-out score, before", "Training  3/3", "eta 0:00", "greedy accuracy", "curves", "talk to it"):
         assert word in shown
-
-
-@pytest.mark.slow
-def test_quickstart_logs_one_line_a_step(quickstart: kit.Run) -> None:
-    lines = quickstart.metrics()
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    for line in lines:
-        assert {"reward", "loss", "grad_norm", "entropy", "completions/mean_length", "time"} <= line.keys()
 
 
 @pytest.mark.slow
@@ -267,33 +252,6 @@ def test_evaluation_in_between_changes_nothing_but_is_filed(attempt: Any) -> Non
     assert filed == [("evaluation", 2), ("checkpoint", 2), ("checkpoint", 4)]  # the best so far is saved at once
 
 
-def test_the_status_says_when_held_out_problems_are_scored(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.evaluation.heldout import HeldOut
-    from kit.runner.recording import Recorder
-
-    seen: list[tuple[str, object]] = []
-    score, step = HeldOut.score, Recorder.on_step_end
-
-    def look() -> None:
-        status = kit.Run("it").status
-        seen.append((status["state"], status.get("phase")))
-
-    def scored(self: HeldOut, model: Any, progress: Any = None, **keywords: Any) -> Any:
-        look()
-        return score(self, model, progress, **keywords)
-
-    def stepped(self: Recorder, *rest: Any, **keywords: Any) -> None:
-        step(self, *rest, **keywords)
-        look()
-
-    monkeypatch.setattr(HeldOut, "score", scored)
-    monkeypatch.setattr(Recorder, "on_step_end", stepped)
-    result = attempt("evaluation.before=true", "evaluation.after=true", "optimisation.steps=1", "evaluation.prompts=3")
-    assert result.code == 0
-    assert seen == [("starting", "held-out score"), ("running", None), ("running", "held-out score")]
-    assert result.folder.status()["phase"] is None
-
-
 # --- hooks and functions of the user's own ----------------------------------------------------------------------------
 
 
@@ -304,17 +262,6 @@ def test_a_clip_hook_from_a_file_trains_and_changes_the_numbers(attempt: Any) ->
     one, two = plain.folder.metrics()[0], hooked.folder.metrics()[0]
     assert two["grad_norm"] == pytest.approx(one["grad_norm"] / 2, rel=1e-4)  # half the surrogate, half the gradient
     assert load_config(hooked.folder.config).objective.clip == {"name": "mine.py:half", "share": 0.5}
-
-
-def test_a_preset_without_a_checker_reports_reward_and_no_accuracy(attempt: Any) -> None:
-    write_function(f"def score(prompts, completions, **columns):{VARIED}\n\ndef other(prompts, completions):{VARIED}")
-    functions = 'reward.functions=[{"path": "mine.py:score"}, {"path": "mine.py:other"}]'
-    result = attempt(functions, "reward.preset=null", "evaluation.after=true", "optimisation.steps=1")
-    assert result.code == 0, result.message
-    score = json.loads((result.folder.eval / "after.json").read_text())
-    assert "greedy_reward" in score
-    assert not [key for key in score if key.startswith(("pass@", "greedy_accuracy"))]
-    assert "greedy reward" in result.shown
 
 
 def test_all_weights_train_without_lora_and_with_a_reference(attempt: Any) -> None:
@@ -390,24 +337,6 @@ def test_ctrl_c_while_the_held_out_score_is_taken_keeps_what_was_learned(
     assert [path.name for path in result.folder.checkpoints] == ["checkpoint-2"]
     assert (result.folder.adapter / "adapter_model.safetensors").is_file()
     assert not list(result.folder.eval.glob("*"))
-
-
-def test_ctrl_c_before_the_first_step_leaves_a_stopped_run_without_weights(
-    attempt: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kit.evaluation.heldout import HeldOut
-
-    complete = HeldOut._complete
-
-    def interrupted(self: HeldOut, *rest: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return complete(self, *rest)
-
-    monkeypatch.setattr(HeldOut, "_complete", interrupted)
-    result = attempt("evaluation.before=true")
-    assert result.code == 130
-    assert (result.folder.status()["state"], result.folder.status()["reason"]) == ("stopped", "SIGTERM")
-    assert not result.folder.adapter.exists()
 
 
 def test_a_checkpoint_is_saved_when_asked_for(attempt: Any) -> None:

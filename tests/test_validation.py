@@ -11,7 +11,6 @@ import pytest
 
 from kit.config import load_config
 from kit.errors import (
-    ConfigError,
     EnvironmentUnsupported,
     ModelError,
     ObjectiveError,
@@ -29,21 +28,6 @@ def notes_of(tree: Any, *overrides: str) -> str:
     return "\n".join(validate(load_config(tree, overrides)))
 
 
-def test_notes_name_dynamic_sampling(tree: Any) -> None:
-    assert "selection:" not in notes_of(tree)
-    assert "at most 3 rounds" in notes_of(tree, "selection.dynamic_sampling={max_rounds: 3}")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["generation.environment=kit.environments.calculator:Calculator"], "act twice"),
-        (["objective.advantage=gdpo"], "components of the reward"),
-    ],
-)
-def test_what_dynamic_sampling_cannot_do_is_refused(overrides: list[str], words: str, tree: Any) -> None:
-    with pytest.raises(ConfigError, match=words):
-        notes_of(tree, "selection.dynamic_sampling={}", *overrides)
 
 
 def test_notes_tell_model_data_reward_objective_and_steps(tree: Any, tmp_path: Path) -> None:
