@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit import CallableModule, runner
 from kit.config import RunConfig, load_config
+from kit.evaluation.results import metric_key
 from kit.models.backend import activate_backend, expand_segments, use_threads
 from kit.models.libraries import load_libraries
 from kit.report.run_report import write_report
@@ -71,22 +72,22 @@ def run(
 def learn(job: runner.build.Job, trainer: HookedGRPOTrainer, memory: BatchSizeBackoff, start: int) -> None:
     """Scores the held-out problems, trains with GRPO from step `start` on, and scores them again."""
     config, folder, stop = job.config, job.folder, job.stop
-    policy = runner.evaluation.make_policy(folder, config.evaluation, job.parts.checker, job.reporter.say)
     score = runner.evaluation.HeldOutScores(job, memory)
+    key = metric_key(config.evaluation.metric, config.evaluation.k, checked=job.parts.checker.checker is not None)
+    evaluator = runner.evaluation.Evaluator(folder, config.evaluation, key, score, stop, job.reporter.say)
     with runner.trackers.Trackers(folder, config, job.reporter.say) as trackers:
         if config.evaluation.before and "before" not in score.known:
             score(trainer.model, "before", 0)
         with job.reporter.bar("Training", start) as advance:
             trainer.add_callback(runner.recording.Recorder(folder, stop, advance, scores_after=config.evaluation.after))
-            trainer.add_callback(runner.evaluation.AlertCallback(policy))
-            trainer.add_callback(runner.evaluation.EvaluationCallback(policy, score, stop))
+            trainer.add_callback(evaluator)
             trainer.add_callback(trackers)
             trainer.add_callback(runner.recording.Together(stop, folder))
             with runner.recording.flushed(trainer):
                 runner.resume.train_on(trainer, job.resumption)
         folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
         folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
-        runner.evaluation.conclude(policy, stop, trainer, score)
+        evaluator.conclude(trainer)
         job.reporter.result(folder, config, stop.reason)
 
 

@@ -47,7 +47,7 @@ PLANTED = {
     "with completions written whose step is not made": {
         "call": "kit.runner.recording:write_parquet", "nth": 3, "when": "after",
     },
-    "after the last step, before the score after it": {"call": "kit.runner.evaluation:conclude", "nth": 1},
+    "after the last step, before the score after it": {"call": "kit.runner.evaluation:Evaluator.conclude", "nth": 1},
 }  # fmt: skip
 
 EARLY = {
@@ -285,7 +285,7 @@ VARIANTS: dict[str, dict[str, Tree]] = {
 def test_killed_with(variant: str, forks: Forks, tree: Named) -> None:
     other = tree("whole", **VARIANTS[variant])
     point = (
-        {"call": "kit.runner.evaluation:conclude", "nth": 1}
+        {"call": "kit.runner.evaluation:Evaluator.conclude", "nth": 1}
         if variant == "an early end"
         else PLANTED["in a metrics line"]
     )

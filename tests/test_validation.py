@@ -28,8 +28,6 @@ def notes_of(tree: Any, *overrides: str) -> str:
     return "\n".join(validate(load_config(tree, overrides)))
 
 
-
-
 def test_notes_tell_model_data_reward_objective_and_steps(tree: Any, tmp_path: Path) -> None:
     notes = notes_of(tree, "objective.recipe=grpo")
     line = next(line for line in notes.splitlines() if line.startswith(f"model: {tree['model']['name']}, "))

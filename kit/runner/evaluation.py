@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from kit.config import EvaluationConfig
 from kit.evaluation.alarms import Alert, AlertMonitor, Decision, decide
 from kit.evaluation.heldout import HeldOut
-from kit.evaluation.results import BEST_FILE, Mark, Result, course, metric_key, read_best
+from kit.evaluation.results import BEST_FILE, Mark, Result, course, read_best
 from kit.models.loading import autocast_dtype
 from kit.runner.lifecycle import Stopped, StopSignal
 from kit.runner.recording import HEARTBEAT_SECONDS
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from kit.models.failures import BatchSizeBackoff
     from kit.runner.build import Job
     from kit.trainer.trainer import HookedGRPOTrainer
-    from rewards import Preset
 
 
 Score = Callable[[Any, str, int], dict[str, Any]]  # (model, name of the evaluation, its step) -> what was filed
@@ -81,11 +80,26 @@ class HeldOutScores:
         return result
 
 
-class EvaluationPolicy:
-    """Decides from the evaluations on disk what follows from them, and records it. Has no state between two calls."""
+class Evaluator(TrainerCallback):  # type: ignore[misc]
+    """Scores the held-out problems every `evaluation.every` steps and acts on the results: best checkpoint, alerts, early end.
 
-    def __init__(self, run: RunDir, config: EvaluationConfig, key: str, on_message: Callable[[str], None]) -> None:
-        self.run, self.config, self.key, self.on_message = run, config, key, on_message
+    What follows is decided from the evaluations on disk alone, so that a resumed run decides as an uninterrupted one.
+
+    key: the score that `evaluation.metric` names. score: makes and files an evaluation.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        config: EvaluationConfig,
+        key: str,
+        score: Score,
+        stop: StopSignal,
+        on_message: Callable[[str], None],
+    ) -> None:
+        self.run, self.config, self.key = run, config, key
+        self.score, self.stop, self.on_message = score, stop, on_message
+        self.monitor = AlertMonitor()
 
     def decision(self, until: int | None = None) -> Decision:
         """The decision after the evaluations up to that step."""
@@ -99,56 +113,58 @@ class EvaluationPolicy:
 
     def file_best(self, best: Mark | None) -> None:
         """Writes best.json, once the checkpoint is on disk."""
-        if not self.config.every or best is None:
-            return
-        if not (self.run.path / f"checkpoint-{best.step}").is_dir():
+        if not self.config.every or best is None or not (self.run.path / f"checkpoint-{best.step}").is_dir():
             return
         noted = {"step": best.step, "metric": self.key, "value": best.value, "checkpoint": f"checkpoint-{best.step}"}
         if read_best(self.run) != noted:
             self.run.write_json(BEST_FILE, noted)
             self.run.append_event("best", step=best.step, metric=self.key, value=best.value)
 
-
-class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
-    """Scores the held-out problems every `evaluation.every` steps, before the step is saved, and acts on the result."""
-
-    def __init__(self, policy: EvaluationPolicy, score: Score, stop: StopSignal) -> None:
-        self.policy, self.score, self.stop = policy, score, stop
-
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Restores the best score of a resumed run from its files, and makes the evaluation that a stop had cut short."""
-        step = state.global_step
+        """Restores alerts and best score of a resumed run from its files, and makes the evaluation that a stop had cut short."""
+        step, self.monitor = state.global_step, AlertMonitor()
         if not step:
             return
-        if self._is_due(step, state) and not (self.policy.run.eval / f"step-{step:05d}.json").exists():
+        for line in self.run.metrics():
+            if int(line.get("step") or 0) <= step:
+                self.monitor.see(line)
+        if self._is_due(step, state) and not (self.run.eval / f"step-{step:05d}.json").exists():
             self._evaluate(model, state, control)
-        self._mark_best(state, self.policy.decision(step))
-        self.policy.file_best(self.policy.decision(step).standing.best_trained)
+        self._mark_best(state, self.decision(step))
+        self.file_best(self.decision(step).standing.best_trained)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Records the alerts that a metric line gives, each once per episode."""
+        if logs and "train_runtime" not in logs:  # the closing summary of the trainer is no step
+            for alert in self.monitor.see({"step": state.global_step, **logs}):
+                if alert.name == "plateau":
+                    alert = replace(alert, message=alert.message + wrong_answer(self.run))
+                self.alert(alert)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Evaluates where it is due, before the step is saved."""
         if self._is_due(state.global_step, state):
             self._evaluate(model, state, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.policy.config.every:
-            self.policy.file_best(self.policy.decision(state.global_step).standing.best_trained)
+        if self.config.every:
+            self.file_best(self.decision(state.global_step).standing.best_trained)
 
     def _is_due(self, step: int, state: Any) -> bool:
-        every = self.policy.config.every
-        return bool(every) and step > 0 and step % every == 0 and step < state.max_steps
+        return bool(self.config.every) and step > 0 and step % self.config.every == 0 and step < state.max_steps
 
     def _evaluate(self, model: Any, state: Any, control: Any) -> None:
-        step, run = state.global_step, self.policy.run
+        step = state.global_step
         try:
             result = self.score(model, f"step-{step:05d}", step)
         except Stopped:  # the score is given up, but what was learned is saved
-            run.write_status("stopping", step=step)
+            self.run.write_status("stopping", step=step)
             control.should_save = control.should_training_stop = True
             return
-        run.append_event("evaluation", step=step, seconds=result["seconds"])
-        decision = self.policy.decision(step)
+        self.run.append_event("evaluation", step=step, seconds=result["seconds"])
+        decision = self.decision(step)
         if alert := decision.alert():
-            self.policy.alert(alert)
+            self.alert(alert)
         self._mark_best(state, decision)
         if decision.new_best:
             control.should_save = True
@@ -156,11 +172,11 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
             best, last, reason = decision.standing.best, decision.standing.last, decision.reason()
             assert best is not None
             assert last is not None
-            score = {"metric": self.policy.key, "value": last.value, "best_step": best.step}
-            run.append_event("early_stop", step=last.step, **score, cause=decision.cause, reason=reason)
-            self.policy.on_message(f"Training ends early at step {last.step}: {reason}")
+            score = {"metric": self.key, "value": last.value, "best_step": best.step}
+            self.run.append_event("early_stop", step=last.step, **score, cause=decision.cause, reason=reason)
+            self.on_message(f"Training ends early at step {last.step}: {reason}")
             self.stop.ended = reason
-            run.write_status("running", step=step)
+            self.run.write_status("running", step=step)
             control.should_save = control.should_training_stop = True
 
     def _mark_best(self, state: Any, decision: Decision) -> None:
@@ -169,28 +185,50 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         if best is not None:
             # Not best_global_step: it makes the trainer of this process wait for the others, which have not got one.
             state.best_metric = best.value
-            state.best_model_checkpoint = str(self.policy.run.path / f"checkpoint-{best.step}")
+            state.best_model_checkpoint = str(self.run.path / f"checkpoint-{best.step}")
 
+    def conclude(self, trainer: HookedGRPOTrainer) -> None:
+        """The end of training: the result goes to adapter/, and unless somebody stopped the run its score follows."""
+        step = trainer.state.global_step or max((step_of(path) for path in self.run.checkpoints), default=0)
+        decision = self.decision(step)
+        if self.stop.asked() or not decision.rollback:
+            trainer.save_model(str(self.run.adapter))
+        if self.stop.asked():
+            return
+        if decision.standing.last is not None and decision.standing.last.step == step:
+            self.stop.ended = decision.reason()  # said already, unless this is a resumed run
+        result_step = self.roll_back(decision, step)
+        if not self.config.after:
+            return
+        # The evaluation `after` is of the weights in adapter/, and not made again where it is there under another name.
+        result = self._result_at(result_step)
+        if result is None:
+            self.score(trainer.model, "after", step)
+            final = self.decision()
+            if alert := final.alert():
+                self.alert(alert)
+            self.file_best(final.standing.best_trained)
+            result = self._result_at(self.roll_back(final, step)) if final.rollback else None
+        if result is not None:
+            self.run.write_json("eval/after.json", result)
 
-class AlertCallback(TrainerCallback):  # type: ignore[misc]
-    """Records the alerts that metric lines give, each once per episode."""
+    def roll_back(self, decision: Decision, step: int) -> int:
+        """Puts the model of the best checkpoint into adapter/ where that is decided. Returns the step of adapter/'s weights."""
+        if not decision.rollback:
+            return step
+        assert decision.standing.best_trained is not None
+        run, best = self.run, decision.standing.best_trained.step
+        source = run.path / f"checkpoint-{best}"
+        with disk_errors(run.adapter):
+            shutil.rmtree(run.adapter, ignore_errors=True)
+            shutil.copytree(source, run.adapter, ignore=shutil.ignore_patterns(*TRAINING_STATE))
+        if not any(event["kind"] == "rollback" and event["step"] == step for event in run.events()):
+            run.append_event("rollback", step=step, to_step=best, checkpoint=source.name)
+        self.on_message(f"Rolled back to the best checkpoint, step {best}: adapter/ holds its weights.")
+        return best
 
-    def __init__(self, policy: EvaluationPolicy) -> None:
-        self.policy, self.watch = policy, AlertMonitor()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Reads a resumed run's lines up to this step, whose alerts are filed already."""
-        self.watch = AlertMonitor()
-        for line in self.policy.run.metrics() if state.global_step else ():
-            if int(line.get("step") or 0) <= state.global_step:
-                self.watch.see(line)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        if logs and "train_runtime" not in logs:  # the closing summary of the trainer is no step
-            for alert in self.watch.see({"step": state.global_step, **logs}):
-                if alert.name == "plateau":
-                    alert = replace(alert, message=alert.message + wrong_answer(self.policy.run))
-                self.policy.alert(alert)
+    def _result_at(self, step: int) -> Result | None:
+        return next((result for result in course(self.run) if result["step"] == step), None)
 
 
 def wrong_answer(run: RunDir) -> str:
@@ -216,64 +254,3 @@ def wrong_answer(run: RunDir) -> str:
         f" Most often ({count} of {len(table['step'])} in step {table['step'][0]}): {reason}. For example "
         f"{table['completion'][number][:300]!r}, where {table['reference'][number]!r} is expected."
     )
-
-
-def make_policy(
-    run: RunDir, config: EvaluationConfig, checker: Preset, on_message: Callable[[str], None]
-) -> EvaluationPolicy:
-    """The policy of a run, for the score that evaluation.metric names."""
-    return EvaluationPolicy(
-        run, config, metric_key(config.metric, config.k, checked=checker.checker is not None), on_message
-    )
-
-
-def conclude(policy: EvaluationPolicy, stop: StopSignal, trainer: HookedGRPOTrainer, score: Score) -> None:
-    """The end of training: the result goes to adapter/, and unless somebody stopped the run its score follows."""
-    run = policy.run
-    step = trainer.state.global_step or max((step_of(path) for path in run.checkpoints), default=0)
-    decision = policy.decision(step)
-    if stop.asked() or not decision.rollback:
-        trainer.save_model(str(run.adapter))
-    if stop.asked():
-        return
-    if decision.standing.last is not None and decision.standing.last.step == step:
-        stop.ended = decision.reason()  # said by the callback already, unless this is a resumed run
-    if decision.rollback:
-        roll_back(policy, decision, step)
-    if not policy.config.after:
-        return
-    # The evaluation `after` is of the weights in adapter/, and not made again where it is there under another name.
-    result = _result_at(run, best_step(decision) if decision.rollback else step)
-    if result is None:
-        score(trainer.model, "after", step)
-        final = policy.decision()
-        if alert := final.alert():
-            policy.alert(alert)
-        policy.file_best(final.standing.best_trained)
-        if final.rollback:
-            roll_back(policy, final, step)
-            result = _result_at(run, best_step(final))
-    if result is not None:
-        run.write_json("eval/after.json", result)
-
-
-def roll_back(policy: EvaluationPolicy, decision: Decision, step: int) -> None:
-    """Puts the model of the best checkpoint into adapter/, in place of that of the last step."""
-    run, best = policy.run, best_step(decision)
-    source = run.path / f"checkpoint-{best}"
-    with disk_errors(run.adapter):
-        shutil.rmtree(run.adapter, ignore_errors=True)
-        shutil.copytree(source, run.adapter, ignore=shutil.ignore_patterns(*TRAINING_STATE))
-    if not any(event["kind"] == "rollback" and event["step"] == step for event in run.events()):
-        run.append_event("rollback", step=step, to_step=best, checkpoint=source.name)
-    policy.on_message(f"Rolled back to the best checkpoint, step {best}: adapter/ holds its weights.")
-
-
-def best_step(decision: Decision) -> int:
-    """The step of the best checkpoint."""
-    assert decision.standing.best_trained is not None
-    return decision.standing.best_trained.step
-
-
-def _result_at(run: RunDir, step: int) -> Result | None:
-    return next((result for result in course(run) if result["step"] == step), None)

@@ -19,7 +19,7 @@ from kit.evaluation.results import (
     value_of,
     weights_of,
 )
-from kit.runner.evaluation import AlertCallback, EvaluationPolicy, wrong_answer
+from kit.runner.evaluation import Evaluator, wrong_answer
 from kit.runner.lifecycle import StopSignal
 from kit.runner.recording import write_parquet
 from kit.runs.store import RunDir, RunStore
@@ -34,6 +34,10 @@ def results(*values: float | None) -> list[dict[str, Any]]:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     return RunStore(tmp_path).create("it")
+
+
+def evaluator(run: RunDir, score: Any = None, **settings: Any) -> Evaluator:
+    return Evaluator(run, EvaluationConfig(**settings), KEY, score, StopSignal(run), lambda text: None)
 
 
 def checkpoint(run: RunDir, step: int, *, whole: bool = True) -> None:
@@ -115,21 +119,16 @@ def test_weights_that_are_not_there_are_refused_with_what_there_is(run: RunDir, 
 
 
 def test_a_rollback_leaves_behind_what_only_training_needs(run: RunDir) -> None:
-    from kit.runner.evaluation import roll_back
-
     checkpoint(run, 10)
     model = {"adapter_model.safetensors", "adapter_config.json"}
     for name in (*model, "optimizer.bin", "rng_state_0.pth"):
         (run.path / "checkpoint-10" / name).write_text("")
-    policy: Any = SimpleNamespace(run=run, on_message=lambda text: None)
-    decision: Any = SimpleNamespace(standing=SimpleNamespace(best_trained=Mark(10, 0.9)))
-    roll_back(policy, decision, 30)
+    decision: Any = SimpleNamespace(rollback=True, standing=SimpleNamespace(best_trained=Mark(10, 0.9)))
+    assert evaluator(run).roll_back(decision, 30) == 10
     assert {path.name for path in run.adapter.iterdir()} == model
 
 
 def test_a_resumed_run_makes_the_evaluation_that_a_stop_had_cut_short(run: RunDir) -> None:
-    from kit.runner.evaluation import EvaluationCallback, EvaluationPolicy
-
     made: list[int] = []
 
     def score(model: Any, name: str, step: int) -> dict[str, Any]:
@@ -138,8 +137,7 @@ def test_a_resumed_run_makes_the_evaluation_that_a_stop_had_cut_short(run: RunDi
         run.write_json(f"eval/{name}.json", result)
         return result
 
-    config = EvaluationConfig(every=3)
-    callback = EvaluationCallback(EvaluationPolicy(run, config, "greedy_accuracy", print), score, StopSignal(run))
+    callback = evaluator(run, score, every=3)
     for step in (3, 3, 4):
         callback.on_train_begin(None, TrainerState(global_step=step, max_steps=40), TrainerControl())
     assert made == [3]
@@ -153,7 +151,7 @@ def test_a_plateau_names_what_is_wrong_most_often_and_shows_an_answer(run: RunDi
     }  # fmt: skip
     assert wrong_answer(run) == ""
     write_parquet(run.path / "completions" / "step-00007.parquet", columns)
-    callback = AlertCallback(EvaluationPolicy(run, EvaluationConfig(), "greedy_accuracy", lambda _: None))
+    callback = evaluator(run)
     for step in range(1, 30):
         state = SimpleNamespace(global_step=step)
         callback.on_log(None, state, None, {"reward": step / 30, "answers/right": 0.0})

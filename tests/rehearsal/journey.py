@@ -215,16 +215,16 @@ def put_back(fault: str) -> Iterator[None]:
 @contextmanager
 def stopped_after_a_step() -> Iterator[None]:
     """Inside, a run saves and stops after its first step and the evaluation that is due there."""
-    from kit.runner.evaluation import EvaluationCallback
+    from kit.runner.evaluation import Evaluator
 
-    step_end = EvaluationCallback.on_step_end
+    step_end = Evaluator.on_step_end
 
     def stopping(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
         step_end(self, args, state, control, **rest)
         self.stop.reason = "control/stop"
         control.should_save = control.should_training_stop = True
 
-    with mock.patch.object(EvaluationCallback, "on_step_end", stopping):
+    with mock.patch.object(Evaluator, "on_step_end", stopping):
         yield
 
 
