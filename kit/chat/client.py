@@ -7,7 +7,6 @@ One JSON object a line. To the process (`do`):
              top_k, min_p, max_tokens}
     heldout  id, start (from 1), count              held-out prompts, for a picker
     cancel   id                                     the answer under way ends; what was said so far is kept
-    close
 
 From the process (`event`):
 
@@ -18,7 +17,6 @@ From the process (`event`):
     done     id, prompt, reference, cancelled
     rows     id, rows [{number, prompt, reference}], total
     error    id or null, kind, message
-    closed   reason
 """
 
 from __future__ import annotations
@@ -204,11 +202,10 @@ class ChatSession:
                 self._send({"do": "cancel", "id": number})
 
     def close(self) -> None:
-        """Ends the process: asked first, made to after some seconds."""
+        """Ends the process."""
         with self._lock:
             worker, self._worker = self._worker, None
             if worker is not None:
-                worker.send({"do": "close"})
                 worker.close(GOING)
 
     def __enter__(self) -> ChatSession:

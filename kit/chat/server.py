@@ -1,6 +1,6 @@
 """The process of a chat: `python -m kit.chat.server REQUEST` (JSON). See client.py for what it reads and writes.
 
-It ends when it is told to, when nobody has asked for a while, and when its stdin ends because the process that started it is
+It ends when nobody has asked for a while, and when its stdin ends because the session is closed or the process that started it
 gone, also in the middle of an answer.
 """
 
@@ -12,7 +12,6 @@ import os
 import queue
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
@@ -21,21 +20,14 @@ from kit.runs.worker import claim_stdout, decode, encode, is_lost, is_user_error
 if TYPE_CHECKING:
     from kit.chat.answering import ChatModels
 
-CLOSING_SECONDS = 1.0
-
 
 class Wire:
     """The JSON lines from and to the session. `questions`: a queue; `cancelled`: ids of cancelled questions."""
 
-    def __init__(self, incoming: TextIO, outgoing: BinaryIO) -> None:
-        self.questions: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    def __init__(self, outgoing: BinaryIO) -> None:
+        self.questions: queue.Queue[dict[str, Any]] = queue.Queue()
         self.cancelled: set[str] = set()
-        self._in, self._out = incoming, outgoing
-        self._lock = threading.Lock()
-
-    def start(self) -> None:
-        """Listens from here on."""
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._out, self._lock = outgoing, threading.Lock()
 
     def send(self, event: str, **fields: Any) -> None:
         """Sends one event. Ends the process if its owner is gone."""
@@ -46,28 +38,21 @@ class Wire:
         except (OSError, ValueError):
             os._exit(0)
 
-    def _listen(self) -> None:
-        closed = False
-        for line in self._in:
+    def listen(self, incoming: TextIO) -> None:
+        """Takes messages, and ends the process with them: the session is closed, or its process gone."""
+        for line in incoming:
             message = decode(line)
             if message is None:
                 self.send("error", id=None, kind="RunError", message="a line that is no JSON object was left out")
             elif message.get("do") == "cancel":
                 self.cancelled.add(str(message.get("id")))
-            elif message.get("do") == "close":
-                closed = True
-                break
             else:
                 self.questions.put(message)
-        if not closed:  # the session's process is gone: nobody waits for an answer
-            os._exit(0)
-        self.questions.put(None)
-        time.sleep(CLOSING_SECONDS)
         os._exit(0)
 
 
 def serve(request: dict[str, Any], wire: Wire) -> None:
-    """Loads, says `ready`, and answers until there is nothing more to answer."""
+    """Loads, says `ready`, and answers until nobody has asked for `idle` seconds."""
     from kit.runner.console import LogCapture
     from kit.runs.store import RunDir
 
@@ -80,17 +65,9 @@ def serve(request: dict[str, Any], wire: Wire) -> None:
         except Exception as error:
             wire.send("error", id=None, **_words(error))
             return
-        while True:
-            try:
-                message = wire.questions.get(timeout=request["idle"])
-            except queue.Empty:
-                wire.send("closed", reason=f"nobody has asked for {request['idle']:g} s")
-                return
-            if message is None:
-                wire.send("closed", reason="asked to")
-                return
-            if not _handle(models, message, wire):
-                return
+        with contextlib.suppress(queue.Empty):
+            while _handle(models, wire.questions.get(timeout=request["idle"]), wire):
+                pass
 
 
 def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> bool:
@@ -156,11 +133,10 @@ def _words(error: Exception) -> dict[str, str]:
 
 def main(argv: list[str]) -> int:
     """Reserves stdout for the protocol: whatever else is printed goes to stderr."""
-    request = json.loads(argv[0])
-    wire = Wire(sys.stdin, claim_stdout())
-    wire.start()
+    wire = Wire(claim_stdout())
+    threading.Thread(target=wire.listen, args=(sys.stdin,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
-        serve(request, wire)
+        serve(json.loads(argv[0]), wire)
     return 0
 
 

@@ -16,11 +16,10 @@ class Wire(server.Wire):
     """Keeps the events, and has two questions at once."""
 
     def __init__(self) -> None:
-        super().__init__(None, None)  # type: ignore[arg-type]
+        super().__init__(None)  # type: ignore[arg-type]
         self.events: list[dict[str, Any]] = []
         for number in ("1", "2"):
             self.questions.put({"do": "ask", "id": number, "prompt": "1 + 1 ="})
-        self.questions.put(None)
 
     def send(self, event: str, **fields: Any) -> None:
         self.events.append({"event": event, **fields})
@@ -39,7 +38,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
 
 
 def serve(wire: Wire) -> list[tuple[str, str | None]]:
-    server.serve({"run_dir": "runs/none", "checkpoint": None, "idle": 1.0}, wire)
+    server.serve({"run_dir": "runs/none", "checkpoint": None, "idle": 0.1}, wire)
     return [(event["event"], event.get("id")) for event in wire.events]
 
 
@@ -52,7 +51,7 @@ def test_a_process_whose_gpu_has_failed_says_so_and_ends(
 
     monkeypatch.setattr(server, "_answer", fail)
     events = serve(wire)
-    assert events == [("ready", None), ("error", "1")] + ([] if lost else [("error", "2"), ("closed", None)])
+    assert events == [("ready", None), ("error", "1")] + ([] if lost else [("error", "2")])
     assert ("GPU failed" in wire.events[1]["message"]) is lost
 
 
