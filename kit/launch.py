@@ -78,11 +78,7 @@ def relaunch(
     folder.claim("starting", face=True)
     if not detached:
         return _supervise(folder, request, quiet)
-    try:
-        detach(folder, request, module=TRAINER)
-    except BaseException as error:
-        settle(folder, None, cut_short(error))
-        raise
+    detach(folder, request, module=TRAINER)
     return Outcome(DONE)
 
 

@@ -23,10 +23,11 @@ from kit.errors import RunError
 from kit.runs.lock import GpuLock, gpus
 from kit.runs.process import identity
 from kit.runs.store import ALIVE, RunDir
-from kit.runs.worker import CRASHED, DONE, STOPPED, USER_ERROR, Outcome, call, environment
+from kit.runs.worker import CRASHED, STOPPED, USER_ERROR, Outcome, call, environment
 
 HEARTBEAT_SECONDS = 5.0
 QUEUE_POLL_SECONDS = 0.5
+HANDOVER_POLL_SECONDS = 0.02
 QUEUE_HEARTBEATS = 20
 """Polls of a lock that another run holds, between two heartbeats."""
 REQUEST = "control/request.json"
@@ -198,17 +199,18 @@ def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
         command = [sys.executable, "-P", "-m", "kit.runs.supervisor", str(run.path.resolve()), "--module", module]
         command += ["--claimed-by", str(os.getpid())]
         with open(run.log, "ab") as log:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 command,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                check=False,
             )
-        if done.returncode != DONE:
-            raise RunError(f"The supervisor of run '{run.id}' could not be started; {run.log} says why.")
+        while run.record().get("pid") == os.getpid():
+            if process.poll() is not None:
+                raise RunError(f"The supervisor of run '{run.id}' could not be started; {run.log} says why.")
+            time.sleep(HANDOVER_POLL_SECONDS)
     except (OSError, RunError) as error:
         settle(run, os.getpid(), Outcome(USER_ERROR, RunError(str(error)), exit=USER_ERROR))
         raise error if isinstance(error, RunError) else RunError(f"{run.path}: {error}") from error
@@ -218,15 +220,25 @@ def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m kit.runs.supervisor`: detaches from the caller, takes the run over, and supervises it to its end."""
+    """`python -m kit.runs.supervisor`: takes the run over from the process that claimed it, and supervises it to its end."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--module", required=True)
     parser.add_argument("--claimed-by", type=int, required=True)
     arguments = parser.parse_args(argv)
-    run = RunDir(arguments.run_dir)
-    if (code := _leave(run, arguments.claimed_by)) is not None:
-        return code
+    run, me = RunDir(arguments.run_dir), identity()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by the job: there is no terminal to hear of
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    taken = run.change_status(
+        lambda record: (
+            me | {"supervisor": me, "face": False}
+            if record.get("pid") == arguments.claimed_by and record.get("state") in ALIVE
+            else None
+        )
+    )
+    if not taken:
+        raise RunError(f"{run.path} was not claimed by process {arguments.claimed_by}.")
     request = json.loads((run.path / REQUEST).read_text(encoding="utf-8"))
     (run.path / REQUEST).unlink()
     try:
@@ -237,32 +249,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         settle(run, os.getpid(), Outcome(STOPPED))
         return STOPPED
     return outcome.code
-
-
-def _leave(run: RunDir, claimed_by: int) -> int | None:
-    """Forks. The parent waits until the child has taken the run over and returns an exit code; the child returns None."""
-    reading, writing = os.pipe()
-    if os.fork():
-        os.close(writing)
-        return DONE if os.read(reading, 1) else CRASHED
-    os.close(reading)
-    os.setsid()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by the job: there is no terminal to hear of
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    me = identity()
-    taken = run.change_status(
-        lambda record: (
-            me | {"supervisor": me, "face": False}
-            if record.get("pid") == claimed_by and record.get("state") in ALIVE
-            else None
-        )
-    )
-    if not taken:
-        raise RunError(f"{run.path} was not claimed by process {claimed_by}.")
-    os.write(writing, b".")
-    os.close(writing)
-    return None
 
 
 if __name__ == "__main__":

@@ -253,7 +253,7 @@ def test_ctrl_c_while_a_run_is_made_leaves_nothing(write_job: WriteJob, monkeypa
 
 def test_ctrl_c_while_a_run_is_handed_over_ends_it(write_job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(supervisor.subprocess, "run", interrupted)
+        patch.setattr(supervisor.subprocess, "Popen", interrupted)
         with pytest.raises(KeyboardInterrupt):
             api.start("quickstart", run_id="one")
         assert api.Run("one").status["state"] == "stopped"
