@@ -1,8 +1,8 @@
 """Run generated Python programs isolated from the machine, on Linux, without Docker and without privileges.
 
-Programs are forked from warm interpreters, see `forkserver`. `describe()` says what each level does. A program has no
-network, no environment, no home, only system directories to read, nothing to write, and limits on time, memory, threads and
-output; grading happens outside, on what it wrote.
+Programs are forked from warm interpreters, see `forkserver`, and restricted by Landlock and a filter of system calls. A
+program has no network, no environment, no home, only system directories to read, nothing to write, and limits on time, memory,
+threads and output; grading happens outside, on what it wrote.
 
 Limits of the isolation: the kernel is shared, so that a bug in it is a way out. CPU bandwidth is not shared fairly. The
 sandbox keeps the programs of a model in training from harming the machine or cheating its reward; it is not made for hostile
@@ -14,20 +14,19 @@ strangers on a machine that holds secrets.
 """
 
 from rewards.sandbox.commands import Interpreter, interpreter
-from rewards.sandbox.records import Job, Level, LevelReport, Result, SandboxError
-from rewards.sandbox.runner import choose, describe, level, run, run_all
+from rewards.sandbox.records import Job, Level, Result, SandboxError
+from rewards.sandbox.runner import choose, level, problem, run, run_all
 
 __all__ = [
     "Interpreter",
     "Job",
     "Level",
-    "LevelReport",
     "Result",
     "SandboxError",
     "choose",
-    "describe",
     "interpreter",
     "level",
+    "problem",
     "run",
     "run_all",
 ]

@@ -1,13 +1,13 @@
 """Jobs and results of the sandbox."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from rewards.errors import RewardsError
 
 Level: TypeAlias = Literal["landlock", "unsafe"]
-# Preferred first. "unsafe" is never chosen unless asked for.
-LEVELS: tuple[Level, ...] = get_args(Level)
+"""`landlock`: Landlock, a filter of system calls, and limits; no processes, and nothing to write. `unsafe`: limits only, so that
+the program sees the user's files and network; never chosen unless asked for."""
 
 
 class SandboxError(RewardsError):
@@ -55,12 +55,3 @@ class Result:
     returncode: int | None = None
     seconds: float = 0.0
     reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LevelReport:
-    """Whether one level works on this machine; `reason` says what it does, or why it does not work."""
-
-    level: Level
-    available: bool
-    reason: str

@@ -6,23 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewards.parallel import concurrently
-from rewards.sandbox.records import LEVELS, Job, Level, LevelReport, Result, SandboxError
+from rewards.sandbox.records import Job, Level, Result, SandboxError
 
 _PROBE = Job(program="print(input()[::-1])", stdin="ko", seconds=10.0)
-_MEANING: dict[Level, str] = {
-    "landlock": "Landlock, a filter of system calls, limits; no processes and nothing to write; forked from a warm Python",
-    "unsafe": "limits only: the program sees your files and your network; for allow_unsafe=True alone",
-}
 
 
 def level() -> Level | None:
-    """Return the best level that works here, tried once in each process; None if none works."""
-    return next((name for name in LEVELS[:-1] if _report(name).available), None)
+    """Return the best level that works here, or None."""
+    return None if problem() else "landlock"
 
 
-def describe() -> list[LevelReport]:
-    """Report on every level, in the order of preference: whether it works here, and what it does or why it does not work."""
-    return [_report(name) for name in LEVELS]
+@functools.cache
+def problem(at: Level = "landlock") -> str:
+    """Return why programs cannot be run at a level here, by the output of a small program; empty if they can."""
+    if not sys.platform.startswith("linux"):
+        return f"needs Linux, this is {sys.platform}"
+    result = _run_at(at, _PROBE)
+    if result.status == "ok" and result.stdout == "ok\n":
+        return ""
+    return (result.reason or result.stderr.strip() or f"the trial program printed {result.stdout!r}")[-300:]
 
 
 def run(program: str, stdin: str = "", *, at: Level | None = None, allow_unsafe: bool = False, **limits: Any) -> Result:
@@ -53,31 +55,14 @@ def choose(at: Level | None = None, allow_unsafe: bool = False) -> Level:
     """Return the level that `run` would use with these arguments; raises like it."""
     if at == "unsafe" and not allow_unsafe:
         raise SandboxError("Level 'unsafe' runs programs with mere limits. Pass allow_unsafe=True if you mean it.")
-    if at is not None:
-        if not (report := _report(at)).available:
-            raise SandboxError(f"Sandbox level {at!r} does not work here: {report.reason}.")
-        return at
-    if (best := level()) is not None:
-        return best
-    if allow_unsafe:
+    if not (reason := problem(at or "landlock")):
+        return at or "landlock"
+    if at is None and allow_unsafe:
         return "unsafe"
-    reasons = "; ".join(f"{report.level}: {report.reason}" for report in describe() if not report.available)
     raise SandboxError(
-        f"Nothing here can keep generated programs apart ({reasons}). Run on Linux 5.13 or later with Landlock, or pass "
-        "allow_unsafe=True to run them with mere limits."
+        f"Nothing here can keep generated programs apart ({at or 'landlock'}: {reason}). Run on Linux 5.13 or later with "
+        "Landlock, or pass allow_unsafe=True to run them with mere limits."
     )
-
-
-@functools.cache
-def _report(name: Level) -> LevelReport:
-    """Report on a level by the output of a small program."""
-    if not sys.platform.startswith("linux"):
-        return LevelReport(level=name, available=False, reason=f"needs Linux, this is {sys.platform}")
-    result = _run_at(name, _PROBE)
-    if result.status == "ok" and result.stdout == "ok\n":
-        return LevelReport(level=name, available=True, reason=_MEANING[name])
-    reason = result.reason or result.stderr.strip() or f"the trial program printed {result.stdout!r}"
-    return LevelReport(level=name, available=False, reason=reason[-300:])
 
 
 def _run_at(name: Level, job: Job) -> Result:

@@ -13,17 +13,17 @@ LEVELS: tuple[sandbox.Level, ...] = ("landlock",)
 
 def need(level: str) -> None:
     """Skips the test where the level does not work; fails it where SANDBOX_LEVELS names it, as in CI."""
-    report = next(each for each in sandbox.describe() if each.level == level)
-    if report.available:
+    reason = sandbox.problem(level)
+    if not reason:
         return
     if level in os.environ.get("SANDBOX_LEVELS", "").split():
-        pytest.fail(f"SANDBOX_LEVELS says that {level} works here, and it does not: {report.reason}")
-    pytest.skip(f"{level} does not work here: {report.reason}")
+        pytest.fail(f"SANDBOX_LEVELS says that {level} works here, and it does not: {reason}")
+    pytest.skip(f"{level} does not work here: {reason}")
 
 
 def working_levels() -> list[sandbox.Level]:
     """Those that work here."""
-    return [report.level for report in sandbox.describe() if report.level in LEVELS and report.available]
+    return [level for level in LEVELS if not sandbox.problem(level)]
 
 
 @functools.cache

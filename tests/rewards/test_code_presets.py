@@ -105,11 +105,6 @@ def test_functions_that_are_right_and_wrong():
     assert evaluation.totals == [1.0] + [0.0] * len(FUNCTION_WRONG)
 
 
-def test_methods_of_a_solution_class_and_printing_functions_are_right():
-    method = "class Solution:\n    def square(self, n):\n        print('debug', n)\n        return n * n"
-    assert evaluate("code-function", method, reference=CALLS).totals == [1.0]
-
-
 def test_every_plain_value_goes_in_and_comes_out_unchanged():
     values = "1, (2,), [3], {4, 5}, {'a': None, 2: True}, 1e300, -0.5, 2 ** 70, False, 'é\\0', None"
     program = "def same(*values):\n    return values"
@@ -226,7 +221,7 @@ def test_a_sandbox_that_does_not_start_is_infra_and_excludes(monkeypatch):
 
 
 def test_without_a_sandbox_presets_are_refused_when_loaded(monkeypatch):
-    monkeypatch.setattr(runner, "level", lambda: None)
+    monkeypatch.setattr(runner, "problem", lambda at="landlock": "" if at == "unsafe" else "none")
     for name in ("code-stdio", "code-function"):
         with pytest.raises(PresetError, match=r"Run on Linux 5\.13 or later"):
             load(name)

@@ -5,7 +5,7 @@ import sys
 import threading
 
 import pytest
-from sandbox_levels import LEVELS, at_every_level
+from sandbox_levels import at_every_level, need
 
 from rewards import sandbox
 from rewards.sandbox import commands, runner, slots
@@ -81,11 +81,6 @@ print("x")
 """
 GONE = "class A:\n    def __del__(self): print('gone', len(X))\nX = [1]\n"
 OPENED = "open(1, 'w', closefd=False)"
-LATE = f"class A:\n    f = {OPENED}\n    def __del__(self): self.f.write('late')\nimport sys\nsys.kept, a = A.f, A()\n"
-UNREACHABLE = (
-    "import atexit, builtins, gc, os, sys\nos._exit = lambda code: None\ngc.collect = atexit._run_exitfuncs = None\n"
-)
-UNREACHABLE += "builtins.getattr = builtins.__import__ = builtins.isinstance = sys.modules['threading'] = None\n"
 
 
 @pytest.mark.parametrize(
@@ -97,14 +92,8 @@ UNREACHABLE += "builtins.getattr = builtins.__import__ = builtins.isinstance = s
         ("import os, sys\nclass W:\n    def flush(self): os.write(1, T)\nT = b'1'\nsys.stdout = W()", "11", 0),
         ("import os, sys\nclass W:\n    def flush(self): 1 / 0\nsys.stderr = sys.stdout = W()", "", 120),
         (GONE + "a = A()", "gone 1\n", 0),
-        (GONE + "import sys\nsys.exit(A())", "gone 1\n", 1),
         (f"import builtins, functools\nbuiltins.print = functools.partial(print, file={OPENED})\nprint('x')", "x\n", 0),
-        (f"import sys\nsys.out = {OPENED}\nsys.out.write('x')", "x", 0),
         (f"class O:\n    f = {OPENED}\nO.f.write('x')", "x", 0),
-        (LATE, "late", 0),
-        (UNREACHABLE + "print('x')", "x\n", 0),
-        (UNREACHABLE + "raise ValueError", "", 1),
-        ("import sys\nsys.exit(2**64)", "", 255),
         ("import sys\nsys.exit(-1)", "", 255),
         ("import sys\nsys.exit('why')", "", 1),
         ("import sys\nsys.excepthook = None\n1 / 0", "", 1),
@@ -165,30 +154,26 @@ def test_unsafe_has_to_be_asked_for():
 
 @pytest.mark.skipif(not LINUX, reason="needs Linux")
 def test_without_a_level_programs_are_refused(monkeypatch):
-    def report(name):
-        return sandbox.LevelReport(level=name, available=False, reason=f"{name} is out")
-
-    monkeypatch.setattr(runner, "_report", report)
+    monkeypatch.setattr(runner, "problem", lambda at="landlock": f"{at} is out")
     assert sandbox.level() is None
     with pytest.raises(sandbox.SandboxError, match=r"landlock is out.*allow_unsafe=True"):
         sandbox.run("print(1)")
-    with pytest.raises(sandbox.SandboxError, match="does not work here: landlock is out"):
+    with pytest.raises(sandbox.SandboxError, match="landlock is out"):
         sandbox.run("print(1)", at="landlock")
     assert sandbox.run("print(1)", allow_unsafe=True).stdout == "1\n"
 
 
 @pytest.mark.skipif(not LINUX or os.geteuid() != 0, reason="needs root to become somebody else")
-def test_ordinary_users_have_the_levels_too():
+def test_ordinary_users_have_the_sandbox_too():
+    need("landlock")
     # Under another user id, with the system's interpreter, which that user may read.
     code = (
         "import os; os.setgroups([]); os.setgid(60001); os.setuid(60001)\n"
         "from rewards import sandbox\n"
         "bomb = 'import os\\ntry:\\n  for _ in range(500): os.fork()\\nexcept OSError: print(1)'\n"
-        "for report in sandbox.describe()[:-1]:\n"
-        "    if not report.available: print(report.level, 'missing'); continue\n"
-        "    plain = sandbox.run('print(input())', 'x', at=report.level)\n"
-        "    bombed = sandbox.run(bomb, at=report.level, seconds=2)\n"
-        "    print(report.level, plain.status, plain.stdout.strip(), set(bombed.stdout) <= {'1', chr(10)})\n"
+        "plain = sandbox.run('print(input())', 'x')\n"
+        "bombed = sandbox.run(bomb, seconds=2)\n"
+        "print(plain.status, plain.stdout.strip(), set(bombed.stdout) <= {'1', chr(10)})\n"
     )
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     version = subprocess.run(
@@ -202,9 +187,7 @@ def test_ordinary_users_have_the_levels_too():
     if "No module named 'rewards'" in ran.stderr or "Permission" in ran.stderr:
         pytest.skip("this checkout is not readable by other users")
     assert ran.returncode == 0, ran.stderr
-    lines = ran.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(LEVELS)
-    assert all(line.endswith("ok x True") or line.endswith("missing") for line in lines), lines
+    assert ran.stdout == "ok x True\n"
 
 
 @pytest.mark.skipif(not LINUX or os.geteuid() != 0, reason="slots are for root")
