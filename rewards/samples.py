@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rewards.errors import RewardsError
-from rewards.protocol import Sample, unchecked
+from rewards.protocol import Sample
 
 # Where the reference is looked for, in this order.
 REFERENCE_COLUMNS = ("reference", "answer", "solution", "ground_truth")
@@ -80,23 +80,21 @@ def make_sample(
     """Build one sample; `n_tokens` is for trainers that know the length but not the ids. Arrays and numpy's numbers, as
     Parquet files give them, become lists and plain ones."""
     reference, columns = plain(reference), {name: plain(value) for name, value in columns.items()}
-    fields = {
-        "index": index,
-        "group_id": group_id,
-        "prompt": prompt,
-        "messages": completion if isinstance(completion, list) else None,
-        "text": completion_text(completion),
-        "token_ids": completion_ids,
-        "n_tokens": len(completion_ids) if completion_ids is not None else n_tokens,
-        "finish_reason": columns.get("finish_reason"),
-        "reference": reference,
-        "columns": columns,
-        "prompt_ids": prompt_ids,
-        "logps": logps,
-        "thinking_opened": columns.get("thinking_opened"),
-        "_memo": {},
-    }
-    return unchecked(Sample, fields)
+    return Sample(
+        index=index,
+        group_id=group_id,
+        prompt=prompt,
+        messages=completion if isinstance(completion, list) else None,
+        text=completion_text(completion),
+        token_ids=completion_ids,
+        n_tokens=len(completion_ids) if completion_ids is not None else n_tokens,
+        finish_reason=columns.get("finish_reason"),
+        reference=reference,
+        columns=columns,
+        prompt_ids=prompt_ids,
+        logps=logps,
+        thinking_opened=columns.get("thinking_opened"),
+    )
 
 
 def plain(value: Any) -> Any:
@@ -105,14 +103,9 @@ def plain(value: Any) -> Any:
         return value
     if callable(to_list := getattr(value, "tolist", None)) and not isinstance(value, Mapping):
         try:
-            return plain_items(to_list())
+            return plain(to_list())
         except Exception:  # whatever else calls a method so
             return value
-    return plain_items(value)
-
-
-def plain_items(value: Any) -> Any:
-    """Apply `plain` to the items of a list, tuple or dict."""
     if type(value) is dict:
         items = {key: plain(item) for key, item in value.items()}
         return items if any(items[key] is not item for key, item in value.items()) else value

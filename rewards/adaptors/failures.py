@@ -18,7 +18,8 @@ class FailureLog:
     """Log a warning for completions that a component failed to score, once for each component and reason."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str, str]] = set()
+        self._logged: set[tuple[str, str, str]] = set()
+        self._working: set[str] = set()
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, object]:
@@ -31,38 +32,28 @@ class FailureLog:
         """Log the failures of this batch that were not logged before."""
         for name, statuses in evaluation.statuses.items():
             for status, info in zip(statuses, evaluation.infos[name], strict=True):
-                if status in FAILURES:
-                    self._tell(name, status, str(info.get("reason", "no reason given")))
+                if status not in FAILURES:
+                    continue
+                reason = str(info.get("reason", "no reason given"))
+                kind = (name, status, reason[:80])
+                with self._lock:
+                    if kind in self._logged or len(self._logged) >= _MOST:
+                        continue
+                    self._logged.add(kind)
+                counts = "is left out" if status == "infra" else "counts as its lowest value"
+                _LOG.warning("Reward %r could not score a completion, which %s: %s: %s", name, counts, status, reason)
 
-    def _tell(self, name: str, status: str, reason: str) -> None:
-        with self._lock:
-            kind = (name, status, reason[:80])
-            if kind in self._told or len(self._told) >= _MOST:
-                return
-            self._told.add(kind)
-        counts = "is left out" if status == "infra" else "counts as its lowest value"
-        _LOG.warning("Reward %r could not score a completion, which %s: %s: %s", name, counts, status, reason)
+    def refuse_what_scores_nothing(self, evaluation: Evaluation, columns: Iterable[str]) -> None:
+        """Refuse a reward that has not been able to score anything yet, such as one whose column is missing.
 
+        Trainers would go on with zeros. What is judged once shows that the reward works: later failures are for the log.
 
-class FirstBatches:
-    """Refuse a reward that has not been able to score anything yet, such as one whose column is missing.
-
-    Trainers would go on with zeros. What is judged once shows that the reward works: later failures are for the log.
-    """
-
-    def __init__(self) -> None:
-        self._working: set[str] = set()
-
-    def look_at(self, evaluation: Evaluation, columns: Iterable[str]) -> None:
-        """
         Raises:
             RewardsError: of one component's completions, in this batch and all before it, some could not be scored (error,
                 infra) and none was judged; those without an answer in their layout were never looked at.
         """
         for name, statuses in evaluation.statuses.items():
-            if name in self._working:
-                continue
-            if any(status in ("ok", "wrong", "timeout", "not_applicable") for status in statuses):
+            if name in self._working or {"ok", "wrong", "timeout", "not_applicable"} & set(statuses):
                 self._working.add(name)
                 continue
             failed = [position for position, status in enumerate(statuses) if status in ("error", "infra")]

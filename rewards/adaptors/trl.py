@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.adaptors.failures import FailureLog, FirstBatches
+from rewards.adaptors.failures import FailureLog
 from rewards.evaluation import Evaluation, Scorer
 from rewards.protocol import Context
 from rewards.samples import build_samples, completion_text, is_column
@@ -34,7 +34,7 @@ class BatchEvaluator:
         self._key: list[Any] = []
         self._alive: list[list[Any]] = []
         self._reporter: str | None = None
-        self._failures, self._first = FailureLog(), FirstBatches()
+        self._failures = FailureLog()
         self.last: Evaluation | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class BatchEvaluator:
                 )
                 evaluation = self.preset.score(samples, ctx)
                 if self.strict:
-                    self._first.look_at(evaluation, columns)
+                    self._failures.refuse_what_scores_nothing(evaluation, columns)
                     self._failures.look_at(evaluation)
                 self.last = evaluation
                 self._key, self._alive, self._reporter = key, alike, None
