@@ -72,11 +72,7 @@ def test_completions_without_a_verdict_are_scored_and_shown() -> None:
     ("arguments", "words"),
     [
         (["gsm8k-hsh"], "Did you mean 'gsm8k-hash'"),
-        (["nowhere.py:reward"], "nowhere.py"),
-        (["mine.py"], "name the function"),
         (["mine.py:substring"], "--data rows.jsonl"),
-        (["mine.py:other", "--data", "rows.jsonl"], "substring"),
-        (["mine.py:substring", "-o", "a=1"], "takes no parameters"),
         (["gsm8k-hash", "--data", "nowhere.jsonl"], "cannot be read"),
         (["gsm8k-hash", "--data", "empty.jsonl"], "is empty"),
         (["gsm8k-hash", "--data", "broken.jsonl"], "line 1 is no JSON"),

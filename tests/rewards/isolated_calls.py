@@ -16,10 +16,6 @@ def pair(value):
     return value, {"twice": 2 * value}
 
 
-def show(value):
-    return [type(value).__name__, len(value)]
-
-
 def fail(message):
     raise ValueError(message)
 

@@ -1,5 +1,4 @@
 import functools
-import inspect
 import pickle
 from types import SimpleNamespace
 
@@ -33,14 +32,6 @@ def call(rewards, completions, step=1, prompts=None, ids=None, **columns):
         **columns,
     }
     return [reward(**given) for reward in rewards], log
-
-
-def test_each_component_is_a_named_function_with_its_weight():
-    rewards = load("gsm8k-reasoning").trl()
-    assert isinstance(rewards, list)
-    assert [reward.__name__ for reward in rewards] == ["accuracy", "format", "tags"]
-    assert rewards.reward_weights == [1.0, 0.2, 0.1]
-    assert not any(inspect.iscoroutinefunction(reward.__call__) for reward in rewards)
 
 
 def test_values_are_native_and_in_order():
@@ -144,18 +135,6 @@ def test_later_failures_and_those_of_single_rows_are_logged_once(caplog):
         "Reward 'accuracy' could not score a completion, which counts as its lowest value: error: reference is not a "
         "number: 'no number'; give a number in a column such as `reference`"
     ]
-
-
-def test_completions_without_an_answer_say_nothing_of_whether_a_reward_works():
-    rewards = load("code-stdio").trl()
-    assert call(rewards, ["no program"] * 2)[0] == [[0.0, 0.0]]
-    with pytest.raises(RewardsError, match="no tests"):
-        call(rewards, ["```python\nprint(1)\n```"] * 2, step=2)
-
-
-def test_reference_column_can_be_named():
-    rewards = load("gsm8k-hash").trl(reference_column="gold")
-    assert rewards[0](prompts=["p"], completions=["#### 72"], gold=["72"], answer=["5"]) == [1.0]
 
 
 def tokens_of(*rows, name="a"):

@@ -57,15 +57,6 @@ def test_other_tests_limits_and_scoring_are_other_questions(jobs):
         assert len(jobs) > before, options
 
 
-def test_tests_drawn_anew_are_judged_anew(jobs):
-    many = [{"input": str(n), "output": str(2 * n)} for n in range(50)]
-    totals([DOUBLE], tests=many, max_tests=2, context=Context(step=1))
-    drawn = [job.stdin for job in jobs]
-    totals([DOUBLE], tests=many, max_tests=2, context=Context(step=2))
-    assert [job.stdin for job in jobs[2:]] != drawn
-    assert len(jobs) == 4
-
-
 def test_a_program_that_ran_out_of_time_gets_another_chance(jobs):
     slow = "```python\nimport time; time.sleep(9)\n```"
     assert totals([slow]) == totals([slow]) == [0.0]
@@ -77,11 +68,4 @@ def test_a_file_keeps_verdicts_for_later_runs(jobs, tmp_path):
     assert totals([DOUBLE, WRONG], cache=path) == [1.0, 0.0]
     clear_recent()  # as in another process
     assert totals([DOUBLE, WRONG], cache=path) == [1.0, 0.0]
-    assert len(jobs) == 4
-
-
-def test_rows_whose_tests_are_not_plain_are_judged_every_time(jobs):
-    samples = build_samples(["q"], [DOUBLE], reference=[TESTS], entry_point=[object()])
-    preset = load("code-stdio")
-    assert preset.score(samples).totals == preset.score(samples).totals == [1.0]
     assert len(jobs) == 4

@@ -25,13 +25,9 @@ def test_the_shapes_of_data_sets_give_the_same_tests(reference):
 @pytest.mark.parametrize(
     ("reference", "says"),
     [
-        (None, "no tests"),
         ([], "no tests"),
-        ("[]", "no tests"),
-        (7, "no tests"),
         ({"inputs": ["1"], "outputs": []}, "one length"),
         ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "code-function"),
-        ([{"input": "1"}], "needs `input` and `output`"),
         ([{"input": "1", "output": 2}], "must be text"),
         ([{"input": "1", "output": "2", "testtype": "functional"}], "code-function"),
         ([{"input": "1", "output": " \n"}], "no test expects any output"),

@@ -106,11 +106,6 @@ def test_code_earns_the_share_of_tests_that_pass():
     assert compat.binary_code_reward(completions, **columns) == [1.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("program", ["print(int(input()) * 2)", "", "import sys\nsys.exit(0)", "print()"])
-def test_a_prefix_of_the_expected_output_does_not_pass(program):
-    assert compat.code_reward([fenced(program)], verification_info=[TESTS]) == [0.0]
-
-
 def test_code_rows_that_cannot_be_judged_are_none():
     rows = [TESTS | {"language": "rust"}, {"test_cases": []}, None, TESTS]
     assert compat.code_reward([fenced("print(1)")] * 4, verification_info=rows) == [None, None, None, 0.0]
@@ -168,12 +163,6 @@ def test_a_megabyte_is_scanned_in_linear_time(name, piece):
     text = "<think>\n" + piece * (1_000_000 // len(piece))
     assert milliseconds(written_here()[name], [text]) < 200
     assert milliseconds(compat.get_code_format_reward(), [text]) < 200
-
-
-def test_solutions_that_cannot_be_read_count_as_correct_for_lengths():
-    for solution in (None, "", []):
-        # as in open-r1: no word on the answer, so no penalty for the shorter one
-        assert compat.len_reward([r"\boxed{7}", r"It is \boxed{7}"], [solution] * 2) == [0.5, -0.5]
 
 
 def test_they_compose_into_a_preset_with_their_ranges():

@@ -5,7 +5,6 @@ import pytest
 
 from rewards import build_samples, load
 from rewards.components.countdown import value_and_numbers
-from rewards.hacks import known_hacks
 
 PROMPT = "Use 19, 1 and 4 to make 72. Answer as <answer>(1 + 2) / 3</answer>."
 
@@ -86,14 +85,6 @@ def test_rows_without_a_task_are_errors(nums, target):
     score = load("countdown").score(samples)
     assert score.statuses["accuracy"] == ["error"]
     assert "columns `nums` and `target`" in score.infos["accuracy"][0]["reason"]
-
-
-def test_no_known_hack_is_right():
-    hacks = known_hacks(PROMPT, "(19 - 1) * 4", "19 + 4 + 1")
-    samples = build_samples(
-        [PROMPT] * len(hacks), [h.completion for h in hacks], nums=[[19, 1, 4]] * len(hacks), target=[72] * len(hacks)
-    )
-    assert set(load("countdown").score(samples).statuses["accuracy"]) <= {"wrong", "format"}
 
 
 def test_answers_of_anything_are_read_quickly():

@@ -30,12 +30,6 @@ def _score(fn, *completions, ctx=None, **options):
     return Preset([(component, weight)]).score(samples, ctx)
 
 
-def test_a_plain_function_drops_in():
-    evaluation = _score(long_enough, "abc", "a")
-    assert evaluation.values == {"long_enough": [1.0, 0.5]}
-    assert evaluation.statuses == {"long_enough": ["ok", "wrong"]}
-
-
 def test_an_async_function_drops_in_even_inside_a_running_loop():
     assert _score(slow_half, "a").totals == [0.5]
 
@@ -164,10 +158,6 @@ def test_functions_of_one_name_from_two_files_are_told_apart(file, tmp_path):
     other.write_text(file.read_text())
     preset = from_functions([(f"{file}:brevity", 1.0), (f"{other}:brevity", 1.0)])
     assert list(preset.weights) == ["mine.brevity", "yours.brevity"]
-
-
-def test_a_function_is_loaded_from_a_module():
-    assert from_function("math:fsum").component.name == "fsum"
 
 
 def test_a_file_does_not_shadow_a_module_of_its_name(tmp_path):

@@ -28,12 +28,6 @@ def ask(judge, times=1, may_ask=lambda: True, **settings):
     return replies[0] if times == 1 else replies
 
 
-def test_a_reply_is_the_first_choices_text(judge):
-    judge.steps = [saying("hello")]
-    reply = ask(judge)
-    assert (reply.content, reply.problem, reply.attempts) == ("hello", None, 1)
-
-
 @pytest.mark.parametrize(
     "step",
     [

@@ -54,13 +54,6 @@ def test_results_come_in_order_as_plain_values(pool):
     assert pool.run([]) == []
 
 
-def test_workers_are_kept_between_batches(pool):
-    first = {outcome.value for outcome in pool.run([call("pid")] * 50)}
-    second = {outcome.value for outcome in pool.run([call("pid")] * 50)}
-    assert first | second == first
-    assert os.getpid() not in first
-
-
 def test_an_overrun_is_a_timeout_and_costs_the_others_nothing(pool):
     tasks = [call("double", n) for n in range(40)]
     tasks.insert(20, call("wait", 60))
@@ -228,13 +221,6 @@ def test_a_slow_task_has_its_whole_deadline_in_the_end(pool):
     assert statuses(pool.run(tasks, deadline=0.6, budget=30.0)) == ["ok", "timeout", "ok"]
 
 
-def test_large_and_odd_arguments_travel(pool):
-    values = ["x" * 10_000_000, "\ud800", "\x00", "", b"\xff"]
-    assert [o.value for o in pool.run([call("show", v) for v in values])] == [
-        ["str", 10_000_000], ["str", 1], ["str", 1], ["str", 0], ["bytes", 1],
-    ]  # fmt: skip
-
-
 def test_workers_that_died_while_idle_are_replaced(pool):
     for pid in {o.value for o in pool.run([call("pid")] * 50)}:
         os.kill(pid, signal.SIGKILL)
@@ -255,12 +241,6 @@ def test_without_workers_items_are_infra(monkeypatch):
     monkeypatch.undo()
     assert statuses(pool.run([call("double", 1)] * 3)) == ["ok"] * 3
     pool.close()
-
-
-def test_a_limit_that_leaves_nothing_is_refused(pool):
-    for limits in ({"deadline": 0}, {"memory_mb": 0}):
-        with pytest.raises(ValueError, match="more than 0"):
-            pool.run([call("double", 1)], **limits)
 
 
 def test_a_forked_child_has_workers_of_its_own(pool):
@@ -400,22 +380,11 @@ def test_another_version_or_configuration_is_not_taken_from_the_cache(tmp_path, 
     assert marks.read_text() == "xx"
 
 
-def test_what_failed_runs_again(tmp_path):
-    evaluate(Doubled(function="count"), ("a", [str(tmp_path / "no" / "folder")]))
-    (tmp_path / "no").mkdir()
-    assert evaluate(Doubled(function="count"), ("a", [str(tmp_path / "no" / "folder")])).statuses["doubled"] == ["ok"]
-
-
 def test_isolated_components_are_picklable_and_take_no_workers_along():
     preset = Preset([(Doubled(), 1.0)])
     samples = build_samples(["p"], ["a"], arguments=[[1]])
     assert preset.score(samples).totals == [2.0]
     assert pickle.loads(pickle.dumps(preset)).score(samples).totals == [2.0]
-
-
-def test_importing_starts_no_worker():
-    code = "import rewards.isolation as i; print(len(i.shared_pool()._alive))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "0\n"
 
 
 def test_content_keys_differ_by_type_and_are_equal_for_equal_values():

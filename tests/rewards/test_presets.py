@@ -33,11 +33,6 @@ def test_unknown_names_and_parameters_come_with_the_nearest():
         load("gsm8k-reasoning", format_wieght=0.1)
 
 
-def test_parameters_that_let_shaping_win_are_refused():
-    with pytest.raises(PresetError, match="outweigh"):
-        load("gsm8k-reasoning", format_weight=1.0)
-
-
 def test_a_weight_of_zero_leaves_the_component_out():
     assert load("gsm8k-reasoning", format_weight=0, tag_weight=0).weights == {"accuracy": 1.0}
     assert load("reasoning-gym", tag_weight=0.1).weights == {"accuracy": 1.0, "format": 0.2, "tags": 0.1}
@@ -59,13 +54,6 @@ def test_gsm8k_reasoning_golden_negatives():
     # 0 + 0.2 + 0.1 = 0.3
     assert evaluation.totals == [pytest.approx(0.3)] * len(GSM8K_NEGATIVE)
     assert set(evaluation.statuses["accuracy"]) == {"wrong"}
-
-
-def test_an_unusable_reference_is_an_error_that_says_so():
-    evaluation = evaluate(load("gsm8k-reasoning"), answered("72"), reference=None)
-    assert evaluation.statuses["accuracy"] == ["error"]
-    assert "reference is not a number" in evaluation.infos["accuracy"][0]["reason"]
-    assert evaluation.failure_share == 1.0
 
 
 def test_gsm8k_hash_golden_completions():
@@ -91,17 +79,6 @@ def test_reasoning_gym_uses_the_tasks_own_verifier():
     lenient = evaluate(load("reasoning-gym", strict=False), *completions)
     assert lenient.values["accuracy"] == [1.0, 1.0, 0.25, 0.0, 0.0]
     assert lenient.statuses == evaluation.statuses
-
-
-@pytest.mark.parametrize("task", ["basic_arithmetic", "spell_backward", "countdown", "leg_counting"])
-def test_reasoning_gym_accepts_generated_answers(task):
-    import reasoning_gym
-
-    entry = reasoning_gym.create_dataset(task, seed=1, size=1)[0]
-    answer = entry["answer"] or entry["metadata"]["expression"]
-    preset = load("reasoning-gym")
-    samples = build_samples(["p"], [answered(answer)], task=[task], entry=[json.dumps(entry)])
-    assert preset.is_correct(samples) == [True]
 
 
 def test_reasoning_gym_grids_that_went_through_json_are_still_right():

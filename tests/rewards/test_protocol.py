@@ -122,8 +122,3 @@ def test_no_score_however_odd_raises(score):
     evaluation = Preset([(Fixed("a", [score]), 1.0)]).score(build_samples(["p"], ["x"]))
     assert evaluation.statuses["a"] == ["error"]
     assert evaluation.totals == [0.0]
-
-
-def test_a_function_that_returns_odd_objects_is_an_error_of_that_item():
-    preset = Preset([from_function(lambda completions: [Hostile(), 1.0], name="f")])
-    assert preset.score(build_samples(["p"] * 2, ["x"] * 2)).statuses["f"] == ["error", "ok"]

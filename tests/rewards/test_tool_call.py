@@ -1,11 +1,9 @@
-import itertools
 import json
-import random
 
 import pytest
 
 from rewards import PresetError, build_samples, load
-from rewards.components.tool_call import Call, _best_matching, toolrl_correctness
+from rewards.components.tool_call import Call, toolrl_correctness
 
 WEATHER = {"name": "weather", "arguments": {"city": "Rome", "days": 2}}
 TIME = {"name": "time", "arguments": {}}
@@ -69,19 +67,6 @@ def test_scores_follow_the_paper():
 def test_calls_of_one_name_are_matched_for_the_best():
     a, b = ({"name": "f", "arguments": {"x": x}} for x in (1, 2))
     assert evaluate(hermes(b, a), reference=(a, b)).statuses["accuracy"] == ["ok"]
-
-
-def test_the_matching_is_the_best_there_is():
-    source = random.Random(0)
-    for _ in range(200):
-        rows, columns = source.randint(1, 4), source.randint(1, 4)
-        scores = [[float(source.randint(0, 9)) for _ in range(columns)] for _ in range(rows)]
-        wide = scores if rows <= columns else [list(c) for c in zip(*scores, strict=True)]
-        best = max(
-            sum(row[i] for row, i in zip(wide, chosen, strict=True))
-            for chosen in itertools.permutations(range(len(wide[0])), len(wide))
-        )
-        assert _best_matching(scores) == best
 
 
 def test_where_no_call_is_wanted_text_is_right_and_silence_is_not():
