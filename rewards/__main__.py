@@ -151,7 +151,6 @@ def _audit(options: argparse.Namespace) -> int:
         limit=options.limit,
         seed=options.seed,
         seconds=options.seconds or None,
-        progress=_print_attack if sys.stderr.isatty() else None,
     )
     if options.json:
         print(json.dumps(report.as_dict(), indent=1))
@@ -168,11 +167,6 @@ def _print_table(head: list[str], rows: Sequence[Sequence[str]]) -> None:
     for row in (head, *rows):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         print(line.encode("utf-8", "replace").decode())
-
-
-def _print_attack(attack: str, completions: int) -> None:
-    """Print on stderr which attack is being tried."""
-    print(f"{attack}: {completions:,} completions ...", file=sys.stderr)
 
 
 def _parameters(options: argparse.Namespace) -> dict[str, Any]:

@@ -26,7 +26,6 @@ True
 
 import csv
 import functools
-import itertools
 import json
 import multiprocessing
 import random
@@ -277,7 +276,6 @@ def audit(
     limit: float = LIMIT,
     seed: int = 0,
     seconds: float | None = None,
-    progress: Callable[[str, int], None] | None = None,
 ) -> Audit:
     """Try the attacks on rows of a dataset.
 
@@ -295,7 +293,6 @@ def audit(
         seconds: that a function of your own may take for one completion: it is then called in a process of its own (where
             the system can fork), with one completion at a time, and the process is ended when it takes longer. None calls it
             here, with all of them at once. A preset's parts that may hang have deadlines of their own in either case.
-        progress: called with each attack and its number of completions before they are scored.
 
     Raises:
         RewardsError: there are no rows with a reference, or an attack or style that does not exist.
@@ -328,13 +325,7 @@ def audit(
             "`good` and `bad` to `reward test`, which tries the known hacks around them."
         )
     order = ("nothing", "right", "spellings", *attacks)
-    cases: list[Case] = []
-    made = sorted(_attempts(usable, order, style, drawn), key=lambda case: order.index(case.kind))
-    for attack, tries in itertools.groupby(made, key=lambda case: case.kind):
-        some = list(tries)
-        if progress is not None and attack != "nothing":
-            progress(attack, len(some))
-        cases += scored(some)
+    cases = scored(sorted(_attempts(usable, order, style, drawn), key=lambda case: order.index(case.kind)))
     earned = {(case.kind, case.row): case.total or 0.0 for case in cases if case.kind in order[:2]}
     honest = {at: earned["right", at] for at in range(len(usable)) if earned["right", at] > earned["nothing", at]}
     results = [

@@ -76,15 +76,15 @@ class Outcome:
 
 
 class Worker:
-    """One worker process and the pipe to it; loads `preload` while it boots."""
+    """One worker process and the pipe to it."""
 
-    def __init__(self, preload: str | None = None) -> None:
+    def __init__(self) -> None:
         own_end, worker_end = socket.socketpair()
         lifeline_end, self._lifeline = os.pipe()
         # The folder that this process works in comes last, so that a file there cannot shadow a package. The folder of this
         # library keeps its place: in a checkout it is the working folder, and a user's `rewards.py` would come first.
         path = sorted(sys.path, key=lambda entry: entry != _LIBRARY and entry in ("", os.getcwd()))
-        setup = json.dumps([path, preload, worker_end.fileno(), lifeline_end])
+        setup = json.dumps([path, worker_end.fileno(), lifeline_end])
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", str(_WORKER), setup],
@@ -163,7 +163,7 @@ class Worker:
 
 
 class Pool:
-    """Worker processes, started when first needed, kept between batches, replaced when they overrun or die.
+    """Worker processes, started when needed, kept between batches, ended when they overrun or have grown too much.
 
     Threads may share a pool. A forked child starts with no workers of its own; the parent's are left alone.
 
@@ -224,7 +224,7 @@ class Pool:
         if not module or not name or module == "__main__":
             return Outcome("error", None, f"{task.function!r} is not of the form package.module:function")
         try:
-            worker = self._worker(task.function)
+            worker = self._worker()
         except OSError as failure:
             return Outcome("infra", None, f"no worker process could be started: {failure_reason(failure)}"[:300])
         try:
@@ -247,15 +247,15 @@ class Pool:
         try:
             kind, value, seconds, ends = worker.ask(request, allowed + task.grace)
         except TimeoutError:
-            self._replace(worker, task.function)
-            kind, value, seconds, ends = "late", None, time.monotonic() - start, False
+            self._end(worker)
+            kind, value, seconds = "late", None, time.monotonic() - start
         except (OSError, EOFError, ValueError) as failure:
-            how = self._replace(worker, task.function)
+            how = self._end(worker)
             why = f"the result cannot be read: {failure}" if isinstance(failure, ValueError) else how
             return Outcome("error", None, f"the worker process ended ({why})"[:300], time.monotonic() - start)
         else:
             if ends:
-                self._replace(worker, task.function)
+                self._end(worker)
             else:
                 self._idle.append(worker)
         if kind == "late" and seconds < deadline and allowed < deadline:
@@ -264,27 +264,18 @@ class Pool:
             return Outcome("timeout", None, f"over the deadline of {deadline:g} s", seconds)
         return Outcome("ok", value, None, seconds) if kind == "ok" else Outcome("error", None, value, seconds)
 
-    def _worker(self, function: str) -> Worker:
+    def _worker(self) -> Worker:
         """Return an idle worker, or a new one."""
         while True:
             try:
                 worker = self._idle.pop()
             except IndexError:
-                worker = Worker(function)
+                worker = Worker()
                 self._alive.add(worker)
                 return worker
             if worker.is_alive():
                 return worker
             self._end(worker)
-
-    def _replace(self, worker: Worker, function: str) -> str:
-        """End a worker and start another one at once, which loads the function before the next batch."""
-        how = self._end(worker)
-        with contextlib.suppress(OSError):
-            fresh = Worker(function)
-            self._alive.add(fresh)
-            self._idle.append(fresh)
-        return how
 
     def _end(self, worker: Worker) -> str:
         self._alive.discard(worker)

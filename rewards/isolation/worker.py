@@ -121,14 +121,12 @@ def die_with_parent(lifeline: int) -> None:
 
 def main() -> None:
     """Run a worker process: answer requests from the pipe named on the command line until it closes."""
-    path, preload, requests, lifeline = json.loads(sys.argv[1])
+    path, requests, lifeline = json.loads(sys.argv[1])
     die_with_parent(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.argv = [""]
     sys.path[:] = path
     worker, pipe = Worker(), Connection(requests)
-    if preload:
-        worker.answer(pickle.dumps((preload, None, 0, 0.0)))  # a failure is said again to the item that needs it
     ends = False
     while not ends:
         try:

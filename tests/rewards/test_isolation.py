@@ -65,15 +65,6 @@ def test_an_overrun_is_a_timeout_and_costs_the_others_nothing(pool):
     assert 0.3 <= outcomes[20].seconds < 1.0
 
 
-def test_a_killed_worker_is_replaced_before_the_next_batch_asks(pool):
-    before = {o.value for o in pool.run([call("pid")] * 50)}
-    assert statuses(pool.run([call("wait", 60)] * 2, deadline=0.1)) == ["timeout"] * 2
-    waiting = {worker.pid for worker in pool._idle}
-    assert len(waiting) == 2
-    assert not waiting & before
-    assert {o.value for o in pool.run([call("pid")] * 50)} <= waiting
-
-
 @pytest.mark.parametrize("function", ["hang_in_c", "ignore_signals"])
 def test_what_no_signal_handler_can_stop_is_killed(pool, function):
     assert statuses(pool.run([call(function), call("double", 1)], deadline=0.3)) == ["timeout", "ok"]
