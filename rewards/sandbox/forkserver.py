@@ -7,6 +7,7 @@ program at a time.
 
 import atexit
 import fcntl
+import itertools
 import os
 import selectors
 import signal
@@ -16,10 +17,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import TypeAlias
 
 from rewards.sandbox import commands
 from rewards.sandbox.records import Job, Result, RunStatus
-from rewards.sandbox.slots import give_slot, take_slot
 
 _CHUNK = 1 << 16
 _START_SECONDS = 20.0  # until a server is ready; a busy machine may take seconds
@@ -28,9 +29,15 @@ _GONE_SECONDS = 1.0  # how long a killed program holds up its caller, and a serv
 _MESSAGE = 4096
 _MOST_IDLE = 2 * (os.cpu_count() or 1)  # each holds some 10 MiB
 
+# 60578-61183 are assigned to nobody by Debian and by systemd (UIDS-GIDS), and small enough for mapped containers.
+_FIRST_UID, _SLOTS = 60578, 600
+
 _lock = threading.Lock()
 _idle: dict[tuple[str | None, bool], list["_Server"]] = {}  # by interpreter, and whether their programs are isolated
 _live: set["_Server"] = set()  # idle or in use
+Slot: TypeAlias = tuple[int, socket.socket]  # a user id, and the socket that claims it
+_free: list[Slot] = []
+_claims: list[socket.socket] = []  # of all slots of ours, also those in use
 
 
 def run_forked(job: Job, isolated: bool) -> Result:
@@ -79,6 +86,39 @@ def sealed_file(content: bytes) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def take_slot() -> Slot | None:
+    """Return a free user id of this process, or a new one; None if this process is not root.
+
+    Programs of different slots cannot signal one another, and limits on the number of threads count per slot. Slots are claimed
+    across processes by the name of a socket, which the kernel frees when its owner ends, and which leaves no file behind.
+
+    Raises:
+        OSError: all slots are taken.
+    """
+    if os.geteuid() != 0:
+        return None
+    with _lock:
+        if _free:
+            return _free.pop()
+        for number in itertools.chain(range(os.getpid() % _SLOTS, _SLOTS), range(os.getpid() % _SLOTS)):
+            claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                claim.bind(f"\0rewards-sandbox-{_FIRST_UID + number}")
+            except OSError:
+                claim.close()
+                continue
+            _claims.append(claim)
+            return _FIRST_UID + number, claim
+    raise OSError(f"all {_SLOTS} sandbox user ids are taken; run fewer programs at the same time")
+
+
+def give_slot(slot: Slot | None) -> None:
+    """Free a slot for the next server; all processes of its user id have ended."""
+    if slot is not None:
+        with _lock:
+            _free.append(slot)
 
 
 class _Server:
@@ -314,13 +354,15 @@ def close_idle() -> None:
 
 
 def _forget() -> None:
-    """Drop the servers in a forked child: they are its parent's."""
+    """Drop the servers and slots in a forked child: they are its parent's."""
     global _lock
     _lock = threading.Lock()
-    for server in _live:
-        server.control.close()  # a copy: while one is open, the server does not see its parent's close
+    for copy in (*_claims, *(server.control for server in _live)):
+        copy.close()  # while one of its control is open, a server does not see its parent's close
     _live.clear()
     _idle.clear()
+    _free.clear()
+    _claims.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -8,7 +8,7 @@ import pytest
 from sandbox_levels import at_every_level, need
 
 from rewards import sandbox
-from rewards.sandbox import commands, runner, slots
+from rewards.sandbox import commands, forkserver, runner
 from rewards.sandbox.forkserver import sealed_file
 from rewards.sandbox.seccomp import filter_program
 
@@ -192,15 +192,15 @@ def test_ordinary_users_have_the_sandbox_too():
 
 @pytest.mark.skipif(not LINUX or os.geteuid() != 0, reason="slots are for root")
 def test_each_server_has_a_user_id_of_its_own():
-    first, second = slots.take_slot(), slots.take_slot()
+    first, second = forkserver.take_slot(), forkserver.take_slot()
     assert first[0] != second[0]
-    code = "from rewards.sandbox.slots import take_slot\nprint(take_slot()[0])"
+    code = "from rewards.sandbox.forkserver import take_slot\nprint(take_slot()[0])"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(other.stdout) not in (first[0], second[0])
-    slots.give_slot(first)
-    slots.give_slot(second)
-    again = slots.take_slot()
-    slots.give_slot(again)
+    forkserver.give_slot(first)
+    forkserver.give_slot(second)
+    again = forkserver.take_slot()
+    forkserver.give_slot(again)
     assert again[0] in (first[0], second[0])
 
 

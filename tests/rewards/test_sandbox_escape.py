@@ -18,7 +18,7 @@ from pairwise import rest_in_matrix
 from sandbox_levels import at_every_level, need, working_levels
 
 from rewards import sandbox
-from rewards.sandbox import commands, forkserver, slots
+from rewards.sandbox import commands, forkserver
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
 
@@ -274,7 +274,7 @@ def processes():
     sandboxes under user ids of theirs."""
     found = []
     servers = [server for idle in forkserver._idle.values() for server in idle]
-    uids = {uid for uid, _ in [*slots._free, *(server.slot for server in servers if server.slot)]}
+    uids = {uid for uid, _ in [*forkserver._free, *(server.slot for server in servers if server.slot)]}
     pids = {server.process.pid for server in servers}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
