@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,14 +46,8 @@ class _ToolCalls(ItemComponent):
         lists = [turn["tool_calls"] for turn in turns if isinstance(turn.get("tool_calls"), list)]
         messages = [call for calls in lists for call in calls]
         if not messages or self.format not in ("auto", "openai"):
-            calls: Found = sample.once(_text_calls, self.format)  # read once for all components
-            return calls
-        if _OPEN in sample.full_text:
-            return Found(reason="calls in two formats")
-        try:
-            return _within_limit(tuple(parse_calls(messages)))
-        except ValueError as failure:
-            return Found(reason=str(failure)[:200])
+            return sample.once(_text_calls, self.format)  # read once for all components
+        return Found(reason="calls in two formats") if _OPEN in sample.full_text else _found(parse_calls, messages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +96,18 @@ def toolrl_correctness(expected: Sequence[Call], calls: Sequence[Call]) -> float
     S = 1 + number of expected calls + number of expected parameters. Names are counted with repetition (the paper
     takes sets), so that saying the same call twice costs something.
     """
+    from scipy.optimize import linear_sum_assignment
+
     names, used = Counter(call.name for call in expected), Counter(call.name for call in calls)
     jaccard = (names & used).total() / (names | used).total() if names or used else 1.0
     matched = 0.0
     for name in names:
         expected_arguments = [call.arguments for call in expected if call.name == name]
         offers = [call.arguments for call in calls if call.name == name]
-        matched += _best_matching([[_parameters(want, offer) for offer in offers] for want in expected_arguments])
+        if offers:
+            scores = [[_parameters(want, offer) for offer in offers] for want in expected_arguments]
+            rows, columns = linear_sum_assignment(scores, maximize=True)
+            matched += sum(scores[row][column] for row, column in zip(rows, columns, strict=True))
     most = 1 + len(expected) + sum(len(call.arguments) for call in expected)
     return 6.0 * (jaccard + matched) / most - 3.0
 
@@ -120,10 +119,7 @@ def parse_calls(calls: Any) -> list[Call]:
         ValueError: anything else.
     """
     if isinstance(calls, str) and _OPEN in calls:
-        parsed_calls = _hermes(calls)
-        if parsed_calls.reason is not None:
-            raise ValueError(parsed_calls.reason)
-        return list(parsed_calls.calls)
+        return _hermes(calls)
     if isinstance(calls, str):
         parsed = parse_json(calls)
         if parsed.reason is not None:
@@ -157,7 +153,7 @@ def _text_calls(text: str, format: str) -> Found:
     if final.value is None:
         return Found(reason=final.reason)
     if format == "hermes" or (format == "auto" and (_OPEN in final.value or _CLOSE in final.value)):
-        return _hermes(final.value)
+        return _found(_hermes, final.value)
     if format == "openai":
         return Found()
     looks_like_json = final.value[0] in "{[" or "```json" in final.value or '"name"' in final.value
@@ -166,48 +162,44 @@ def _text_calls(text: str, format: str) -> Found:
     json_value = find_json(text)
     if json_value.reason is not None:
         return Found() if json_value.reason == "missing" and not looks_like_json else Found(reason=json_value.reason)
+    return _found(parse_calls, json_value.value)
+
+
+def _found(read: Callable[[Any], Sequence[Call]], source: Any) -> Found:
     try:
-        return _within_limit(tuple(parse_calls(json_value.value)))
+        calls = tuple(read(source))
     except ValueError as failure:
         return Found(reason=str(failure)[:200])
+    return Found(reason="too many calls") if len(calls) > MAX_CALLS else Found(calls)
 
 
-def _hermes(text: str) -> Found:
-    """Every `<tool_call>` block holds one call, a list of calls, or one call a line."""
-    try:
-        calls: list[Call] = []
-        for block in _blocks(text):
-            block_value = parse_json(block.strip())
-            lines = [line for line in block.splitlines() if line.strip()]
-            if block_value.reason is None:
-                calls += parse_calls(block_value.value)
-            elif 2 <= len(lines) <= MAX_CALLS:
-                calls += [call for line in lines for call in parse_calls(line)]
-            else:
-                raise ValueError(f"a {_OPEN} block is {block_value.reason}" if len(lines) < 2 else "too many calls")
-    except ValueError as failure:
-        return Found(reason=str(failure)[:200])
-    return _within_limit(tuple(calls))
+def _hermes(text: str) -> list[Call]:
+    """Calls of the `<tool_call>` blocks, none within another; each holds one call, a list of calls, or one call a line.
 
-
-def _blocks(text: str) -> Iterator[str]:
-    """Contents of the blocks, one after the other, none within another."""
+    Raises:
+        ValueError: anything else.
+    """
+    calls: list[Call] = []
     position = 0
-    for _ in range(MAX_CALLS + 1):
+    while len(calls) <= MAX_CALLS:
         opened, closed = text.find(_OPEN, position), text.find(_CLOSE, position)
         if opened < 0 and closed < 0:
-            return
+            break
         if opened < 0 or closed < opened:
             raise ValueError(f"unterminated {_OPEN}" if closed < 0 else f"{_CLOSE} without {_OPEN}")
         block = text[opened + len(_OPEN) : closed]
         if _OPEN in block:
             raise ValueError(f"{_OPEN} within {_OPEN}")
-        yield block
         position = closed + len(_CLOSE)
-
-
-def _within_limit(calls: tuple[Call, ...]) -> Found:
-    return Found(reason="too many calls") if len(calls) > MAX_CALLS else Found(calls)
+        block_value = parse_json(block.strip())
+        lines = [line for line in block.splitlines() if line.strip()]
+        if block_value.reason is None:
+            calls += parse_calls(block_value.value)
+        elif 2 <= len(lines) <= MAX_CALLS:
+            calls += [call for line in lines for call in parse_calls(line)]
+        else:
+            raise ValueError(f"a {_OPEN} block is {block_value.reason}" if len(lines) < 2 else "too many calls")
+    return calls
 
 
 def _parameters(expected: dict[str, Any], arguments: dict[str, Any]) -> float:
@@ -218,13 +210,3 @@ def _parameters(expected: dict[str, Any], arguments: dict[str, Any]) -> float:
         else 1.0
     )
     return names + sum(same_json(value, arguments[key]) for key, value in expected.items() if key in arguments)
-
-
-def _best_matching(scores: list[list[float]]) -> float:
-    """The largest sum over one-to-one pairs of rows and columns."""
-    if not scores or not scores[0]:
-        return 0.0
-    from scipy.optimize import linear_sum_assignment
-
-    rows, columns = linear_sum_assignment(scores, maximize=True)
-    return float(sum(scores[row][column] for row, column in zip(rows, columns, strict=True)))

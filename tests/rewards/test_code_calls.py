@@ -4,7 +4,7 @@ import pytest
 
 from rewards.components.code.calls import Call, calls_from_asserts, parse_calls
 from rewards.components.code.harness import NotPlain, decode, encode
-from rewards.components.code.values import same_value
+from rewards.components.json_values import same_value
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rewards.components.code.harness import spread
-from rewards.components.code.values import same_value
+from rewards.components.json_values import same_value
 
 _MAX_ITEMS = 1_000_000
 _MAX_BITS = 100_000

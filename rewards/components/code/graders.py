@@ -6,10 +6,10 @@ import math
 import random
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rewards.components.code.blocks import code_block
 from rewards.components.code.calls import parse_calls
@@ -97,7 +97,7 @@ class _CodeComponent(ItemComponent):
         one_pass = self.batch_seconds is None or len(todo) < 2
 
         def attempt(key: str, share: float) -> Score | None:
-            return self._tried(todo[key], ctx, _Limits(share, end))
+            return self._tried(todo[key], ctx, functools.partial(self._run, share, end))
 
         tried = slow_last(attempt, list(todo), self.workers, one_pass)
         fresh = {key: score for key, score in zip(todo, tried, strict=True) if score is not None}
@@ -120,40 +120,35 @@ class _CodeComponent(ItemComponent):
         kind = ("code", type(self).__name__, self.version, configuration, drawn, self._python_version)
         return None if program is None else content_key(*kind, program, tests, sample.reference)
 
-    def _tried(self, sample: Sample, ctx: Context, limits: "_Limits") -> Score | None:
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        return self.score([sample], ctx)[0]
+
+    def _tried(self, sample: Sample, ctx: Context, run: Callable[[Job], Result]) -> Score | None:
         """The score, with the seconds it took; None where the first try was too short."""
-        start = time.perf_counter()
+        start, program = time.perf_counter(), sample.once(code_block)
+        columns = (sample.columns[column] for column in _TEST_COLUMNS if sample.columns.get(column) is not None)
+        tests = next(columns, sample.reference)
         try:
-            score = self._judged(sample, ctx, limits)
+            if program.value is None:
+                score = Score(None, "format", {"reason": program.reason})
+            elif tests is None:
+                raise _BadRow(f"no tests: give a column `reference`, or one of {', '.join(_TEST_COLUMNS)}")
+            else:
+                score = self._judge(program.value, tests, sample, ctx, run)
         except _Slow:
             return None
         except _NoTime:
-            reason = f"the batch's {self.batch_seconds or 0:g} s were spent by others"
-            score = Score(None, "infra", {"reason": reason})
+            score = Score(None, "infra", {"reason": f"the batch's {self.batch_seconds or 0:g} s were spent by others"})
+        except SandboxError as failure:
+            score = Score(None, "infra", {"reason": f"{failure}"[:_REPORTED]})
+        except _BadRow as failure:
+            score = Score(None, "error", {"reason": f"tests of this row cannot be used: {failure}"[:300]})
         except Exception as failure:
             score = Score(None, "error", {"reason": failure_reason(failure)})
         return replace(score, seconds=time.perf_counter() - start)
 
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        return self._judged(sample, ctx, _Limits())
-
-    def _judged(self, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
-        program = sample.once(code_block)
-        if program.value is None:
-            return Score(None, "format", {"reason": program.reason})
-        try:
-            columns = (sample.columns[column] for column in _TEST_COLUMNS if sample.columns.get(column) is not None)
-            tests = next(columns, sample.reference)
-            if tests is None:
-                raise _BadRow(f"no tests: give a column `reference`, or one of {', '.join(_TEST_COLUMNS)}")
-            return self._judge(program.value, tests, sample, ctx, limits)
-        except SandboxError as failure:
-            return Score(None, "infra", {"reason": f"{failure}"[:_REPORTED]})
-        except _BadRow as failure:
-            return Score(None, "error", {"reason": f"tests of this row cannot be used: {failure}"[:300]})
-
     @abstractmethod
-    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
+    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, run: Callable[[Job], Result]) -> Score:
         """The verdict on a program, by the tests of its row."""
 
     @property
@@ -166,18 +161,19 @@ class _CodeComponent(ItemComponent):
         draw = random.Random(f"{ctx.seed} {ctx.step} {sample.group_id}")
         return [tests[position] for position in sorted(draw.sample(range(len(tests)), self.max_tests))]
 
-    def _run(self, job: Job, limits: "_Limits") -> Result:
-        """One run; a sandbox that did not start is tried once more."""
-        left = limits.end - time.monotonic()
+    def _run(self, share: float, end: float, job: Job) -> Result:
+        """Run a job in a share of its time, until `end` (monotonic seconds) at most; a sandbox that did not start is tried once
+        more."""
+        left = end - time.monotonic()
         if left <= 0:
             raise _NoTime
-        job = replace(job, seconds=min(job.seconds * limits.share, left))
+        job = replace(job, seconds=min(job.seconds * share, left))
         [result] = run_all([job], workers=1, allow_unsafe=self.allow_unsafe)
         if result.status == "infra":
             [result] = run_all([job], workers=1, allow_unsafe=self.allow_unsafe)
         if result.status == "infra":
             raise SandboxError(result.reason)
-        if result.status == "timeout" and limits.share < 1.0:
+        if result.status == "timeout" and share < 1.0:
             raise _Slow
         if result.status == "timeout" and job.seconds >= left:
             raise _NoTime
@@ -206,9 +202,13 @@ class CodeStdio(_CodeComponent):
     tolerance: float | None = None
     time_factor: float = 1.0
 
-    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
+    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, run: Callable[[Job], Result]) -> Score:
         pairs = self._drawn(_usable(parse_stdio_tests, tests), sample, ctx)
-        seconds, memory_mb = self._limits(sample)
+        # A row's own limits count if they are positive numbers.
+        limits = [sample.columns.get(column) for column in _LIMIT_COLUMNS]
+        numbers = [isinstance(n, int | float) and not isinstance(n, bool) and 0 < n < 1e6 and float(n) for n in limits]
+        seconds = min(600.0, numbers[0] * self.time_factor) if numbers[0] else self.seconds
+        memory_mb = max(_MIN_MEMORY_MB, int(min(numbers[1], 65536))) if numbers[1] else self.memory_mb
         end = time.monotonic() + self.budget_seconds
         passed, reason, timed_out = 0, "", False
         for number, test in enumerate(pairs, 1):
@@ -224,7 +224,7 @@ class CodeStdio(_CodeComponent):
                 output_bytes=max(1 << 16, 2 * len(test.output.encode("utf-8", "replace"))),
                 python=self.python,
             )
-            result = self._run(job, limits)
+            result = run(job)
             timed_out = timed_out or result.status == "timeout"
             if result.status == "ok" and same_output(test.output, result.stdout, self.tolerance):
                 passed += 1
@@ -234,13 +234,6 @@ class CodeStdio(_CodeComponent):
             if self.scoring == "all":
                 break
         return self._verdict(passed, len(pairs), reason, timed_out)
-
-    def _limits(self, sample: Sample) -> tuple[float, int]:
-        """Seconds and MiB for a run; a row's own limits count if they are positive numbers."""
-        limits = [sample.columns.get(column) for column in _LIMIT_COLUMNS]
-        numbers = [isinstance(n, int | float) and not isinstance(n, bool) and 0 < n < 1e6 and float(n) for n in limits]
-        seconds = min(600.0, numbers[0] * self.time_factor) if numbers[0] else self.seconds
-        return seconds, max(_MIN_MEMORY_MB, int(min(numbers[1], 65536))) if numbers[1] else self.memory_mb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +249,7 @@ class CodeFunction(_CodeComponent):
     tolerance: float = 0.0
     prelude: str = ""
 
-    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, limits: "_Limits") -> Score:
+    def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, run: Callable[[Job], Result]) -> Score:
         named = next((sample.columns[column] for column in _NAME_COLUMNS if sample.columns.get(column)), None)
         setup = sample.columns.get(_SETUP_COLUMN)
         before = "\n".join(part for part in (self.prelude, setup) if isinstance(part, str) and part)
@@ -275,7 +268,7 @@ class CodeFunction(_CodeComponent):
             memory_mb=self.memory_mb,
             python=self.python,
         )
-        result = self._run(job, limits)
+        result = run(job)
         answers = _answers(result.stdout, len(calls))
         judged = [
             call.accepts(answer[0], self.tolerance) for call, answer in zip(calls, answers, strict=False) if answer
@@ -288,13 +281,6 @@ class CodeFunction(_CodeComponent):
         elif len(answers) > len(calls):
             problem = "more answers than calls"
         return self._verdict(passed, len(calls), problem, result.status == "timeout")
-
-
-class _Limits(NamedTuple):
-    """Limits of a batch: the share of its time that a run is given, and when (monotonic seconds) all has to be over."""
-
-    share: float = 1.0
-    end: float = math.inf
 
 
 class _Slow(Exception):
