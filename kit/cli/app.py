@@ -94,12 +94,15 @@ def quickstart(
 @app.command()
 def train(config: Config, override: Overrides = None, detach: Detach = False) -> None:
     """Train as CONFIG says. Ctrl-C saves a checkpoint and stops; closing the terminal does not."""
-    from kit.launch import launch
-    from kit.runner.prepare import resolve_config
+    from kit.launch import launch, launch_detached
+    from kit.runner import prepare
 
-    prepared = resolve_config(config, override or [])
+    prepared = prepare.resolve_config(config, override or [])
     if detach:
-        cli_runs.start_detached(prepared)
+        prepare.validate(prepared)
+        run = launch_detached(prepared)
+        typer.echo(run.id)
+        cli_runs.say_detached(run, err=True)
         return
     outcome = launch(prepared)
     if outcome.error is not None and not outcome.shown:

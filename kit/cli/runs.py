@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from kit.cli.tables import print_plain
 from kit.runs.files import duration
 
 if TYPE_CHECKING:
-    from kit.config import RunConfig
     from kit.runs.store import RunDir
 
 POLL_SECONDS = 0.25
@@ -26,50 +24,35 @@ SHOWN = 20
 
 def ps(
     root: Root = Path("runs"),
-    everything: Annotated[bool, typer.Option("--all", help=f"More than the latest {SHOWN}.")] = False,
-    number: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="The latest N.")] = None,
+    number: Annotated[
+        int | None, typer.Option("-n", min=1, metavar="N", help=f"The latest N; else live ones and the latest {SHOWN}.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List runs, the latest first: state, step, reward, time left."""
     from kit.runs.store import ALIVE, RunStore
 
     runs = RunStore(root).statuses()
-    limit = len(runs) if everything else number or SHOWN
-    shown = [pair for index, pair in enumerate(runs) if index < limit or (number is None and pair[1]["state"] in ALIVE)]
+    chosen = [
+        {"id": run.id, "reward": run.last_reward()} | status
+        for index, (run, status) in enumerate(runs)
+        if index < (number or SHOWN) or (number is None and status["state"] in ALIVE)
+    ]
     if as_json:
-        records = [{"id": run.id, "reward": _reward(run)} | status for run, status in shown]
-        print_json(records)
+        print_json(chosen)
         return
     if not runs:
         typer.echo(f"No runs in {root} yet. Start one with: grpo-kit quickstart")
         return
-    print_plain(["run", "state", "step", "reward", "time left"], [_row(run, status) for run, status in shown])
-    if len(shown) < len(runs):
-        typer.echo(f"{len(runs) - len(shown)} earlier runs: grpo-kit ps --all")
-
-
-def _row(run: RunDir, status: dict[str, Any]) -> list[str]:
-    step, total, eta = (status.get(key) for key in ("step", "total_steps", "eta_seconds"))
-    reward = _reward(run)
-    progress = "-" if step is None else f"{step}/{total}" if total else str(step)
-    return [
-        run.id,
-        status["state"],
-        progress,
-        "-" if reward is None else f"{reward:.3f}",
-        "-" if eta is None else duration(eta),
-    ]
-
-
-def _reward(run: RunDir) -> float | None:
-    """The last training reward, from the end of the metrics file."""
-    from kit.errors import RunError
-
-    with contextlib.suppress(RunError):
-        for line in run.last_metrics():
-            if isinstance(reward := line.get("reward"), (int, float)):
-                return reward
-    return None
+    rows = []
+    for status in chosen:
+        step, total, eta = (status.get(key) for key in ("step", "total_steps", "eta_seconds"))
+        progress = "-" if step is None else f"{step}/{total}" if total else str(step)
+        reward = "-" if status["reward"] is None else f"{status['reward']:.3f}"
+        rows.append([status["id"], status["state"], progress, reward, "-" if eta is None else duration(eta)])
+    print_plain(["run", "state", "step", "reward", "time left"], rows)
+    if len(rows) < len(runs):
+        typer.echo(f"{len(runs) - len(rows)} earlier runs: grpo-kit ps -n {len(runs)}")
 
 
 def logs(
@@ -180,30 +163,21 @@ def resume(
     from kit.launch import relaunch
     from kit.runs.store import RunStore
 
-    where = RunStore(root).open(run_id).where_resumed()
+    run = RunStore(root).open(run_id)
+    where = run.where_resumed()
     outcome = relaunch(run_id, root, force=force, detached=detach, overrides=override or [])
     if outcome.error is not None and not outcome.shown:
         typer.echo(f"error: {outcome.error}", err=True)
     elif detach:
         typer.echo(f"Run '{run_id}' {where}.")
-        _say_detached(run_id, root)
+        say_detached(run)
     raise typer.Exit(outcome.code)
 
 
-def start_detached(config: RunConfig) -> None:
-    """Checks the configuration as `validate` does, starts it, and says how to follow it. Raises `KitError`."""
-    from kit.api import start
-    from kit.runner.prepare import validate
-
-    validate(config)
-    run = start(config)
-    typer.echo(run.id)
-    _say_detached(run.id, Path(config.run.root), err=True)
-
-
-def _say_detached(run_id: str, root: Path, *, err: bool = False) -> None:
-    where = "" if root == Path("runs") else f" --root {root}"
-    typer.echo(f"Follow it: grpo-kit logs -f {run_id}{where}    Stop it: grpo-kit stop {run_id}{where}", err=err)
+def say_detached(run: RunDir, *, err: bool = False) -> None:
+    """Says how to follow and stop a run that goes on by itself."""
+    follow, stop_it = (f"grpo-kit {verb} {run.id}{run.root_option}" for verb in ("logs -f", "stop"))
+    typer.echo(f"Follow it: {follow}    Stop it: {stop_it}", err=err)
 
 
 def evaluate(

@@ -11,6 +11,7 @@ runs/<id>/
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ class RunDir:
         """
         self.change_status(lambda record: signed(record, state, fields, self.path))
 
-    @contextmanager
+    @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Says in status.json what is done, while it is something else than training steps. Raises `RunError`."""
         blank = {"phase_done": None, "phase_total": None}
@@ -213,6 +213,14 @@ class RunDir:
     def last_metrics(self) -> Iterator[dict[str, Any]]:
         """The last whole lines (some dozens, by size), the latest first; at one cost however long the file is."""
         return read_last_lines(self.metrics_file)
+
+    def last_reward(self) -> float | None:
+        """The last training reward; None where there is none to read."""
+        with contextlib.suppress(RunError):
+            for line in self.last_metrics():
+                if isinstance(reward := line.get("reward"), (int, float)):
+                    return float(reward)
+        return None
 
     def append_event(self, kind: str, **fields: Any) -> None:
         """Adds one event with the time (seconds since the epoch). Raises `RunError` when the disk refuses."""

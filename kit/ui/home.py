@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -16,7 +15,7 @@ import gradio as gr
 from markupsafe import Markup
 
 from kit.config import INSTALL_SMOLLM2
-from kit.errors import KitError, RunError
+from kit.errors import RunError
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft
@@ -169,7 +168,7 @@ def live_card(run: RunDir, status: dict[str, Any]) -> Markup:
     title = m.tag("h2", m.tag("a", run.id, href=address("run", run.id)))
     head = m.tag("div", title + m.state_badge(status["state"]), class_="spread")
     reason = m.tag("p", status["reason"], class_="dim") if status.get("reason") else Markup("")
-    reward = last_reward(run)
+    reward = run.last_reward()
     last = m.tag("p", f"Training reward {reward:.3f}.") if reward is not None else Markup("")
     return m.panel(head, reason, progress(status), last)
 
@@ -178,15 +177,6 @@ def steps(status: Mapping[str, Any]) -> str:
     """`30 of 60`; a dash where nothing of it is on record."""
     step, total = (m.number(status.get(name)) for name in ("step", "total_steps"))
     return f"{step} of {total}" if total != m.number(None) else step
-
-
-def last_reward(run: RunDir) -> float | None:
-    """The last training reward, from the end of the metrics file."""
-    with contextlib.suppress(KitError):
-        for line in run.last_metrics():
-            if isinstance(reward := line.get("reward"), (int, float)):
-                return float(reward)
-    return None
 
 
 def recent_table(runs: list[tuple[RunDir, dict[str, Any]]]) -> str:
@@ -198,13 +188,13 @@ def recent_table(runs: list[tuple[RunDir, dict[str, Any]]]) -> str:
             m.tag("a", run.id, href=address("run", run.id)),
             m.state_badge(status["state"]),
             f"{m.number(status.get('step'))}/{m.number(status.get('total_steps'))}",
-            m.number(last_reward(run)),
+            m.number(run.last_reward()),
             m.when(status.get("started")),
             status.get("reason") or "",
         ]
         for run, status in runs[:RECENT]
     ]
     more = len(runs) - RECENT
-    tail = m.tag("p", f"{more} earlier runs: grpo-kit ps --all", class_="dim") if more > 0 else Markup("")
+    tail = m.tag("p", f"{more} earlier runs: grpo-kit ps -n {len(runs)}", class_="dim") if more > 0 else Markup("")
     head = ["run", "state", "step", "reward", "started", "why"]
     return m.page(m.tag("h3", "Recent runs"), m.table(head, rows, numbers={2, 3}), tail)

@@ -16,6 +16,7 @@ from code_blocks import ROOT, Block, commands, everything, shell
 
 ALL = everything()
 OUTSIDE = {
+    "hf",
     "pip",
     "pipx",
     "uv",
