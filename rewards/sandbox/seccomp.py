@@ -22,8 +22,11 @@ _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
 _CLONE_THREAD = 0x00010000
 _ACCESS_AND_TRUNCATE, _TRUNCATE = 0o1003, 0o1000  # O_ACCMODE | O_TRUNC, and O_RDONLY | O_TRUNC
+_SOCKET_TYPE, _STREAM = 0xF, 1
+_ALL_BITS = 0xFFFFFFFF
 
 _CLONE, _PRLIMIT, _PRCTL, _OPEN, _OPENAT = (56, 220), (302, 261), (157, 167), (2, -1), (257, 56)
+_SOCKETPAIR = (53, 199)
 _FCNTL, _IOCTL = (72, 25), (16, 29)
 # F_SETOWN, F_SETSIG, F_SETOWN_EX and FIOSETOWN, SIOCSPGRP: a pipe's owner may be any process, and is sent any signal.
 _SETTING_OWNERS = {_FCNTL: (8, 10, 15), _IOCTL: (0x8901, 0x8902)}
@@ -99,6 +102,8 @@ _DENIED = {
     "fork": (57, -1),
     "vfork": (58, -1),
     "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
     "kill": (62, 129),
     "tkill": (200, 130),
     "tgkill": (234, 131),
@@ -171,33 +176,28 @@ def filter_program(machine: str | None = None) -> bytes | None:
             if (number := numbers[known.column]) >= 0:
                 code += [_op(_JUMP_EQUAL, number, 0, 1), _op(_RETURN, _ERRNO | error)]
     conditions = [
-        (_CLONE, _ARG0, _JUMP_SET, _NEW_NAMESPACES, True),
-        (_CLONE, _ARG0, _JUMP_SET, _CLONE_THREAD, False),
-        (_PRLIMIT, _ARG0, _JUMP_EQUAL, 0, False),  # pid 0: only itself
-        (_PRCTL, _ARG0, _JUMP_EQUAL, 1, True),  # PR_SET_PDEATHSIG, by which it ends with its server
+        (_CLONE, _ARG0, _ALL_BITS, _JUMP_SET, _NEW_NAMESPACES, True),
+        (_CLONE, _ARG0, _ALL_BITS, _JUMP_SET, _CLONE_THREAD, False),
+        (_PRLIMIT, _ARG0, _ALL_BITS, _JUMP_EQUAL, 0, False),  # pid 0: only itself
+        (_PRCTL, _ARG0, _ALL_BITS, _JUMP_EQUAL, 1, True),  # PR_SET_PDEATHSIG, by which it ends with its server
+        (_OPEN, _ARG1, _ACCESS_AND_TRUNCATE, _JUMP_EQUAL, _TRUNCATE, True),
+        (_OPENAT, _ARG2, _ACCESS_AND_TRUNCATE, _JUMP_EQUAL, _TRUNCATE, True),
+        (_SOCKETPAIR, _ARG1, _SOCKET_TYPE, _JUMP_EQUAL, _STREAM, False),  # a datagram may go to any other socket
     ]
     for numbers, commands in _SETTING_OWNERS.items():
-        conditions += [(numbers, _ARG1, _JUMP_EQUAL, command, True) for command in commands]
-    for numbers, argument, test, constant, denied_if in conditions:
-        code += _when(numbers[known.column], [_op(_LOAD, argument)], test, constant, denied_if)
-    for numbers, argument in ((_OPEN, _ARG1), (_OPENAT, _ARG2)):
-        if numbers[known.column] >= 0:
-            flags = [_op(_LOAD, argument), _op(_AND, _ACCESS_AND_TRUNCATE)]
-            code += _when(numbers[known.column], flags, _JUMP_EQUAL, _TRUNCATE, True)
+        conditions += [(numbers, _ARG1, _ALL_BITS, _JUMP_EQUAL, command, True) for command in commands]
+    for numbers, argument, mask, test, constant, denied_if in conditions:
+        if (number := numbers[known.column]) >= 0:
+            code += [
+                _op(_JUMP_EQUAL, number, 0, 5),
+                _op(_LOAD, argument),
+                _op(_AND, mask),
+                _op(test, constant, *((0, 1) if denied_if else (1, 0))),
+                _op(_RETURN, _ERRNO | errno.EPERM),
+                _op(_LOAD, _NR),
+            ]
     return b"".join([*code, _op(_RETURN, _ALLOW)])
 
 
 def _op(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, constant)
-
-
-def _when(number: int, load: list[bytes], test: int, constant: int, denied_if: bool) -> list[bytes]:
-    """Return instructions that deny one call when the test of what `load` reads gives `denied_if`."""
-    jumps = (0, 1) if denied_if else (1, 0)
-    return [
-        _op(_JUMP_EQUAL, number, 0, 3 + len(load)),
-        *load,
-        _op(test, constant, *jumps),
-        _op(_RETURN, _ERRNO | errno.EPERM),
-        _op(_LOAD, _NR),
-    ]

@@ -255,6 +255,8 @@ ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
         (57, (), EPERM),  # fork
         (62, (), EPERM),  # kill
         (41, (1,), EPERM),  # socket(AF_UNIX)
+        (53, (1, 1), ALLOW),  # socketpair(AF_UNIX, SOCK_STREAM)
+        (53, (1, 0x80002), EPERM),  # socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
         (302, (0,), ALLOW),  # prlimit64 of itself
         (302, (1,), EPERM),  # prlimit64 of another process
         (157, (1,), EPERM),  # prctl(PR_SET_PDEATHSIG)

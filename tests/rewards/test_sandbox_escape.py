@@ -56,6 +56,10 @@ PROGRAMS = {
     + "attempt(socket.socket, socket.AF_PACKET, socket.SOCK_RAW, 3)\nattempt(socket.socket, socket.AF_VSOCK)",
     "abstract socket of this machine": TRY
     + "import socket\nattempt(lambda: socket.socket(socket.AF_UNIX).connect('\\0{abstract}'))",
+    "datagrams to a socket of this machine": TRY
+    + "import socket\nattempt(lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'x', '{datagrams}'))\n"
+    + "attempt(lambda: socket.socketpair()[0].sendto(b'x', '{datagrams}'))\n"
+    + "attempt(lambda: socket.socketpair()[0].connect('{datagrams}'))",
     "reading /root": TRY + "attempt(os.listdir, '/root')\nattempt(os.listdir, '/home')",
     "reading /proc/1/environ": TRY
     + "attempt(open, '/proc/1/environ')\nattempt(open, '/proc/{pid}/environ')\nattempt(os.listdir, '/proc/{pid}/fd')",
@@ -211,18 +215,27 @@ def target(tmp_path_factory):
     secret.write_text("secret")
     secret.chmod(0o666)
     abstract = f"escape-target-{os.getpid()}"
-    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+    datagrams = folder / "datagrams"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log,
+    ):
         unix.bind(f"\0{abstract}")
         unix.listen()
+        log.bind(str(datagrams))
+        datagrams.chmod(0o666)
         for listener in (tcp, unix):
             listener.setblocking(False)
         aims = {"port": tcp.getsockname()[1], "secret": str(secret), "abstract": abstract, "pid": os.getpid()}
+        aims["datagrams"] = str(datagrams)
         libc = ctypes.CDLL(None, use_errno=True)
         aims |= {"shm": libc.shmget(0, 4096, 0o1666), "queue": libc.msgget(0, 0o1666)}
         yield aims, (tcp, unix)
         libc.shmctl(aims["shm"], 0, None)
         libc.msgctl(aims["queue"], 0, None)
     secret.unlink()
+    datagrams.unlink()
     folder.rmdir()
 
 
