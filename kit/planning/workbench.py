@@ -32,7 +32,7 @@ Request = Mapping[str, Any]
 
 
 class Rows:
-    """A cache of rows by data section; the latest few."""
+    """A cache of rows by data section and the time of its file; the latest few."""
 
     def __init__(self) -> None:
         self._splits: OrderedDict[str, DataSplit] = OrderedDict()
@@ -40,7 +40,9 @@ class Rows:
     def load(self, config: RunConfig) -> DataSplit:
         from kit.data import load_data
 
-        key = config.data.model_dump_json(exclude={"max_prompt_tokens"})
+        path = Path(config.data.source).expanduser()
+        changed = path.stat().st_mtime_ns if path.is_file() else 0
+        key = f"{changed} {config.data.model_dump_json(exclude={'max_prompt_tokens'})}"
         if key not in self._splits:
             self._splits[key] = load_data(config.data)
             while len(self._splits) > KEPT:

@@ -46,6 +46,15 @@ def test_rows_are_shown_with_what_was_read(config: dict[str, Any]) -> None:
     assert asked("rows", config, start=1000)["rows"] == []
 
 
+def test_rows_of_a_file_that_was_changed_are_read_again(config: dict[str, Any]) -> None:
+    source = Path(config["data"]["source"])
+    assert asked("check", config)["problem"] is None
+    source.write_text("".join(json.dumps(row | {"question": f"{row['question']} Now"}) + "\n" for row in SUMS[:20]))
+    assert "Now" in asked("rows", config, start=0, count=1)["rows"][0]["prompt"]
+    source.unlink()
+    assert "there is no file" in answer({"question": "check", "config": config})["error"]
+
+
 def test_a_group_is_scored_part_by_part(config: dict[str, Any]) -> None:
     reference = asked("rows", config)["rows"][0]["reference"]
     said = [f"<think>t</think><answer>{reference}</answer>", "<think>t</think><answer>-1</answer>", "no idea"]
