@@ -62,6 +62,7 @@ class HeldOutScores:
         """Scores the model as it is after `step`, and files the result as `eval/NAME.json`. Raises `Stopped`."""
         job = self.job
         again = name == "before" and job.config.evaluation.after  # the same problems, after training
+        rest = 0.0 if name in ("before", "after") else job.folder.record().get("eta_seconds") or 0.0  # steps to come
         started = beat = time.monotonic()
         with job.folder.phase("held-out score"), job.reporter.bar(f"Held-out score, {name}") as advance:
 
@@ -71,7 +72,7 @@ class HeldOutScores:
                 advance(done, total)
                 if done and time.monotonic() - beat >= HEARTBEAT_SECONDS:
                     beat = time.monotonic()
-                    left = round((beat - started) / done * (total - done + total * again), 1)
+                    left = round((beat - started) / done * (total - done + total * again) + rest, 1)
                     fields = {"phase_done": done, "phase_total": total, "eta_seconds": left}
                     job.folder.change_status(lambda _: fields, durable=False)
 

@@ -47,8 +47,13 @@ def outcome(run: RunDir, evaluations: Mapping[str, Any], last_step: int) -> Mark
 
 def _picture(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:
     """Both scores with their intervals on one axis."""
-    factor, unit = (100.0, "%") if key == "greedy_accuracy" else (1.0, "reward")
-    rows = [(name, factor * side["value"], factor * side["low"], factor * side["high"]) for name, side in sides.items()]
+    share = key == "greedy_accuracy"
+    unit = "%" if share else "reward"
+
+    def of(value: float) -> float:
+        return float(round(100 * value)) if share else value
+
+    rows = [(name, of(side["value"]), of(side["low"]), of(side["high"])) for name, side in sides.items()]
     return m.tag("div", intervals(rows, f"Held-out problems ({unit})"), class_="svgs")
 
 
@@ -84,7 +89,10 @@ def _answer(sample: Mapping[str, Any]) -> Markup:
 
 
 def progress(status: Mapping[str, Any]) -> Markup:
-    """While a run is live: the stages with the one it is in, and how far the whole is."""
+    """While a run is live: the stages with the one it is in, and how far the whole is.
+
+    Before the first step the time left is the forecast of the page that started the run, where one did.
+    """
     step, total = status.get("step"), status.get("total_steps")
     done = step if isinstance(step, int) else 0
     scoring = status.get("phase") == "held-out score"
@@ -95,25 +103,38 @@ def progress(status: Mapping[str, Any]) -> Markup:
         at = 0
     else:
         at = 3 if over else 2
-    steps = f"step {done:,} of {total:,}" if isinstance(total, int) else "steps"
-    names = ["loading", "scoring before", steps, "scoring after"]
+    names = [
+        "loading",
+        "scoring before",
+        f"step {done:,} of {total:,}" if isinstance(total, int) else "steps",
+        "scoring after",
+    ]
+    if scoring and at == 2:
+        names[at] += ", scoring"
     if scoring and isinstance(status.get("phase_done"), int) and isinstance(status.get("phase_total"), int):
         names[at] += f" {status['phase_done']:,} of {status['phase_total']:,}"
     stages = m.join(
         m.badge(name, "live" if place == at else "ok" if place < at else "") for place, name in enumerate(names)
     )
-    left, begun = status.get("eta_seconds"), status.get("started")
+    begun = status.get("started")
     passed = max(0.0, time.time() - begun) if isinstance(begun, (int, float)) else 0.0
-    known = isinstance(left, (int, float)) and left > 0
-    share = passed / (passed + left) if known and left is not None else 0.0
-    before_steps = known and not done
-    clock = "time left: not known yet"
-    if known:
-        clock = f"{duration(left)} left" + (", and the steps" if before_steps else " in all")
+    left, whole = seconds_left(status, done, passed)
+    clock = (
+        f"{duration(left)} left{' in all' if whole else ', and the steps'}" if left > 0 else "time left: not known yet"
+    )
     words = m.tag("p", m.join([m.tag("b", clock), f" · running for {duration(passed)}"]), class_="num")
-    if before_steps:
-        share = 0.0
+    share = passed / (passed + left) if whole and left > 0 else 0.0
     return m.tag("div", stages, class_="row") + m.bar(share, label=f"{share:.0%} done") + words
+
+
+def seconds_left(status: Mapping[str, Any], done: int, passed: float) -> tuple[float, bool]:
+    """(seconds until the end, or 0.0; whether the steps are in them) of a run that has made `done` steps."""
+    left = status.get("eta_seconds")
+    left = float(left) if isinstance(left, (int, float)) else 0.0
+    forecast = status.get("forecast")
+    if done or not isinstance(forecast, Mapping):
+        return left, bool(done)
+    return (left + forecast["steps"] if left else max(0.0, sum(forecast.values()) - passed)), True
 
 
 def course(rewards: Sequence[float], alarms: int) -> Markup:

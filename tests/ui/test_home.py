@@ -119,6 +119,11 @@ def test_held_out_problems_that_are_scored_are_no_training(site: Site, state: st
         text = home.look(site, "")[1]
         assert '<span class="badge live">scoring before' in text
         assert "9 min left, and the steps" in text
+        live.change_status(lambda _: {"forecast": {"start": 20.0, "steps": 60.0}})
+        assert "10 min left in all" in home.look(site, "")[1], "that of the page that started it"
+        live.write_status("running", step=12, eta_seconds=30.0)
+        live.change_status(lambda _: {"phase": "held-out score", "phase_done": 40, "phase_total": 500})
+        assert '<span class="badge live">step 12 of 60, scoring 40 of 500</span>' in home.look(site, "")[1]
     assert live.status()["phase"] is None
 
 
