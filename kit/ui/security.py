@@ -32,7 +32,6 @@ UPLOAD = "/gradio_api/upload"
 HEARTBEAT = "/gradio_api/heartbeat/"
 """Gradio's script keeps this stream open in every tab, and a browser has six connections to a host: six tabs would be all
 that load. It is answered at once with no content, which the script takes for the end of it."""
-LONGEST_TARGET = 8192
 WRONG_PASSWORD_SECONDS = 0.5
 MOST_WAITING = 20
 """Passwords that may wait to be looked at."""
@@ -83,7 +82,6 @@ class Gate:
         self.app, self.settings, self.screens = app, settings, frozenset(("", *screens))
         self._one, self._waiting = asyncio.Lock(), 0
         self._admitted: set[bytes] = set()  # digests of headers
-        self._uploads = 0  # under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -95,31 +93,15 @@ class Gate:
             await self._check(scope)
             if scope["path"].startswith(HEARTBEAT):
                 raise Refusal(204, "")
-            limit = largest(scope["path"])
-            if limit == LARGEST_BODY:
-                body = Body(receive, limit)
-                await self.app(scope, body.receive, with_headers(send, scope["path"], body))
-            else:
-                await self._upload(scope, Body(receive, limit, uploads.STALLED_SECONDS), send)
+            if scope["path"].rstrip("/") == UPLOAD and not uploads.has_room(self.settings.root):
+                raise Refusal(
+                    507,
+                    f"{uploads.folder(self.settings.root)} holds {uploads.MOST_BYTES // 1024**3} GiB already. Remove some files.",
+                )
+            body = Body(receive, largest(scope["path"]))
+            await self.app(scope, body.receive, with_headers(send, scope["path"], body))
         except Refusal as refusal:
             await refuse(send, refusal)
-
-    async def _upload(self, scope: Scope, body: Body, send: Send) -> None:
-        """Raises `Refusal` where too many are under way, or where there is no room for all of those and one more."""
-        if self._uploads >= uploads.AT_ONCE:
-            raise Refusal(429, f"{uploads.AT_ONCE} files are under way already. Try again when they have arrived.")
-        if not uploads.has_room(self.settings.root, self._uploads):
-            raise Refusal(
-                507,
-                f"{uploads.folder(self.settings.root)} has no room for another file. It takes "
-                f"{uploads.MOST_BYTES // 1024**3} GiB, files under way counted in full, and "
-                f"{uploads.MOST_FILES:,} files. Remove some of them.",
-            )
-        self._uploads += 1  # nothing is awaited between the question and this
-        try:
-            await self.app(scope, body.receive, with_headers(send, scope["path"], body))
-        finally:
-            self._uploads -= 1
 
     async def _check(self, scope: Scope) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
@@ -191,9 +173,7 @@ def admitted(settings: Settings, header: bytes | None) -> bool:
 
 def check_target(scope: Scope, screens: Collection[str]) -> None:
     """Refuses paths that are neither a screen's nor listed, and those that could mean another one than they seem to."""
-    path, raw = scope["path"], scope.get("raw_path") or b""
-    if len(raw) + len(scope.get("query_string", b"")) > LONGEST_TARGET:
-        raise Refusal(414, "That address is too long.")
+    path = scope["path"]
     parts = path.split("/")
     if ".." in parts or "." in parts or "\\" in path or "\0" in path or "//" in path:
         raise Refusal(404, "There is no such page.")
@@ -218,23 +198,17 @@ def check_length(headers: dict[bytes, bytes], limit: int) -> None:
 
 
 class Body:
-    """A request's body, counted: one that is longer than it said, or did not say, ends early and is answered 413. One of which
-    nothing comes for `patience` seconds ends as if its sender had gone."""
+    """A request's body, counted: one that is longer than it said, or did not say, ends early and is answered 413."""
 
-    def __init__(self, receive: Receive, limit: int, patience: float | None = None) -> None:
-        self._receive, self._seen, self._limit, self._patience = receive, 0, limit, patience
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive, self._seen, self._limit = receive, 0, limit
 
     @property
     def too_long(self) -> bool:
         return self._seen > self._limit
 
     async def receive(self) -> Message:
-        try:
-            message = await asyncio.wait_for(self._receive(), self._patience)
-        except TimeoutError:
-            return {"type": "http.disconnect"}
-        if not message.get("more_body"):
-            self._patience = None  # it is here; what is waited for now is that its sender leaves
+        message = await self._receive()
         self._seen += len(message.get("body", b""))
         return {"type": "http.disconnect"} if self.too_long else message
 

@@ -23,12 +23,7 @@ from kit.registry import did_you_mean
 LARGEST = 100 * 1024**2
 """Bytes of one file, at most. Whatever is larger is named by its path, below the folder that the page was started in."""
 MOST_BYTES = 2 * 1024**3
-"""Bytes of all files together, those under way too."""
-MOST_FILES = 1000
-AT_ONCE = 4
-"""Uploads under way at a time."""
-STALLED_SECONDS = 60.0
-"""An upload of which nothing comes for so long is ended."""
+"""Bytes of all files together."""
 LEFTOVER_SECONDS = 3600.0
 """What has arrived and was not taken within that time is thrown away: its browser has gone."""
 MULTIPART = 64 * 1024
@@ -46,14 +41,14 @@ def arriving(root: Path) -> Path:
     return folder(root) / ".arriving"
 
 
-def has_room(root: Path, under_way: int = 0) -> bool:
-    """Whether another file may come beside those under way, each of which may become as large as any. Leftovers do not count."""
+def has_room(root: Path) -> bool:
+    """Whether another file may come. Leftovers do not count."""
     clear(root)
     sizes = []
     for path in folder(root).rglob("*"):
         with suppress(OSError):
             sizes.append(path.lstat().st_size)
-    return sum(sizes) + (under_way + 1) * LARGEST <= MOST_BYTES and len(sizes) + under_way < MOST_FILES
+    return sum(sizes) + LARGEST <= MOST_BYTES
 
 
 def kept(root: Path) -> list[str]:
@@ -68,7 +63,7 @@ def kept(root: Path) -> list[str]:
 
 def take(root: Path, sent: Any) -> str:
     """The file that has arrived, moved to its place, as `data.source` names it. Raises `ConfigError` for what did not arrive
-    there, is too large, or is of a kind that is not read. The same content under the same name is one file."""
+    there, or is of a kind that is not read. The same content under the same name is one file."""
     clear(root)
     place, name = (sent.get("place"), sent.get("name")) if isinstance(sent, dict) else (None, None)
     if not isinstance(place, str) or not isinstance(name, str) or "\0" in place:
@@ -77,11 +72,6 @@ def take(root: Path, sent: Any) -> str:
     if path.is_symlink() or not path.is_file() or not path.resolve().is_relative_to(base) or not path.is_absolute():
         raise ConfigError("No such file has arrived. Drop it again.")
     try:
-        size = path.stat().st_size
-        if size > LARGEST:
-            raise ConfigError(
-                f"{name[:80]} has {size / 1024**2:,.0f} MiB; at most {LARGEST // 1024**2} are taken here."
-            )
         with _placing:  # else two of one name, or two of one content, could not see each other
             target = _place(root, safe(name), path)
     except OSError as error:
@@ -107,31 +97,23 @@ def safe(name: str) -> str:
 
 
 def _place(root: Path, name: str, fresh: Path) -> Path:
-    """Moved under its name, or with a number behind it where another file has that. The name is made first, which fails where
-    it is taken: another page on the same folder of runs may do the same."""
+    """Moved under its name, or with a number behind it where another file has that."""
     path = Path(name)
     for number in range(1, 1000):
         target = folder(root) / (name if number == 1 else f"{path.stem}-{number}{path.suffix}")
-        if target.is_file() and filecmp.cmp(fresh, target, shallow=False):
-            return target
-        with suppress(FileExistsError):
-            target.touch(exist_ok=False)
-            try:
-                os.replace(fresh, target)
-            except OSError:
-                target.unlink(missing_ok=True)
-                raise
-            return target
+        if not target.exists():
+            os.replace(fresh, target)
+        elif not filecmp.cmp(fresh, target, shallow=False):
+            continue
+        return target
     raise ConfigError(f"There are a thousand files called {name} in {folder(root)}; remove some.")
 
 
 def clear(root: Path) -> None:
-    """Throws away what has arrived and was never taken, which Gradio keeps in a folder each, and what was cancelled: a file
-    beside them that grows no more, as one under way does."""
-    now = time.time()
+    """Throws away what has arrived and was never taken, which Gradio keeps in a folder each, and what was cancelled."""
+    before = time.time() - LEFTOVER_SECONDS
     with suppress(OSError):
         for path in arriving(root).iterdir():
             with suppress(OSError):
-                arrived = path.is_dir() and not path.is_symlink()
-                if path.lstat().st_mtime < now - (LEFTOVER_SECONDS if arrived else 2 * STALLED_SECONDS):
-                    shutil.rmtree(path) if arrived else path.unlink()
+                if path.lstat().st_mtime < before:
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

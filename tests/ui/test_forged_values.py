@@ -15,35 +15,17 @@ __all__ = ["page"]
 
 FORGED: list[Any] = [
     {"preset": "../../etc/passwd"},
-    {"preset": ["quickstart"]},
     {"preset": "quickstart", "changes": {"run.root": "/tmp/elsewhere"}},
     {"preset": "quickstart", "changes": {"run.id": "../../escaped"}},
-    {"preset": "quickstart", "changes": {"run.id": "/etc"}},
-    {"preset": "quickstart", "changes": {"reward": {"functions": [{"path": "os:system"}]}}},
     {"preset": "quickstart", "changes": {"reward.functions": [{"path": "evil.py:reward"}]}},
-    {"preset": "quickstart", "changes": {"objective.clip": "evil.py:clip"}},
-    {"preset": "quickstart", "changes": {"objective.regularizers": [{"name": "os.path:join"}]}},
-    {"preset": "quickstart", "changes": {"generation.tools": ["subprocess:run"]}},
-    {"preset": "quickstart", "changes": {"model.name": "/etc"}},
-    {"preset": "quickstart", "changes": {"model.name": "../.."}},
-    {"preset": "quickstart", "changes": {"model.chat_template": "/etc/passwd"}},
     {"preset": "quickstart", "changes": {"model.trust_remote_code": True, "model.name": "some/model"}},
     {"preset": "quickstart", "changes": {"data.source": "/etc/passwd"}},
-    {"preset": "quickstart", "changes": {"data.source": "../secret.jsonl"}},
-    {"preset": "quickstart", "changes": {"reward.params": {"base_url": "http://evil.example", "model": "m"}}},
-    {"preset": "quickstart", "changes": {"reward.preset": "code-stdio", "reward.params": {"allow_unsafe": True}}},
-    {"preset": "quickstart", "changes": {"reward.preset": "sql-exec", "reward.params": {"root": "/"}}},
     {"preset": "quickstart", "changes": {"reward.preset": "no-such-preset"}},
-    {"preset": "quickstart", "changes": {"__class__": 1}},
-    {"preset": "quickstart", "changes": {"model.name": "x" * 30000}},
-    {"preset": "quickstart", "changes": {f"model.k{number}": 1 for number in range(300)}},
     {"preset": "quickstart", "changes": {"data.task_params": json.loads("[" * 60 + "]" * 60)}},
     {"preset": "quickstart", "changes": {"optimisation.steps": "; rm -rf /"}},
-    {"preset": "quickstart", "changes": "nonsense"},
-    "nonsense",
     17,
-    [],
-]  # fmt: skip
+]
+"""What a browser might send; test_guard.py and test_draft.py have the longer lists."""
 
 
 def together(page: Any, base: Any, box: Any = None) -> str:
