@@ -17,6 +17,7 @@ from kit.chat.client import SIDES, ChatSession, check_sampling, open_chat
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs.store import RunDir
 from kit.ui import markup as m
+from kit.ui.completions import read
 from kit.ui.export import checkpoint_of, weights
 from kit.ui.site import NO_RUNS, QUIET, RUN_FROM_ADDRESS, UNSEEN, Site, has_weights, is_id, run_box, stamp, to_address
 
@@ -91,23 +92,13 @@ ENDS = {"stop": ("complete", "ok"), "length": ("cut at the limit", "fail"), "can
         "tool_calls": ("last call not answered", "fail")}  # fmt: skip
 
 
-def _not_loaded(has_weights: bool) -> str:
-    """Before the model is loaded."""
-    if not has_weights:
-        return m.empty("This run has no weights yet", "They come with its first checkpoint, or at its end.")
-    return m.page(m.note("The first question loads the model; it is given back after ten minutes without one."))
-
-
-def _loaded(about: Mapping[str, Any]) -> str:
-    words = f"Loaded: {about.get('model')} with the weights of step {about.get('step')}, on {about.get('device')}."
-    note = m.note(str(about["note"]), "warn") if about.get("note") else Markup("")
-    return m.page(m.note(words, "ok"), note)
-
-
-def summary(answers: Mapping[str, Mapping[str, Any]], reference: Any) -> str:
-    """What the reward says of both answers, and how they ended."""
+def summary(answers: Mapping[str, Mapping[str, Any]], reference: Any, about: Mapping[str, Any]) -> str:
+    """What the reward says of both answers, how they ended, and which weights gave them. `about` is what the process says of
+    the model that it has loaded."""
     lines = [m.tag("div", m.tag("b", NAMES[side]) + _facts(answer), class_="row") for side, answer in answers.items()]
-    return m.page(m.panel(*lines, m.reference(reference)), _verdict(answers))
+    model = f"{about.get('model')}, weights of step {about.get('step')}, on {about.get('device')}"
+    note = m.note(str(about["note"]), "warn") if about.get("note") else Markup("")
+    return m.page(m.panel(*lines, m.reference(reference), m.tag("small", model)), _verdict(answers), note)
 
 
 def _facts(answer: Mapping[str, Any]) -> Markup:
@@ -144,19 +135,6 @@ class Screen:
         self.site, self.loaded = site, Loaded(site)
         site.idle.append(self.loaded.close_idle)
 
-    def load(self, run_id: Any, which: Any) -> Iterator[list[Any]]:
-        """Loads the model, and fills the picker: [status, picker]."""
-        yield [m.page(m.note("Loading the model in a process of its own …", "live")), gr.skip()]
-        try:
-            run = self.site.run(run_id)
-            session = self.loaded.session(run, checkpoint_of(which))
-            about = session.start()
-            picker = held_out(session)
-        except KitError as problem:
-            yield [m.error(problem), gr.skip()]
-            return
-        yield [_loaded(about), picker]
-
     def ask(
         self,
         run_id: Any,
@@ -180,7 +158,7 @@ class Screen:
             how = check_sampling({"seed": seed or 0, "temperature": heat, "max_tokens": most})
             session = self.loaded.session(run, checkpoint_of(which))
             words = question.get("prompt") or f"Held-out prompt {question['heldout']}"
-            note = "" if session.alive else m.page(m.note("Loading the model first …", "live"))
+            note = "" if session.alive else m.page(m.note("Loading the model in a process of its own …", "live"))
             yield [*_chats(before, words, texts), note, gr.Button(visible=True), gr.skip()]
             answers: dict[str, Mapping[str, Any]] = {}
             last = 0.0
@@ -192,7 +170,7 @@ class Screen:
                     texts[side], answers[side] = str(event.get("text") or "(empty)"), event
                 elif event["event"] == "done":
                     chats = _chats(before, str(event.get("prompt")), texts)
-                    yield [*chats, summary(answers, event.get("reference")), hidden, chats]
+                    yield [*chats, summary(answers, event.get("reference"), session.ready), hidden, chats]
                     return
                 if event["event"] != "token" or time.monotonic() - last > EVERY_SECONDS:
                     last = time.monotonic()
@@ -205,32 +183,27 @@ class Screen:
         if is_id(run_id) and (session := self.loaded.of(run_id)) is not None:
             session.cancel(_browser(request))
 
-    def status(self, run_id: Any) -> list[Any]:
-        """[what is loaded, picker], after a question that may have loaded the model."""
-        session = self.loaded.of(run_id) if is_id(run_id) else None
-        try:
-            return [gr.skip()] * 2 if session is None else [_loaded(session.ready), held_out(session)]
-        except KitError:
-            return [gr.skip()] * 2  # it has ended meanwhile; the next question says why
-
     def choices(self, run_id: Any) -> list[Any]:
-        """[weights, status, picker, messages before and after, summary, history] of another run."""
+        """[weights, status, picker, messages before and after, summary, history, what asks] of another run."""
         names: list[str] = []
+        picker = gr.Dropdown(choices=[], value=None, visible=False)
+        text = m.page(m.note("The first question loads the model; it is given back after ten minutes without one."))
         try:
             run = self.site.run(run_id)
-            names = weights(run)
-            session = self.loaded.of(run.id)
-            text = _not_loaded(bool(names)) if session is None else _loaded(session.ready)
+            names, picker = weights(run), held_out(run)
+            if not names:
+                text = m.empty("This run has no weights yet", "They come with its first checkpoint, or at its end.")
         except KitError as problem:
             text = NO_RUNS if not run_id else m.error(problem)
-        return [gr.Dropdown(choices=names, value=names[0] if names else None), text, gr.Dropdown(choices=[], value=None),
-                [], [], "", [[], []]]  # fmt: skip
+        return [gr.Dropdown(choices=names, value=names[0] if names else None), text, picker,
+                [], [], "", [[], []], gr.Column(visible=bool(names))]  # fmt: skip
 
 
-def held_out(session: ChatSession) -> gr.Dropdown:
-    """The picker with the first held-out prompts. Raises `KitError`."""
-    rows = session.heldout(1, PICKED)["rows"]
-    return gr.Dropdown(choices=[(f"{row['number']}: {_line(row['prompt'])}", str(row["number"])) for row in rows])
+def held_out(run: RunDir) -> gr.Dropdown:
+    """The picker with the first held-out prompts, hidden where the run has kept none. Raises `RunError`."""
+    rows = read(run.heldout)[:PICKED] if run.heldout.is_file() else []
+    choices = [(f"{number}: {_line(row.get('prompt'))}", str(number)) for number, row in enumerate(rows, 1)]
+    return gr.Dropdown(choices=choices, value=None, visible=bool(choices))
 
 
 def _chats(before: Sequence[list[Any]], question: str, texts: Mapping[str, str]) -> list[list[dict[str, str]]]:
@@ -251,7 +224,7 @@ def question_of(prompt: Any, picked: Any, reference: Any) -> dict[str, Any]:
     if not text:
         if isinstance(picked, str) and picked.isascii() and picked.isdigit() and len(picked) < 10:
             return {"heldout": int(picked)}
-        raise ConfigError("Write a prompt, or pick a held-out one (load the model to see them).")
+        raise ConfigError("Write a prompt, or pick a held-out one.")
     if len(text) > LONGEST_PROMPT:
         raise ConfigError(f"The prompt has {len(text):,} letters; at most {LONGEST_PROMPT:,} are taken.")
     known = reference.strip() if isinstance(reference, str) else ""
@@ -265,7 +238,9 @@ def _browser(request: gr.Request | None) -> str:
     return str(getattr(request, "session_hash", None) or "nobody")
 
 
-def _line(text: Any) -> str:
+def _line(prompt: Any) -> str:
+    """The last line of a prompt, or of its last message."""
+    text = prompt[-1].get("content") if isinstance(prompt, list) and prompt else prompt
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return (lines[-1] if lines else "")[:90]
 
@@ -277,51 +252,60 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     with gr.Row(elem_classes="tight low"):
         chosen = gr.Dropdown([], label="Run", allow_custom_value=True, scale=3, elem_id="chat-run")
         which = gr.Dropdown([], label="Weights", allow_custom_value=True, scale=2, elem_id="chat-weights")
-        load = gr.Button("Load the model", variant="secondary", size="md", scale=0, min_width=150, elem_id="chat-load")
     status = gr.HTML(elem_id="chat-status")
-    with gr.Row():
-        # Texts as they are: no Markdown, so that tags such as <think> are seen.
-        chats = [
-            gr.Chatbot([], label=name, height=360, render_markdown=False, elem_id=f"chat-{side}", min_width=280)
-            for side, name in NAMES.items()
-        ]
-    about = gr.HTML(elem_id="chat-answers")
-    prompt = gr.Textbox(
-        label="Prompt", lines=2, max_lines=12, max_length=LONGEST_PROMPT, elem_id="chat-prompt",
-        placeholder="The run's system prompt goes before it. Shift+Enter asks.",
-    )  # fmt: skip
-    with gr.Row(elem_classes="tight low"):
-        picked = gr.Dropdown(
-            [], label="Or a held-out prompt", info="Never trained on, right answer known; listed once the model is loaded.",
-            allow_custom_value=True, scale=4, min_width=240, elem_id="chat-picked",
+    with gr.Column(visible=False) as asking:
+        with gr.Row():
+            # Texts as they are: no Markdown, so that tags such as <think> are seen.
+            chats = [
+                gr.Chatbot(
+                    [],
+                    label=name,
+                    height=360,
+                    render_markdown=False,
+                    buttons=["copy"],
+                    elem_id=f"chat-{side}",
+                    min_width=280,
+                )
+                for side, name in NAMES.items()
+            ]
+        about = gr.HTML(elem_id="chat-answers")
+        prompt = gr.Textbox(
+            label="Prompt", lines=2, max_lines=12, max_length=LONGEST_PROMPT, elem_id="chat-prompt",
+            placeholder="Each prompt is asked on its own, after the run's system prompt. Shift+Enter asks.",
         )  # fmt: skip
-        ask = gr.Button("Ask both", variant="primary", size="md", scale=0, min_width=150, elem_id="chat-ask")
-        stop = gr.Button("Stop", size="md", scale=0, min_width=100, visible=False, elem_id="chat-stop")
-    with gr.Accordion("Right answer, seed, temperature, length", open=False), gr.Row():
-        reference = gr.Textbox(
-            label="Right answer", info="For the reward of your own prompt.", max_length=LONGEST_REFERENCE
-        )
-        seed = gr.Textbox("0", label="Seed", info="The same for both.", max_length=40, elem_id="chat-seed")
-        heat = gr.Textbox(
-            label="Temperature", info="0: greedy.", placeholder="as in training", max_length=40, elem_id="chat-heat"
-        )
-        most = gr.Textbox(
-            label="Longest answer (tokens)", placeholder="as in training",
-            max_length=40, elem_id="chat-most",
-        )  # fmt: skip
+        with gr.Row(elem_classes="tight low"):
+            picked = gr.Dropdown(
+                [], label="Or a held-out prompt", info="Never trained on, right answer known.",
+                allow_custom_value=True, scale=4, min_width=240, elem_id="chat-picked",
+            )  # fmt: skip
+            ask = gr.Button("Ask both", variant="primary", size="md", scale=0, min_width=150, elem_id="chat-ask")
+            stop = gr.Button("Stop", size="md", scale=0, min_width=100, visible=False, elem_id="chat-stop")
+        with gr.Accordion("Right answer, seed, temperature, length", open=False), gr.Row():
+            reference = gr.Textbox(
+                label="Right answer", info="For the reward of your own prompt.", max_length=LONGEST_REFERENCE
+            )
+            seed = gr.Textbox("0", label="Seed", info="The same for both.", max_length=40, elem_id="chat-seed")
+            heat = gr.Textbox(
+                "0", label="Temperature", info="0: greedy, as in the held-out score.", placeholder="as in training",
+                max_length=40, elem_id="chat-heat",
+            )  # fmt: skip
+            most = gr.Textbox(
+                label="Longest answer (tokens)", placeholder="as in training",
+                max_length=40, elem_id="chat-most",
+            )  # fmt: skip
     inputs = [chosen, which, prompt, picked, reference, seed, heat, most, history]
     slow: dict[str, Any] = {"concurrency_limit": 4, "trigger_mode": "once"} | UNSEEN
-    fresh = [which, status, picked, *chats, about, history]
+    fresh = [which, status, picked, *chats, about, history, asking]
     first = blocks.load(
         lambda run_id: site.choices(run_id, has_weights), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET
     )
     for event in (first.then, chosen.input):
         event(screen.choices, [chosen], fresh, **QUIET)
     chosen.input(None, [chosen], [], js=to_address("chat"))
-    load.click(screen.load, [chosen, which], [status, picked], **slow)
-    picked.input(lambda: "", [], [prompt], **QUIET)
+    picked.input(None, [], [prompt], js="() => ''")
     for event in (ask.click, prompt.submit):
-        event(screen.ask, inputs, [*chats, about, stop, history], **slow).then(
-            screen.status, [chosen], [status, picked], **QUIET
-        )
+        event(screen.ask, inputs, [*chats, about, stop, history], **slow)
+        event(
+            lambda text: None if text.strip() else gr.skip(), [prompt], [picked], **QUIET
+        )  # the one that was not asked
     stop.click(screen.stop, [chosen], [], queue=False, api_visibility="private")

@@ -31,21 +31,21 @@ FARTHEST = 100_000_000
 
 def show_group(group: Group) -> Markup:
     """One prompt with all its completions."""
-    verdict = m.badge(
-        *(
-            ("rewards differ: this group teaches", "ok")
-            if group.differs
-            else ("all rewards equal: nothing to learn", "warn")
-        )
-    )
     cut = sum(row.get("finish_reason") == "length" for row in group.rows)
     facts = [f"mean reward {m.number(group.mean)}"]
     facts += [f"{m.number(min(group.totals))} to {m.number(max(group.totals))}"] if group.totals else ["no reward"]
     facts += [f"{cut} of {len(group.rows)} cut off"] if cut else []
-    head = m.tag("div", m.tag("b", f"Step {group.step}, group {group.number + 1}") + verdict, class_="spread")
+    return show_rows(f"Step {group.step}, group {group.number + 1}", group.rows, facts, show_prompt(group.rows[0]))
+
+
+def show_rows(title: str, rows: list[Row], facts: Sequence[str], about: Markup) -> Markup:
+    """Completions of one prompt below a title, whether their rewards differ, some facts, and what `about` says of them."""
+    teaches = m.badge("rewards differ: this group teaches", "ok")
+    flat = m.badge("all rewards equal: nothing to learn", "warn") if len(rows) > 1 else Markup("")
+    head = m.tag("div", m.tag("b", title) + (teaches if Group(0, 0, rows).differs else flat), class_="spread")
     line = m.tag("div", m.join(m.tag("small", fact) for fact in facts), class_="row")
-    body = m.join(show_completion(same[0], times=len(same)) for same in alike(group.rows))
-    return m.tag("div", m.panel(head, line, show_prompt(group.rows[0]), body), class_="group")
+    body = m.join(show_completion(same[0], times=len(same)) for same in alike(rows))
+    return m.tag("div", m.panel(head, line, about, body), class_="group")
 
 
 def alike(rows: Sequence[Row]) -> list[list[Row]]:
@@ -71,7 +71,8 @@ def show_completion(row: Row, search: str = "", *, origin: bool = False, times: 
         chips.append(m.badge("cut at the limit", "fail"))
     elif row.get("finish_reason") not in ("stop", None):
         chips.append(m.badge(str(row["finish_reason"]), "warn"))
-    chips.append(m.tag("small", f"{m.number(row.get('tokens'))} tokens"))
+    if row.get("tokens") is not None:
+        chips.append(m.tag("small", f"{m.number(row['tokens'])} tokens"))
     if times > 1:
         chips.insert(0, m.badge(f"{times} alike", "live"))
     if origin:

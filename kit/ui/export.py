@@ -183,7 +183,7 @@ def wish_of(kind: Any, which: Any, quantization: Any) -> dict[str, Any]:
 
 
 class Screen:
-    """`look` gives [seen, notice, progress, results, stop]."""
+    """`look` gives [seen, notice, progress, results, stop, the choices of an export]."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -195,24 +195,27 @@ class Screen:
         known = seen if isinstance(seen, dict) else {}
         try:
             if not run_id and self.site.runs():
-                return [gr.skip()] * 5
+                return [gr.skip()] * 6
             run = self.site.run(run_id)
         except KitError as problem:
             now = {"problem": str(problem)}
             text = NO_RUNS if not run_id else m.error(problem)
-            return [gr.skip()] * 5 if known == now else [now, text, "", "", gr.Button(visible=False)]
+            hidden = [gr.Button(visible=False), gr.Column(visible=False)]
+            return [gr.skip()] * 6 if known == now else [now, text, "", "", *hidden]
         job = self.site.jobs.get(self.key(run, kind))
         folder = run.path / "export"
         state = (run.id, kind, run.status()["state"], job.stamp if job else "")
         now = {"now": stamp([folder, run.adapter, *sorted(folder.glob("*.json"))[:MOST_EXPORTS]], state)}
         if known == now:
-            return [gr.skip()] * 5
+            return [gr.skip()] * 6
+        names = weights(run)
         return [
             now,
-            _notice(run.status(), weights(run)),
+            _notice(run.status(), names),
             job_state(job, "Exporting and verifying", WAITING, lambda result: ""),
             results(run.id, exports(run)),
             gr.Button(visible=job is not None and job.state == "running"),
+            gr.Column(visible=bool(names)),
         ]
 
     def choices(self, run_id: Any) -> Any:
@@ -263,22 +266,23 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         chosen = gr.Dropdown([], label="Run", allow_custom_value=True, scale=3, elem_id="export-run")
         which = gr.Dropdown([], label="Weights", allow_custom_value=True, scale=2, elem_id="export-weights")
     notice = gr.HTML(elem_id="export-notice")
-    kind = gr.Radio(
-        [(f"{name}: {words}", name) for name, words in WRITTEN.items()],
-        value="adapter",
-        label="Format",
-        elem_id="export-format",
-    )
-    quantization = gr.Dropdown(
-        QUANTIZATIONS, value="q4_k_m", label="Quantisation", visible=False, elem_id="export-quantization"
-    )
-    with gr.Row(elem_classes="tight"):
-        start = gr.Button("Export and verify", variant="primary", elem_id="export-start")
-        stop = gr.Button("Stop", variant="stop", visible=False, elem_id="export-stop")
+    with gr.Column(visible=False) as asking:
+        kind = gr.Radio(
+            [(f"{name}: {words}", name) for name, words in WRITTEN.items()],
+            value="adapter",
+            label="Format",
+            elem_id="export-format",
+        )
+        quantization = gr.Dropdown(
+            QUANTIZATIONS, value="q4_k_m", label="Quantisation", visible=False, elem_id="export-quantization"
+        )
+        with gr.Row(elem_classes="tight"):
+            start = gr.Button("Export and verify", variant="primary", elem_id="export-start")
+            stop = gr.Button("Stop", variant="stop", visible=False, elem_id="export-stop")
     said, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
     results = gr.HTML(elem_id="export-results")
     report = gr.HTML(elem_id="share-report")
-    outputs = [seen, notice, progress, results, stop]
+    outputs = [seen, notice, progress, results, stop, asking]
     look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | QUIET
     first = blocks.load(
         lambda run_id: site.choices(run_id, has_weights), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET
@@ -307,7 +311,7 @@ def report_links(run: RunDir) -> str:
         for words, line in (("publish the report: ", command), ("push the weights: ", push))
     )
     if not (run.path / "report.html").is_file():
-        return m.page(m.note("There is no report.html yet; the screen Run writes it."), publish)
+        return m.page(m.note(f"There is no report.html yet: grpo-kit report {run.id}{run.root_option}"), publish)
     links = [
         m.tag("a", "Open", href=path, target="_blank", rel="noopener", class_="button"),
         m.tag("a", "Download", href=path, download=f"{run.id}.html", class_="button"),

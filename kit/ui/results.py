@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from kit.runs.files import one_line
 from kit.ui import markup as m
+from kit.ui.explorer import show_rows
 
 LEVELS = {"will learn": "ok"} | dict.fromkeys(("too easy", "sample more", "borderline", "slow reward"), "warn")
 """How a verdict of the signal check is coloured; any other is a failure."""
@@ -35,61 +36,20 @@ def show_row(row: dict[str, Any]) -> str:
     )
 
 
-def _spread(group: dict[str, Any]) -> bool:
-    known = [item["total"] for item in group["items"] if item["total"] is not None]
-    return bool(known) and max(known) - min(known) > 1e-9
-
-
-def show_group(group: dict[str, Any]) -> Markup:
-    """Completions of one row, part by part."""
-    weights = ", ".join(f"{name} × {weight:g}" for name, weight in group["weights"].items())
-    if len(group["items"]) < 2:
-        verdict = Markup("")
-    elif _spread(group):
-        verdict = m.badge("rewards differ: this group teaches", "ok")
-    else:
-        verdict = m.badge("all rewards equal: nothing to learn", "warn")
-    reference = m.reference(group["reference"] or "none")
-    head = m.tag("div", m.tag("b", "One group") + verdict, class_="spread")
-    body = m.join(
-        _completion(item, advantage, group["checker"])
-        for item, advantage in zip(group["items"], group["advantages"], strict=True)
-    )
-    line = m.tag("div", reference + m.tag("small", f"total = {weights}"), class_="row")
-    return m.tag("div", m.panel(head, line, body), style="margin-top:8px")
-
-
-def _completion(item: dict[str, Any], advantage: float | None, checker: str | None) -> Markup:
-    right = m.badge("correct", "ok") if item["correct"] else m.badge("not correct", "warn") if checker else Markup("")
-    pull = Markup("")
-    if advantage is not None:
-        arrow = "▲" if advantage > 0.005 else "▼" if advantage < -0.005 else "•"
-        words = f"{arrow} advantage {round(advantage, 2) + 0.0:+.2f}: {m.effect(advantage)}"
-        pull = m.badge(words)
-    total = m.tag("span", m.number(item["total"], 2), class_="big")
-    top = m.tag("div", total + right + pull, class_="row")
-    chips = m.tag(
-        "div",
-        m.join(m.chip(part["name"], part["value"], part["status"]) for part in item["parts"]),
-        class_="row",
-        style="margin:6px 0",
-    )
-    extracted = m.join(
-        m.tag("div", m.tag("small", f"{part['name']} read: ") + m.tag("code", part["extracted"]))
-        for part in item["parts"]
-        if part.get("extracted")
-    )
-    reasons = m.join(
-        m.tag("div", m.tag("small", f"{part['name']}: {part['reason']}"))
-        for part in item["parts"]
-        if part.get("reason")
-    )
-    text = m.tag("div", item["text"] or "(empty)", class_="said")
-    return m.tag(
-        "div",
-        top + chips + text + extracted + reasons,
-        style="padding:10px 0;border-top:1px solid var(--border-color-primary);margin-top:10px",
-    )
+def show_group(answer: dict[str, Any]) -> Markup:
+    """Completions of one row, part by part, as the Run screen shows those of training."""
+    rows = [
+        {"total": item["total"], "advantage": advantage, "completion": item["text"]}
+        | {
+            f"reward/{part['name']}{end}": part.get(key)
+            for part in item["parts"]
+            for end, key in (("", "value"), ("/status", "status"), ("/extracted", "extracted"), ("/reason", "reason"))
+        }
+        for item, advantage in zip(answer["items"], answer["advantages"], strict=True)
+    ]
+    weights = ", ".join(f"{name} × {weight:g}" for name, weight in answer["weights"].items())
+    about = m.reference(answer["reference"] or "none") + m.tag("small", f"total = {weights}")
+    return show_rows("One group", rows, [], about)
 
 
 def show_hacks(audit: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ def choices() -> list[tuple[str, str]]:
     shown = []
     for name in sorted(rewards.names(), key=lambda name: (order.index(kind_of.get(name, "free text")), name)):
         _, _, words = rewards.describe(name).strip().partition("\n\n")
-        shown.append((f"{name} · {kind_of.get(name, 'free text')}: {one_line(words.replace('`', ''), 70)}", name))
+        shown.append((f"{name} · {kind_of.get(name, 'free text')}: {one_line(words.replace('`', ''), 50)}", name))
     return [*shown, ("none (functions in the YAML alone)", NULL)]
 
 

@@ -59,8 +59,8 @@ def buttons(status: Mapping[str, Any] | None, *, anew: bool = False) -> list[Any
     return [visible[name] for name in BUTTONS]
 
 
-def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any]]:
-    """The row of buttons, in the order of `BUTTONS`, and the events after which the run is another."""
+def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], gr.HTML, list[Any]]:
+    """The row of buttons, in the order of `BUTTONS`, what a click on one said, and the events after which the run is another."""
 
     def button(name: str, label: str, width: int, variant: Any = "secondary") -> gr.Button:
         return gr.Button(
@@ -102,7 +102,7 @@ def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], list[Any
         lambda run_id, kept: like(site, run_id, kept), [chosen, draft], [draft, said, place], queue=False, **listen
     )
     place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
-    return [made[name] for name in BUTTONS], [stopped, ended, deleted, resumed]
+    return [made[name] for name in BUTTONS], said, [stopped, ended, deleted, resumed]
 
 
 CONFIRM = "(id) => confirm(`{}`.replaceAll('RUN', id)) ? id : null"
@@ -163,17 +163,16 @@ def ask_to_stop(site: Site, run_id: Any) -> str:
 
 
 def stop_now(site: Site, run_id: Any) -> str:
-    """Ends the run at once, by signals. Waits until it has ended, a few seconds."""
+    """Ends the run at once, by signals. Waits until it has ended, a few seconds. Returns what went wrong."""
     from kit.runs.stopping import stop
 
     if run_id is None:
         return ""  # not confirmed
     try:
-        run = site.run(run_id)
-        status = stop(run, now=True)
+        stop(site.run(run_id), now=True)
     except KitError as problem:
         return m.error(problem)
-    return m.page(m.note(f"{run.id} has ended: {status['state']}.", "ok"))
+    return ""
 
 
 def go_on(site: Site, run_id: Any) -> str:
@@ -193,7 +192,7 @@ def go_on(site: Site, run_id: Any) -> str:
 class View:
     """The parts of the screen that a poll fills, in their order."""
 
-    parts = ("head", "notes", "charts", "more", "log", "timer")
+    parts = ("head", "notes", "charts", "more", "log", "said", "timer")
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -230,6 +229,8 @@ class View:
             "notes": m.page(m.tag("div", m.join(notes), class_="stack-notes")) if any(notes) else "",
             "timer": gr.Timer(POLL_SECONDS if live else ENDED_POLL_SECONDS),
         }
+        if not live:
+            shown["said"] = ""  # that it was asked to stop, or went on
         if tab == "log":
             shown["log"] = log_tail(run)
         if tab == "charts":
@@ -290,7 +291,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     named, wanted_tab, tab, seen = (run_box() for _ in range(4))
     chosen = gr.Dropdown([], label="Run", allow_custom_value=True, elem_id="run-chosen", filterable=True)
     head = gr.HTML(m.page(m.panel(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head")
-    buttons, actions = _build_actions(site, chosen)
+    buttons, said, actions = _build_actions(site, chosen)
     notes = gr.HTML(elem_id="run-notes")
     timer = gr.Timer(POLL_SECONDS)
     with gr.Tabs(elem_id="run-tabs") as tabs:
@@ -302,7 +303,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             log = gr.HTML(elem_id="run-log")
         with gr.Tab("More", id="more") as more_tab:
             more = gr.HTML(elem_id="run-more")
-    outputs = [seen, head, notes, drawing, more, log, timer, *buttons]
+    outputs = [seen, head, notes, drawing, more, log, said, timer, *buttons]
     inputs = [chosen, tab, seen]
     look: dict[str, Any] = {"fn": view.look, "inputs": inputs, "outputs": outputs} | QUIET
     for name, each in zip(TABS, (charts_tab, completions_tab, log_tab, more_tab), strict=True):

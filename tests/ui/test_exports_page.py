@@ -40,7 +40,7 @@ def asked(screen: Screen, kind: str, quantization: str = "q8_0") -> list[str]:
     while (job := screen.site.jobs.get(screen.key(screen.site.run("it"), kind))) and job.state == "running":
         assert time.monotonic() < end, job.line
         time.sleep(0.1)
-    _, notice, progress, results, stop = screen.look("it", kind, {})
+    _, notice, progress, results, stop, _ = screen.look("it", kind, {})
     assert notice == ""
     assert not stop.visible
     return [said, progress, results]
@@ -59,15 +59,6 @@ def test_a_merged_model_is_verified_and_replaced(screen: Screen) -> None:
     assert "tokens on which both agree" in found
     assert "/runs/it/export/merged-16bit/model.safetensors" in found
     assert asked(screen, "merged-16bit")[:2] == ["", ""]
-
-
-def test_a_quantised_model_is_verified_within_its_own_limits(screen: Screen) -> None:
-    pytest.importorskip("bitsandbytes")
-    _, progress, results = asked(screen, "merged-4bit")
-    if "note fail" in progress:  # a model too small or too rough for four bits is not passed off as the trained one
-        assert "not what was trained" in progress + results or "limit" in progress, progress
-    else:
-        assert verdict(results, "merged-4bit").startswith("ok")
 
 
 @pytest.mark.parametrize("kind", ["gguf", "ollama"])

@@ -15,7 +15,7 @@ from kit.errors import RunError
 from kit.runs.store import RunDir
 from kit.ui import chat, export, run_texts
 from kit.ui import run as run_page
-from kit.ui.run import View, ask_to_stop
+from kit.ui.run import View
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -110,18 +110,6 @@ def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: 
     assert "Stopped by you; saved at step 3." in found[1]
 
 
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        ("starting", "it has not begun to train, so there is nothing to save"),
-        ("running", "its step is finished and saved first"),
-    ],
-)
-def test_what_a_stop_saves_is_said(state: str, said: str, site: Site) -> None:
-    site.store.create("live").write_status(state)
-    assert said in ask_to_stop(site, "live")
-
-
 def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
     view = View(site)
     first = view.look("one", "charts", {})
@@ -177,43 +165,6 @@ def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
     good = export.results("one", {"adapter": result})
     assert 'href="/runs/one/export/adapter/w.safetensors"' in good
     assert "at least 0.9" in good
-
-
-def test_an_export_that_is_there_is_replaced(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = site.run("one")
-    run.adapter.mkdir()
-    run.write_json("export/adapter/manifest.json", {"files": []})
-    screen = export.Screen(site)
-    begun: list[dict[str, Any]] = []
-    monkeypatch.setattr(screen, "_request", lambda run, wish: wish)
-    monkeypatch.setattr(site.jobs, "start", lambda key, module, request: begun.append(request))
-    assert screen.begin("one", "adapter", None, None) == ["", {}]
-    assert begun[0]["force"]
-
-
-def test_another_quantisation_is_not_ignored_while_one_is_made(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.ui.children import Jobs
-
-    run = site.run("one")
-    (run.adapter).mkdir()
-    screen = export.Screen(site)
-    monkeypatch.setattr(screen, "_request", lambda run, wish: wish)
-    monkeypatch.setattr(Jobs, "_work", lambda *args: None)  # goes on for ever
-    asked = ("one", "gguf", None)
-    assert screen.begin(*asked, "q8_0") == ["", {}]
-    assert screen.begin(*asked, "q8_0") == ["", {}], "asked again by another browser"
-    assert "running already with other settings" in screen.begin(*asked, "q4_k_m")[0]
-
-
-def test_rewards_stand_beside_both_answers() -> None:
-    reward = {"total": 1.2, "components": {"accuracy": {"value": 1.0, "weight": 1.0, "status": "ok"}}}
-    done = {"prompt": "2 + 2 =", "reference": "4"}
-    answers = {"base": {"text": "5", "finish": "stop", "tokens": 1, "seconds": 0.1, "reward": reward | {"total": 0.2}},
-               "tuned": {"text": "<b>4</b>", "finish": "length", "tokens": 1, "seconds": 0.1, "reward": reward}}  # fmt: skip
-    text = chat.summary(answers, done["reference"])
-    assert "The answer after training earns 1.00 more" in text
-    assert "cut at the limit" in text
-    assert "<code>4</code>" in text
 
 
 def test_answers_grow_and_stay_when_the_next_is_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
