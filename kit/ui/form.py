@@ -90,6 +90,7 @@ class Form:
         self.learns: gr.HTML
         self.suggested: gr.Button
         self.timer: gr.Timer
+        self.training: gr.Textbox
 
     def add(
         self, name: str, label: str, info: str = "", *, kind: Kind = "yaml", **more: Any

@@ -168,8 +168,9 @@ def audited(sent: Sent) -> str:
 def _signal(form: Form) -> None:
     """The tab of the signal check, and its verdict beside all steps.
 
-    A small check starts unasked once the data, the reward or the model is the user's own and the configuration has stayed the
-    same between two polls; an edit that makes it another question ends it.
+    A small check starts unasked once the data, the reward or the model is the user's own, no run trains, and the configuration
+    has stayed the same between two polls; an edit that makes it another question ends it. The timer polls while a check is
+    awaited or a run trains, and rests otherwise.
     """
     site = form.site
     with gr.Row(elem_classes="tight low"):
@@ -178,15 +179,15 @@ def _signal(form: Form) -> None:
         end = gr.Button("Stop", variant="stop", size="md", scale=0, min_width=100, visible=False)
     out = gr.HTML(NEVER)
     seen, change = gr.State(""), gr.State([])
-    outputs = [seen, form.learns, form.suggested, change, out, end]
+    outputs = [seen, form.learns, form.suggested, change, out, end, form.training, form.timer]
     configured = functools.lru_cache(maxsize=32)(lambda text: Draft.read(text).config(site.settings))
 
     def begin(sent: Sent, count: Any) -> list[Any]:
         try:
             start_check(site, sent.config(), min(MOST_PROMPTS, max(2, whole(count))))
         except KitError as problem:
-            return [m.error(problem), ""]
-        return [gr.skip(), ""]
+            return [m.error(problem), "", gr.skip()]
+        return [gr.skip(), "", gr.Timer(active=True)]
 
     def tick(draft: Any, before: str) -> list[Any]:
         try:
@@ -194,18 +195,19 @@ def _signal(form: Form) -> None:
         except KitError:
             return [gr.skip()] * len(outputs)  # the page says what is wrong
         prefix = check_prefix(config)
-        job = site.jobs.latest(prefix)
-        now = f"{prefix}|{job.stamp if job else ''}"
+        job, training = site.jobs.latest(prefix), ", ".join(site.live())
+        awaited = job.state == "running" if job else is_users_own(Draft.read(draft))
+        now = f"{prefix}|{job.stamp if job else ''}|{training}"
         if now != before:
             if not before.startswith(prefix) and "|" in before:
                 site.jobs.stop(before.partition("|")[0])
-            return [now, *learned(job)]
-        if job is None and is_users_own(Draft.read(draft)) and not site.live():
+            return [now, *learned(job), training, gr.Timer(active=awaited or bool(training))]
+        if job is None and awaited and not training:
             with suppress(KitError):  # as many checks as may run do already
                 start_check(site, config, UNASKED_PROMPTS)
         return [gr.skip()] * len(outputs)
 
-    form.on(start.click, begin, [prompts], [out, seen], queue=False)
+    form.on(start.click, begin, [prompts], [out, seen, form.timer], queue=False)
     form.follows(tick, *outputs, inputs=[seen], queue=False)
     form.timer.tick(tick, [form.draft, seen], outputs, **QUIET)
     end.click(lambda now: site.jobs.stop(now.partition("|")[0]), [seen], [], queue=False, api_visibility="private")
@@ -253,6 +255,6 @@ def learned(job: Job | None) -> list[Any]:
 
 
 def made(sent: Sent, suggested: Any) -> tuple[Draft, str]:
-    """The draft after what a check suggests."""
+    """The draft after the settings that a check or a plan suggests."""
     actions = [action for action in suggested if isinstance(action, str)][:8] if isinstance(suggested, list) else []
     return sent.draft().apply(actions), m.page(m.note(f"{results.in_words(actions)}: done.", "ok"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import time
 from typing import Any
 
 import gradio as gr
@@ -11,11 +13,12 @@ from markupsafe import Markup
 from kit.config import RunConfig, preset_names
 from kit.errors import KitError
 from kit.runs.files import duration
+from kit.runs.lock import gpus
 from kit.ui import lab, steps
 from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft, from_yaml
 from kit.ui.form import Form, Sent
-from kit.ui.site import POLL_SECONDS, QUIET, Site
+from kit.ui.site import POLL_SECONDS, QUIET, UNSEEN, Site, address, run_box
 
 STEPS = {
     "1 Data": steps.data_step,
@@ -29,7 +32,9 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     form = Form(site, blocks)
     form.learns = gr.HTML(elem_id="verdict-learns", render=False)
     form.suggested = gr.Button(visible=False, size="sm", render=False, elem_id="verdict-change")
-    form.timer = gr.Timer(POLL_SECONDS)  # not in a tab: what stands in one that was never opened is not there
+    # Not in a tab: what stands in one that was never opened is not there. It ticks only while something is waited for.
+    form.timer = gr.Timer(POLL_SECONDS, active=False)
+    form.training = run_box()
     with gr.Row(elem_classes="tight low"):
         form.preset = gr.Dropdown(preset_names(), value=FIRST, label="Start from", scale=3, elem_id="preset")
         over = gr.Button("Start over", size="md", scale=1, min_width=110)
@@ -41,8 +46,9 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             form.said = gr.HTML()
             with gr.Tabs() as form.tabs:
                 for number, (title, step) in enumerate(STEPS.items()):
-                    with gr.Tab(title, id=number):
+                    with gr.Tab(title, id=number) as each:
                         step(form)
+                    each.select(None, [], [], js=STEP_TO_ADDRESS.format(number + 1))
         with gr.Column(scale=4, min_width=300, elem_classes="side"):
             state, command, yaml = _side(form)
     blocks.load(None, [], [form.tabs], js=STEP_FROM_ADDRESS)
@@ -54,9 +60,11 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 
 STEP_FROM_ADDRESS = """() => {
   const step = Number(new URLSearchParams(window.location.search).get('step'));
+  window.stepIsRead = true;
   return {...(step >= 1 && step <= STEPS ? {selected: step - 1} : {}), __type__: 'update'};
 }""".replace("STEPS", str(len(STEPS)))
-"""JavaScript for `/new?step=2`."""
+STEP_TO_ADDRESS = "() => window.stepIsRead && history.replaceState(null, '', '/new?step={}')"
+"""JavaScript: a reload opens the step that was open. A tab is also selected when the page is built."""
 
 
 def _from_preset(sent: Sent, name: Any) -> tuple[Draft, str]:
@@ -85,11 +93,12 @@ CHECKING = m.page(m.tag("p", "Checking …", class_="dim"))
 def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
     """Beside every step: the verdict with Start, the command, the YAML. Gives what `written` fills."""
     site = form.site
-    with gr.Group(elem_id="verdict", elem_classes="verdict-card"):
+    with gr.Column(elem_id="verdict", elem_classes="verdict-card"):
         state = gr.HTML()
         reward, fits = gr.HTML(CHECKING, elem_id="verdict-reward"), gr.HTML(CHECKING, elem_id="verdict-fits")
-        fixes = gr.Textbox("[]", visible="hidden", elem_classes="hidden-box", label="fixes")
+        fixes = gr.State([])
         apply = gr.Button("Make these changes", visible=False, size="sm")
+        now = gr.Button("Plan it now", visible=False, size="sm", elem_id="plan-now")
         form.learns.render()
         form.suggested.render()
         form.add("run.id", "Name of the run", kind="text", elem_id="run-name", placeholder="from preset and time")
@@ -109,24 +118,19 @@ def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
     # stays until the next one: the last letter of a name may be checked after the click.
     form.draft.change(lambda: [CHECKING, CHECKING], [], [reward, fits], **QUIET)
     form.follows(lambda draft: scores(site, draft), reward, concurrency_limit=4)
-    form.follows(lambda draft: measured(site, draft), fits, fixes, apply, concurrency_limit=4)
-    form.replaces(apply.click, _mended, [fixes])
+    plan: dict[str, Any] = {"concurrency_limit": 4} | UNSEEN
+    planned = [fits, fixes, apply, now]
+    form.follows(functools.partial(measured, site), *planned, concurrency_limit=4)
+    for event, beside in ((form.training.change, False), (now.click, True)):
+        event(lambda: CHECKING, [], [fits], **QUIET)
+        event(functools.partial(measured, site, beside=beside), [form.draft], planned, **plan)
+    form.replaces(apply.click, lab.made, [fixes])
     starting = m.page(m.note("Checking data, reward and memory, then it starts …", "live"))
     start.click(None, [], [note], js=f"() => {json.dumps(starting)}")
     form.on(start.click, lambda sent: steps.begun(site, sent.draft), [], [note, place], concurrency_limit=2,
             trigger_mode="once", show_progress="hidden", show_progress_on=[])  # fmt: skip
     place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
     return state, command, yaml
-
-
-def _mended(sent: Sent, text: Any) -> tuple[Draft, str]:
-    """The draft with the overrides that make it fit, as a browser sent them back."""
-    try:
-        values = json.loads(text) if isinstance(text, str) and len(text) < 4000 else []
-    except (ValueError, RecursionError):
-        values = []
-    overrides = [value for value in values if isinstance(value, str)][:20] if isinstance(values, list) else []
-    return sent.draft().apply(overrides), ""
 
 
 def _from_text(sent: Sent, text: Any) -> tuple[Draft, str]:
@@ -180,21 +184,37 @@ def scores(site: Site, value: Any) -> str:
     return m.page(m.tag("div", m.join(lines), class_="stack-notes"))
 
 
-def measured(site: Site, value: Any) -> list[Any]:
-    """[whether it fits and how long it takes, overrides that make it fit, their button]."""
+def measured(site: Site, value: Any, *, beside: bool = False) -> list[Any]:
+    """[whether it fits and how long it takes, overrides that make it fit, their button, the button that plans beside a run].
+
+    While a run trains nothing is planned unless `beside` is set: the child that plans would take its time and memory.
+    """
     hidden = gr.Button(visible=False)
     try:
         draft = Draft.read(value)
         config = draft.config(site.settings)
+        if not beside and (live := site.live()):
+            return [m.page(m.note(_who_trains(site, live[0]), "live")), [], hidden, gr.Button(visible=True)]
     except KitError:
-        return ["", "[]", hidden]
+        return ["", [], hidden, hidden]
     try:
         plan = site.benches.ask("plan", config, name=draft.preset, given=draft.overrides())
     except KitError as problem:
-        return [m.page(m.note(problem, "fail")), "[]", hidden]
+        return [m.page(m.note(problem, "fail")), [], hidden, hidden]
     changes = [fix["override"] for fix in plan["fixes"] or []]
     button = gr.Button(visible=bool(changes), value=f"Make {len(changes)} change{'s' * (len(changes) != 1)} that fit")
-    return [m.page(memory_card(config, plan)), json.dumps(changes), button]
+    return [m.page(memory_card(config, plan)), changes, button, hidden]
+
+
+def _who_trains(site: Site, run_id: str) -> Markup:
+    """Which run trains, until when, and what is waited for."""
+    left = site.run(run_id).status().get("eta_seconds")
+    until = f" until about {m.when(time.time() + left)}" if isinstance(left, (int, float)) and left > 0 else ""
+    start = "waits for the GPU" if gpus() else "shares the cores"
+    link = m.tag("a", run_id, href=address("run", run_id))
+    return m.join(
+        [link, f" trains{until}. Memory and time are planned once it has ended. A run that starts now {start}."]
+    )
 
 
 def memory_card(config: RunConfig, plan: dict[str, Any]) -> Markup:

@@ -219,7 +219,7 @@ def column_table(table: dict[str, Any]) -> Markup:
     """The columns of a file, a line each."""
     rows = [
         [
-            m.tag("code", column["name"]),
+            m.tag("code", column["name"], class_="nowrap"),
             m.badge(column["use"], "ok" if column["use"] in ("prompt", "reference") else ""),
             ", ".join(column["kinds"]) or "empty",
             m.join(m.tag("div", one_line(text, 70)) for text in column["values"]),
@@ -334,21 +334,23 @@ def begun(site: Site, read: Callable[[], Draft]) -> list[str]:
     try:
         draft = read()
         config = draft.config(site.settings)
+        if config.run.id is not None and (site.settings.root / config.run.id).exists():
+            raise RunError(
+                f"There is a run '{config.run.id}' already. Give another name, or none: then it is made from preset and time."
+            )
         if problem := site.benches.ask("check", config, seconds=180.0)["problem"]:
             raise ConfigError(f"The reward cannot score the first row. {problem}")
         site.benches.ask("validate", config, seconds=180.0)
+        forecast = site.benches.ask("plan", config, seconds=180.0)["run_seconds"]
         with _STARTING:  # two browsers, or two clicks: one after the other, so that the limit holds
             live = [run.id for run, status in site.store.statuses() if status["state"] in ALIVE]
             if len(live) >= MOST_LIVE:
                 raise RunError(f"{len(live)} runs are live already: {', '.join(live[:4])}, ... Stop one first.")
-            if config.run.id is not None and (site.settings.root / config.run.id).exists():
-                raise RunError(
-                    f"There is a run '{config.run.id}' already. Give another name, or none: then it is made from preset and time."
-                )
             if config.run.id is None:
                 config.run.id = site.store.new_id(draft.preset)
             site.make_room()
             run = start(config)
+            site.run(run.id).change_status(lambda _: {"forecast": forecast}, durable=False)
     except KitError as problem:
         return [m.error(problem), ""]
     return [m.page(m.note(f"{run.id} has started.", "ok")), address("run", run.id)]

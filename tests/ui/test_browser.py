@@ -141,20 +141,6 @@ def test_the_draft_is_there_after_a_reload_and_in_another_browser_it_is_not(page
     expect(other.locator("#command textarea")).to_have_value("grpo-kit train quickstart")
 
 
-def test_what_is_wrong_is_said_in_the_kits_words(page: Any, tab: Callable[..., Tab]) -> None:
-    new = tab(page, "/new")
-    step(new, "3 Model and training")
-    fill(new, "generation.num_generations", "6")
-    sees(new, re.compile("cannot be made of groups of 6"))
-    box = new.locator("#first-optimisation-steps textarea, #first-optimisation-steps input").first
-    box.fill("many")
-    box.blur()
-    sees(new, re.compile("should be a valid integer"))
-    step(new, "1 Data")
-    press(new, "Show rows as the model sees them")
-    assert "Traceback" not in new.content()
-
-
 def test_by_keyboard_alone(page: Any, tab: Callable[..., Tab]) -> None:
     new = tab(page, "/new")
     sees(new, "Settings are valid")

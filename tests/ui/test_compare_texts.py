@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from made_runs import make
 
-from kit.errors import RunError
 from kit.studies.compare import compare_runs
 from kit.ui import compare
 from kit.ui.settings import Settings
@@ -46,9 +45,3 @@ def test_an_address_names_the_runs_that_are_compared(site: Site) -> None:
     assert compare._choices(site, "one,../x,,none,one").value == ["one"]
     for nothing in ("", None, 3, "<b>"):
         assert compare._choices(site, nothing).value == []
-
-
-@pytest.mark.parametrize("ids", [[], ["one"], ["one", "one"], "one", None])
-def test_fewer_than_two_runs_are_refused(site: Site, ids: object) -> None:
-    with pytest.raises(RunError, match="two runs or more"):
-        compare.chosen_runs(site, ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
@@ -15,7 +14,7 @@ from kit.errors import ConfigError
 from kit.ui import run
 from kit.ui.draft import Draft
 from kit.ui.form import Form, Sent, kept_or_new
-from kit.ui.new_run import _bring_back, _from_preset, written
+from kit.ui.new_run import _bring_back, _from_preset, measured, written
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -144,31 +143,45 @@ def test_what_another_preset_takes_the_place_of_is_kept_aside(form: Form) -> Non
     assert kept_or_new(third.as_dict()).aside == mine, "a reload keeps it"
 
 
-def test_starting_over_keeps_what_was_typed_last(form: Form) -> None:
-    assert Draft().instead_of(sent(form, seed="4").valid()).aside == Draft(changes={"run.seed": 4})
-    assert Draft().instead_of(sent(form).valid()).aside is None
-
-
-@pytest.mark.parametrize("forged", [7, "x", {"preset": "/etc"}, {"changes": {"__class__": 1}}, {"changes": 3}])
-def test_what_no_page_puts_aside_is_not_brought_back(form: Form, forged: Any) -> None:
-    base = json.dumps(Draft().as_dict() | {"aside": forged})
-    assert _bring_back(Sent(form, base, [None] * len(NAMES))) == (None, "")
-
-
 def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     import kit.api
     from kit.ui import children
     from kit.ui.steps import begun
 
-    monkeypatch.setattr(children.Benches, "ask", lambda self, *given, **named: {"problem": None})
-    monkeypatch.setattr(kit.api, "start", lambda config: SimpleNamespace(id=config.run.id))
+    monkeypatch.setattr(
+        children.Benches, "ask", lambda self, *given, **named: {"problem": None, "run_seconds": {"steps": 9.0}}
+    )
+    monkeypatch.setattr(kit.api, "start", lambda config: form.site.store.create(config.run.id))
     note, place = begun(form.site, sent(form, id="typed-last").draft)
     assert place == "/run?run=typed-last", note
-    form.site.store.create("typed-last")
+    assert form.site.run("typed-last").record()["forecast"] == {"steps": 9.0}
     note, place = begun(form.site, sent(form, id="typed-last").draft)
     assert "There is a run &#39;typed-last&#39; already. Give another name" in note
     assert "-o " not in note, "the page has a box for it"
     assert place == ""
+
+
+def test_nothing_is_planned_while_a_run_trains_unless_asked_for(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    answer = {
+        "memory": {"peak_bytes": 1},
+        "room_bytes": 9,
+        "fits": True,
+        "fixes": [],
+        "place": "x",
+        "run_seconds": {"steps": 3.0},
+    }
+    monkeypatch.setattr(form.site.benches, "ask", lambda question, *_, **__: asked.append(question) or answer)
+    live = form.site.store.create("busy")
+    live.write_status("running", eta_seconds=60.0)
+    html, fixes, apply, now = measured(form.site, Draft().as_text())
+    assert ">busy</a> trains until about" in html
+    assert (asked, fixes, apply.visible, now.visible) == ([], [], False, True)
+    assert "Fits: " in measured(form.site, Draft().as_text(), beside=True)[0]
+    live.write_status("finished")
+    html, _, _, now = measured(form.site, Draft().as_text())
+    assert "Takes about 3 s" in html
+    assert (asked, now.visible) == (["plan"] * 2, False)
 
 
 def test_a_run_is_deleted_only_when_it_has_ended(tmp_path: Path) -> None:

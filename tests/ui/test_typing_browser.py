@@ -20,7 +20,6 @@ from test_runs_browser import choose
 import kit.api
 from kit.config import load_config
 from kit.errors import RunError
-from kit.runs.store import RunDir
 from kit.ui import children, new_run, run
 from kit.ui.form import Form
 
@@ -130,24 +129,6 @@ def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
         expect(box(new, "key-model-lora-rank")).to_have_value("16" if preset == "quickstart" else "32")
 
 
-def test_another_preset_puts_changes_aside_and_they_can_be_brought_back(here: Any, tab: Callable[..., Tab]) -> None:
-    new = tab(here, "/new")
-    sees(new, "Settings are valid")
-    step(new, "3 Model and training")
-    command = new.locator("#command textarea")
-    box(new, "key-model-lora-rank").fill("77")
-    box(new, "key-model-lora-rank").blur()
-    expect(command).to_have_value(re.compile("rank=77"))
-    choose(new, "preset", "gsm8k")
-    expect(command).to_have_value(re.compile("train gsm8k (?!.*rank)"))
-    sees(new, "Your 1 change of 'quickstart' is put aside.")
-    new.reload()
-    press(new, "Restore")
-    expect(command).to_have_value(re.compile("quickstart -o model.lora.rank=77"))
-    expect(new.locator("#preset input")).to_have_value("quickstart")
-    expect(new.locator("#aside-back")).not_to_be_visible()
-
-
 def test_what_is_changed_and_typed_before_the_first_answer_stays(
     here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,32 +162,3 @@ def test_a_name_typed_just_before_start_is_used(here: Any, tab: Callable[..., Ta
         wait_for(lambda before=before: len(asked) > before)
         sees(new, "nothing is started here")
         assert asked[before:] == [("start", f"held-{held}", load_config("quickstart").optimisation.steps)]
-
-
-def test_what_was_opened_for_one_run_is_gone_for_the_next(
-    here: Any, tab: Callable[..., Tab], asked: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live: list[int] = []
-
-    def status(self: RunDir) -> dict[str, Any]:
-        base = {"step": 5, "total_steps": 20, "started": time.time() - 100}
-        if live:
-            return base | {"state": "running"}
-        return base | {"state": "stopped", "ended": time.time() - 5, "refused": "data.json: sha256 differs"}
-
-    monkeypatch.setattr(RunDir, "status", status)
-    one = tab(here, "/run?run=one")
-    choose(one, "run-chosen", "two")
-    expect(one.locator("#run-head h2")).to_contain_text("two")
-    one.locator("#run-resume").click()
-    one.wait_for_timeout(1000)
-    assert asked[-1] == ("resume", "two")
-    live.append(1)
-    one.goto(here.url + "/run?run=one")
-    asked_first: list[str] = []
-    one.on("dialog", lambda dialog: (asked_first.append(dialog.message), dialog.accept()))
-    choose(one, "run-chosen", "two")
-    one.locator("#run-now").click()
-    one.wait_for_timeout(1000)
-    assert asked_first[0].startswith("Stop two now?")
-    assert asked[-1] == ("stop now", "two")
