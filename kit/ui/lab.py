@@ -193,7 +193,7 @@ def _signal(form: Form) -> None:
         try:
             config = configured(draft)
         except KitError:
-            return [gr.skip()] * len(outputs)  # the page says what is wrong
+            return [*[gr.skip()] * (len(outputs) - 1), gr.Timer(active=False)]  # the page says what is wrong
         prefix = check_prefix(config)
         job, training = site.jobs.latest(prefix), ", ".join(site.live())
         awaited = job.state == "running" if job else is_users_own(Draft.read(draft))
