@@ -245,16 +245,6 @@ def test_verl_takes_prompts_as_arrays_of_messages():
     assert seen[0].prompt == [{"role": "user", "content": "6 x 12?"}]
 
 
-@pytest.mark.parametrize("make", ["easyr1", "verl"])
-def test_adaptors_are_picklable(make):
-    adaptor = pickle.loads(pickle.dumps(getattr(load("gsm8k-hash"), make)()))
-    score = {
-        "easyr1": lambda: adaptor(ROWS)[0]["overall"],
-        "verl": lambda: adaptor("d", "#### 72", "72")["score"],
-    }[make]()
-    assert score == pytest.approx(1.1)
-
-
 ODD = [
     None, "", "\x00" * 1000, "\ud800\udfff", "x" * 10_000_000, "#### " + "7" * 10_000_000, 7, b"bytes", [], [None],
     [{"role": "assistant", "content": None}], [{"content": "\ud800"}], {"content": "72"}, float("nan"),

@@ -153,22 +153,12 @@ def test_drawn_tests_are_the_same_for_a_group_and_follow_the_seed():
 
 
 @pytest.mark.parametrize("name", ["code-stdio", "code-function"])
-@pytest.mark.parametrize(
-    "reference", [None, 7, "", "x", "{", [], {}, [None], {"inputs": 1}, "\ud800", "\0", [[]], {"test_cases": 3}]
-)
+@pytest.mark.parametrize("reference", [None, 7, "", "{", [], [None], {"inputs": 1}, "\ud800", {"test_cases": 3}])
 def test_rows_without_usable_tests_are_errors(name, reference):
     evaluation = evaluate(name, HONEST_STDIO, reference=reference)
     assert evaluation.statuses["accuracy"] == ["error"]
     assert evaluation.totals == [0.0]
     assert "tests" in evaluation.infos["accuracy"][0]["reason"]
-
-
-@pytest.mark.parametrize(
-    "completion", [None, "", "x" * 10_000_000, "\ud800", "\0", 7, [{"role": "user", "content": "x"}]]
-)
-def test_odd_completions_are_a_format_not_a_failure(completion):
-    evaluation = evaluate("code-stdio", completion, reference=SQUARES, raw=True)
-    assert evaluation.statuses["accuracy"] == ["format"]
 
 
 def test_mbpp_and_humaneval_rows_work_as_they_come():

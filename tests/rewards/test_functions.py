@@ -91,14 +91,6 @@ def test_each_value_has_a_status(value, status, scored):
     assert evaluation.values["f"] == [scored]
 
 
-def test_a_function_that_fails_scores_errors_with_the_reason():
-    evaluation = _score(lambda completions: 1 / 0, "a", "b", name="f")
-    assert evaluation.statuses["f"] == ["error", "error"]
-    assert evaluation.infos["f"][0]["reason"] == "ZeroDivisionError: division by zero"
-    evaluation = _score(lambda completions: [1.0], "a", "b", name="f")
-    assert evaluation.infos["f"][1]["reason"] == "ValueError: 'f' returned 1 rewards for 2 completions"
-
-
 def test_a_declared_range_is_enforced():
     evaluation = _score(lambda completions: [-1.0, 2.0, 3.0], "a", "b", "c", name="f", low=-1.0, high=2.0)
     assert evaluation.statuses["f"] == ["wrong", "ok", "error"]

@@ -70,16 +70,6 @@ def test_what_no_signal_handler_can_stop_is_killed(pool, function):
     assert statuses(pool.run([call(function), call("double", 1)], deadline=0.3)) == ["timeout", "ok"]
 
 
-def test_it_works_off_the_main_thread(pool):
-    got = []
-    thread = threading.Thread(target=lambda: got.extend(pool.run([call("wait", 60), call("double", 1)], deadline=0.2)))
-    thread.start()
-    thread.join(20)
-    assert statuses(got) == ["timeout", "ok"]
-    # Its workers outlive it.
-    assert statuses(pool.run([call("double", 1)] * 4)) == ["ok"] * 4
-
-
 def test_threads_share_a_pool(pool):
     got = {}
 
@@ -166,18 +156,6 @@ def test_children_of_a_killed_item_go_with_it(pool, tmp_path):
     file = tmp_path / "pid"
     assert statuses(pool.run([call("with_child", str(file))], deadline=0.5)) == ["timeout"]
     assert gone(int(file.read_text()))
-
-
-def test_a_batch_has_a_budget(pool):
-    start = time.monotonic()
-    outcomes = pool.run([call("double", 1), *[call("wait", 0.4)] * 20], deadline=2.0, budget=0.6)
-    assert time.monotonic() - start < 2.0
-    assert outcomes[0].status == "ok"
-    assert (outcomes[-1].status, outcomes[-1].reason) == (
-        "infra",
-        "the batch's budget of 0.6 s was spent by others",
-    )
-    assert statuses(pool.run([call("double", 1)])) == ["ok"]
 
 
 def test_slow_tasks_are_tried_last_and_take_no_other_its_time(pool):
