@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -76,10 +77,9 @@ class Preset:
         self.gates = tuple(gates)
         self.checker = checker
         self.allow_shaping_above_correctness = allow_shaping_above_correctness
-        _check_components(self)
+        for problem in _problems(self):
+            raise PresetError(problem)
         self._order = _evaluation_order(self)
-        if checker is not None and not allow_shaping_above_correctness:
-            _check_shaping(self, checker)
 
     @property
     def itemwise(self) -> bool:
@@ -259,26 +259,6 @@ def _token_rewards(
     return rows
 
 
-def _check_components(preset: Preset) -> None:
-    names = [component.name for component, _ in preset.components]
-    if not names:
-        raise PresetError(f"Preset {preset.name!r} has no components. Give at least one (component, weight).")
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise PresetError(f"Component names must differ, {', '.join(repeated)} is repeated. Pass name= to one of them.")
-    for component, weight in preset.components:
-        if not math.isfinite(weight):
-            raise PresetError(f"Weight of {component.name!r} is {weight}. Give a finite number.")
-        if not (math.isfinite(component.floor) and component.low <= component.floor <= component.high):
-            raise PresetError(
-                f"{component.name!r} has floor {component.floor} outside its range [{component.low}, {component.high}]."
-                " Set floor between low and high."
-            )
-    for role, name in [("gate", n) for g in preset.gates for n in g] + [("checker", preset.checker)]:
-        if name is not None and name not in names:
-            raise PresetError(f"The {role} names {name!r}, which is no component here. {nearest(name, names)}")
-
-
 def _evaluation_order(preset: Preset) -> list[Component]:
     """Components so that each comes after the ones that gate it."""
     waiting = [component for component, _ in preset.components]
@@ -293,16 +273,36 @@ def _evaluation_order(preset: Preset) -> list[Component]:
     return order
 
 
-def _check_shaping(preset: Preset, checker: str) -> None:
+def _problems(preset: Preset) -> Iterator[str]:
+    """Yield what makes a preset unusable, with what to change."""
+    names = list(preset.weights)
+    if not names:
+        yield f"Preset {preset.name!r} has no components. Give at least one (component, weight)."
+    if len(names) < len(preset.components):
+        repeated = sorted(set(n for n, count in Counter(c.name for c, _ in preset.components).items() if count > 1))
+        yield f"Component names must differ, {', '.join(repeated)} is repeated. Pass name= to one of them."
+    for component, weight in preset.components:
+        if not math.isfinite(weight):
+            yield f"Weight of {component.name!r} is {weight}. Give a finite number."
+        if not (math.isfinite(component.floor) and component.low <= component.floor <= component.high):
+            yield (
+                f"{component.name!r} has floor {component.floor} outside its range [{component.low}, {component.high}]."
+                " Set floor between low and high."
+            )
+    for role, name in [("gate", n) for g in preset.gates for n in g] + [("checker", preset.checker)]:
+        if name is not None and name not in names:
+            yield f"The {role} names {name!r}, which is no component here. {nearest(name, names)}"
+    checker = preset.checker
+    if checker is None or preset.allow_shaping_above_correctness:
+        return
+    if preset.weights[checker] <= 0:
+        yield f"Weight of the checker {checker!r} is {preset.weights[checker]:g}. Give it a positive one."
     spans = {c.name: abs(weight) * (c.high - c.low) if weight else 0.0 for c, weight in preset.components}
     shaping = {name: span for name, span in spans.items() if name != checker}
-    if preset.weights[checker] <= 0:
-        raise PresetError(f"Weight of the checker {checker!r} is {preset.weights[checker]:g}. Give it a positive one.")
-    if sum(shaping.values()) <= spans[checker] + 1e-12:
-        return
-    parts = " + ".join(f"{name} {span:g}" for name, span in shaping.items())
-    raise PresetError(
-        f"Shaping could outweigh correctness: {parts} = {sum(shaping.values()):g} (|weight| x range) against "
-        f"{checker} {spans[checker]:g}, so a wrong answer could beat a right one. Lower the shaping weights, raise "
-        f"{checker}'s, declare low= and high= where a range is unbounded, or pass allow_shaping_above_correctness=True."
-    )
+    if sum(shaping.values()) > spans[checker] + 1e-12:
+        parts = " + ".join(f"{name} {span:g}" for name, span in shaping.items())
+        yield (
+            f"Shaping could outweigh correctness: {parts} = {sum(shaping.values()):g} (|weight| x range) against "
+            f"{checker} {spans[checker]:g}, so a wrong answer could beat a right one. Lower the shaping weights, raise "
+            f"{checker}'s, declare low= and high= where a range is unbounded, or pass allow_shaping_above_correctness=True."
+        )
