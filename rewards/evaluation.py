@@ -95,7 +95,14 @@ def settle(component: Component, score: Score, seconds: float = 0.0, n_tokens: i
         seconds: the item's time, where the component did not measure it.
         n_tokens: how many token values there must be, when it is known.
     """
-    if not _is_score(score):
+    is_score = (  # a component may put anything into its fields
+        isinstance(score, Score)
+        and isinstance(score.status, str)
+        and score.status in STATUSES
+        and isinstance(score.info, Mapping)
+        and (score.seconds is None or isinstance(score.seconds, int | float))
+    )
+    if not is_score:
         return Score(component.floor, "error", {"reason": f"not a valid score: {shown(score, 280)}"}, seconds)
     seconds = seconds if score.seconds is None else score.seconds
     if score.status in ("not_applicable", "infra"):
@@ -110,24 +117,18 @@ def settle(component: Component, score: Score, seconds: float = 0.0, n_tokens: i
             return Score(component.floor, "error", {**score.info, "reason": reason}, seconds)
     tokens = score.token_values
     if tokens is not None:
-        read = _token_numbers(tokens, n_tokens)
-        if isinstance(read, str):
-            return Score(component.floor, "error", {**score.info, "reason": read}, seconds)
-        tokens = read
+        try:
+            tokens = [_number(value) for value in tokens]
+            wrong = "" if all(map(math.isfinite, tokens)) else "a token value is not a finite number"
+        except Exception as failure:
+            tokens, wrong = [], f"token values cannot be read: {failure_reason(failure)}"
+        if not wrong and n_tokens is not None and len(tokens) != n_tokens:
+            wrong = f"{len(tokens)} token values for {n_tokens} tokens"
+        if wrong:
+            return Score(component.floor, "error", {**score.info, "reason": wrong}, seconds)
     if value is score.value and seconds is score.seconds and tokens is score.token_values:
         return score
     return Score(value, score.status, score.info, seconds, tokens)
-
-
-def _is_score(score: object) -> bool:
-    """Return whether all fields of a score have their types; a component may put anything into it."""
-    return (
-        isinstance(score, Score)
-        and isinstance(score.status, str)
-        and score.status in STATUSES
-        and (type(score.info) is dict or isinstance(score.info, Mapping))
-        and (score.seconds is None or isinstance(score.seconds, int | float))
-    )
 
 
 def _number(value: Any) -> float:
@@ -135,19 +136,6 @@ def _number(value: Any) -> float:
         return float(value)
     except Exception:  # whatever the object's own conversion does
         return math.nan
-
-
-def _token_numbers(values: Sequence[float], expected: int | None) -> list[float] | str:
-    """Return the values as floats, or a message that says what is wrong with them."""
-    try:
-        numbers = [_number(value) for value in values]
-    except Exception as failure:
-        return f"token values cannot be read: {failure_reason(failure)}"
-    if expected is not None and len(numbers) != expected:
-        return f"{len(numbers)} token values for {expected} tokens"
-    if not all(map(math.isfinite, numbers)):
-        return "a token value is not a finite number"
-    return numbers
 
 
 def _share(flags: Sequence[bool]) -> float:

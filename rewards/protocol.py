@@ -148,19 +148,19 @@ class ItemComponent(ABC):
         """Score one completion; any exception becomes status `error`."""
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        return [self._timed(sample, ctx) for sample in samples]
-
-    def _timed(self, sample: Sample, ctx: Context) -> Score:
-        start = time.perf_counter()
-        try:
-            score = self.score_one(sample, ctx)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
-            score = Score(None, "error", {"reason": failure_reason(failure)})
-        if not isinstance(score, Score):  # settled as an error, like everything else that a component gets wrong
-            return score
-        return replace(score, seconds=time.perf_counter() - start)
+        scores = []
+        for sample in samples:
+            start = time.perf_counter()
+            try:
+                score = self.score_one(sample, ctx)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
+                score = Score(None, "error", {"reason": failure_reason(failure)})
+            if isinstance(score, Score):  # what is none is settled as an error, like all that a component gets wrong
+                score = replace(score, seconds=time.perf_counter() - start)
+            scores.append(score)
+        return scores
 
 
 def failure_reason(failure: BaseException) -> str:

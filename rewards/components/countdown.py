@@ -78,7 +78,9 @@ class CountdownAccuracy(ItemComponent):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         task = {**sample.reference, **sample.columns} if isinstance(sample.reference, Mapping) else sample.columns
         cell = task.get("nums", task.get("numbers"))
-        numbers, target = _numbers(cell), _target(task.get("target", sample.reference))
+        numbers, goal = _numbers(cell), _parsed(task.get("target", sample.reference))
+        is_number = isinstance(goal, int | float) and not isinstance(goal, bool) and math.isfinite(goal)
+        target = Fraction(goal) if is_number else None
         if numbers is None or target is None:
             reason = f"no task: nums {shown(cell, 100)}, target {shown(sample.columns.get('target'), 50)}"
             return Score(None, "error", {"reason": f"{reason}; give whole numbers in columns `nums` and `target`"})
@@ -130,10 +132,3 @@ def _numbers(value: Any) -> Counter[int] | None:
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in value):
         return None
     return Counter(value)
-
-
-def _target(value: Any) -> Fraction | None:
-    value = _parsed(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return Fraction(value)

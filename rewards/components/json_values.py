@@ -110,7 +110,14 @@ def same_value(expected: Any, value: Any, *, tolerance: float = 0.0, tuples_are_
     if isinstance(expected, bool) or isinstance(value, bool):
         return expected is value
     if isinstance(expected, int | float) and isinstance(value, int | float):
-        return _same_number(expected, value, tolerance)
+        if expected == value or (expected != expected and value != value):
+            return True
+        try:
+            if not tolerance or not (math.isfinite(expected) and math.isfinite(value)):
+                return False
+            return abs(expected - value) <= tolerance * max(1.0, abs(expected))
+        except OverflowError:
+            return False
     if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
         if not tuples_are_lists and isinstance(expected, list) != isinstance(value, list):
             return False
@@ -130,17 +137,6 @@ def same_value(expected: Any, value: Any, *, tolerance: float = 0.0, tuples_are_
 
 def _typed(items: "set[Any] | frozenset[Any]") -> "set[tuple[bool, Any]]":
     return {(isinstance(item, bool), item) for item in items}
-
-
-def _same_number(expected: float, value: float, tolerance: float) -> bool:
-    if expected == value or (expected != expected and value != value):
-        return True
-    try:
-        if not tolerance or not (math.isfinite(expected) and math.isfinite(value)):
-            return False
-        return abs(expected - value) <= tolerance * max(1.0, abs(expected))
-    except OverflowError:
-        return False
 
 
 class _RepeatedKey(ValueError):

@@ -6,6 +6,7 @@ algebra from being slow.
 """
 
 import ast
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -127,20 +128,17 @@ def judge(task: str, answer: str, entry: str) -> dict[str, Any]:
     if _NO_NUMBER.search(answer) and not _LETTERS.search(expected):
         return {"value": 0.0}
     if "," not in expected:
-        answer = _COMMAS.sub(_several_numbers, answer)
+        # `1,2` as `1, 2`: many tasks drop every comma, and would read 12. `1,234` stays what it is.
+        answer = _COMMAS.sub(lambda run: run[0] if _THOUSANDS.fullmatch(run[0]) else run[0].replace(",", ", "), answer)
     try:
         value = float(score_answer(answer, parsed_entry(entry)))
     except Exception as failure:
-        if not _accepts_reference(score_answer, parsed_entry(entry)):
-            raise
-        return {"unreadable": failure_reason(failure)}
+        with contextlib.suppress(Exception):  # whether the verifier takes the row's own reference for right
+            if float(score_answer(str(parsed_entry(entry)["answer"]), parsed_entry(entry))) == 1.0:
+                return {"unreadable": failure_reason(failure)}
+        raise
     # JSON has no NaN, and a worker's answer is JSON.
     return {"value": value} if math.isfinite(value) else {"value": None, "shown": str(value)}
-
-
-def _several_numbers(numbers: re.Match[str]) -> str:
-    """`1,2` as `1, 2`: many tasks drop every comma, and would read 12. `1,234` stays what it is."""
-    return numbers[0] if _THOUSANDS.fullmatch(numbers[0]) else numbers[0].replace(",", ", ")
 
 
 def warm_up() -> None:
@@ -154,14 +152,6 @@ def parsed_entry(entry: str | bytes) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ValueError("column entry must be a JSON object with question, answer and metadata")
     return parsed
-
-
-def _accepts_reference(score_answer: ScoreAnswer, entry: dict[str, Any]) -> bool:
-    """Whether the verifier works on this row at all: it takes the row's own reference for right."""
-    try:
-        return float(score_answer(str(entry["answer"]), entry)) == 1.0
-    except Exception:
-        return False
 
 
 def _grid_scorer(score: ScoreAnswer) -> ScoreAnswer:

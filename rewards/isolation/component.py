@@ -57,7 +57,19 @@ class IsolatedComponent(ItemComponent):
                 tasks[position] = made
                 made = Score(None, "error")  # until its outcome is there
             scores.append(replace(made, seconds=time.perf_counter() - start) if isinstance(made, Score) else made)
-        for position, outcome in zip(tasks, self._outcomes(list(tasks.values())), strict=True):
+        # Known results come from the cache; equal tasks of one batch run once.
+        keys = {position: self._key(task, position) for position, task in tasks.items()}
+        cache = Cache()
+        outcomes = {key: Outcome("ok", value) for key, value in cache.get_many(keys.values()).items()}
+        todo = {key: tasks[position] for position, key in keys.items() if key not in outcomes}
+        done = shared_pool().run(
+            list(todo.values()), deadline=self.deadline, memory_mb=self.memory_mb, budget=self.batch_seconds(len(todo))
+        )
+        fresh = dict(zip(todo, done, strict=True))
+        cache.put_many({k: o.value for k, o in fresh.items() if o.status == "ok" and not k.startswith("only:")})
+        outcomes |= fresh
+        for position, key in keys.items():
+            outcome = outcomes[key]
             start, spent = time.perf_counter(), scores[position].seconds or 0.0
             if outcome.status == "ok":
                 score = self._guarded(self.verdict, samples[position], outcome.value)
@@ -74,24 +86,6 @@ class IsolatedComponent(ItemComponent):
             raise
         except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
             return Score(None, "error", {"reason": failure_reason(failure)})
-
-    def _outcomes(self, tasks: list[Task]) -> list[Outcome]:
-        """Return outcomes, cached ones where they are known; equal tasks of one batch run once."""
-        keys = [self._key(task, position) for position, task in enumerate(tasks)]
-        cache = Cache()
-        known = cache.get_many(keys)
-        todo = {key: task for key, task in zip(keys, tasks, strict=True) if key not in known}
-        done = shared_pool().run(
-            list(todo.values()), deadline=self.deadline, memory_mb=self.memory_mb, budget=self.batch_seconds(len(todo))
-        )
-        outcomes = dict(zip(todo, done, strict=True))
-        fresh = {
-            key: outcome.value
-            for key, outcome in outcomes.items()
-            if outcome.status == "ok" and not key.startswith("only:")
-        }
-        cache.put_many(fresh)
-        return [outcomes[key] if key in outcomes else Outcome("ok", known[key]) for key in keys]
 
     def _key(self, task: Task, position: int) -> str:
         """Return a cache key by content; by position for tasks whose arguments are not plain."""
