@@ -42,7 +42,7 @@ FAILING = 0.2
 TRUNCATED = 0.3
 """Share of completions cut at the limit: these earn nothing for answers that they had no room for."""
 NEVER = 0.1
-"""Share of right answers, of which the whole interval lies below: next to none."""
+"""Share of right answers among completions that ended, below which longer completions would not help either."""
 MALFORMED = 0.5
 """Share of completions whose format keeps a reward from reading them."""
 INFORMATIVE = 0.25
@@ -75,6 +75,9 @@ class Signal:
     failure: str | None = None
     rows: int | None = None  # prompts that there are; None: not known
     room: int | None = None  # tokens that the context leaves to a completion; None: not known
+    ended_right: Estimate | None = (
+        None  # share of right answers among completions that ended by themselves; None: not known
+    )
 
     @property
     def group(self) -> int:
@@ -104,28 +107,20 @@ def judge(signal: Signal) -> Verdict:
     """The verdict, its reason, and the one change to make (empty where none is needed)."""
     reason = f" ({signal.failure})" if signal.failure else ""
     limit = signal.config.generation.max_completion_tokens
-    shares = (
-        ("reward fails", "could not be scored", signal.failures, FAILING,
-         f"Mend the reward{reason}; try it with: grpo-kit reward test"),
-        ("truncated", f"are cut at {limit} tokens", signal.truncated, TRUNCATED,
-         longer_completions(signal.config, signal.room)),
-    )  # fmt: skip
-    for verdict, what, share, threshold, change in shares:
-        because = f"{_share(share)} of completions {what}"
-        if share.low > threshold:
-            return Verdict(verdict, because, change)
-        if share.value > threshold:
-            return _unsure(signal, because, threshold, change)
+    if signal.failures.value > FAILING:
+        because = f"{_share(signal.failures)} of completions could not be scored"
+        change = f"Mend the reward{reason}; try it with: grpo-kit reward test"
+        if signal.failures.low <= FAILING:
+            return _unsure(signal, because, FAILING, change)
+        return Verdict("reward fails", because, change)
     spread, right = signal.spread, signal.pass_at_1
-    if signal.malformed.low > MALFORMED and spread.low <= INFORMATIVE:
-        # Where rewards differ within groups, the format is something that is learned.
-        because = f"{_share(signal.malformed)} of completions do not have the format that the reward reads"
-        change = (
-            "Say in data.system_prompt which format the answer must have, or choose a reward.preset that reads this one"
-        )
-        return Verdict("wrong format", because, change)
+    cut = f"{_share(signal.truncated)} of completions are cut at {limit} tokens"
+    ended = signal.ended_right
+    is_cut = signal.truncated.value > TRUNCATED and (ended is None or ended.high >= NEVER)  # and longer ones would help
+    longer = longer_completions(signal.config, signal.room) if is_cut else ""
     because = f"rewards differ in {_share(spread)} of groups of {signal.spread_group}"
-    if spread.low > INFORMATIVE:
+    if spread.low > INFORMATIVE:  # then the length and the format of answers are learned, too
+        because += f"; {cut}" if is_cut else ""
         seconds = signal.reward_seconds
         if seconds > SLOW * signal.step_seconds and seconds > 1.0:
             because += f"; rewards take {seconds:.1f} s a step, {seconds / signal.step_seconds:.0%} of it"
@@ -133,7 +128,17 @@ def judge(signal: Signal) -> Verdict:
                 "Make the reward faster (batch it, cache it, lower its timeout): the run will learn, but waits for it"
             )
             return Verdict("slow reward", because, change)
-        return Verdict("will learn", because, "")
+        return Verdict("will learn", because, longer)
+    if is_cut:
+        if signal.truncated.low <= TRUNCATED:
+            return _unsure(signal, cut, TRUNCATED, longer)
+        return Verdict("truncated", cut, longer)
+    if signal.malformed.low > MALFORMED:
+        because = f"{_share(signal.malformed)} of completions do not have the format that the reward reads"
+        change = (
+            "Say in data.system_prompt which format the answer must have, or choose a reward.preset that reads this one"
+        )
+        return Verdict("wrong format", because, change)
     if signal.k < signal.group:
         because += f", and may differ in more of training's groups of {signal.group}"
         return Verdict("sample more", because, f"--k {signal.group}")
@@ -326,6 +331,7 @@ def describe(
     if size == k:
         spread = wilson(sum(_differ(totals[group]) for group in groups), len(groups))
     cut = [float(cut) for _, cut in sampled.completions]
+    ended = [right for right, is_cut in zip(sampled.correct or (), cut, strict=False) if not is_cut]
     malformed = [float("format" in row) for row in zip(*verdict.statuses.values(), strict=True)]
     failing = [float(bool(FAILURES & set(row))) for row in zip(*verdict.statuses.values(), strict=True)]
     numbers = [total for total in totals if total is not None]
@@ -351,6 +357,7 @@ def describe(
         failure=first_failure(verdict) if verdict.failure_share else None,
         rows=rows,
         room=room,
+        ended_right=wilson(sum(ended), len(ended)) if ended else None,
     )
     run = run_seconds(config, step, (rollout + scoring) / batch)
     passes = {}

@@ -24,7 +24,9 @@ GOOD = Signal(
     [
         ({}, "will learn", ""),
         ({"failures": ALWAYS, "failure": "'f' on completion 1: error"}, "reward fails", "Mend the reward ('f'"),
-        ({"truncated": ALWAYS}, "truncated", "-o generation.max_completion_tokens=512"),
+        ({"truncated": ALWAYS, "spread": NEVER}, "truncated", "-o generation.max_completion_tokens=512"),
+        ({"truncated": ALWAYS}, "will learn", "-o generation.max_completion_tokens=512"),  # rewards differ all the same
+        ({"truncated": ALWAYS, "spread": NEVER, "pass_at_1": NEVER, "ended_right": NEVER}, "too hard", "easier"),
         ({"malformed": ALWAYS, "spread": NEVER}, "wrong format", "data.system_prompt"),
         ({"spread": NEVER, "pass_at_1": ALWAYS}, "too easy", "harder"),
         ({"spread": NEVER, "pass_at_1": NEVER}, "too hard", "easier"),
@@ -76,7 +78,7 @@ def test_larger_groups_are_a_valid_configuration(overrides: list[str], change: s
     ("room", "change"), [(None, "=512"), (900, "=512"), (300, "=300"), (256, "Lower data.max_prom")]
 )
 def test_longer_completions_end_at_the_context(room: int | None, change: str) -> None:
-    found = judge(replace(GOOD, truncated=ALWAYS, room=room))
+    found = judge(replace(GOOD, truncated=ALWAYS, spread=NEVER, room=room))
     assert found.verdict == "truncated"
     assert change in found.change
 
@@ -106,5 +108,5 @@ def test_smaller_groups_than_in_training_do_not_condemn_a_task() -> None:
 
 @pytest.mark.parametrize("name", ["failures", "truncated"])
 def test_a_share_beyond_its_threshold_with_an_interval_across_it_asks_for_more(name: str) -> None:
-    found = judge(replace(GOOD, **{name: wilson(4, 8)}))  # type: ignore[arg-type]  # [0.22, 0.78]
+    found = judge(replace(GOOD, spread=NEVER, **{name: wilson(4, 8)}))  # type: ignore[arg-type]  # [0.22, 0.78]
     assert found.verdict == ("reward fails" if name == "failures" else "sample more")
