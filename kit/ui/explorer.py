@@ -66,7 +66,10 @@ def show_prompt(row: Row, search: str = "") -> Markup:
 def show_completion(row: Row, search: str = "", *, origin: bool = False, times: int = 1) -> Markup:
     """Reward, advantage, components, extracted answers and text. `origin` adds step and prompt, `times` how often it came."""
     left = [m.tag("div", m.number(row["total"], 2), class_="big"), m.tag("small", "reward"), pull(row.get("advantage"))]
-    chips = [_chip(row, name) for name in completions.components(row)]
+    chips = [
+        m.chip(name, row.get(f"reward/{name}"), str(row.get(f"reward/{name}/status") or ""))
+        for name in completions.components(row)
+    ]
     if row.get("finish_reason") == "length":
         chips.append(m.badge("cut at the limit", "fail"))
     elif row.get("finish_reason") not in ("stop", None):
@@ -134,10 +137,6 @@ def pull(advantage: Any) -> Markup:
     side, words = ("up", m.effect(advantage)) if advantage > 0 else ("down", m.effect(advantage))
     bar = m.tag("div", m.tag("i", "", class_=side, style=f"width:{share:.0f}%"), class_="pull", title=words)
     return bar + m.tag("small", f"advantage {round(advantage, 2) + 0.0:+.2f}", class_="nowrap", title=words)
-
-
-def _chip(row: Row, name: str) -> Markup:
-    return m.chip(name, row.get(f"reward/{name}"), str(row.get(f"reward/{name}/status") or ""))
 
 
 def details(row: Row) -> list[Markup]:

@@ -48,13 +48,8 @@ def results(run_id: str, exported: Mapping[str, Mapping[str, Any]]) -> str:
             "Nothing exported yet",
             "Choose a format above. Each export is compared with the trained model before you can download it.",
         )
-    ordered = sorted(exported.items(), key=lambda pair: -_time(pair[1]))
+    ordered = sorted(exported.items(), key=lambda pair: -float(pair[1].get("time") or 0))
     return m.page(m.tag("div", m.join(_result(run_id, name, export) for name, export in ordered), class_="stack-notes"))
-
-
-def _time(export: Mapping[str, Any]) -> float:
-    moment = export.get("time")
-    return float(moment) if isinstance(moment, (int, float)) else 0.0
 
 
 def _result(run_id: str, name: str, export: Mapping[str, Any]) -> Markup:

@@ -79,10 +79,11 @@ def _check_texts(config: RunConfig, settings: Settings) -> None:
             continue
         elif ":" in text or ".py" in text:
             path, _, name = text.rpartition(":")
-            if not name.isidentifier() or not _among(path, settings):
+            allowed = {_resolved(str(file), settings.folder) for file in settings.hooks}
+            if not name.isidentifier() or _resolved(path, settings.folder) not in allowed:
                 raise ConfigError(
                     f"{key}: '{text[:200]}': code is not taken from the page. Choose a registered name, or start the page "
-                    f"with --hooks FILE.py and name FILE.py:function. Files given: {_listed(settings)}."
+                    f"with --hooks FILE.py and name FILE.py:function. Files: {', '.join(map(str, settings.hooks)) or 'none'}."
                 )
         elif _is_path(text):
             raise ConfigError(f"{key}: '{text[:200]}' is a path, and the page takes none there.")
@@ -121,15 +122,6 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _leaves(item, key)
-
-
-def _among(path: str, settings: Settings) -> bool:
-    target = _resolved(path, settings.folder)
-    return any(target == _resolved(str(file), settings.folder) for file in settings.hooks)
-
-
-def _listed(settings: Settings) -> str:
-    return ", ".join(map(str, settings.hooks)) or "none"
 
 
 def _check_files(config: RunConfig, settings: Settings) -> None:

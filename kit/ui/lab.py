@@ -160,7 +160,7 @@ def cheated(sent: Sent, at: Any) -> str:
 def audited(sent: Sent) -> str:
     """Echoes, constants, hedges, near misses, other rows' answers and slow ones, on rows drawn at random."""
     try:
-        return results.show_audit(_ask(sent, "audit"))
+        return m.page(results.audit_table(_ask(sent, "audit")))
     except KitError as problem:
         return m.error(problem)
 

@@ -81,11 +81,6 @@ def show_hacks(audit: dict[str, Any]) -> str:
     return m.page(verdict, notes, context, m.table(head, rows[:first], numbers={2}), fold)
 
 
-def show_audit(audit: dict[str, Any]) -> str:
-    """The audit alone."""
-    return m.page(audit_table(audit))
-
-
 def audit_table(audit: dict[str, Any]) -> Markup:
     """How often each attack is paid over some rows, and what it was."""
     results = audit["results"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gradio as gr
@@ -16,7 +16,6 @@ import yaml
 from kit.errors import KitError, RunError
 from kit.report.panels import LEARNING, MACHINE, Numbers, columns_of, panels
 from kit.report.record import read_tree, words
-from kit.runs.files import read_lines
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import explorer
 from kit.ui import markup as m
@@ -217,8 +216,7 @@ class View:
         return [head, *["" for _ in self.parts[2:]], gr.Timer(ENDED_POLL_SECONDS), *buttons(None)]
 
     def _fresh(self, run: RunDir, status: dict[str, Any], tab: str) -> list[Any]:
-        columns, scores, problems = _read(run)
-        events = _events(run)
+        columns, scores, events, problems = _read(run)
         warnings, holding = alerts(events, columns)
         notes = [*(m.note(problem, "fail") for problem in problems), warnings]
         live = status["state"] in ALIVE
@@ -234,7 +232,11 @@ class View:
         if tab == "log":
             shown["log"] = log_tail(run)
         if tab == "charts":
-            shown["charts"] = m.charts(learning[:FIRST_CHARTS], _marks(events)) or _no_charts(status)
+            shown["charts"] = m.charts(learning[:FIRST_CHARTS], _marks(events)) or (
+                m.empty("No step yet", "Charts begin with the first step.")
+                if live
+                else m.empty("No step was made", "The run ended before its first step.")
+            )
         if tab == "more":
             machine = [panel for panel in drawn if panel.topic == MACHINE]
             folds = m.page(checkpoint_table(run, scores), configuration(run))
@@ -251,33 +253,17 @@ def _stamp(run: RunDir, status: Mapping[str, Any], tab: str) -> str:
     return stamp(files, (run.id, tab, status["state"], status.get("reason"), status.get("refused")))
 
 
-def _read(run: RunDir) -> tuple[dict[str, Numbers], dict[str, dict[str, Any]], list[str]]:
-    """(metrics by column, held-out scores by name, what could not be read)."""
-    columns: dict[str, Numbers] = {}
-    scores: dict[str, dict[str, Any]] = {}
+def _read(run: RunDir) -> tuple[dict[str, Numbers], dict[str, dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """(metrics by column, held-out scores by name, events, what could not be read)."""
+    readers: tuple[Callable[[], Any], ...] = (lambda: columns_of(run.metrics()), run.evaluations, run.events)
+    parts: list[Any] = [{}, {}, []]
     problems = []
-    try:
-        columns = columns_of(run.metrics())
-    except RunError as problem:
-        problems.append(str(problem))
-    try:
-        scores = run.evaluations()
-    except RunError as problem:
-        problems.append(str(problem))
-    return columns, scores, problems
-
-
-def _no_charts(status: Mapping[str, Any]) -> str:
-    if status["state"] in ALIVE:
-        return m.empty("No step yet", "Charts begin with the first step.")
-    return m.empty("No step was made", "The run ended before its first step.")
-
-
-def _events(run: RunDir) -> list[dict[str, Any]]:
-    try:
-        return read_lines(run.events_file)
-    except RunError:
-        return []
+    for at, read in enumerate(readers):
+        try:
+            parts[at] = read()
+        except RunError as problem:
+            problems.append(str(problem))
+    return parts[0], parts[1], parts[2], problems
 
 
 def _marks(events: list[dict[str, Any]]) -> list[tuple[float, str]]:

@@ -105,7 +105,9 @@ class Gate:
 
     async def _check(self, scope: Scope) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
-        self._check_host(headers)
+        # A foreign name that a web site has made to resolve to 127.0.0.1 (DNS rebinding) is refused; accounts know their user.
+        if not self.settings.accounts and not is_loopback(host_name(headers.get(b"host", b""))):
+            raise Refusal(403, "This page answers to localhost only.")
         if self.settings.accounts and not await self._is_admitted(headers.get(b"authorization")):
             raise Refusal(401, "Log in first.", ((b"www-authenticate", REALM),))
         self._check_origin(scope["method"], headers)
@@ -131,12 +133,6 @@ class Gate:
             self._waiting -= 1
         self._admitted.add(digest)
         return True
-
-    def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        """Without accounts the page answers to names of this machine only: a foreign name that a web site has made to
-        resolve to 127.0.0.1 (DNS rebinding) is refused."""
-        if not self.settings.accounts and not is_loopback(host_name(headers.get(b"host", b""))):
-            raise Refusal(403, "This page answers to localhost only.")
 
     def _check_origin(self, method: str, headers: dict[bytes, bytes]) -> None:
         """A form or script of another web site is refused, although the browser would send the password with it."""

@@ -239,12 +239,6 @@ def column_table(table: dict[str, Any]) -> Markup:
     return m.panel(head, m.table(["column", "taken for", "holds", "for example", "empty"], rows), notes)
 
 
-def _fault(fault: Any) -> str:
-    if not isinstance(fault, dict):
-        return str(fault)
-    return " ".join(f"{name} {value}" for name, value in fault.items() if value)
-
-
 def tokens(sent: Sent) -> str:
     """Lengths as the model's tokenizer counts them."""
     try:
@@ -273,7 +267,8 @@ def left_out(lengths: dict[str, Any]) -> Markup:
     """How many rows are not trained on, and why, with the first of each kind."""
     info = lengths["info"]
     counts = info["rows"]
-    bad = "; ".join(map(_fault, (info["bad_rows"] or [])[:3]))
+    faults = (info["bad_rows"] or [])[:3]
+    bad = "; ".join(" ".join(f"{name} {value}" for name, value in fault.items() if value) for fault in faults)
     long = "; ".join(f"row {one['place']} has {one['tokens']}: {one_line(one['text'], 60)}" for one in lengths["long"])
     rows = [
         ["held out", counts["heldout"], "for evaluation, chosen by a hash of the prompt"],

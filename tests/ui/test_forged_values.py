@@ -76,21 +76,3 @@ def test_forged_values_of_a_list_are_refused(page: Any) -> None:
         assert "Traceback" not in answer.text
         if answer.status == 200:
             assert answer.json()["data"][1].get("__type__") == "update", answer.text[:300]  # skipped: nothing changed
-
-
-@pytest.mark.parametrize(
-    "run_id", ["../good", "/etc", "good/../..", "x" * 5000, {"a": 1}, ["good"], 3, None, "..", "good\0"]
-)
-def test_stop_takes_ids_of_live_runs_only(page: Any, run_id: Any) -> None:
-    found = page.event("run-stop")
-    answer = page.predict(found["id"], [run_id])
-    assert answer.status == 500 or "note" in answer.text
-    assert "Traceback" not in answer.text
-    assert not list(page.folder.rglob("control"))
-
-
-def test_unknown_events_are_refused(page: Any) -> None:
-    for number in (10_000, -1, "look", None):
-        answer = page.predict(number, [])
-        assert answer.status in (400, 404, 422, 500)
-        assert "Traceback" not in answer.text

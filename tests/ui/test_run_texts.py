@@ -203,34 +203,6 @@ def test_a_model_is_not_loaded_while_a_run_trains(site: Site, monkeypatch: pytes
         pool.check_idle()
 
 
-def test_one_process_in_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[str] = []
-
-    class Fake:
-        alive, answering = True, False
-
-        def __init__(self, run: Any, checkpoint: Any, idle: float) -> None:
-            self.name = f"{run.id}:{checkpoint}"
-
-        def close(self) -> None:
-            closed.append(self.name)
-
-    monkeypatch.setattr(chat, "open_chat", lambda run, checkpoint, idle: Fake(run, checkpoint, idle))
-    monkeypatch.setattr(chat, "resolved", lambda run, checkpoint: (checkpoint, f"{run.id} {checkpoint}"))
-    make(site.settings.root, "two")
-    pool = chat.Loaded(site)
-    first = pool.session(site.run("one"), None)
-    assert pool.session(site.run("one"), None) is first, "also before it is loaded, for two browsers at once"
-    assert pool.session(site.run("one"), "best") is not first
-    assert closed == ["one:None"]
-    other = pool.session(site.run("two"), None)
-    assert closed == ["one:None", "one:best"]
-    monkeypatch.setattr(Fake, "answering", True)
-    with pytest.raises(RunError, match="answering, perhaps in another tab"):
-        pool.session(site.run("one"), None)
-    assert pool.session(site.run("two"), None) is other
-
-
 def checkpoint(run: RunDir, step: int) -> Path:
     folder = run.path / f"checkpoint-{step}"
     folder.mkdir()
@@ -272,6 +244,9 @@ def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatc
     (run.adapter / "weights").write_bytes(b"22")  # the run was resumed and has ended again
     assert pool.session(run, None) is not result
     assert opened[5:] == ["closed", None, "closed", None]
+    monkeypatch.setattr(Fake, "answering", True)
+    with pytest.raises(RunError, match="answering, perhaps in another tab"):
+        pool.session(run, "last")
     monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
     assert chat.resolved(run, None)[0] == "20", "what a live run has is its last checkpoint"
 
