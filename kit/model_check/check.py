@@ -10,6 +10,7 @@ import copy
 import importlib.util
 import io
 import logging
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,14 +31,7 @@ TOLERANCE = 1e-3
 """Nats a token in float32; a row that is misread is wrong by tenths at least."""
 STAND_IN = 512
 """Tokens of the stand-in tokenizer, and of the tiny model that goes with it."""
-VALUES = (
-    "context",
-    "positions",
-    "multimodal",
-    "fills",
-    "refused",
-    "ends",
-)
+VALUES = ("context", "positions", "multimodal", "fills", "refused", "ends")
 
 
 @dataclass
@@ -87,7 +81,8 @@ def check_model(source: str, *, weights: bool = False, trust_remote_code: bool =
     model = make()
     family = adapter_of(model, processor or tokenizer)
     count = f"{kind}, {sum(weight.numel() for weight in model.parameters()) / 1e6:.2f}M"
-    values = {name: _plain(getattr(family, name)) for name in VALUES}
+    values = {name: getattr(family, name) for name in VALUES}
+    values = {name: list(value) if isinstance(value, (tuple, frozenset)) else value for name, value in values.items()}
     values["template"] = asdict(family.template) if family.template is not None else None
     report = Findings(source, family.model_type, family.architecture, count, values, named)
     try:
@@ -181,10 +176,6 @@ def _maker(
 
 def quantised(model: Any) -> Any:
     """A tiny model in 4 bits, by way of a folder: only loading quantises."""
-    import tempfile
-
-    import torch
-
     from kit.models.backend import quantization_config
     from kit.models.family import auto_class
     from kit.models.loading import keep_differentiable
@@ -218,30 +209,40 @@ class _Trials:
         """Holds the model of the first trial, until that takes it."""
 
     def run(self) -> None:
+        """Makes the trials one after the other."""
         self._attempt("scores", lambda: self._scores(self.made.pop()))
         self.made.clear()
-        self._attempt("train", self._whole)
-        self._attempt("LoRA", lambda: self._told(self._step(lora=True)))
-        self._attempt("4-bit", self._four_bit)
+        if self.report.weights.startswith("its own"):
+            why = "training all of the real weights is left to a run; adapters are tried below"
+            self.report.findings.append(("train", UNTESTED, why))
+        else:
+            self._attempt("train", lambda: self._step(lora=False))
+        self._attempt("LoRA", self._step)
+        if importlib.util.find_spec("bitsandbytes") is None:
+            why = "bitsandbytes is not installed (uv sync --inexact --extra bnb)"
+            self.report.findings.append(("4-bit", UNTESTED, why))
+        else:
+            self._attempt("4-bit", lambda: self._step(quantised=True))
         self._attempt("vision", self._vision)
-        self.report.findings.append(("packing", *self._packing()))
+        words = {"packed": "each token once: rows without padding, a shared prompt once", "plain": "padded rows"}
+        packing = (UNTESTED, "no step on text was made")
+        if self.scored is not None and self.scored["packing"] is not None:
+            reason = f" ({self.scored['reason']})" if self.scored["reason"] else ""
+            packing = (TESTED, words[self.scored["packing"]] + reason)
+        self.report.findings.append(("packing", *packing))
 
-    def _attempt(self, what: str, trial: Callable[[], tuple[str, str] | str]) -> None:
+    def _attempt(self, what: str, trial: Callable[[], tuple[str, str]]) -> None:
         if any(what == name for name, *_ in self.report.findings):
             return
         try:
-            outcome = trial()
+            finding = trial()
         except Exception as error:  # whatever training would have raised is the finding
             name = "" if isinstance(error, KitError) else f"{type(error).__name__}: "
-            self.report.findings.append((what, FAILING, name + first_line(error)))
-        else:
-            status, why = outcome if isinstance(outcome, tuple) else (TESTED, outcome)
-            self.report.findings.append((what, status, why))
+            finding = FAILING, name + first_line(error)
+        self.report.findings.append((what, *finding))
 
     def _scores(self, model: Any) -> tuple[str, str]:
         """The canaries: the fused head against plain logits, and left padding against none."""
-        import torch
-
         vocab = min(len(self.tokenizer), model.get_input_embeddings().weight.shape[0])
         scores = score_three_ways(model, self.family, vocab)
         limit = TOLERANCE if next(model.parameters()).dtype == torch.float32 else 0.15
@@ -253,7 +254,10 @@ class _Trials:
         head = f"the scorer and plain logits differ by {scores.head:.1e} nats a token"
         return (TESTED if scores.head <= limit else FAILING), head
 
-    def _step(self, *, lora: bool, rows: list[dict[str, Any]] | None = None, quantised: bool = False) -> Step:
+    def _step(
+        self, *, lora: bool = True, rows: list[dict[str, Any]] | None = None, quantised: bool = False
+    ) -> tuple[str, str]:
+        """One GRPO step in words; failing where nothing moved."""
         from kit.config import ModelConfig
         from kit.models.loading import adapter
 
@@ -263,38 +267,10 @@ class _Trials:
         processing = self.processor if rows is not None else self.tokenizer
         step = grpo_step(model, processing, adapter(settings, self.family), rows)
         self.scored = self.scored or (step.scored if rows is None else None)
-        return step
-
-    def _packing(self) -> tuple[str, str]:
-        """How the steps above scored completions of text."""
-        way = self.scored["packing"] if self.scored else None
-        if self.scored is None or way is None:
-            return UNTESTED, "no step on text was made"
-        words = {
-            "packed": "each token once: rows without padding, a shared prompt once",
-            "plain": "padded rows",
-        }
-        reason = f" ({self.scored['reason']})" if self.scored["reason"] else ""
-        return TESTED, words[way] + reason
-
-    def _whole(self) -> tuple[str, str]:
-        if self.report.weights.startswith("its own"):
-            return UNTESTED, "training all of the real weights is left to a run; adapters are tried below"
-        return self._told(self._step(lora=False))
-
-    def _told(self, step: Step) -> tuple[str, str]:
-        """A step in words; failing where nothing moved."""
-        import math
-
-        moved = math.isfinite(step.grad_norm) and step.grad_norm > 0 and step.moved > 0
         what = f" on {', '.join(step.adapted)}" if step.adapted else ""
         text = f"one GRPO step: gradient norm {step.grad_norm:.3g}, {step.trained} weights{what}"
+        moved = math.isfinite(step.grad_norm) and step.grad_norm > 0 and step.moved > 0
         return (TESTED, text) if moved else (FAILING, f"{text}; nothing moved")
-
-    def _four_bit(self) -> tuple[str, str]:
-        if importlib.util.find_spec("bitsandbytes") is None:
-            return UNTESTED, "bitsandbytes is not installed (uv sync --inexact --extra bnb)"
-        return self._told(self._step(lora=True, quantised=True))
 
     def _vision(self) -> tuple[str, str]:
         if not self.family.multimodal:
@@ -311,11 +287,7 @@ class _Trials:
             }
             for n, text in enumerate(questions)
         ]
-        return self._told(self._step(lora=True, rows=rows))
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, (tuple, frozenset)) else dict(value) if isinstance(value, dict) else value
+        return self._step(rows=rows)
 
 
 # --- the trials themselves --------------------------------------------------------------------------------------------
