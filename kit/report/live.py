@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from kit.runs.store import ALIVE, RunDir
 
@@ -26,64 +25,44 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class Card:
-    """The live card of a run in a notebook's cell. `hear` takes a line that the run prints; drawing never raises."""
+@contextmanager
+def shown(run: RunDir) -> Iterator[Callable[[str], None]]:
+    """Shows a card below the cell that follows the run. Yields a function to call with each line that the run prints.
 
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
-        self._lines: deque[str] = deque(maxlen=MOST_LINES)
-        self._lock = threading.Lock()
-        self._display: Any = None
+    Drawing never raises.
+    """
+    from IPython.display import display
 
-    def hear(self, line: str) -> None:
-        """A line that the run has printed."""
-        with self._lock:
-            self._lines.append(line.rstrip("\n"))
+    from kit.report.run_report import card
 
-    def show(self, *, over: bool = False) -> None:
-        """Draws the card, in the place where it was drawn first. `over`: nothing more will come."""
-        from IPython.display import display
+    lines, ended = deque[str](maxlen=MOST_LINES), threading.Event()
 
-        content = self._bundle(over)
-        if self._display is None:
-            self._display = display(content, raw=True, display_id=True)
-        else:
-            self._display.update(content, raw=True)
-
-    def _bundle(self, over: bool) -> dict[str, str]:
-        from kit.report.run_report import card
-
-        with self._lock:
-            lines = list(self._lines)
-        text = "\n".join([f"run {self.run.id}", *lines])
+    def content(*, over: bool = False) -> dict[str, str]:
+        printed = list(lines)
+        text = "\n".join([f"run {run.id}", *printed])
         try:
-            return {"text/html": card(self.run, lines, over=over), "text/plain": text}
+            return {"text/html": card(run, printed, over=over), "text/plain": text}
         except Exception as error:  # whatever is odd about a run's files, its result matters more
             return {"text/plain": f"{text}\n(no card: {type(error).__name__}: {error})"}
 
-
-@contextmanager
-def shown(run: RunDir) -> Iterator[Callable[[str], None]]:
-    """Shows a card that follows the run. Yields a function to call with each line that the run prints."""
-    card, done = Card(run), threading.Event()
-    card.show()
+    output = display(content(), raw=True, display_id=True)
 
     def follow() -> None:
         pause = REFRESH_SECONDS
-        while not done.wait(pause):
+        while not ended.wait(pause):
             began = time.monotonic()
-            card.show()
+            output.update(content(), raw=True)
             pause = max(REFRESH_SECONDS, SHARE * (time.monotonic() - began))
 
     # In a copy of this context: that is how a kernel knows to which cell an output belongs.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(follow,), name="card", daemon=True)
     thread.start()
     try:
-        yield card.hear
+        yield lambda line: lines.append(line.rstrip("\n"))
     finally:
-        done.set()
+        ended.set()
         thread.join()
-        card.show(over=True)
+        output.update(content(over=True), raw=True)
 
 
 def watch(folder: RunDir) -> None:

@@ -26,7 +26,6 @@ class Record:
     id: str
     status: Tree
     config: Tree
-    config_text: str
     env: Tree
     data: Tree
     metrics: list[Tree]
@@ -45,55 +44,37 @@ class Record:
 def read(run: RunDir) -> Record:
     """Reads a run's directory. Any file in it may be missing or damaged."""
     faults: list[str] = []
-    text = _text(run.config, faults)
     return Record(
         id=run.id,
         status=run.status(),
-        config=_mapping(_yaml(text, faults)),
-        config_text=text,
-        env=_json(run.env, faults),
-        data=_json(run.data, faults),
+        config=read_tree(run.config, faults),
+        env=read_tree(run.env, faults),
+        data=read_tree(run.data, faults),
         metrics=_lines(run.metrics, run.metrics_file, faults),
         events=_lines(run.events, run.events_file, faults),
-        evaluations={path.stem: _json(path, faults) for path in sorted(run.eval.glob("*.json"))},
+        evaluations={path.stem: read_tree(path, faults) for path in sorted(run.eval.glob("*.json"))},
         faults=faults,
     )
 
 
-def read_tree(path: Path) -> Tree:
-    """The mapping that a JSON or YAML file of a run holds; an empty one where it is missing or damaged."""
-    faults: list[str] = []
-    return _json(path, faults) if path.suffix == ".json" else _mapping(_yaml(_text(path, faults), faults))
-
-
-def _text(path: Path, faults: list[str]) -> str:
-    if path.exists() and not path.is_file():  # a device has no end
-        faults.append(f"{path.name} is no file.")
-        return ""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        faults.append(f"{path.name} cannot be read: {_reason(error)}.")
-        return ""
-
-
-def _json(path: Path, faults: list[str]) -> Tree:
-    text = _text(path, faults)
-    try:
-        return _mapping(json.loads(text)) if text else {}
-    except ValueError:
-        faults.append(f"{path.name} is damaged: it is not JSON.")
-        return {}
-
-
-def _yaml(text: str, faults: list[str]) -> Any:
+def read_tree(path: Path, faults: list[str] | None = None) -> Tree:
+    """The mapping that a JSON or YAML file of a run holds; an empty one, and a fault, where it is missing or damaged."""
     import yaml
 
+    name, faults = ("JSON" if path.suffix == ".json" else "YAML"), [] if faults is None else faults
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError):
-        faults.append("config.yaml is damaged: it is not YAML.")
+        if path.exists() and not path.is_file():  # a device has no end
+            raise OSError("it is no file")
+        text = path.read_text(encoding="utf-8")
+        tree = json.loads(text) if name == "JSON" else yaml.safe_load(text)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        faults.append(f"{path.name} cannot be read: {'it is missing' if missing else error.strerror or error}.")
         return {}
+    except (ValueError, yaml.YAMLError, RecursionError):
+        faults.append(f"{path.name} is damaged: it is not {name}.")
+        return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _lines(read_all: Callable[[], list[Tree]], path: Path, faults: list[str]) -> list[Tree]:
@@ -114,15 +95,6 @@ def _lines(read_all: Callable[[], list[Tree]], path: Path, faults: list[str]) ->
         return lines
 
 
-def _mapping(value: Any) -> Tree:
-    return value if isinstance(value, dict) else {}
-
-
-def _reason(error: Exception) -> str:
-    missing = isinstance(error, FileNotFoundError)
-    return "it is missing" if missing else str(getattr(error, "strerror", None) or error)
-
-
 def split(table: list[Tree], size: int) -> list[list[Tree]]:
     """Completions by group: `size` at a time, or neighbours with the same prompt where that does not fit."""
     if size > 0 and len(table) % size == 0:
@@ -139,54 +111,30 @@ def split(table: list[Tree], size: int) -> list[list[Tree]]:
 
 def words(event: Tree) -> str:
     """One event as a sentence."""
-    phrase = PHRASES.get(str(event.get("kind")))
-    if phrase is not None:
-        return phrase(event)
+    value = event.get("value")
+    score = (
+        f"{str(event.get('metric', 'score')).replace('_', ' ')} {number(float(value) if is_number(value) else None)}"
+    )
+    changes = "; ".join(map(str, event.get("changes") or []))
+    match str(event.get("kind")):
+        case "resumed" if event.get("checkpoint", "") is None:
+            changed = f" Changed since then: {changes}." if changes else ""
+            return f"Started again from the beginning, as no checkpoint of it was saved.{changed}"
+        case "resumed":
+            forced = f" Forced, although this had changed: {changes}." if event.get("forced") else ""
+            return f"Resumed from {event.get('checkpoint', 'a checkpoint')}.{forced}"
+        case "out_of_memory":
+            size = event.get("micro_batch_size")
+            return f"Out of memory; went on with micro-batches of {size} completions and the same effective batch."
+        case "alert":
+            return f"{str(event.get('severity') or 'alert').capitalize()}: {event.get('message') or event.get('name')}"
+        case "best":
+            return f"Best held-out score so far: {score}."
+        case "early_stop" if event.get("cause") == "reward_hacking":
+            return f"Stopped: the training reward rose while the held-out score fell ({score})."
+        case "early_stop":
+            return f"Stopped early: {score}, no better than at step {event.get('best_step')}."
+        case "rollback":
+            return f"Went back to the weights of step {event.get('to_step')} ({event.get('checkpoint')})."
     rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "kind", "step"))
     return f"{event.get('kind')}: {rest}" if rest else str(event.get("kind"))
-
-
-def _resumed(event: Tree) -> str:
-    changes = "; ".join(map(str, event.get("changes") or []))
-    if event.get("checkpoint", "") is None:
-        changed = f" Changed since then: {changes}." if changes else ""
-        return f"Started again from the beginning, as no checkpoint of it was saved.{changed}"
-    forced = f" Forced, although this had changed: {changes}." if event.get("forced") else ""
-    return f"Resumed from {event.get('checkpoint', 'a checkpoint')}.{forced}"
-
-
-def _out_of_memory(event: Tree) -> str:
-    size = event.get("micro_batch_size")
-    return f"Out of memory; went on with micro-batches of {size} completions and the same effective batch."
-
-
-def _alert(event: Tree) -> str:
-    return f"{str(event.get('severity') or 'alert').capitalize()}: {event.get('message') or event.get('name')}"
-
-
-def _metric(event: Tree) -> str:
-    return f"{str(event.get('metric', 'score')).replace('_', ' ')} {number(_number(event.get('value')))}"
-
-
-def _early_stop(event: Tree) -> str:
-    if event.get("cause") == "reward_hacking":
-        return f"Stopped: the training reward rose while the held-out score fell ({_metric(event)})."
-    return f"Stopped early: {_metric(event)}, no better than at step {event.get('best_step')}."
-
-
-def _rollback(event: Tree) -> str:
-    return f"Went back to the weights of step {event.get('to_step')} ({event.get('checkpoint')})."
-
-
-PHRASES: dict[str, Callable[[Tree], str]] = {
-    "resumed": _resumed,
-    "out_of_memory": _out_of_memory,
-    "alert": _alert,
-    "best": lambda event: f"Best held-out score so far: {_metric(event)}.",
-    "early_stop": _early_stop,
-    "rollback": _rollback,
-}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if is_number(value) else None

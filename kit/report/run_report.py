@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from kit.report.charts import intervals, number, svg
 from kit.report.page import page, piece
 from kit.report.panels import LEARNING, MACHINE, columns_of, panels
 from kit.report.record import Record, Tree, read, words
-from kit.report.scores import Difference, Scores, difference, ends, estimates, sentence, signed
+from kit.report.scores import Difference, difference, ends, estimates, sentence, signed
 from kit.runs.files import clock, shorten, write_atomic
 from kit.runs.metrics import is_number, last_step, placed, points, result_of
 from kit.runs.secrets import redact, redacted
@@ -150,7 +150,19 @@ def figures(record: Record) -> list[tuple[str, str]]:
     if rewards:
         last = rewards[-LAST:]
         tiles.append((f"Reward: first, mean of last {len(last)}", f"{rewards[0]:.3f} → {sum(last) / len(last):.3f}"))
-    tiles += _heldout(record)
+    evaluations = [score for _, score in placed(record.metrics, record.evaluations)]
+    if (result := result_of(record.evaluations, last_step(record.metrics))) is not None:
+        # After a rollback the result is not that of the highest step.
+        last = record.evaluations[result]
+        evaluations = [*(score for score in evaluations if score is not last), last]
+    for key, name in {"greedy_accuracy": "Held-out accuracy", "greedy_reward": "Held-out reward"}.items():
+        values = [estimate["value"] for score in evaluations if isinstance(estimate := score.get(key), dict)
+                  and is_number(estimate.get("value"))]  # fmt: skip
+        if values:
+            both = len(values) > 1
+            shown = f"{values[0]:.3f} → {values[-1]:.3f}" if both else f"{values[0]:.3f}"
+            tiles.append((f"{name}: first, last" if both else name, shown))
+            break
     tokens = points(record.metrics, "num_tokens")
     if tokens:
         tiles.append(("Tokens seen", number(tokens[-1][1], 9)))
@@ -161,30 +173,17 @@ def figures(record: Record) -> list[tuple[str, str]]:
     return tiles
 
 
-def _heldout(record: Record) -> list[tuple[str, str]]:
-    placed_scores = [score for _, score in placed(record.metrics, record.evaluations)]
-    result = result_of(record.evaluations, last_step(record.metrics))
-    if result is not None:  # after a rollback it is not that of the highest step
-        placed_scores = [score for score in placed_scores if score is not record.evaluations[result]] + [
-            record.evaluations[result]
-        ]
-    for key, name in {"greedy_accuracy": "Held-out accuracy", "greedy_reward": "Held-out reward"}.items():
-        values = [estimate["value"] for score in placed_scores if isinstance(estimate := score.get(key), dict)
-                  and is_number(estimate.get("value"))]  # fmt: skip
-        if len(values) > 1:
-            return [(f"{name}: first, last", f"{values[0]:.3f} → {values[-1]:.3f}")]
-        if values:
-            return [(name, f"{values[0]:.3f}")]
-    return []
-
-
 def scores(record: Record) -> Markup:
     """Before, after, the difference, and whether it can be told from chance."""
     before, after, result = ends(record.metrics, record.evaluations)
     old, new = before or {}, after or {}
-    keys = list(dict.fromkeys(key for side in (old, new) for key in estimates(side)))
-    differences = {key: difference(key, before, after) for key in keys} if before and after else {}
-    body = [_score_row(key, old, new, differences.get(key)) for key in keys]
+    body, known = [], dict[str, Difference]()
+    for key in dict.fromkeys(key for side in (old, new) for key in estimates(side)):
+        change = difference(key, old, new) if before and after else None
+        cells = ["–", "–"] if change is None else [signed(change.value, change.low, change.high), change.verdict]
+        body.append([key.replace("_", " "), interval(old.get(key)), interval(new.get(key)), *cells])
+        if change is not None:
+            known[key] = change
     for key, label in {
         "completion_tokens_mean": "completion tokens",
         "truncated_share": "cut at the limit",
@@ -194,39 +193,27 @@ def scores(record: Record) -> Markup:
         if key != "reward_failure_share" or any(values):
             form = "{:.1f}" if key == "completion_tokens_mean" else "{:.1%}"
             body.append([label, *("–" if value is None else form.format(value) for value in values), "", ""])
-    known = {key: change for key, change in differences.items() if change is not None}
     drawn = [(key.replace("_", " "), d.value, d.low, d.high) for key, d in known.items()]
     chart = intervals(drawn, "Difference, after less before", reference=0.0) if drawn else None
-    verdict = next((_verdict(key, old, new, change) for key, change in known.items()), None)
-    return section("scores", result, verdict, body if before or after else [], chart, _how(before or new, known))
-
-
-def _score_row(key: str, before: Scores, after: Scores, change: Difference | None) -> list[str]:
-    cells = [key.replace("_", " "), interval(before.get(key)), interval(after.get(key))]
-    return [*cells, signed(change.value, change.low, change.high), change.verdict] if change else [*cells, "–", "–"]
-
-
-def _verdict(key: str, before: Scores, after: Scores, change: Difference) -> tuple[str, str]:
-    """The main score's difference in a sentence or two, and the kind of notice that holds it."""
-    kind = {"better": "good", "worse": "error", "not distinguishable": "warning"}[change.verdict]
-    text = sentence(key, before, after, change)
-    if not change.paired:
-        text += " The two evaluations are not of the same problems, which makes the interval wider."
-    if change.chance is not None:
-        chance = "below 0.0001" if change.chance < 1e-4 else f"{change.chance:.2g}"
-        text += f" By chance so many would change one way with a probability of {chance} (exact McNemar test)."
-    return text, kind
-
-
-def _how(scores: Scores, differences: Mapping[str, Difference]) -> str:
-    k, checker = scores.get("k"), scores.get("checker")
-    text = f"{scores.get('problems', '?')} held-out problems; greedy: one completion each without sampling; pass@1"
+    verdict = None
+    for key, change in list(known.items())[:1]:
+        kind = {"better": "good", "worse": "error", "not distinguishable": "warning"}[change.verdict]
+        text = sentence(key, old, new, change)
+        if not change.paired:
+            text += " The two evaluations are not of the same problems, which makes the interval wider."
+        if change.chance is not None:
+            chance = "below 0.0001" if change.chance < 1e-4 else f"{change.chance:.2g}"
+            text += f" By chance so many would change one way with a probability of {chance} (exact McNemar test)."
+        verdict = text, kind
+    shown = before or new
+    k, checker = shown.get("k"), shown.get("checker")
+    how = f"{shown.get('problems', '?')} held-out problems; greedy: one completion each without sampling; pass@1"
     if k:
-        text += f", pass@{k} and maj@{k} from {k} samples each at temperature {scores.get('temperature', '?')}"
-    text += f". What is right is said by {checker}." if checker else "."
-    if any(change.paired for change in differences.values()):
-        text += " Differences are of the same problems, one by one (bootstrap over problems)."
-    return text
+        how += f", pass@{k} and maj@{k} from {k} samples each at temperature {shown.get('temperature', '?')}"
+    how += f". What is right is said by {checker}." if checker else "."
+    if any(change.paired for change in known.values()):
+        how += " Differences are of the same problems, one by one (bootstrap over problems)."
+    return section("scores", result, verdict, body if before or after else [], chart, how)
 
 
 def curves(record: Record, topic: str) -> list[Markup]:
@@ -238,7 +225,13 @@ def curves(record: Record, topic: str) -> list[Markup]:
 def samples(record: Record) -> Markup:
     """The first held-out problems with what the model said before and after."""
     before, after, result = ends(record.metrics, record.evaluations)
-    sides = {"before": _samples(before), result: _samples(after)}
+    sides: dict[str, dict[tuple[str, str | None], Mapping[str, Any]]] = {"before": {}, result: {}}
+    for name, evaluation in (("before", before), (result, after)):
+        for sample in (evaluation or {}).get("samples") or []:
+            reference = None if sample.get("reference") is None else str(sample["reference"])
+            sides[name][str(sample.get("prompt")), reference] = {
+                key: sample.get(key) for key in ("completion", "reward")
+            }
     prompts = list(dict.fromkeys(key for side in sides.values() for key in side))[:MOST_SAMPLES]
     problems = [
         (prompt, reference, [(name, side.get((prompt, reference))) for name, side in sides.items() if side])
@@ -247,19 +240,21 @@ def samples(record: Record) -> Markup:
     return section("samples", problems)
 
 
-def _samples(scores: Scores | None) -> dict[tuple[str, str | None], Mapping[str, Any]]:
-    """By prompt and reference: the completion and its reward."""
-    return {
-        (str(sample.get("prompt")), None if sample.get("reference") is None else str(sample["reference"])): {
-            "completion": sample.get("completion"), "reward": sample.get("reward"),
-        }
-        for sample in (scores or {}).get("samples") or []
-    }  # fmt: skip
-
-
 def events(record: Record) -> Markup:
-    """Alerts and events by time, without the routine ones."""
-    return section("events", _listed(record))
+    """Alerts and events by time, without the routine ones; of one kind the first few, and how many more there are."""
+    start, counts = record.status.get("started"), defaultdict[str, int](int)
+    rows = []
+    for event in record.events:
+        kind = f"{event.get('kind')} {event.get('name', '')}".strip()
+        if event.get("kind") in ROUTINE:
+            continue
+        counts[kind] += 1
+        if counts[kind] <= MOST_OF_A_KIND:
+            when = event.get("time")
+            since = clock(max(0.0, when - start)) if is_number(when) and is_number(start) else "–"
+            rows.append([since, number(event.get("step"), 9), words(event)])
+    more = {kind: count - MOST_OF_A_KIND for kind, count in counts.items() if count > MOST_OF_A_KIND}
+    return section("events", rows + [["", "", f"{count} more of '{kind}'"] for kind, count in more.items()])
 
 
 def marks(record: Record) -> list[tuple[float, str]]:
@@ -269,25 +264,22 @@ def marks(record: Record) -> list[tuple[float, str]]:
     return [(float(event["step"]), words(event)) for event in chosen[:MOST_OF_A_KIND]]
 
 
-def _listed(record: Record) -> list[list[str]]:
-    start, counts = record.status.get("started"), defaultdict[str, int](int)
-    rows = []
-    for event in record.events:
-        kind = f"{event.get('kind')} {event.get('name', '')}".strip()
-        counts[kind] += 1
-        if event.get("kind") in ROUTINE or counts[kind] > MOST_OF_A_KIND:
-            continue
-        when = event.get("time")
-        since = clock(max(0.0, when - start)) if is_number(when) and is_number(start) else "–"
-        rows.append([since, number(event.get("step"), 9), words(event)])
-    more = [(kind, count - MOST_OF_A_KIND) for kind, count in counts.items() if count > MOST_OF_A_KIND]
-    return rows + [["", "", f"{count} more of '{kind}'"] for kind, count in more if kind not in ROUTINE]
-
-
 def configuration(record: Record) -> Markup:
-    """Section of the configuration: keys that differ from their defaults, and all keys, folded."""
-    text = _yaml(redacted(record.config)) if record.config else ""
-    return section("configuration", list(_changed(record.config)), text)
+    """Section of the configuration: keys that differ from their defaults, and all keys, folded.
+
+    The objective's hooks, which every run spells out, are listed among all keys only.
+    """
+
+    def text(value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+    config = redacted(record.config)
+    changed = [
+        [key, shorten(text(value), 400), text(default)]
+        for key, value, default in non_defaults(config)
+        if not (key.startswith("objective.") and key.split(".")[1] in HOOKS)
+    ]
+    return section("configuration", changed, _yaml(config) if config else "")
 
 
 def provenance(record: Record) -> Markup:
@@ -304,17 +296,6 @@ def _yaml(tree: Tree) -> str:
 
     text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
     return text
-
-
-def _changed(config: Tree) -> Iterator[list[str]]:
-    """Key, value and default of what was set otherwise; the objective's hooks, which every run spells out, aside."""
-    for key, value, default in non_defaults(redacted(config)):
-        if not (key.startswith("objective.") and key.split(".")[1] in HOOKS):
-            yield [key, shorten(_written(value), 400), _written(default)]
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 @dataclass(frozen=True)
