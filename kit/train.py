@@ -10,8 +10,10 @@ matters: where Unsloth is the backend, it has to be active before TRL is importe
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit import CallableModule, runner
@@ -20,7 +22,7 @@ from kit.evaluation.results import metric_key
 from kit.models.backend import activate_backend, expand_segments, use_threads
 from kit.models.libraries import load_libraries
 from kit.report.run_report import write_report
-from kit.runs.worker import leave, read_json, serve
+from kit.runs.worker import leave, serve
 
 if TYPE_CHECKING:
     from kit.models.failures import BatchSizeBackoff
@@ -106,7 +108,8 @@ def main(request: dict[str, Any], quiet: bool) -> None:
 def read_request(source: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The request in a JSON file, as the kit writes it, or one made from a YAML file or a preset's name. Raises `ConfigError`."""
     if source.endswith(".json"):
-        return read_json(source)
+        request: dict[str, Any] = json.loads(Path(source).read_text(encoding="utf-8"))
+        return request
     return {"config": runner.prepare.resolve_config(source, overrides).model_dump(mode="json")}
 
 

@@ -5,7 +5,6 @@ Everything is computed from the files and nothing is kept in memory, so that a r
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import RunError
 from kit.evaluation.statistics import pass_at_k
+from kit.runs.files import read_result
 
 if TYPE_CHECKING:
     from kit.runs.store import RunDir
@@ -81,15 +81,6 @@ def course(run: RunDir, until: int | None = None) -> list[Result]:
         if name in ("before", "after") or name.removeprefix("step-").isdigit():
             by_step.setdefault(int(result["step"]), result)
     return [by_step[step] for step in sorted(by_step) if until is None or step <= until]
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """Reads one evaluation. Raises `RunError` when it cannot be read."""
-    try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
-    return result
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from kit.evaluation.checker import build_checker, check_evaluation
-from kit.evaluation.results import read_result
 from kit.runs.lock import held_gpu
 from kit.runs.store import RunDir
 
@@ -37,7 +36,7 @@ def evaluate_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
         with reporter.bar(f"Held-out score, {name}") as advance:
             result = heldout.score(source.load(), advance, step=source.step)
         run.write_json(f"eval/{name}.json", result)
-        after = read_result(run.eval / "after.json") if (run.eval / "after.json").is_file() else {}
+        after = run.evaluations().get("after", {})
         same = after.keys() >= {key for key, value in result.items() if isinstance(value, dict)}  # kinds of scores
         reporter.scores(({"after": after} if same else {}) | {name: result})
         reporter.say(f"{result['problems']} problems, weights of step {source.step}: {run.eval / name}.json")

@@ -18,7 +18,6 @@ from kit.evaluation.results import BEST_FILE, Mark, Result, course, read_best
 from kit.models.loading import autocast_dtype
 from kit.runner.lifecycle import Stopped, StopSignal
 from kit.runner.recording import HEARTBEAT_SECONDS
-from kit.runner.resume import earlier_scores
 from kit.runs.files import disk_errors
 from kit.runs.store import RunDir, step_of
 
@@ -44,7 +43,8 @@ class HeldOutScores:
 
     def __init__(self, job: Job, memory: BatchSizeBackoff) -> None:
         self.job, parts = job, job.parts
-        self.known = earlier_scores(job.resumption) if job.resumption else {}
+        scores = job.folder.evaluations() if job.resumption else {}
+        self.known = {name: scores[name] for name in scores if name == "before" or name.startswith("step-")}
         self.heldout = HeldOut(
             parts.data.heldout.to_list(),
             parts.preset,

@@ -97,9 +97,9 @@ def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resu
                 f"The run '{previous.run.id}' has no whole checkpoint to go on from, but weights in {', '.join(weights)}. Bring "
                 "a whole checkpoint back, or start the run again from the beginning with --force, which removes those weights."
             )
-        changes = list(differences(previous.config, previous.data, previous.env, parts, asked=previous.asked))
+        changes = list(differences(previous, parts))
         return Resumption(previous, changes, forced=bool(weights))
-    changes = list(differences(previous.config, previous.data, previous.env, parts, previous.checkpoint))
+    changes = list(differences(previous, parts))
     if changes and not force:
         listed = "\n".join(f"  {change}" for change in changes)
         raise RunError(
@@ -191,22 +191,15 @@ BLOCKS, BLOCK = 16, 1 << 16
 """A weights file is identified by its size and this many blocks, of this many bytes, spread over it."""
 
 
-def differences(
-    config: RunConfig | None,
-    data: Mapping[str, Any],
-    env: Mapping[str, Any],
-    parts: Parts,
-    checkpoint: Path | None = None,
-    asked: RunConfig | None = None,
-) -> Iterator[str]:
-    """Yields a sentence for each change that may influence a step or a score.
+def differences(previous: PreviousRun, parts: Parts) -> Iterator[str]:
+    """Yields a sentence for each change since the run's start that may influence a step or a score.
 
-    config, data, env: what the run recorded at its start; what it did not record counts as unchanged.
-    asked: the configuration as given now, before defaults that the kit chooses (null) are filled in. A run that ended early
-        has recorded null for them; null then and now is no change.
+    What the run did not record counts as unchanged. A run that ended before its first checkpoint may have recorded null for
+    defaults that the kit chooses: null then and null as asked now is no change.
     """
+    config, data, env, checkpoint = previous.config, previous.data, previous.env, previous.checkpoint
     rows, backend = parts.data.info, parts.files.backend
-    trees = () if config is None else (config, parts.config, asked or parts.config)
+    trees = () if config is None else (config, parts.config, previous.asked if checkpoint is None else parts.config)
     schedule = parts.config.optimisation.schedule
     if trees:
         old, new, unresolved = (dict(leaves(tree.model_dump(mode="json"))) for tree in trees)
@@ -366,12 +359,3 @@ def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
             log.info("cut from %s: %s", path.name, line.decode(errors="replace"))
     write_atomic(path, "".join(line.decode() + "\n" for line in remaining))
     return cut
-
-
-def earlier_scores(resumption: Resumption) -> dict[str, dict[str, Any]]:
-    """Held-out scores by name that remain valid and are not computed again."""
-    scores = {}
-    for path in sorted(resumption.previous.run.eval.glob("*.json")):
-        if path.stem == "before" or path.stem.startswith("step-"):
-            scores[path.stem] = _read(path)
-    return scores

@@ -173,6 +173,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def read_result(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of held-out scores. Raises `RunError` when it cannot be read."""
+    try:
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
+    return result
+
+
 def read_last_lines(path: Path, size: int = 65536) -> Iterator[dict[str, Any]]:
     """The whole JSON lines among the last `size` bytes, the last first; what is broken is left out, no file means none.
 

@@ -32,6 +32,7 @@ from kit.runs.files import (
     human_size,
     read_last_lines,
     read_lines,
+    read_result,
     to_json,
     write_atomic,
 )
@@ -229,12 +230,7 @@ class RunDir:
 
     def evaluations(self) -> dict[str, dict[str, Any]]:
         """Held-out scores by name: `before`, `step-00050` and so on, `after`, then any others."""
-        scores: dict[str, dict[str, Any]] = {}
-        for path in self.eval.glob("*.json"):
-            try:
-                scores[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
+        scores = {path.stem: read_result(path) for path in self.eval.glob("*.json")}
         steps = [name for name in scores if name.removeprefix("step-").isdigit()]
         order = ["before", *sorted(steps, key=lambda name: int(name.removeprefix("step-"))), "after"]
         return {name: scores[name] for name in dict.fromkeys([*order, *sorted(scores)]) if name in scores}

@@ -93,7 +93,9 @@ def serve(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        request = read(arguments.request, arguments.override) if read is not None else read_json(arguments.request)
+        request = (
+            read(arguments.request, arguments.override) if read else json.loads(Path(arguments.request).read_text())
+        )
         result = job(request, arguments.quiet)
         if "result" in request:
             Path(request["result"]).write_text(to_json(result), encoding="utf-8")
@@ -118,12 +120,6 @@ def as_error(kind: Any, message: str, otherwise: type[KitError] = KitError) -> K
     """The kit's error class of that name, with the message; `otherwise` for a name that is not one of the kit's."""
     error_class = getattr(kit.errors, str(kind), None)
     return (error_class if isinstance(error_class, type) and issubclass(error_class, KitError) else otherwise)(message)
-
-
-def read_json(path: str) -> dict[str, Any]:
-    """The request in a JSON file."""
-    request: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    return request
 
 
 def call(

@@ -21,6 +21,7 @@ from kit.errors import ConfigError, RunError
 from kit.evaluation.heldout import GENERATION
 from kit.evaluation.results import course, problem_scores, value_of
 from kit.report.panels import Point, downsample
+from kit.runs.files import read_result
 from kit.runs.metrics import is_number, points, result_of
 from kit.runs.store import RunDir, RunStore
 from kit.studies.statistics import Floats, difference, scalar_difference
@@ -161,10 +162,7 @@ def last_evaluation(run: RunDir, name: str | None = None) -> dict[str, Any]:
     """
     evaluations: dict[str, dict[str, Any]] = {}
     for path in sorted(run.eval.glob(f"{name or '*'}.json")):
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be read: {error}. Remove it and evaluate again.") from error
+        result = read_result(path)
         if isinstance(result.get("per_problem"), dict) and (name or path.stem != "before"):
             evaluations[path.stem] = result
     if not evaluations:

@@ -35,8 +35,8 @@ from kit.config import RunConfig, Section, load_config
 from kit.config.loading import explain, read_yaml
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ObjectiveError, RunError, refuse
 from kit.evaluation.checker import check_metric
-from kit.evaluation.results import course, metric_key, read_result, value_of
-from kit.runs.files import to_json, write_atomic
+from kit.evaluation.results import course, metric_key, value_of
+from kit.runs.files import read_result, to_json, write_atomic
 from kit.runs.lock import try_lock
 from kit.runs.metrics import last_step, result_of, step_of
 from kit.runs.store import ALIVE, RunDir

@@ -22,7 +22,6 @@ from kit.runner.resume import (
     Resumption,
     check_resumable,
     differences,
-    earlier_scores,
     inputs,
     load_previous_run,
     truncate_to_checkpoint,
@@ -307,7 +306,7 @@ def test_what_a_full_disk_left_damaged_is_made_again(run: RunDir, content: str) 
     truncate_to_checkpoint(resumption, print)
     assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5, 6]
     assert not (run.path / "best.json").exists()
-    assert set(earlier_scores(resumption)) == {"step-00005"}
+    assert set(run.evaluations()) == {"step-00005", "again"}
 
 
 def test_a_live_run_is_not_resumed(run: RunDir) -> None:
@@ -337,7 +336,7 @@ def parts(run: RunDir, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 def changed(run: RunDir, parts: Any, env: Any = None) -> list[str]:
-    return list(differences(load_config(run.config), json.loads(run.data.read_text()), env or {}, parts))
+    return list(differences(past(run, env=env or {}, checkpoint=None, asked=parts.config), parts))
 
 
 def test_nothing_changed_and_nothing_noted_is_no_difference(run: RunDir, parts: Any) -> None:
