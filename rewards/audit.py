@@ -93,21 +93,6 @@ class Result:
         """Share of the rows on which the attack is paid."""
         return self.paid / self.rows if self.rows else 0.0
 
-    @property
-    def is_attack(self) -> bool:
-        """Whether this is an attack; of the honest answers, the examples are those that were not paid."""
-        return self.attack in ATTACKS
-
-    @property
-    def cells(self) -> list[str]:
-        """Cells of the row in the audit's table."""
-        shown = [f"{example.how} for {example.reference}" for example in self.examples[:2]]
-        text = "; ".join(" ".join(words.split())[:60] for words in shown)
-        if shown and not self.is_attack:
-            text = f"not: {text}"
-        counts = (self.attack, self.rows, self.paid, f"{self.rate:.1%}", self.failed, self.tried)
-        return [str(cell).encode("utf-8", "replace").decode() for cell in (*counts, f"{self.seconds:.2g} s", text)]
-
 
 @dataclass(frozen=True)
 class Audit:
@@ -127,7 +112,7 @@ class Audit:
         problems = [
             f"{result.attack} is paid on {result.paid} of {result.rows} rows ({result.rate:.1%}; limit {self.limit:.1%})"
             for result in self.results
-            if result.is_attack and result.rate > self.limit
+            if result.attack in ATTACKS and result.rate > self.limit
         ]
         problems += [
             f"{result.attack}: {result.overran} of {result.tried} completions take the reward longer than {self.seconds:g} s; "
@@ -194,8 +179,13 @@ class Audit:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table to print."""
-        head = ["", "rows", "paid", "rate", "failed", "tried", "slowest", "paid, for instance"]
-        return head, [result.cells for result in self.results]
+        rows = []
+        for each in self.results:
+            shown = [" ".join(f"{example.how} for {example.reference}".split())[:60] for example in each.examples[:2]]
+            text = ("" if each.attack in ATTACKS or not shown else "not: ") + "; ".join(shown)
+            counts = (each.attack, each.rows, each.paid, f"{each.rate:.1%}", each.failed, each.tried)
+            rows.append([*map(str, counts), f"{each.seconds:.2g} s", text])
+        return ["", "rows", "paid", "rate", "failed", "tried", "slowest", "paid, for instance"], rows
 
 
 def read_data(file: str | Path, prompt: str | None = None, reference: str | None = None) -> list[dict[str, Any]]:

@@ -11,23 +11,11 @@ from rewards.components.final_text import column
 from rewards.components.json_values import find_json, parse_reference, same_json
 from rewards.errors import PresetError
 from rewards.isolation import IsolatedComponent, Task
-from rewards.protocol import Context, ItemComponent, Sample, Score
+from rewards.protocol import Context, Sample, Score
 
 _COMMENTS = frozenset(
     {"$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples"}
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class JsonFormat(ItemComponent):
-    """1 for exactly one JSON value, alone, in a fenced block or at the end of the text, else 0."""
-
-    name: str = "format"
-    strict: bool = True
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        answer = sample.once(find_json, self.strict)
-        return Score(self.high) if answer.reason is None else Score(None, "format", {"reason": answer.reason})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewards.components.final_text import column, final_text
+from rewards.components.final_text import FinalText, column, final_text
 from rewards.extract import Extracted, tagged_answer
 from rewards.isolation import IsolatedComponent, Task
-from rewards.protocol import Context, ItemComponent, Sample, Score
+from rewards.protocol import Context, Sample, Score
 
 MAX_ROWS = 10_000
 MAX_BYTES = 10_000_000  # of a result, about
@@ -230,18 +230,6 @@ _BEGINNINGS = ("select", "with", "values")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SqlFormat(ItemComponent):
-    """1 when the completion holds exactly one query, in a fenced block, in answer tags or alone, else 0."""
-
-    name: str = "format"
-    strict: bool = True
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        query, reason = sample.once(find_query, self.strict)
-        return Score(self.high) if query is not None else Score(None, "format", {"reason": reason})
-
-
-@dataclass(frozen=True, kw_only=True)
 class SqlAccuracy(IsolatedComponent):
     """1 when the query's rows are the expected ones on every database of the row, else 0.
 
@@ -260,9 +248,9 @@ class SqlAccuracy(IsolatedComponent):
             databases, expected_query, rows, ordered = _row(sample, self.root)
         except ValueError as failure:
             return Score(None, "error", {"reason": str(failure)[:300]})
-        query, reason = sample.once(find_query, self.strict)
+        query = sample.once(find_query, self.strict).value
         if query is None:
-            return Score(None, "format", {"reason": reason})
+            return Score(None, "format", {"reason": sample.once(find_query, self.strict).reason})
         if len(query) > MAX_QUERY_CHARS:
             return Score(None, "wrong", {"reason": "query too long"})
         arguments = (query, databases, expected_query, rows, ordered, self.seconds)
@@ -270,43 +258,43 @@ class SqlAccuracy(IsolatedComponent):
 
     def verdict(self, sample: Sample, result: Any) -> Score:
         status, reason = result
-        query = sample.once(find_query, self.strict)[0] or ""
+        query = sample.once(find_query, self.strict).value or ""
         info = {"extracted": query[:200]} | ({"reason": reason} if reason else {})
         return Score(self.high if status == "ok" else None, status, info)
 
 
-def find_query(text: str, strict: bool = True) -> tuple[str | None, str | None]:
-    """The query and None, or None and the reason: the `<answer>`, else the last fenced block, else a bare query.
+def find_query(text: str, strict: bool = True) -> FinalText:
+    """The query, or None with the reason: the `<answer>`, else the last fenced block, else a bare query.
 
     `strict` refuses a second answer tag or fenced block. Surrogates and NULs, which SQLite cannot read, are no query.
     """
     final = final_text(text)
     if final.value is None:
-        return None, final.reason
+        return final
     body = final.value
     if "<answer>" in body or "</answer>" in body:
         tagged: Extracted = tagged_answer(text, strict)
         if tagged.value is None:
-            return None, tagged.reason
+            return FinalText(None, tagged.reason)
         body = tagged.value
     parts = body.split("```")
     if len(parts) > 1:
         if len(parts) % 2 == 0:
-            return None, "unterminated"
+            return FinalText(None, "unterminated")
         if strict and len(parts) > 3:
-            return None, "several blocks"
+            return FinalText(None, "several blocks")
         body = parts[-2]
         first, newline, rest = body.partition("\n")
         body = rest if newline and first.strip().lower() in ("", "sql", "sqlite", "sqlite3") else body
         body = body.removeprefix("sql ")
     elif not body.lower().startswith(_BEGINNINGS):
-        return None, "no query"
+        return FinalText(None, "no query")
     body = body.strip()
     if not body:
-        return None, "blank"
+        return FinalText(None, "blank")
     if "\x00" in body or any("\ud800" <= character <= "\udfff" for character in body):
-        return None, "not text"
-    return body, None
+        return FinalText(None, "not text")
+    return FinalText(body)
 
 
 def _row(sample: Sample, root: str) -> tuple[list[list[str | None]], str | None, list[list[Any]] | None, bool | None]:

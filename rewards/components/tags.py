@@ -1,10 +1,10 @@
 """Check a completion's layout: tags, boxes, hashes, the XML of well-known notebooks."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from rewards.components.final_text import STYLES, check_style
 from rewards.extract import MAX_CHARS, tagged_answer, tags_problem, think_answer_problem
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
@@ -88,23 +88,22 @@ class IntegerAnswer(ItemComponent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerFormat(ItemComponent):
-    r"""1 when the completion holds one answer in the form of `style`, else 0.
+class Format(ItemComponent):
+    """1 when the completion holds what `scan` looks for, else 0 with the scanner's reason.
 
-    `boxed` is a closed `\boxed{…}` after the reasoning that is not blank, `hash` a last line `#### answer`. `strict` refuses
-    boxes that hold different answers, a second line, and text behind that line.
+    Args:
+        scan: called as `scan(text, strict)`, for instance `rewards.extract.boxed_answer`; its result has a `reason`, None where
+            it has found something.
+        strict: passed on; scanners then refuse several answers, and text behind the answer.
     """
 
     name: str = "format"
-    style: str = "boxed"
+    scan: Callable[..., Any]
     strict: bool = True
 
-    def __post_init__(self) -> None:
-        check_style(self.style)
-
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        answer = sample.once(STYLES[self.style], self.strict)
-        return Score(self.high) if answer.value is not None else Score(None, "format", {"reason": answer.reason})
+        reason = sample.once(self.scan, self.strict).reason
+        return Score(self.high) if reason is None else Score(None, "format", {"reason": reason})
 
 
 def _alone(text: str, tag: str) -> bool:

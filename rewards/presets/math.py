@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from rewards.components.lengths import CosineLength, KimiLength, LengthBudget, RepetitionPenalty, Shared, SoftOverlong
 from rewards.components.math_verify import MathMatch, MathVerify
-from rewards.components.tags import AnswerFormat
+from rewards.components.tags import Format
+from rewards.extract import boxed_answer
 from rewards.parameters import with_options
 from rewards.preset import Preset, weighted
 
@@ -99,7 +100,7 @@ def math_verify(
     ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
     """
     accuracy = MathVerify(answer_in=answer_in, **vars(options))
-    layout = AnswerFormat(strict=not options.lenient)
+    layout = Format(scan=boxed_answer, strict=not options.lenient)
     return Preset(weighted((accuracy, 1.0), (layout, format_weight)), checker="accuracy")
 
 

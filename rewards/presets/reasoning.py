@@ -5,7 +5,8 @@ from rewards.components.countdown import CountdownAccuracy
 from rewards.components.languages import LanguageConsistency
 from rewards.components.math_verify import MathVerify
 from rewards.components.reasoning_gym import ReasoningGymAccuracy
-from rewards.components.tags import AnswerFormat, IntegerAnswer, TagCount, ThinkAnswerFormat, XmlFormat, XmlTagCount
+from rewards.components.tags import Format, IntegerAnswer, TagCount, ThinkAnswerFormat, XmlFormat, XmlTagCount
+from rewards.extract import hash_answer
 from rewards.parameters import with_options
 from rewards.preset import Preset, weighted
 from rewards.presets.math import MathOptions
@@ -70,7 +71,7 @@ def gsm8k_hash(*, format_weight: float = 0.1, strict: bool = True) -> Preset:
     [1.1, 0.0]
     """
     return Preset(
-        weighted((NumericAccuracy(style="hash", strict=strict), 1.0), (AnswerFormat(style="hash"), format_weight)),
+        weighted((NumericAccuracy(style="hash", strict=strict), 1.0), (Format(scan=hash_answer), format_weight)),
         checker="accuracy",
     )
 

@@ -1,7 +1,9 @@
 """Completions that machines read: JSON that follows a schema, tool calls, and SQL."""
 
-from rewards.components.json_schema import JsonFormat, JsonSchema
-from rewards.components.sql import SqlAccuracy, SqlFormat
+from rewards.components.json_schema import JsonSchema
+from rewards.components.json_values import find_json
+from rewards.components.sql import SqlAccuracy, find_query
+from rewards.components.tags import Format
 from rewards.components.tool_call import ToolCallAccuracy, ToolCallFormat
 from rewards.preset import Preset, weighted
 
@@ -49,7 +51,7 @@ def json_schema(
     ([1.1, 0.1, 0.1, 0.0], ['ok', 'wrong', 'wrong', 'format'])
     """
     accuracy = JsonSchema(schema=schema, partial=partial, strict=strict, deadline=deadline)
-    return Preset(weighted((accuracy, 1.0), (JsonFormat(strict=strict), format_weight)), checker="accuracy")
+    return Preset(weighted((accuracy, 1.0), (Format(scan=find_json, strict=strict), format_weight)), checker="accuracy")
 
 
 def tool_call(*, format: str = "auto", format_weight: float = 1.0) -> Preset:
@@ -139,4 +141,6 @@ def sql_exec(
     [1.1, 0.1, 0.1, 0.1]
     """
     accuracy = SqlAccuracy(strict=strict, seconds=seconds, deadline=deadline, root=root)
-    return Preset(weighted((accuracy, 1.0), (SqlFormat(strict=strict), format_weight)), checker="accuracy")
+    return Preset(
+        weighted((accuracy, 1.0), (Format(scan=find_query, strict=strict), format_weight)), checker="accuracy"
+    )
