@@ -72,16 +72,9 @@ def resource_limits(job: Job, uid: int | None) -> dict[str, int]:
     return limits if uid is None else limits | {"nproc": _THREADS + 2}  # with the server and the program itself
 
 
-def environment(path: str | None) -> dict[str, str]:
-    """Environment of an interpreter with packages: numerical ones would start a thread a core, whose stacks count as memory."""
-    if path is None:
-        return {}
-    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-
-
-def server_command(path: str | None, isolated: bool, control_fd: int, trainer_fd: int) -> list[str]:
-    """Return the command of the launcher, which forks a process for each program, in the interpreter at `path`, until the
-    process of the descriptor `trainer_fd` ends.
+def server_command(path: str | None, isolated: bool, uid: int | None, control_fd: int, trainer_fd: int) -> list[str]:
+    """Return the command of the launcher, which forks a process for each program, in the interpreter at `path` and as the user
+    `uid`, until the process of the descriptor `trainer_fd` ends.
 
     Raises:
         OSError: `isolated`, on a machine whose system calls are not known.
@@ -94,7 +87,13 @@ def server_command(path: str | None, isolated: bool, control_fd: int, trainer_fd
         readable += interpreter(path).directories
     elif not python().startswith("/usr/"):
         readable.append(os.path.realpath(sys.base_prefix))
-    config = {"readable": readable, "seccomp": code.hex(), "control_fd": control_fd, "trainer_fd": trainer_fd}
+    config = {
+        "readable": readable,
+        "seccomp": code.hex(),
+        "uid": uid,
+        "control_fd": control_fd,
+        "trainer_fd": trainer_fd,
+    }
     flags = [python(), "-X", "utf8", "-I", "-S"] if path is None else [interpreter(path).path, "-X", "utf8", "-I", "-B"]
     return [*flags, "-c", _launcher_source(), repr(config)]
 

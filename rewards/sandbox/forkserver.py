@@ -31,6 +31,8 @@ _MOST_IDLE = 2 * (os.cpu_count() or 1)  # each holds some 10 MiB
 
 # 60578-61183 are assigned to nobody by Debian and by systemd (UIDS-GIDS), and small enough for mapped containers.
 _FIRST_UID, _SLOTS = 60578, 600
+# Of an interpreter with packages: numerical ones would start a thread a core, whose stacks count as memory.
+_SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 _lock = threading.Lock()
 _idle: dict[tuple[str | None, bool], list["_Server"]] = {}  # by interpreter, and whether their programs are isolated
@@ -131,22 +133,18 @@ class _Server:
         self.control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read, write = os.pipe()
         trainer = os.pidfd_open(os.getpid())
-        uid = self.slot and self.slot[0]
         try:
             with server_end, sealed_file(b"") as nothing:
                 # Its streams are of the same kinds as a program's, since Python inspects them at its start.
                 self.process = subprocess.Popen(
-                    commands.server_command(python, isolated, server_end.fileno(), trainer),
-                    env=commands.environment(python),
+                    commands.server_command(python, isolated, self.slot and self.slot[0], server_end.fileno(), trainer),
+                    env={} if python is None else _SINGLE_THREADED,
                     cwd="/",
                     stdin=nothing,
                     stdout=write,
                     stderr=write,
                     start_new_session=True,
                     pass_fds=[server_end.fileno(), trainer],
-                    user=uid,
-                    group=uid,
-                    extra_groups=None if uid is None else (),
                 )
         except BaseException:
             os.close(read)

@@ -1,7 +1,6 @@
 """Fork a restricted process for each requested program: the script of a fork server, see `serve`.
 
-Runs on its own (`python3 -I -S -c SOURCE CONFIG`), under a user id that may not even read this file: nothing but the
-standard library, and of that as little as possible.
+Runs on its own (`python3 -I -S -c SOURCE CONFIG`): nothing but the standard library, and of that as little as possible.
 """
 
 from __future__ import annotations
@@ -104,6 +103,10 @@ def serve(config: dict[str, Any]) -> bytes:
     control, trainer = socket.socket(fileno=config["control_fd"]), config["trainer_fd"]
     code = bytes.fromhex(config["seccomp"])
     try:
+        if (uid := config["uid"]) is not None:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
         for name in _PRELOADED:
             __import__(name)
         prctl("no_new_privs", _PR_SET_NO_NEW_PRIVS, 1)
