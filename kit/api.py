@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit import launch as launching
-from kit.errors import ConfigError, RunError
+from kit.errors import ConfigError, RunError, refuse
 from kit.runner.prepare import resolve_config
 from kit.runs.store import ALIVE, RunDir, RunStore
 from kit.runs.worker import call_for_result
@@ -228,11 +228,32 @@ class Run:
             KitError: a mistake of the user's.
             RunError: the process crashed or was stopped.
         """
+        from kit.config import load_config
+
+        all_changes = [*changes, *(f"evaluation.{key}={json.dumps(value)}" for key, value in overrides.items())]
+        other = [c for c in all_changes if c.partition(".")[0].strip() not in ("evaluation", "generation")]
+        refuse(
+            ConfigError,
+            (
+                bool(other),
+                f"{', '.join(other)}: an evaluation of weights that are there can change keys of the sections evaluation and "
+                "generation only.",
+                "Write evaluation.k=8, for example; for anything else train anew.",
+            ),
+            (
+                not re.fullmatch(r"(?!before$|after$|step-)[a-z0-9][a-z0-9-]{0,63}", name),
+                f"An evaluation cannot be called '{name}'.",
+                "Take 1 to 64 lower-case letters, digits and dashes, and not before, after or step-..., which are the run's own.",
+            ),
+        )
+        if not self._dir.config.is_file():
+            raise RunError(f"Run '{self.id}' has no config.yaml yet, so there is nothing to evaluate.")
+        load_config(self._dir.config, all_changes)
         request = {
             "run_dir": str(self.path.resolve()),
-            "overrides": self._evaluation_changes(changes, overrides),
+            "overrides": all_changes,
             "checkpoint": checkpoint,
-            "name": _evaluation_name(name),
+            "name": name,
         }
         stopped = f"The evaluation of {self.id} was stopped before it had a result."
         return call_for_result(EVALUATOR, request, stopped, quiet=not progress)
@@ -284,31 +305,3 @@ class Run:
 
         with open_chat(self._dir, checkpoint) as session:
             return session.answer(prompt, **how)
-
-    def _evaluation_changes(self, changes: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
-        """The overrides of a new evaluation, checked. Raises `ConfigError`."""
-        from kit.config import load_config
-
-        all_changes = [*changes, *(f"evaluation.{key}={json.dumps(value)}" for key, value in overrides.items())]
-        other = [
-            change for change in all_changes if change.partition(".")[0].strip() not in ("evaluation", "generation")
-        ]
-        if other:
-            raise ConfigError(
-                f"{other[0]}: an evaluation of weights that are there can change keys of the sections evaluation and "
-                "generation only, for example evaluation.k=8; for anything else train anew."
-            )
-        if not self._dir.config.is_file():
-            raise RunError(f"Run '{self.id}' has no config.yaml yet, so there is nothing to evaluate.")
-        load_config(self._dir.config, all_changes)
-        return all_changes
-
-
-def _evaluation_name(name: str) -> str:
-    """A file name for an evaluation made by hand. Raises `RunError` for one that a run uses itself."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", name) or name in ("before", "after") or name.startswith("step-"):
-        raise RunError(
-            f"An evaluation cannot be called '{name}': 1 to 64 lower-case letters, digits and dashes, and not before, after or "
-            "step-..., which are the run's own."
-        )
-    return name

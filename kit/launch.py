@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Sequence
@@ -88,11 +89,8 @@ def _supervise(run: RunDir, request: dict[str, Any], quiet: bool) -> Outcome:
 
     try:
         with shown(run) if in_notebook() and not quiet else nullcontext() as on_line:
-            return supervise(run, request, module=TRAINER, quiet=quiet, on_message=on_line or _tell, on_line=on_line)
+            tell = on_line or functools.partial(print, file=sys.stderr, flush=True)
+            return supervise(run, request, module=TRAINER, quiet=quiet, on_message=tell, on_line=on_line)
     except BaseException as error:
         settle(run, None, cut_short(error))
         raise
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

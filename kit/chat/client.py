@@ -118,7 +118,20 @@ class ChatSession:
         with self._lock:
             if self.alive:
                 return self.ready
-            self._spawn()
+            request = {"run_dir": str(self.run.path.resolve()), "idle": self.idle,
+                       "checkpoint": None if self.checkpoint is None else str(self.checkpoint)}  # fmt: skip
+            # It lives as long as the process.
+            self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+            waiting = self._waiting = {"": queue.SimpleQueue()}
+
+            def deliver(message: dict[str, Any] | None) -> None:
+                if message is None:
+                    for mail in list(waiting.values()):
+                        mail.put({"event": "closed"})
+                elif "event" in message and (number := str(message.get("id") or "")) in waiting:
+                    waiting[number].put(message)
+
+            self._worker = Worker(SERVER, json.dumps(request), on_message=deliver, stderr=self._log)
             try:
                 message = self._waiting[""].get(timeout=timeout)
             except queue.Empty:
@@ -220,22 +233,6 @@ class ChatSession:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
-
-    def _spawn(self) -> None:
-        request = {"run_dir": str(self.run.path.resolve()), "idle": self.idle,
-                   "checkpoint": None if self.checkpoint is None else str(self.checkpoint)}  # fmt: skip
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, lives as long as the process
-        self._waiting = {"": queue.SimpleQueue()}
-        waiting = self._waiting
-
-        def deliver(message: dict[str, Any] | None) -> None:
-            if message is None:
-                for mail in list(waiting.values()):
-                    mail.put({"event": "closed"})
-            elif "event" in message and (number := str(message.get("id") or "")) in waiting:
-                waiting[number].put(message)
-
-        self._worker = Worker(SERVER, json.dumps(request), on_message=deliver, stderr=self._log)
 
     def _post(self, message: dict[str, Any]) -> tuple[str, queue.SimpleQueue[dict[str, Any]]]:
         number = str(next(self._numbers))

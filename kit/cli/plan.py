@@ -112,8 +112,10 @@ def _show_plan(name: str, result: dict[str, Any]) -> None:
 
 
 def _show_signal(signal: dict[str, Any]) -> None:
+    from kit.evaluation.results import interval
+
     rows = [
-        [name, _estimate(signal[name])] for name in signal if isinstance(signal[name], dict) and "low" in signal[name]
+        [name, interval(signal[name])] for name in signal if isinstance(signal[name], dict) and "low" in signal[name]
     ]
     rows += [
         ["step (update estimated)", "{step:.1f} s: rollout {rollout:.1f}, reward {reward:.1f}, update {update:.1f}".format(
@@ -133,10 +135,6 @@ def _show_signal(signal: dict[str, Any]) -> None:
     for name in ("note", "thinking"):
         if signal.get(name):
             typer.echo(f"note: {signal[name]}")
-
-
-def _estimate(value: dict[str, float]) -> str:
-    return "{value:.3f} [{low:.3f}, {high:.3f}]".format(**value)
 
 
 def _gib(size: float) -> str:

@@ -138,11 +138,13 @@ def test_a_killed_process_is_told_and_the_next_question_starts_another(run: RunD
 
 
 PARENT = """
-import sys, time
+import sys, threading, time
 from kit.chat.client import open_chat
 from kit.runs.store import RunStore
 session = open_chat(RunStore(sys.argv[1]).open("talk"))
-session._spawn()
+threading.Thread(target=session.start, daemon=True).start()
+while session.pid is None:
+    time.sleep(0.01)
 print(session.pid, flush=True)
 time.sleep(60)
 """
