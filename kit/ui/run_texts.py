@@ -76,8 +76,8 @@ def _reason(run: RunDir, text: str) -> str:
     last = f"saved at step {step_of(run.checkpoints[-1])}" if run.checkpoints else "nothing was saved"
     if text == "control/stop":
         return f"Stopped by you; {last}."
-    if text in ("SIGTERM", "SIGINT"):
-        return f"Stopped at once ({text}); {last}."
+    if text.startswith(("SIGTERM", "SIGINT")):
+        return f"Stopped at once ({text.partition(':')[0]}); {last}."
     if "crashed with exit code" in text and (last_line := last_words(run)):
         return f"{text}\n{last_line}"
     return text

@@ -108,6 +108,8 @@ def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: 
     found = View(site).look("early", "charts", {})
     assert found[label].value == "Resume"
     assert "Stopped by you; saved at step 3." in found[1]
+    run.write_status("stopped", reason="SIGTERM: it did not stop at its sentinel")
+    assert "Stopped at once (SIGTERM); saved at step 3." in View(site).look("early", "charts", {})[1]
 
 
 def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
