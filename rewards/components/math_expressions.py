@@ -19,7 +19,7 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from rewards.components.math_text import (
     MAX_MATH_CHARS,
@@ -238,99 +238,49 @@ def _same(left: Any, right: Any) -> bool:
 
     if isinstance(right, sympy.Eq) and not isinstance(left, sympy.Eq):
         return False  # math-verify would take the last side alone
-    computable = all(isinstance(side, sympy.Expr) and not side.has(*_slow_to_evaluate()) for side in (left, right))
+    slow = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
+    computable = all(isinstance(side, sympy.Expr) and not side.has(*slow) for side in (left, right))
     # Before SymPy simplifies their difference: it makes 2^123454321 of `123454321 log 2`, and takes minutes.
     if computable and not _confirmed(left, right):
         return False
-    if not verify(left, right, timeout_seconds=None, allow_set_relation_comp=True):
-        return _is_one_equation(left, right) or _same_constant(left, right) or _same_where_real(left, right)
-    return computable or _confirmed(left, right)
-
-
-def _slow_to_evaluate() -> tuple[Any, ...]:
-    """The types of expressions that take long to compute as a number, or have none."""
-    import sympy
-
-    return (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
-
-
-def _same_constant(left: Any, right: Any) -> bool:
-    """Closed forms of one number of ordinary size, by 50 of 60 digits: `e^{i\\pi}` and -1, not `100!` and `100! + 1`."""
-    import sympy
-
-    if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (left, right)):
-        return False
-    if any(side.has(sympy.Float, *_slow_to_evaluate()) for side in (left, right)):
-        return False
-    left_value, right_value = _value(left, 60), _value(right, 60)
-    if left_value is None or right_value is None:
-        return False
-    size = max(abs(left_value), abs(right_value))
-    return bool(1e-20 < size < 1e20 and abs(left_value - right_value) <= size * sympy.Float("1e-50", 60))
+    if verify(left, right, timeout_seconds=None, allow_set_relation_comp=True):
+        return computable or _confirmed(left, right)
+    if not computable or left.has(sympy.Float) or right.has(sympy.Float):
+        return _is_one_equation(left, right)
+    return bool(left.free_symbols | right.free_symbols) and _same_where_real(left, right)
 
 
 def _same_where_real(left: Any, right: Any) -> bool:
-    """Logarithms and roots of products taken apart, where the answer (`right`) has the reference's value for all signs of the
-    letters for which the reference has one: `\\ln(xy)` and `\\ln(x/y)` for `\\ln x+\\ln y` and `\\ln x-\\ln y`, but not the
-    other way round, where values are lost; nor `\\sqrt{x^2}` for `x`."""
+    """Logarithms and roots taken apart, where the answer (`right`) has the reference's value wherever that has one:
+    `\\ln(xy)` and `\\ln(x/y)` for `\\ln x+\\ln y` and `\\ln x-\\ln y`, but not the other way round, where values are lost;
+    nor `\\sqrt{x^2}` for `x`."""
     import sympy
 
-    if not all(isinstance(side, sympy.Expr) and not side.has(*_slow_to_evaluate()) for side in (left, right)):
-        return False
-    if not (_of_products(left) and _of_products(right)):
-        return False
     symbols = sorted(left.free_symbols | right.free_symbols, key=str)
-    if not 0 < len(symbols) <= 3:
-        return False
-    sizes = [sympy.Rational(7 + 4 * at, 5 + at) for at in range(len(symbols))]
-    values = []
-    for signs in product((1, -1), repeat=len(symbols)):
-        point = {symbol: sign * size for symbol, sign, size in zip(symbols, signs, sizes, strict=True)}
-        values.append((_value_where_real(left, point), _value_where_real(right, point)))
-    compared = [(left_value, right_value) for left_value, right_value in values if left_value is not None]
-    if not compared or any(
-        right_value is None or not _near(left_value, right_value) for left_value, right_value in compared
-    ):
+    powers = [power for power in left.atoms(sympy.Pow) | right.atoms(sympy.Pow) if power.free_symbols]
+    if len(symbols) > 3 or not all(power.exp.is_Rational for power in powers):
         return False
     positive = {symbol: sympy.Symbol(f"{symbol}_", positive=True) for symbol in symbols}
-    difference = sympy.expand_log((left - right).subs(positive).doit())
-    return bool(difference.expand() == 0)
+    if sympy.expand_log((left - right).subs(positive).doit()).expand() != 0:
+        return False
+    for values in product(
+        *((sign * (size + at) for sign in (1, -1) for size in (1, 99)) for at in range(len(symbols)))
+    ):
+        point = {symbol: value + sympy.Rational(1, 7) for symbol, value in zip(symbols, values, strict=True)}
+        expected, value = _real_value(left, point), _real_value(right, point)
+        if expected is not None and (value is None or not _near(expected, value)):
+            return False
+    return True
 
 
-def _value_where_real(side: Any, point: dict[Any, Any]) -> Any:
+def _real_value(side: Any, point: dict[Any, Any]) -> Any:
     """Its value; None where a logarithm or a root in it has no real one, also if imaginary parts cancel, as in
     `\\ln x-\\ln y` of two negative numbers."""
-    inside = [_value(each.subs(point)) for each in _inside(side)]
-    if any(each is None or not each.is_real or each <= 0 for each in inside):
-        return None
-    return _value(side.subs(point))
-
-
-def _inside(side: Any) -> list[Any]:
-    """The arguments of its logarithms and roots."""
     import sympy
 
     roots = [power.base for power in side.atoms(sympy.Pow) if power.free_symbols and not power.exp.is_Integer]
-    return [log.args[0] for log in side.atoms(sympy.log)] + roots
-
-
-def _of_products(side: Any) -> bool:
-    """Whether it has logarithms or roots, all of them of products and powers: then signs decide where they are real."""
-    import sympy
-
-    inside = _inside(side)
-    sums = {part for each in inside for part in each.atoms(sympy.Add, sympy.Function) if part.free_symbols}
-    rational = all(power.exp.is_Rational for power in side.atoms(sympy.Pow) if power.free_symbols)
-    return bool(inside) and not sums and rational
-
-
-def _confirmed_equation(left: Any, right: Any) -> bool:
-    """Equations without a real solution are not the same for that."""
-    import sympy
-
-    if _is_one_equation(left, right):
-        return True
-    return bool(sympy.solve(left, left.free_symbols)) and bool(sympy.solve(right, right.free_symbols))
+    arguments = [_value(part.subs(point)) for part in (*roots, *(log.args[0] for log in side.atoms(sympy.log)))]
+    return _value(side.subs(point)) if all(part is not None and part.is_positive for part in arguments) else None
 
 
 def _is_one_equation(left: Any, right: Any) -> bool:
@@ -342,15 +292,22 @@ def _is_one_equation(left: Any, right: Any) -> bool:
     if not all(isinstance(side, sympy.Expr) for equation in (left, right) for side in equation.args):
         return False
     left_difference, right_difference = left.lhs - left.rhs, right.lhs - right.rhs
-    symbols = sorted(left_difference.free_symbols | right_difference.free_symbols, key=str)
     ratios = []
     for shift in range(3):
-        point = {symbol: sympy.Rational(7 + 4 * at + 3 * shift, 5 + at) for at, symbol in enumerate(symbols)}
+        point = _point(left_difference, right_difference, 3 * shift)
         top, bottom = _value(left_difference.subs(point)), _value(right_difference.subs(point))
         if not top or not bottom:
             return False
         ratios.append(top / bottom)
     return all(bool(abs(ratio - ratios[0]) <= abs(ratios[0]) * 1e-12) for ratio in ratios)
+
+
+def _point(left: Any, right: Any, shift: int = 0) -> dict[Any, Any]:
+    """Values for the symbols of both."""
+    import sympy
+
+    symbols = sorted(left.free_symbols | right.free_symbols, key=str)
+    return {symbol: sympy.Rational(7 + 4 * at + shift, 5 + at) for at, symbol in enumerate(symbols)}
 
 
 def _confirmed(left: Any, right: Any) -> bool:
@@ -359,12 +316,12 @@ def _confirmed(left: Any, right: Any) -> bool:
 
     if isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase):
         return all(_confirmed(left_value, right_value) for left_value, right_value in zip(left, right, strict=True))
-    if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):
-        return _confirmed_equation(left, right)
+    if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):  # without a solution they are not the same for that
+        is_solved = all(sympy.solve(equation, equation.free_symbols) for equation in (left, right))
+        return _is_one_equation(left, right) or is_solved
     if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
         return True
-    symbols = sorted(left.free_symbols | right.free_symbols, key=str)
-    point = {symbol: sympy.Rational(7 + 4 * at, 5 + at) for at, symbol in enumerate(symbols)}
+    point = _point(left, right)
     left_value, right_value = _value(left.subs(point)), _value(right.subs(point))
     if left_value is None or right_value is None:
         return True
@@ -374,16 +331,13 @@ def _confirmed(left: Any, right: Any) -> bool:
 
 
 def _near(left: Any, right: Any) -> bool:
-    """Whether two values agree in 12 digits, or nothing is left of either, as of `\\sqrt2 \\sqrt2 - 2`."""
+    """Whether two values agree in 12 digits, or nothing is left of either, as of `\\sqrt2 \\sqrt2 - 2`: no digit is certain."""
     import sympy
 
-    size = max(abs(left), abs(right))
-    return (_is_nought(left) and _is_nought(right)) or bool(abs(left - right) <= size * sympy.Float("1e-12"))
-
-
-def _is_nought(value: Any) -> bool:
-    """Zero, or a number of which no digit is certain: 1 / 2004! has 30 digits that are."""
-    return all(part == 0 or (part.is_Float and part._prec < 10) for part in value.as_real_imag())
+    parts = (*left.as_real_imag(), *right.as_real_imag())
+    if all(part == 0 or (part.is_Float and part._prec < 10) for part in parts):  # 1 / 2004! has 30 digits that are
+        return True
+    return bool(abs(left - right) <= max(abs(left), abs(right)) * sympy.Float("1e-12"))
 
 
 def _value(expression: Any, digits: int = 30) -> Any:
@@ -400,23 +354,15 @@ def _value(expression: Any, digits: int = 30) -> Any:
     return value if plain_number else None
 
 
-def approximates(expected: str, answer: str, truncated: bool) -> bool:
-    """Whether a decimal is the rounding of `expected` at the digits that it has."""
-    digits, near = decimals(answer), number(answer)
-    if digits is None or near is None:
+def approximates(expected: str, answer: str) -> bool:
+    """Whether a decimal is the rounding or truncation of `expected` at the digits that it has."""
+    digits, written = decimals(answer), number(answer)
+    value = _value(parsed(expected, False)) if digits is not None and written is not None else None
+    if digits is None or written is None or value is None or not value.is_real:
         return False
-    value = _value(parsed(expected, False))
-    if value is None or not value.is_real:
-        return False
-    exact = Fraction(str(value))
-    if not truncated and (
-        len(answer.replace(".", "").lstrip("-0")) < 3
-        or (abs(exact - exact.limit_denominator(10**6)) <= max(Fraction(1), abs(exact)) / 10**22)
-    ):
-        return False
-    scaled, written = exact * 10**digits, near * 10**digits
-    rounded = abs(scaled - written) <= Fraction(1, 2)
-    return rounded or (truncated and digits > 0 and 0 <= abs(scaled) - abs(written) < 1 and scaled * written >= 0)
+    scaled, written = Fraction(str(value)) * 10**digits, written * 10**digits
+    is_truncated = digits > 0 and 0 <= abs(scaled) - abs(written) < 1 and scaled * written >= 0
+    return is_truncated or abs(scaled - written) <= Fraction(1, 2)
 
 
 _LONGER = 1.5
@@ -429,90 +375,23 @@ def worked_out(reference: Any, answer: Any) -> bool:
     Both are SymPy objects that were not evaluated. A constant may not hold functions or whole powers of numbers that the
     reference is without, and roots of no larger numbers. Nothing may have like terms or factors that go together by
     themselves, or be much longer than the reference. In the place of a set or interval, an inequality has to be solved for
-    its letter.
-    """
-    import sympy
-
-    if (
-        isinstance(reference, sympy.Set)
-        and isinstance(answer, sympy.Basic)
-        and answer.has(sympy.core.relational.Relational)
-    ):
-        return all(map(_is_solved, answer.atoms(sympy.core.relational.Relational)))
-    letters = _letters(reference)
-    if _size(answer) > _LONGER * _size(reference) + bool(letters) or (letters and _letters(answer) > 2 * letters):
-        return False
-    if _under_roots(answer) > _under_roots(reference):
-        return False
-    if not _letters(answer) and not _operations(answer) <= _operations(reference):
-        return False
-    return _together(answer)
-
-
-def _is_solved(relation: Any) -> bool:
-    """`x < 3`, `-1 <= x`: a letter on one side, a number on the other."""
-    sides = sorted(relation.args, key=lambda side: bool(side.free_symbols))
-    return not sides[0].free_symbols and bool(sides[1].is_Symbol)
-
-
-def _letters(expression: Any) -> int:
-    """Count the letters in an expression."""
-    return sum(part.is_Symbol for part in _parts(expression))
-
-
-def _parts(expression: Any) -> list[Any]:
-    """All of its subexpressions; of a matrix, those of its cells."""
-    import sympy
-
-    if isinstance(expression, sympy.MatrixBase):
-        return [part for cell in expression for part in _parts(cell)]
-    return [part for part in sympy.preorder_traversal(expression) if isinstance(part, sympy.Basic)]
-
-
-def _size(expression: Any) -> int:
-    """Count the numbers, constants, letters and functions in it, 1 and -1 aside; a fraction is two numbers."""
-    size = 0
-    for part in _parts(expression):
-        if part.is_Rational:
-            size += (abs(part.p) != 1) + (part.q != 1)
-        elif not part.is_Boolean or part.args:  # whether an end of an interval belongs to it is nothing to compute
-            size += not part.args or _name(part) is not None
-    return size
-
-
-def _name(part: Any) -> str | None:
-    """The name of the operation at this node; None for sums, products and roots."""
-    import sympy
-
-    if isinstance(part, sympy.Pow):
-        base, exponent = part.args
-        return (
-            "power" if exponent.is_Integer and abs(exponent) != 1 and base.is_number and base is not sympy.E else None
-        )
-    plain = isinstance(part, sympy.Add | sympy.Mul | sympy.Tuple | sympy.Set | sympy.core.relational.Relational)
-    return None if plain or not part.args else type(part).__name__
-
-
-def _operations(expression: Any) -> set[str]:
-    return {name for part in _parts(expression) if (name := _name(part)) is not None}
-
-
-def _under_roots(expression: Any) -> int:
-    """The largest number under a root, numerator times denominator; 0 for none."""
-    import sympy
-
-    roots = [part.base for part in _parts(expression) if isinstance(part, sympy.Pow) and not part.exp.is_Integer]
-    return max((abs(base.p * base.q) for base in roots if base.is_Rational), default=0)
-
-
-def _together(answer: Any) -> bool:
-    """Whether nothing becomes shorter when SymPy evaluates as it does by itself: like terms, products of numbers.
-
-    Factors in front of brackets stay there: `2(x + 1)` is as good as `2x + 2`.
+    its letter. Factors in front of brackets stay there: `2(x + 1)` is as good as `2x + 2`.
     """
     import sympy
     from sympy.core.parameters import distribute
 
+    relational = sympy.core.relational.Relational
+    if isinstance(reference, sympy.Set) and isinstance(answer, sympy.Basic) and answer.has(relational):
+        sides = [sorted(each.args, key=lambda side: bool(side.free_symbols)) for each in answer.atoms(relational)]
+        return all(not number.free_symbols and letter.is_Symbol for number, letter in sides)
+    expected, contents = _contents(reference), _contents(answer)
+    if (
+        contents.size > _LONGER * expected.size + bool(expected.letters)
+        or (expected.letters and contents.letters > 2 * expected.letters)
+        or contents.largest_root > expected.largest_root
+        or not (contents.letters or contents.operations <= expected.operations)
+    ):
+        return False
     if not isinstance(answer, sympy.Expr):
         return True
     try:
@@ -521,10 +400,44 @@ def _together(answer: Any) -> bool:
             collected = answer.doit()
     except Exception:
         return True
-    return _letters(evaluated) >= _letters(answer) and _size(collected) >= _size(answer)
+    return _contents(evaluated).letters >= contents.letters and _contents(collected).size >= contents.size
 
 
-_BEFORE, _AFTER = re.compile(r"[A-Za-z0-9\\_.^]$"), re.compile(r"[A-Za-z0-9_^]|\.\d")
+class _Contents(NamedTuple):
+    """What an expression holds: numbers, constants, letters and functions; letters; names of functions and powers of
+    numbers; the largest number under a root, numerator times denominator."""
+
+    size: int
+    letters: int
+    operations: frozenset[str]
+    largest_root: int
+
+
+def _contents(expression: Any) -> _Contents:
+    """Contents of an expression or of a matrix's cells; 1 and -1 do not count, and a fraction is two numbers."""
+    import sympy
+
+    plain_types = (sympy.Add, sympy.Mul, sympy.Tuple, sympy.Set, sympy.core.relational.Relational)
+    size = letters = largest_root = 0
+    operations: set[str] = set()
+    for cell in expression if isinstance(expression, sympy.MatrixBase) else (expression,):
+        for part in sympy.preorder_traversal(cell):
+            if not isinstance(part, sympy.Basic):
+                continue
+            letters += part.is_Symbol
+            is_operation = bool(part.args) and not isinstance(part, plain_types)
+            if isinstance(part, sympy.Pow):
+                base, exponent = part.args
+                if base.is_Rational and not exponent.is_Integer:
+                    largest_root = max(largest_root, abs(base.p * base.q))
+                is_operation = exponent.is_Integer and abs(exponent) != 1 and base.is_number and base is not sympy.E
+            if is_operation:
+                operations.add(type(part).__name__)
+            if part.is_Rational:
+                size += (abs(part.p) != 1) + (part.q != 1)
+            elif not part.is_Boolean or part.args:  # whether an end of an interval belongs to it is nothing to compute
+                size += not part.args or is_operation
+    return _Contents(size, letters, frozenset(operations), largest_root)
 
 
 def is_copied(answer: str, reference: str, prompt: str) -> bool:
@@ -538,26 +451,20 @@ def is_copied(answer: str, reference: str, prompt: str) -> bool:
     return any(_stands_in(text, _squeezed(prompt)) for text in {_squeezed(answer), bare(plain(answer))} if text)
 
 
+def _stands_in(needle: str, text: str) -> bool:
+    """Whether `needle` stands in `text` as a whole: not `1+2` within `11+2` or `1+23`."""
+    before = r"(?<![A-Za-z0-9\\_.^])" if needle[0].isalnum() else ""
+    after = r"(?![A-Za-z0-9_^]|\.\d)" if needle[-1].isalnum() else ""
+    return re.search(before + re.escape(needle) + after, text) is not None
+
+
 def _same_writing(expected: str, answer: str) -> bool:
     expected_parts, answer_parts = split(expected).parts, split(answer).parts
     if sorted(map(match_form, expected_parts)) == sorted(map(match_form, answer_parts)) or same_text(expected, answer):
         return True
-    return len(expected_parts) == len(answer_parts) == 1 and bool(
-        same_number(expected, answer) and decimals(expected) is not None and decimals(answer) is not None
-    )
+    return None not in (decimals(expected), decimals(answer)) and bool(same_number(expected, answer))
 
 
 @lru_cache(maxsize=256)
 def _squeezed(text: str) -> str:
     return bare(without_layout(text))
-
-
-def _stands_in(needle: str, text: str) -> bool:
-    """Whether `needle` stands in `text` as a whole: not `1+2` within `11+2` or `1+23`."""
-    at = text.find(needle)
-    while at >= 0:
-        before, after = text[max(0, at - 1) : at], text[at + len(needle) :][:2]
-        if not (needle[0].isalnum() and _BEFORE.match(before)) and not (needle[-1].isalnum() and _AFTER.match(after)):
-            return True
-        at = text.find(needle, at + 1)
-    return False

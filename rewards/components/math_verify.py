@@ -55,8 +55,8 @@ class MathVerify(IsolatedComponent):
 
     Equal: the same number, expression, equation, set (any order), tuple or interval (order and brackets), matrix or
     word; written with or without units, `$`, `\text`, `x =`, thousands separators; `50\%` is 50 and 0.5.
-    Every side of an equation has to be equal, so `8 = 7` is not 7; tiny numbers are compared by their size. Rational
-    numbers have no approximation; case, primes, subscripts, bases and ellipses count.
+    Every side of an equation has to be equal, so `8 = 7` is not 7; tiny numbers are compared by their size. An
+    approximation counts beside the exact value only; case, primes, subscripts, bases and ellipses count.
 
     An answer has to be worked out: where it stands in the prompt it has to be the reference to the letter, and unless
     `lenient` it holds no more arithmetic than the reference (`6 \\cdot 12` is not 72), see `worked_out`.

@@ -64,7 +64,7 @@ def math_verify(
     any order), tuple or interval (order and brackets), matrix (entry by entry) or word, with or without units, `$`,
     `x =` and thousands separators; `50\%` is 50 and 0.5; a decimal has to agree to six places and four digits.
     Repeating decimals, powers of ten (`1.5e3`) and mixed numbers are exact. Behind `\approx`, a decimal counts where it
-    is the rounding of an irrational reference to three digits or more, or stands beside a side that is exact. Upper and
+    rounds a side that is exact. Upper and
     lower case, primes, subscripts and bases count, as does the order of letters that are no product (`cat`, `AB`);
     `a = 1, b = 2` is compared by name or in order. Boxes side by
     side (`\boxed{1} and \boxed{-2}`) are one list, in answers and references. A letter behind a number is a unit only where the
