@@ -29,7 +29,7 @@ from rewards.components.lengths import length_share, repeated_share
 from rewards.components.math_verify import MathVerify
 from rewards.errors import RewardsError
 from rewards.evaluation import run_component
-from rewards.extract import MAX_CHARS, think_answer_problem
+from rewards.extract import MAX_CHARS, tags_problem
 from rewards.protocol import Context
 from rewards.samples import build_samples, completion_text
 
@@ -147,7 +147,7 @@ def _has_layout(text: str) -> bool:
     """open-r1's layout, each tag once, both blocks filled."""
     return (
         text.startswith("<think>\n")
-        and think_answer_problem(text) is None
+        and tags_problem(text) is None
         and "\n</think>\n<answer>\n" in text
         and "\n</answer>" in text
     )

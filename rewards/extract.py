@@ -14,39 +14,23 @@ Extracted(value='72', reason=None)
 '72'
 >>> line_answer("6 x 12 = 72, so\nFinal answer: **72**").value
 '72'
+>>> final_text("<think>hm</think> Paris. ").value
+'Paris.'
 """
 
-import collections
-import itertools
 import re
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple
 
 MAX_CHARS = 400_000  # about 100k tokens of English
 MAX_ANSWER_CHARS = 10_000
 MAX_ANSWER_LINES = 100  # the same `Answer:` line, over and over
-
-Reason: TypeAlias = Literal[
-    "missing",
-    "duplicated_tag",
-    "duplicated_box",
-    "duplicated_line",
-    "unterminated",
-    "unterminated_think",
-    "blank",
-    "text_after_answer",
-    "too_long",
-    "several_answers",
-]
-
+MAX_BOXES = 20  # that are one list
 THINKING = ("think", "reasoning")
 
 # Single character classes: nothing to backtrack over.
 _BRACE = re.compile(r"[{}\\]")
 _BOXES = ("\\boxed{", "\\fbox{")
-MAX_BOXES = 20  # that are one list
 _GLUE_CHARS = 80
 # Between two boxes of one list: separators, and what may stand beside them (mathematics mode, `x =`).
 _SEPARATOR = re.compile(
@@ -60,106 +44,102 @@ _ANSWER_LINE = re.compile(
     r"(?im)^[ \t>*_#-]{0,16}(?:(?:so|thus|hence|therefore),? )?(?:the )?"
     r"(?:(?:final|correct|right|best) )?answer[*_]{0,3}(?: ?:| is\b:?)"
 )
-_ANSWER_WORD = re.compile("answer", re.IGNORECASE)
-_ANSWER_PREFIX = 64  # more characters than the pattern takes before the word
-_VISIBLE = re.compile(r"[^\s\x00\u200b-\u200d\u2060\ufeff]")
+_HASHES = re.compile(r"(?m)^[^\S\n]{0,16}####(?!#)")
 _INVISIBLE = "\x00\u200b\u200c\u200d\u2060\ufeff"
+_VISIBLE = re.compile(rf"[^\s{_INVISIBLE}]")
 _NOT_BLANK = re.compile(r"[\s*_]*")
 _WRAPPING = re.compile(r"\\[()\[\]]|[$*\s]")
 _WORDS = re.compile(r"(?![A-Za-z]$)(?:\\(?:text|mathrm|mbox)\{|[A-Za-z%°/.}^²³])*")
-_HASHES = re.compile(r"[^\S\n]{0,16}####(?!#)")
 
 
-@dataclass(frozen=True)
-class Extracted:
+class Extracted(NamedTuple):
     """The answer, stripped and not blank, or None with the reason why there is none."""
 
     value: str | None
-    reason: Reason | None = None
+    reason: str | None = None
 
 
-def tagged_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
+def tagged_answer(text: str, strict: bool = True) -> Extracted:
     """The content of the last `<answer>…</answer>` after the last `</think>`.
 
     `strict` refuses a second answer tag, and anything but white space after `</answer>`.
     """
-    start = _after_thinking(text, max_chars)
-    if not isinstance(start, int):
-        return Extracted(None, start)
-    opened = text.rfind("<answer>", start)
-    if opened < 0:
-        return Extracted(None, "missing")
-    closed = text.find("</answer>", opened)
-    if closed < 0:
-        return Extracted(None, "unterminated")
-    if strict and (text.find("<answer>", start) != opened or text.count("</answer>", start) != 1):
+    rest, reason = _after_thinking(text)
+    before, opening, inside = rest.rpartition("<answer>")
+    answer, closing, after = inside.partition("</answer>")
+    if reason or not opening or not closing:
+        return Extracted(None, reason or ("unterminated" if opening else "missing"))
+    if strict and ("<answer>" in before or "</answer>" in before or "</answer>" in after):
         return Extracted(None, "duplicated_tag")
-    if strict and has_text(text, closed + len("</answer>")):
-        return Extracted(None, "text_after_answer")
-    return _answer(text, opened + len("<answer>"), closed)
+    return Extracted(None, "text_after_answer") if strict and has_text(after) else _stripped(answer)
 
 
-def boxed_answer(text: str, strict: bool = False, max_chars: int = MAX_CHARS) -> Extracted:
+def boxed_answer(text: str, strict: bool = False) -> Extracted:
     r"""The content of the last `\boxed{…}` (or `\fbox{…}`) after the last `</think>`.
 
     Boxes with nothing but a comma, `and` or `or` between them are one list: `\boxed{1} and \boxed{-2}` is `1, -2`. Braces
     are balanced, escaped ones skipped. `strict` refuses an earlier box that holds anything else, and a box within a box.
     """
-    start = _after_thinking(text, max_chars)
-    if not isinstance(start, int):
-        return Extracted(None, start)
-    opened, begin = _last_box(text, start, len(text))
-    if opened < 0:
-        return Extracted(None, "missing")
-    end = _box_end(text, begin)
+    rest, reason = _after_thinking(text)
+    opened, begin = _last_box(rest, 0, len(rest))
+    if reason or opened < 0:
+        return Extracted(None, reason or "missing")
+    end = _box_end(rest, begin)
     if end < 0:
-        return Extracted(None, "too_long" if len(text) > begin + MAX_ANSWER_CHARS + 1 else "unterminated")
-    last = _answer(text, begin, end)
-    contents = [text[begin : end + 1]]
+        return Extracted(None, "too_long" if len(rest) > begin + MAX_ANSWER_CHARS + 1 else "unterminated")
+    last = _stripped(rest[begin:end])
+    contents = [rest[begin : end + 1]]
     while last.value is not None and len(contents) < MAX_BOXES:
-        before, begin = _last_box(text, max(start, opened - MAX_ANSWER_CHARS), opened)
-        end = _box_end(text, begin) if before >= 0 else -1
-        if not 0 <= end < opened or not has_text(text, begin, end) or not _is_glue(text[end + 1 : opened]):
+        before, begin = _last_box(rest, max(0, opened - MAX_ANSWER_CHARS), opened)
+        end = _box_end(rest, begin) if before >= 0 else -1
+        if not 0 <= end < opened or not has_text(rest[begin:end]) or not _is_glue(rest[end + 1 : opened]):
             break
-        contents.append(text[begin : end + 1])
+        contents.append(rest[begin : end + 1])
         opened = before
-    if strict and _differing_box(text, start, opened, contents):
+    if strict and _differing_box(rest[:opened], contents):
         return Extracted(None, "duplicated_box")
     if len(contents) == 1:
         return last
     return Extracted(", ".join(dict.fromkeys(content[:-1].strip() for content in reversed(contents))))
 
 
-def line_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
+def line_answer(text: str, strict: bool = True) -> Extracted:
     """What follows `Answer:` (`Final answer:`, `The answer is`), after the last `</think>`: on its line, or on the next.
 
     The phrase counts at the beginning of a line, the last one wins; Markdown emphasis and a final period are taken off.
     `strict` refuses a second such line with another answer (`So the answer is 6 cm.` and `Answer: 6` agree), over a
     hundred of them, and anything but white space after the answer.
     """
-    start = _after_thinking(text, max_chars)
-    if not isinstance(start, int):
-        return Extracted(None, start)
-    lines = list(itertools.islice(_answer_lines(text, start), MAX_ANSWER_LINES + 1))
-    if not lines:
-        return Extracted(None, "missing")
-    if strict and len(lines) > MAX_ANSWER_LINES:
-        return Extracted(None, "duplicated_line")
-    if not strict:  # only the last one counts, wherever it is
-        lines = list(collections.deque(_answer_lines(text, start), 1))
-    begin, end = lines[-1]
-    if strict and has_text(text, end):
-        return Extracted(None, "text_after_answer")
-    last = _answer(text, begin, end)
+    rest, reason = _after_thinking(text)
+    spans: list[tuple[int, int]] = []
+    for match in _ANSWER_LINE.finditer(rest):
+        if spans and spans[-1][1] > match.start():  # an answer that is such a line itself counts once
+            spans.pop()
+        spans.append(_span_behind(rest, match.end()))
+    last = _last_answer(rest, reason, spans, strict)
     if last.value is None:
         return last
     value = last.value.strip("*_ ").removesuffix(".").strip("*_ ")
-    if strict and not all(_agree(text[slice(*span)], value) for span in lines[:-1]):
+    if strict and (
+        len(spans) > MAX_ANSWER_LINES or not all(_agree(rest[begin:end], value) for begin, end in spans[:-1])
+    ):
         return Extracted(None, "duplicated_line")
-    return Extracted(value) if has_text(value, 0) else Extracted(None, "blank")
+    return _stripped(value)
 
 
-def any_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
+def hash_answer(text: str, strict: bool = True) -> Extracted:
+    """What follows `####` on the last line that begins with exactly four hashes, after the last `</think>`.
+
+    `strict` refuses a second such line, and anything but white space after it.
+    """
+    rest, reason = _after_thinking(text)
+    spans = [(match.end(), _line_end(rest, match.end())) for match in _HASHES.finditer(rest)]
+    if strict and len(spans) > 1:
+        return Extracted(None, "duplicated_tag")
+    return _last_answer(rest, reason, spans, strict)
+
+
+def any_answer(text: str, strict: bool = True) -> Extracted:
     """The answer wherever it stands: box, `<answer>` tag, `####` line or `Answer:` line, the last of its kind.
 
     A box within the tag or the line is that answer. Kinds that disagree are `several_answers`; a tag or box that is
@@ -167,12 +147,12 @@ def any_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Ex
     may follow.
     """
     kinds = (boxed_answer, tagged_answer, hash_answer, line_answer)
-    results = [kind(text, strict, max_chars) for kind in kinds]
+    results = [kind(text, strict) for kind in kinds]
     complete = any(result.value is not None for result in results)
     answers: list[str] = []
     for kind, result in zip(kinds, results, strict=True):
         if result.reason == "text_after_answer" and complete:  # the other kind may be what stands behind it
-            result = kind(text, False, max_chars)
+            result = kind(text, False)
         if result.value is None and result.reason != "missing":
             return result
         if result.value is not None:
@@ -182,77 +162,72 @@ def any_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Ex
     return Extracted(answers[0]) if answers else results[0]
 
 
-def hash_answer(text: str, strict: bool = True, max_chars: int = MAX_CHARS) -> Extracted:
-    """What follows `####` on the last line that begins with exactly four hashes, after the last `</think>`.
-
-    `strict` refuses a second such line, and anything but white space after it.
-    """
-    start = _after_thinking(text, max_chars)
-    if not isinstance(start, int):
-        return Extracted(None, start)
-    begin, line = _last_hash_line(text, start, len(text))
-    if begin < 0:
-        return Extracted(None, "missing")
-    if strict and _last_hash_line(text, start, line)[0] >= 0:
-        return Extracted(None, "duplicated_tag")
-    end = _line_end(text, begin)
-    if strict and has_text(text, end):
-        return Extracted(None, "text_after_answer")
-    return _answer(text, begin, end)
+def final_text(text: str) -> Extracted:
+    """All that follows the last `</think>`, stripped; not blank, and no thinking block left open."""
+    rest, reason = _after_thinking(text, ("think",))
+    rest = rest.strip().strip(_INVISIBLE).strip()
+    return Extracted(rest or None, reason or (None if rest else "blank"))
 
 
-def think_answer_problem(text: str, opened: bool = False, max_chars: int = MAX_CHARS) -> str | None:
-    """What keeps `text` from being `<think>…</think><answer>…</answer>`, or None; see `tags_problem`."""
-    return tags_problem(text, "think", "answer", opened, max_chars)
+def plain_answer(text: str, strict: bool = True) -> Extracted:
+    """`final_text` that holds no think or answer tag: a model that writes tags where none were asked has not answered."""
+    final = final_text(text)
+    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    return Extracted(None, "stray_tag") if any(tag in (final.value or "") for tag in tags) else final
 
 
-def tags_problem(text: str, first: str, second: str, opened: bool = False, max_chars: int = MAX_CHARS) -> str | None:
+def tags_problem(text: str, first: str = "think", second: str = "answer") -> str | None:
     """What keeps `text` from being `<first>…</first><second>…</second>`, or None.
 
-    Each tag once, in this order, both blocks not blank, only white space around and between them. `opened` says that
-    the prompt already ends with `<first>`, so that the completion begins inside the block.
+    Each tag once, in this order, both blocks not blank, only white space around and between them.
     """
-    if len(text) > max_chars:
+    if len(text) > MAX_CHARS:
         return "too_long"
     tags = (f"<{first}>", f"</{first}>", f"<{second}>", f"</{second}>")
-    if opened and not text.count(tags[0]):
-        text = tags[0] + text
-    position = []
     for tag in tags:
-        at = text.find(tag)
-        if at < 0 or text.find(tag, at + 1) >= 0:
+        if text.count(tag) != 1:
             return f"{tag} appears {text.count(tag)} times"
-        position.append(at)
-    if not position[0] < position[1] < position[2] < position[3]:
+    position = [text.find(tag) for tag in tags]
+    if position != sorted(position):
         return "tags out of order"
-    ends = [at + len(tag) for at, tag in zip(position, tags, strict=True)]
-    if has_text(text, 0, position[0]) or has_text(text, ends[1], position[2]) or has_text(text, ends[3]):
+    before, first_block, between, second_block, after = re.split("|".join(tags), text)
+    if has_text(before) or has_text(between) or has_text(after):
         return "text outside the tags"
-    if not has_text(text, ends[0], position[1]):
+    if not has_text(first_block):
         return f"blank <{first}>"
-    if not has_text(text, ends[2], position[3]):
-        return f"blank <{second}>"
-    return None
+    return None if has_text(second_block) else f"blank <{second}>"
 
 
-def has_text(text: str, begin: int = 0, end: int = sys.maxsize) -> bool:
-    """Whether anything visible stands between `begin` and `end`."""
-    return begin < end and _VISIBLE.search(text, begin, end) is not None
+def has_text(text: str) -> bool:
+    """Whether anything visible stands in `text`."""
+    return _VISIBLE.search(text) is not None
 
 
-def _after_thinking(text: str, max_chars: int) -> int | Reason:
-    """Position at which the text after the last thinking block begins."""
-    if len(text) > max_chars:
-        return "too_long"
+def _after_thinking(text: str, names: Sequence[str] = THINKING) -> tuple[str, str | None]:
+    """The text after the last thinking block; or no text, and the reason."""
+    if len(text) > MAX_CHARS:
+        return "", "too_long"
     start = 0
-    if "<" not in text:
-        return start
-    for name in THINKING:
+    for name in names:
         closed = text.rfind(f"</{name}>")
         if text.rfind(f"<{name}>") > closed:
-            return "unterminated_think"
+            return "", "unterminated_think"
         start = max(start, 0 if closed < 0 else closed + len(name) + 3)
-    return start
+    return text[start:], None
+
+
+def _last_answer(text: str, reason: str | None, spans: Sequence[tuple[int, int]], strict: bool) -> Extracted:
+    """The answer at the last of `spans` (begin, end), with nothing behind it if `strict`."""
+    if reason or not spans:
+        return Extracted(None, reason or "missing")
+    begin, end = spans[-1]
+    return Extracted(None, "text_after_answer") if strict and has_text(text[end:]) else _stripped(text[begin:end])
+
+
+def _stripped(answer: str) -> Extracted:
+    if len(answer) > MAX_ANSWER_CHARS:
+        return Extracted(None, "too_long")
+    return Extracted(answer.strip().strip(_INVISIBLE).strip()) if has_text(answer) else Extracted(None, "blank")
 
 
 def _last_box(text: str, start: int, end: int) -> tuple[int, int]:
@@ -283,15 +258,14 @@ def _is_glue(between: str) -> bool:
     return not between or (separators > 0 and not _BESIDE.sub("", rest))
 
 
-def _differing_box(text: str, start: int, end: int, contents: Sequence[str]) -> bool:
-    """Whether a box before `end` holds anything but one of `contents`, each with its closing brace."""
-    same = tuple(contents)
+def _differing_box(text: str, contents: Sequence[str]) -> bool:
+    """Whether a box holds anything but one of `contents`, each with its closing brace."""
     for box in _BOXES:
-        at = text.find(box, start, end)
+        at = text.find(box)
         while at >= 0:
-            if not text.startswith(same, at + len(box)):
+            if not text.startswith(tuple(contents), at + len(box)):
                 return True
-            at = text.find(box, at + len(box), end)
+            at = text.find(box, at + len(box))
     return False
 
 
@@ -300,31 +274,7 @@ def _line_end(text: str, begin: int) -> int:
     return len(text) if end < 0 else end
 
 
-def _answer(text: str, begin: int, end: int) -> Extracted:
-    if end - begin > MAX_ANSWER_CHARS:
-        return Extracted(None, "too_long")
-    if not has_text(text, begin, end):
-        return Extracted(None, "blank")
-    return Extracted(text[begin:end].strip().strip(_INVISIBLE).strip())
-
-
-def _answer_lines(text: str, start: int) -> Iterator[tuple[int, int]]:
-    """Where each answer behind `Answer:` begins and ends, looked for where the word stands: far faster than at every
-    line of a long text. An answer that is such a line itself (`Answer:`, and below it `The answer is 6`) counts once."""
-    waiting: tuple[int, int] | None = None
-    while word := _ANSWER_WORD.search(text, start):
-        window = max(start, word.start() - _ANSWER_PREFIX)
-        line = text.rfind("\n", window, word.start()) + 1 or window  # the window's begin need not be a line's
-        start = _line_end(text, word.end())  # a line has one beginning, and it has been looked at
-        if match := _ANSWER_LINE.match(text, line):
-            if waiting is not None and waiting[1] <= line:
-                yield waiting
-            waiting = _given_behind(text, match.end())
-    if waiting is not None:
-        yield waiting
-
-
-def _given_behind(text: str, begin: int) -> tuple[int, int]:
+def _span_behind(text: str, begin: int) -> tuple[int, int]:
     """The rest of the line; where that is blank, the next line that is not. Display mathematics is taken whole."""
     end = _line_end(text, begin)
     if not text[begin:end].strip("*_ \t\r"):
@@ -339,21 +289,7 @@ def _given_behind(text: str, begin: int) -> tuple[int, int]:
 
 def _agree(first: str, second: str) -> bool:
     """Whether two answers are the same but for wrapping and for words behind: `**6**`, `$6$`, `6 apples.`"""
-    short, long = sorted((_core(first), _core(second)), key=len)
+    short, long = sorted(
+        (_WRAPPING.sub("", boxed_answer(answer).value or answer).strip("._") for answer in (first, second)), key=len
+    )
     return short == long or (bool(short) and long.startswith(short) and _WORDS.fullmatch(long, len(short)) is not None)
-
-
-def _core(answer: str) -> str:
-    answer = boxed_answer(answer).value or answer
-    return _WRAPPING.sub("", answer).strip("._")
-
-
-def _last_hash_line(text: str, start: int, end: int) -> tuple[int, int]:
-    """Where the last line before `end` begins that starts with exactly four hashes, and the position behind these
-    first; -1 for both where there is none. `start` need not be where a line begins."""
-    while (at := text.rfind("####", start, end)) >= 0:
-        line = text.rfind("\n", start, at) + 1 or start
-        if match := _HASHES.match(text, line):
-            return match.end(), line
-        end = line  # a line has one beginning, and it has been looked at
-    return -1, -1

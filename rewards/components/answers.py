@@ -7,41 +7,29 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
-from rewards.components.final_text import STYLES, check_style, column, final_text, find_answer
+from rewards.components.final_text import AnswerComponent, column, unboxed_answer, verdict
 from rewards.components.math_text import is_bare_number, parse_number, parse_reference
-from rewards.components.math_verify import answer_at, check_place
 from rewards.errors import PresetError
-from rewards.extract import Extracted
-from rewards.protocol import Context, ItemComponent, Sample, Score, shown
+from rewards.extract import Extracted, final_text
+from rewards.protocol import Sample, Score, shown
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumericAccuracy(ItemComponent):
-    """1 when the answer equals the reference as an exact rational, else 0.
+class NumericAccuracy(AnswerComponent):
+    """1 when the answer equals the reference as an exact rational, else 0."""
 
-    `style` says where the answer stands: `answer` (tags), `boxed` or `hash`. `strict` is passed to the
-    scanner. No answer is `format`, another number or no number `wrong`, an unusable reference `error`.
-    """
-
-    name: str = "accuracy"
-    style: str = "answer"
-    strict: bool = True
-
-    def __post_init__(self) -> None:
-        check_style(self.style)
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
+    def expected(self, sample: Sample) -> Fraction:
         expected = parse_reference(sample.reference)
         if expected is None:
             reason = f"reference is not a number: {shown(sample.reference, 150)}"
-            return Score(None, "error", {"reason": f"{reason}; give a number in a column such as `reference`"})
-        answer = sample.once(STYLES[self.style], self.strict)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        is_correct = parse_number(answer.value) == expected
-        return Score(self.high if is_correct else None, "ok" if is_correct else "wrong", {"extracted": answer.value})
+            raise ValueError(f"{reason}; give a number in a column such as `reference`")
+        return expected
+
+    def judge(self, answer: str, expected: Fraction, sample: Sample) -> Score:
+        return verdict(parse_number(answer) == expected, answer)
 
 
 # On at most `_MAX_CHARS` characters: a letter, bare or in brackets or emphasis, then nothing or its option's text.
@@ -86,54 +74,52 @@ def _words_of(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceAccuracy(ItemComponent):
+class ChoiceAccuracy(AnswerComponent):
     """1 when the completion chooses the reference's letter, and no other, else 0.
 
     The reference is a letter (`C`, `(C)`, `C. Paris`) or the position of the right choice, counted from `first_index`.
     An answer that is no single letter is `wrong`; a reference that is none of `letters` is an `error`.
     """
 
-    name: str = "accuracy"
-    letters: str = "ABCD"
     answer_in: str = "any"
-    strict: bool = True
+    letters: str = "ABCD"
     first_index: int = 0
 
     def __post_init__(self) -> None:
-        check_place(self.answer_in)
+        super().__post_init__()
         if len(set(self.letters)) < max(2, len(self.letters)) or not (
             self.letters.isascii() and self.letters.isupper()
         ):
             raise PresetError(f"letters is {self.letters!r}. Give at least two different capital letters, as 'ABCD'.")
 
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        expected = self._expected(sample.reference)
-        if expected is None:
-            reason = f"reference is none of the choices {self.letters}: {shown(sample.reference, 150)}"
-            return Score(None, "error", {"reason": f"{reason}; give the letter in a column such as `reference`"})
-        options = column(sample, "choices", "options")
-        options = options if isinstance(options, list) else []
-        answer = answer_at(sample, self.answer_in, self.strict)
-        if self.answer_in == "any" and answer.reason == "missing":
-            final = sample.once(final_text)  # nothing but a letter needs no place of its own
-            if final.value is not None and chosen_letter(final.value, self.letters, options):
-                answer = Extracted(final.value)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        info = {"extracted": answer.value[:_MAX_CHARS]}
-        if chosen_letter(answer.value, self.letters, options) == expected:
-            return Score(self.high, "ok", info)
-        return Score(None, "wrong", info)
-
-    def _expected(self, reference: object) -> str | None:
+    def expected(self, sample: Sample) -> str:
+        reference = sample.reference
         if isinstance(reference, str) and reference.strip().isdecimal() and len(reference) < 5:
             reference = int(reference)
-        if isinstance(reference, float) and reference.is_integer():
-            reference = int(reference)
-        if isinstance(reference, int) and not isinstance(reference, bool):
+        expected = chosen_letter(reference, self.letters) if isinstance(reference, str) else None
+        if isinstance(reference, int | float) and not isinstance(reference, bool):
             position = reference - self.first_index
-            return self.letters[position] if 0 <= position < len(self.letters) else None
-        return chosen_letter(reference, self.letters) if isinstance(reference, str) else None
+            expected = self.letters[int(position)] if position in range(len(self.letters)) else None
+        if expected is None:
+            reason = f"reference is none of the choices {self.letters}: {shown(sample.reference, 150)}"
+            raise ValueError(f"{reason}; give the letter in a column such as `reference`")
+        return expected
+
+    def find(self, sample: Sample, place: str, strict: bool) -> Extracted:
+        answer = unboxed_answer(sample, place, strict)
+        if place == "any" and answer.reason == "missing":
+            final = sample.once(final_text)  # nothing but a letter needs no place of its own
+            if final.value is not None and chosen_letter(final.value, self.letters, _options(sample)):
+                return final
+        return answer
+
+    def judge(self, answer: str, expected: str, sample: Sample) -> Score:
+        return verdict(chosen_letter(answer, self.letters, _options(sample)) == expected, answer)
+
+
+def _options(sample: Sample) -> list[Any]:
+    options = column(sample, "choices", "options")
+    return options if isinstance(options, list) else []
 
 
 _NEGATIVE_NUMBER = re.compile(r"-\s*\.?\d")
@@ -141,19 +127,28 @@ _WRAPPERS = " \t\r\n\"'`*_“”‘’.:!()[]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Labels(ItemComponent):
-    """Base of label components: `labels` are those of rows without a `labels` column."""
+class LabelFormat(AnswerComponent):
+    """1 when the answer is one of the labels, whichever, else 0; without known labels, 1 for any answer.
 
-    style: str = "answer"
+    `labels` are those of rows without a `labels` column.
+    """
+
+    name: str = "format"
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_style(self.style)
+        super().__post_init__()
         names = [normalise_label(label) for label in self.labels]
         if "" in names or len(set(names)) < len(names):
             raise PresetError(
                 f"labels are {list(self.labels)}. Give different names; case and punctuation do not count."
             )
+
+    def judge(self, answer: str, expected: str | None, sample: Sample) -> Score:
+        labels = self.known(sample)
+        if labels and normalise_label(answer) not in map(normalise_label, labels):
+            return Score(None, "format", {"extracted": answer[:200], "reason": "not one of the labels"})
+        return Score(self.high)
 
     def known(self, sample: Sample) -> tuple[str, ...]:
         labels = column(sample, "labels", "choices")
@@ -163,7 +158,7 @@ class _Labels(ItemComponent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelAccuracy(_Labels):
+class LabelAccuracy(LabelFormat):
     """1 when the whole answer is the reference's label, else 0; text that merely contains a label is no label.
 
     Case, white space and quotes around do not count. An answer that is none of the labels is `format`. A reference that
@@ -172,37 +167,12 @@ class LabelAccuracy(_Labels):
 
     name: str = "accuracy"
 
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        labels = self.known(sample)
-        try:
-            expected = label_name(sample.reference, labels)
-        except ValueError as failure:
-            return Score(None, "error", {"reason": str(failure)[:300]})
-        answer = find_answer(sample, self.style)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        label, info = normalise_label(answer.value), {"extracted": answer.value[:200]}
-        if label == expected:
-            return Score(self.high, "ok", info)
-        if labels and label not in map(normalise_label, labels):
-            return Score(None, "format", {**info, "reason": "not one of the labels"})
-        return Score(None, "wrong", info)
+    def expected(self, sample: Sample) -> str:
+        return label_name(sample.reference, self.known(sample))
 
-
-@dataclass(frozen=True, kw_only=True)
-class LabelFormat(_Labels):
-    """1 when the answer is one of the labels, whichever, else 0; without known labels, 1 for any answer."""
-
-    name: str = "format"
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        answer = find_answer(sample, self.style)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        labels = self.known(sample)
-        if labels and normalise_label(answer.value) not in map(normalise_label, labels):
-            return Score(None, "format", {"reason": "not one of the labels"})
-        return Score(self.high)
+    def judge(self, answer: str, expected: str | None, sample: Sample) -> Score:
+        score = super().judge(answer, expected, sample)
+        return verdict(normalise_label(answer) == expected, answer) if score.status == "ok" else score
 
 
 def label_name(reference: Any, labels: Sequence[str] = ()) -> str:
@@ -245,7 +215,7 @@ _SEPARATORS = ("/", ";", "|", "\n", ",", "=", " and ", "&")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortAnswer(ItemComponent):
+class ShortAnswer(AnswerComponent):
     """SQuAD's exact match (0 or 1) or F1 (0 to 1), the best over the accepted answers.
 
     Where an accepted answer is a number, only the same number matches it. A hedged answer (several alternatives, or
@@ -253,30 +223,22 @@ class ShortAnswer(ItemComponent):
     """
 
     metric: Literal["exact", "f1"] = "exact"
-    name: str = "accuracy"
-    style: str = "answer"
     no_answer: str | None = None
 
-    def __post_init__(self) -> None:
-        check_style(self.style)
-        if self.metric not in ("exact", "f1"):
-            raise PresetError(f"metric is {self.metric!r}. Use exact or f1.")
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
+    def expected(self, sample: Sample) -> list[str]:
         golds = gold_answers(sample.reference, self.no_answer)
         if not golds:
             reason = f"no accepted answer in the reference: {sample.reference!r}"[:200]
-            return Score(None, "error", {"reason": f"{reason}; give text or a list of texts in `reference`"})
-        answer = find_answer(sample, self.style)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        info = {"extracted": answer.value[:200]}
-        if any(exact_match(answer.value, gold) for gold in golds):
-            return Score(self.high, "ok", info)
-        if is_hedged(answer.value, golds):
-            return Score(None, "wrong", {**info, "reason": "hedged"})
-        value = 0.0 if self.metric == "exact" else max(token_f1(answer.value, gold) for gold in golds)
-        return Score(min(value, 0.99), "wrong", info)  # the same words in another order are not the answer
+            raise ValueError(f"{reason}; give text or a list of texts in `reference`")
+        return golds
+
+    def judge(self, answer: str, expected: list[str], sample: Sample) -> Score:
+        if any(exact_match(answer, gold) for gold in expected):
+            return verdict(True, answer)
+        if is_hedged(answer, expected):
+            return verdict(False, answer, reason="hedged")
+        value = 0.0 if self.metric == "exact" else max(token_f1(answer, gold) for gold in expected)
+        return verdict(False, answer, min(value, 0.99))  # the same words in another order are not the answer
 
 
 def gold_answers(reference: Any, no_answer: str | None = None) -> list[str]:

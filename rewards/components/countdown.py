@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from rewards.components.final_text import AnswerComponent, unboxed_answer, verdict
 from rewards.components.math_text import parse_number
-from rewards.components.math_verify import answer_at, check_place
-from rewards.protocol import Context, ItemComponent, Sample, Score, shown
+from rewards.protocol import Sample, Score, shown
 
 MAX_CHARS = 500
 MAX_NUMBERS = 50
@@ -59,7 +59,7 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountdownAccuracy(ItemComponent):
+class CountdownAccuracy(AnswerComponent):
     """1 when the expression has the target's value and takes the given numbers, each exactly once, else 0.
 
     Columns: `nums` or `numbers`, a list of whole numbers (or its JSON); `target`, else the reference; or a reference
@@ -67,15 +67,11 @@ class CountdownAccuracy(ItemComponent):
     may be left out. Rows that hold no task are an `error`.
     """
 
-    name: str = "accuracy"
-    answer_in: str = "tag"
-    strict: bool = True
+    find = staticmethod(unboxed_answer)
+
     use_all: bool = True
 
-    def __post_init__(self) -> None:
-        check_place(self.answer_in)
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
+    def expected(self, sample: Sample) -> tuple[Counter[int], Fraction]:
         task = {**sample.reference, **sample.columns} if isinstance(sample.reference, Mapping) else sample.columns
         cell = task.get("nums", task.get("numbers"))
         numbers, goal = _numbers(cell), _parsed(task.get("target", sample.reference))
@@ -83,23 +79,20 @@ class CountdownAccuracy(ItemComponent):
         target = Fraction(goal) if is_number else None
         if numbers is None or target is None:
             reason = f"no task: nums {shown(cell, 100)}, target {shown(sample.columns.get('target'), 50)}"
-            return Score(None, "error", {"reason": f"{reason}; give whole numbers in columns `nums` and `target`"})
-        answer = answer_at(sample, self.answer_in, self.strict)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        info = {"extracted": answer.value[:MAX_CHARS]}
-        result = value_and_numbers(_expression(answer.value, target))
+            raise ValueError(f"{reason}; give whole numbers in columns `nums` and `target`")
+        return numbers, target
+
+    def judge(self, answer: str, expected: tuple[Counter[int], Fraction], sample: Sample) -> Score:
+        numbers, target = expected
+        result = value_and_numbers(_expression(answer, target))
         if result is None:
-            return Score(None, "wrong", {**info, "reason": "not plain arithmetic"})
+            return verdict(False, answer, reason="not plain arithmetic")
         value, used = result
-        extra, unused = Counter(used) - numbers, numbers - Counter(used)
-        if extra or (unused and self.use_all):
-            return Score(
-                None, "wrong", {**info, "reason": f"uses {sorted(used)} of {sorted(numbers.elements())}"[:200]}
-            )
+        if Counter(used) - numbers or (numbers - Counter(used) and self.use_all):
+            return verdict(False, answer, reason=f"uses {sorted(used)} of {sorted(numbers.elements())}"[:200])
         if value != target:
-            return Score(None, "wrong", {**info, "reason": f"has the value {value}"[:200]})
-        return Score(self.high, "ok", info)
+            return verdict(False, answer, reason=f"has the value {value}"[:200])
+        return verdict(True, answer)
 
 
 def _expression(answer: str, target: Fraction) -> str:

@@ -16,13 +16,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from rewards.components.final_text import check_style, column, find_answer
+from rewards.components.final_text import AnswerComponent, column
 from rewards.components.json_values import parse_json
 from rewards.components.languages import language_code, language_of
-from rewards.errors import PresetError, nearest
-from rewards.protocol import Context, ItemComponent, Sample, Score
+from rewards.errors import nearest
+from rewards.protocol import Sample, Score
 
 _RELATIONS: Mapping[str, Callable[[int, int], bool]] = MappingProxyType(
     {
@@ -286,43 +286,23 @@ MAX_INSTRUCTIONS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstructionFollowing(ItemComponent):
-    """The share of the row's instructions that the response follows; `ok` only when it follows all of them.
+class InstructionFollowing(AnswerComponent):
+    """1 when the response follows all of the row's instructions, else 0.
 
-    With `credit="all"` anything less is 0. `loose` judges each instruction on eight versions of the response, too:
-    without its first line, without its last line, without asterisks (Markdown emphasis), and all combinations. Blank
-    responses follow nothing (`format`); unknown instructions and unusable arguments are `error`.
+    Blank responses follow nothing (`format`); unknown instructions and unusable arguments are `error`.
     """
 
-    name: str = "accuracy"
-    loose: bool = False
-    credit: Literal["all", "share"] = "all"
-    style: str = "text"
+    answer_in: str = "text"
 
-    def __post_init__(self) -> None:
-        check_style(self.style)
-        if self.credit not in ("all", "share"):
-            raise PresetError(f"credit is {self.credit!r}. Use all or share.")
+    def expected(self, sample: Sample) -> list[tuple[str, dict[str, Any]]]:
+        return instructions_of(column(sample, "instruction_id_list"), column(sample, "kwargs"))
 
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
+    def judge(self, answer: str, expected: list[tuple[str, dict[str, Any]]], sample: Sample) -> Score:
         try:
-            instructions = instructions_of(column(sample, "instruction_id_list"), column(sample, "kwargs"))
-        except ValueError as failure:
-            return Score(None, "error", {"reason": str(failure)[:300]})
-        answer = find_answer(sample, self.style)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        versions = list(loose_variants(answer.value)) if self.loose else [answer.value]
-        try:
-            broken = [
-                name for name, arguments in instructions if not any(follows(text, name, arguments) for text in versions)
-            ]
+            broken = [name for name, arguments in expected if not follows(answer, name, arguments)]
         except (TypeError, ValueError, KeyError) as failure:
-            return Score(None, "error", {"reason": f"kwargs cannot be used: {failure}"[:300]})
-        if not broken:
-            return Score(self.high, "ok")
-        share = 1.0 - len(broken) / len(instructions)
-        return Score(share if self.credit == "share" else None, "wrong", {"reason": f"not {', '.join(broken)}"[:300]})
+            raise ValueError(f"kwargs cannot be used: {failure}") from failure
+        return Score(None, "wrong", {"reason": f"not {', '.join(broken)}"[:300]}) if broken else Score(self.high)
 
 
 def instructions_of(ids: Any, kwargs: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -347,22 +327,6 @@ def instructions_of(ids: Any, kwargs: Any) -> list[tuple[str, dict[str, Any]]]:
             raise ValueError(f"arguments of {name} are no object: {arguments!r}")
         pairs.append((str(name), {str(key): value for key, value in arguments.items() if value is not None}))
     return pairs
-
-
-def loose_variants(response: str) -> Iterator[str]:
-    """The response with and without its first line, its last line and its asterisks; blank versions are left out."""
-    first, last = response.find("\n"), response.rfind("\n")
-    cuts = {(0, len(response)): None}
-    if first >= 0:
-        cuts |= {(first + 1, len(response)): None, (0, last): None}
-        if last > first:
-            cuts[first + 1, last] = None
-    for begin, end in cuts:
-        text = response[begin:end].strip()
-        if text:
-            yield text
-        if "*" in text and (plain := text.replace("*", "").strip()):
-            yield plain
 
 
 def _from_json(value: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rewards.components.final_text import check_style, column, find_answer
+from rewards.components.final_text import AnswerComponent, column
 from rewards.errors import PresetError, nearest
 from rewards.extract import MAX_CHARS
 from rewards.protocol import Context, ItemComponent, Sample, Score
@@ -55,7 +55,7 @@ def language_code(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetLanguage(ItemComponent):
+class TargetLanguage(AnswerComponent):
     """1 when the answer is in the language that the row asks for, else 0.
 
     The code or name stands in column `target_language`, `target_lang` or `tgt_lang`, else in `language`. The language
@@ -64,31 +64,27 @@ class TargetLanguage(ItemComponent):
     """
 
     name: str = "language"
+    answer_in: str = "text"
     language: str | None = None
-    style: str = "text"
     at_least: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_style(self.style)
-
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        language = column(sample, "target_language", "target_lang", "tgt_lang") or self.language
-        if not isinstance(language, str) or not language.strip():
-            return Score(None, "error", {"reason": "no language: give a code in column `target_language`"})
-        code = language_code(language)
-        if code not in _labels():
-            return Score(
-                None, "error", {"reason": f"unknown language {language!r}: give a code such as en or de"[:200]}
-            )
         reference = sample.reference[0] if isinstance(sample.reference, list) and sample.reference else sample.reference
-        if isinstance(reference, str) and not self._is_in(reference, code):
+        score = super().score_one(sample, ctx)
+        if score.status != "error" and isinstance(reference, str) and not self._is_in(reference, self.expected(sample)):
             return Score(None, "not_applicable", {"reason": "the reference is too short to tell its language"})
-        answer = find_answer(sample, self.style)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        if self._is_in(answer.value, code):
+        return score
+
+    def expected(self, sample: Sample) -> str:
+        language = column(sample, "target_language", "target_lang", "tgt_lang") or self.language
+        if not isinstance(language, str) or language_code(language) not in _labels():
+            raise ValueError(f"unknown language {language!r}: give a code such as en or de in column `target_language`")
+        return language_code(language)
+
+    def judge(self, answer: str, expected: str, sample: Sample) -> Score:
+        if self._is_in(answer, expected):
             return Score(self.high)
-        return Score(None, "wrong", {"reason": f"{language_of(answer.value)[0]} instead of {code}"})
+        return Score(None, "wrong", {"reason": f"{language_of(answer)[0]} instead of {expected}"})
 
     def _is_in(self, text: str, code: str) -> bool:
         return language_of(text)[0] == code or language_probability(text, code) >= self.at_least

@@ -4,9 +4,11 @@ Some scale another component's verdict by length. Lengths are in tokens where to
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from rewards.errors import PresetError
 from rewards.evaluation import run_component
@@ -23,41 +25,19 @@ class Shared:
 
     component: Component
 
-    @property
-    def name(self) -> str:
-        return self.component.name
-
-    @property
-    def itemwise(self) -> bool:
-        return bool(getattr(self.component, "itemwise", False))
-
-    @property
-    def floor(self) -> float:
-        return self.component.floor
-
-    @property
-    def low(self) -> float:
-        return self.component.low
-
-    @property
-    def high(self) -> float:
-        return self.component.high
-
-    @property
-    def version(self) -> str:
-        return self.component.version
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "component":  # what copies and pickles ask for before there is one
+            raise AttributeError(name)
+        return getattr(self.component, name)
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
+        """Score the samples that were not scored before; the others took no time."""
         key = ("verdict", self.component)
-        missing = [sample for sample in samples if key not in sample._memo]
+        known = {sample.index: replace(sample._memo[key], seconds=0.0) for sample in samples if key in sample._memo}
+        missing = [sample for sample in samples if sample.index not in known]
         for sample, score in zip(missing, run_component(self.component, missing, ctx), strict=True):
-            sample._memo[key] = score
-        return [sample._memo[key] for sample in samples]
-
-
-def is_right(score: Score) -> bool | None:
-    """True for `ok`, False for `wrong` and `format`, None where the checker itself failed or was not applicable."""
-    return {"ok": True, "wrong": False, "format": False}.get(score.status)
+            known[sample.index] = sample._memo[key] = score
+        return [known[sample.index] for sample in samples]
 
 
 CHARACTERS_A_TOKEN = 4  # of English, by common tokenizers
@@ -98,17 +78,6 @@ class LengthTarget(ItemComponent):
         return Score(value, "ok" if value > 0 else "wrong", {unit: length})
 
 
-def overlong_penalty(length: float, max_length: float, cache: float) -> float:
-    """0 up to `max_length` − `cache`, −1 beyond `max_length`, a straight line between.
-
-    >>> [overlong_penalty(n, 100, 20) for n in (80, 85, 100, 101)]
-    [0.0, -0.25, -1.0, -1.0]
-    """
-    if length <= max_length - cache:
-        return 0.0
-    return -1.0 if length > max_length else (max_length - cache - length) / cache
-
-
 @dataclass(frozen=True, kw_only=True)
 class SoftOverlong(ItemComponent):
     """0 while n <= L − c, (L − c − n) / c up to L, −1 beyond; L is `max_length`, c is `cache`, all in tokens.
@@ -131,31 +100,68 @@ class SoftOverlong(ItemComponent):
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         length, unit = length_in_tokens(sample)
-        value = overlong_penalty(length, self.max_length, self.cache)
+        value = max(-1.0, min(0.0, (self.max_length - self.cache - length) / self.cache))
         return Score(value, "ok" if value == 0 else "wrong", {"length": length, "counted": unit})
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthBudget:
+class ShapedByLength(ABC):
+    """The verdict of `checker`, shaped by the length n in tokens (see `length_in_tokens`); its status is the checker's.
+
+    Where the checker fails, so does this.
+    """
+
+    checker: Component
+    name: str = "length"
+    version: str = "1"
+
+    @abstractmethod
+    def value(self, sample: Sample, is_correct: bool, length: int, group: Sequence[int]) -> float:
+        """The value of a right or wrong answer of this length, among the lengths of its group in the batch.
+
+        Raises:
+            ValueError: the row has no usable number; the message is the reason of an `error`.
+        """
+
+    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
+        lengths = [length_in_tokens(sample) for sample in samples]
+        groups: dict[int, list[int]] = {}
+        for sample, (length, _) in zip(samples, lengths, strict=True):
+            groups.setdefault(sample.group_id, []).append(length)
+        scores = []
+        for sample, (length, unit), verdict in zip(
+            samples, lengths, run_component(self.checker, samples, ctx), strict=True
+        ):
+            score = verdict
+            if verdict.status in ("ok", "wrong", "format"):
+                info = {**verdict.info, "length": length, "counted": unit}
+                try:
+                    value = self.value(sample, verdict.status == "ok", length, groups[sample.group_id])
+                    score = Score(value, verdict.status, info, verdict.seconds)
+                except ValueError as failure:
+                    score = Score(None, "error", {"reason": str(failure)})
+            scores.append(score)
+        return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthBudget(ShapedByLength):
     """c · clip(slope (N − n) + offset, 0, 1): the verdict of `checker` c (1 or 0), with n tokens against a budget of N.
 
     A right answer within the budget earns at least `offset` and one far over it nothing. N is the row's column `column` if
-    there is one, else `budget`; n as in `length_in_tokens`. `ok` says that the checker accepts the answer. A row without a
-    usable budget is an `error`.
+    there is one, else `budget`. A row without a usable budget is an `error`.
 
     Source: LCPO-Max of L1, 2503.04697, equation 2; slope 0.0003, offset 0.5.
     """
 
-    checker: Component
-    budget: int | None = None
-    column: str = "budget"
-    slope: float = 0.0003
-    offset: float = 0.5
     name: str = "budget"
     floor: float = 0.0
     low: float = 0.0
     high: float = 1.0
-    version: str = "1"
+    budget: int | None = None
+    column: str = "budget"
+    slope: float = 0.0003
+    offset: float = 0.5
 
     def __post_init__(self) -> None:
         if self.slope <= 0 or not 0 < self.offset <= 1:
@@ -163,26 +169,17 @@ class LengthBudget:
         if self.budget is not None and self.budget <= 0:
             raise PresetError(f"budget is {self.budget}. Give a number of tokens, or None to take it from each row.")
 
-    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        verdicts = run_component(self.checker, samples, ctx)
-        return [self._score(sample, verdict) for sample, verdict in zip(samples, verdicts, strict=True)]
-
-    def _score(self, sample: Sample, verdict: Score) -> Score:
-        is_correct = is_right(verdict)
-        if is_correct is None:
-            return verdict
-        cell = sample.columns.get(self.column)
+    def value(self, sample: Sample, is_correct: bool, length: int, group: Sequence[int]) -> float:
+        cell = sample.columns.get(self.column, self.budget)
+        cell = self.budget if cell is None else cell
         try:
-            budget = float((self.budget or 0) if cell is None else "nan" if isinstance(cell, bool) else cell)
+            budget = 0.0 if isinstance(cell, bool) else float(cell)
         except (TypeError, ValueError, OverflowError):
             budget = 0.0
         if not (math.isfinite(budget) and budget > 0):
             reason = f"no budget: column {self.column!r} holds {shown(cell, 100)}"
-            return Score(None, "error", {"reason": f"{reason}; give a positive number there, or budget="})
-        length, unit = length_in_tokens(sample)
-        value = is_correct * min(1.0, max(0.0, self.slope * (budget - length) + self.offset))
-        info = {**verdict.info, "length": length, "counted": unit, "budget": budget}
-        return Score(value, verdict.status, info, verdict.seconds)
+            raise ValueError(f"{reason}; give a positive number there, or budget=")
+        return is_correct * min(1.0, max(0.0, self.slope * (budget - length) + self.offset))
 
 
 def length_share(length: float, shortest: float, longest: float) -> float:
@@ -195,72 +192,43 @@ def length_share(length: float, shortest: float, longest: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KimiLength:
+class KimiLength(ShapedByLength):
     """λ = 0.5 − (n − n_min) / (n_max − n_min) within the group; λ for a right answer, min(0, λ) for a wrong one.
 
-    n in tokens (see `length_in_tokens`), n_min and n_max over the samples of one `group_id` in the batch; 0 for all
-    when they are equally long, as in a group of one. Where `checker` failed, so does this.
+    n_min and n_max are taken over the samples of one `group_id` in the batch; 0 for all when they are equally long, as in a
+    group of one.
 
     Source: Kimi k1.5, 2501.12599, section 2.3.3.
     """
 
-    checker: Component
-    name: str = "length"
     floor: float = -0.5
     low: float = -0.5
     high: float = 0.5
-    version: str = "1"
 
-    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        lengths: dict[int, list[int]] = {}
-        for sample in samples:
-            lengths.setdefault(sample.group_id, []).append(length_in_tokens(sample)[0])
-        ends = {group: (min(members), max(members)) for group, members in lengths.items()}
-        verdicts = run_component(self.checker, samples, ctx)
-        return [self._score(s, v, *ends[s.group_id]) for s, v in zip(samples, verdicts, strict=True)]
-
-    def _score(self, sample: Sample, verdict: Score, shortest: int, longest: int) -> Score:
-        is_correct = is_right(verdict)
-        if is_correct is None:
-            return Score(None, verdict.status, verdict.info, 0.0)
-        length, unit = length_in_tokens(sample)
-        share = length_share(length, shortest, longest)
-        value = share if is_correct else min(0.0, share)
-        return Score(value, "ok" if value >= 0 else "wrong", {"length": length, "counted": unit}, 0.0)
-
-
-def cosine_between(length: float, max_length: float, at_zero: float, at_max: float) -> float:
-    """Interpolate from `at_zero` at length 0 to `at_max` at `max_length` along half a cosine; `at_max` for anything longer.
-
-    >>> [cosine_between(n, 100, 1.0, 0.5) for n in (0, 50, 100, 200)]
-    [1.0, 0.75, 0.5, 0.5]
-    """
-    share = min(max(length / max_length, 0.0), 1.0)
-    return at_max + 0.5 * (at_zero - at_max) * (1.0 + math.cos(math.pi * share))
+    def value(self, sample: Sample, is_correct: bool, length: int, group: Sequence[int]) -> float:
+        share = length_share(length, min(group), max(group))
+        return share if is_correct else min(0.0, share)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosineLength:
+class CosineLength(ShapedByLength):
     """The verdict of `checker`, scaled: right answers fall with length, wrong ones rise.
 
     right: η = correct_short at length 0, correct_long at max_length; wrong: wrong_short, wrong_long;
-    η(n) = η_long + ½(η_short − η_long)(1 + cos(π n / max_length)), n clamped to [0, max_length], in tokens
-    (see `length_in_tokens`). Beyond max_length the value is `exceeded` when that is given, whatever the answer.
-    `ok` says that the checker found the answer right.
+    η(n) = η_long + ½(η_short − η_long)(1 + cos(π n / max_length)), n clamped to [0, max_length]. Beyond max_length the value
+    is `exceeded` when that is given, whatever the answer.
 
     Source: the cosine reward of 2502.03373, which gives `exceeded` for a completion that reaches the maximum. Without
     the clamp the cosine turns back beyond it, and twice the maximum earns what nothing at all does.
     """
 
-    checker: Component
+    name: str = "cosine"
     max_length: int
     correct_short: float = 1.0
     correct_long: float = 0.5
     wrong_short: float = -1.0
     wrong_long: float = -0.5
     exceeded: float | None = None
-    name: str = "cosine"
-    version: str = "1"
 
     def __post_init__(self) -> None:
         if self.max_length <= 0:
@@ -284,21 +252,11 @@ class CosineLength:
     def floor(self) -> float:
         return self.low
 
-    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        verdicts = run_component(self.checker, samples, ctx)
-        return [self._scaled(sample, verdict) for sample, verdict in zip(samples, verdicts, strict=True)]
-
-    def _scaled(self, sample: Sample, verdict: Score) -> Score:
-        is_correct = is_right(verdict)
-        if is_correct is None:
-            return verdict
-        length, unit = length_in_tokens(sample)
-        info = {**verdict.info, "length": length, "counted": unit}
-        ends = (self.correct_short, self.correct_long) if is_correct else (self.wrong_short, self.wrong_long)
-        value = cosine_between(length, self.max_length, *ends)
+    def value(self, sample: Sample, is_correct: bool, length: int, group: Sequence[int]) -> float:
         if self.exceeded is not None and length > self.max_length:
-            value = self.exceeded
-        return Score(value, verdict.status, info, verdict.seconds)
+            return self.exceeded
+        short, long = (self.correct_short, self.correct_long) if is_correct else (self.wrong_short, self.wrong_long)
+        return long + 0.5 * (short - long) * (1.0 + math.cos(math.pi * min(length / self.max_length, 1.0)))
 
 
 MAX_ITEMS = 32_768  # tokens or words looked at, from the end, where loops are

@@ -1,10 +1,10 @@
 """Compare an answer with the reference: by mathematical meaning, or by normalised spelling."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rewards.components.final_text import AnswerComponent, check_place, unboxed_answer, verdict
 from rewards.components.math_expressions import is_copied
 from rewards.components.math_text import (
     MAX_MATH_CHARS,
@@ -16,27 +16,12 @@ from rewards.components.math_text import (
     same_number,
     units_differ,
 )
-from rewards.errors import PresetError
-from rewards.extract import (
-    Extracted,
-    any_answer,
-    boxed_answer,
-    hash_answer,
-    line_answer,
-    tagged_answer,
-)
+from rewards.extract import Extracted
 from rewards.isolation import IsolatedComponent, Task
-from rewards.protocol import Context, ItemComponent, Sample, Score, opens_thinking, shown
+from rewards.protocol import Context, Sample, Score, shown
 from rewards.samples import prompt_text
 
-_SCANNERS: dict[str, Callable[..., Extracted]] = {
-    "boxed": boxed_answer,
-    "hash": hash_answer,
-    "line": line_answer,
-    "tag": tagged_answer,
-}
 _GRACE = 0.5  # seconds; the comparison can be interrupted, and loading SymPy anew would cost more
-ANSWER_PLACES = ("any", *_SCANNERS)
 _COMPARED_AS_TEXT = re.compile(
     r"[=%(:]|\\(?:approx|simeq)"
 )  # or side by side: no number by itself, and yet maybe right
@@ -112,7 +97,7 @@ class MathVerify(IsolatedComponent):
         return self._settled(str(result), sample, self._answer(sample).value or "")
 
     def _answer(self, sample: Sample) -> Extracted:
-        return answer_at(sample, self.answer_in, not self.lenient)
+        return unboxed_answer(sample, self.answer_in, not self.lenient)
 
     def _settled(self, result: str, sample: Sample, answer: str) -> Score:
         if result == "equal" and is_copied(answer, reference_text(sample.reference) or "", prompt_text(sample.prompt)):
@@ -122,60 +107,33 @@ class MathVerify(IsolatedComponent):
         return Score(None, "wrong", {"extracted": answer, "reason": _REASONS.get(result, result)})
 
 
-def check_place(answer_in: str) -> None:
-    """Raise PresetError for an unknown place."""
-    if answer_in not in ANSWER_PLACES:
-        raise PresetError(f"answer_in is {answer_in!r}. Use one of: {', '.join(ANSWER_PLACES)}.")
-
-
-def answer_at(sample: Sample, answer_in: str, strict: bool) -> Extracted:
-    """The answer's text; of a tag or line that holds a box, the box's content.
-
-    Where the prompt opened a `<think>` that the completion does not close, there is none.
-    """
-    if opens_thinking(sample.prompt) and "</think>" not in sample.text:
-        return Extracted(None, "unterminated_think")
-    scanner: Callable[..., Extracted] = any_answer if answer_in == "any" else _SCANNERS[answer_in]
-    answer = sample.once(scanner, strict)
-    if answer_in in ("any", "boxed") or answer.value is None:
-        return answer
-    inner = boxed_answer(answer.value, strict)
-    return answer if inner.reason == "missing" else inner
-
-
 def _no_reference(sample: Sample) -> Score:
     reason = f"reference cannot be read: {shown(sample.reference, 150)}"
     return Score(None, "error", {"reason": f"{reason}; give the answer in a column such as `reference`"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class MathMatch(ItemComponent):
+class MathMatch(AnswerComponent):
     r"""1 when answer and reference have one normalised spelling, or are the same number, else 0. Computes nothing else.
 
     Normalised away: spaces but between digits or words, `$`, `\left`, `\text`, units, `%`, digit grouping, `\dfrac`,
     `\frac12`, `x =`.
     """
 
-    name: str = "accuracy"
+    find = staticmethod(unboxed_answer)
+
     answer_in: str = "boxed"
-    lenient: bool = False
 
-    def __post_init__(self) -> None:
-        check_place(self.answer_in)
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
+    def expected(self, sample: Sample) -> str:
         reference = reference_text(sample.reference)
         if reference is None:
-            return _no_reference(sample)
-        answer = answer_at(sample, self.answer_in, not self.lenient)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        info = {"extracted": answer.value}
-        if len(answer.value) > MAX_MATH_CHARS:
+            raise ValueError(_no_reference(sample).info["reason"])
+        return match_form(reference)
+
+    def judge(self, answer: str, expected: str, sample: Sample) -> Score:
+        if len(answer) > MAX_MATH_CHARS:
             return Score(None, "format", {"reason": "too_long"})
-        expected = match_form(reference)
-        written = match_form(answer.value, letters=is_number(expected))
-        value = number(expected)
-        if (expected and expected == written) or (value is not None and value == number(written)):
-            return Score(self.high, "ok", info)
-        return Score(None, "wrong", info)
+        written, value = match_form(answer, letters=is_number(expected)), number(expected)
+        return verdict(
+            bool(expected) and (expected == written or (value is not None and value == number(written))), answer
+        )

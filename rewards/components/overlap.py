@@ -2,13 +2,14 @@
 
 import functools
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.components.final_text import check_style, find_answer
+from rewards.components.final_text import AnswerComponent
 from rewards.errors import PresetError
-from rewards.protocol import Context, ItemComponent, Sample, Score
+from rewards.protocol import Sample, Score
 
 MAX_WORDS = 600  # the longest common subsequence takes time in proportion to the product of both lengths
 
@@ -19,7 +20,37 @@ _WORD = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RougeL(ItemComponent):
+class _Overlap(AnswerComponent):
+    """Overlap in [0, 1], the best over the references; `ok` from `correct_at` upwards.
+
+    An answer of more than `max_ratio` times the length of the longest reference scores 0: it could hold several answers.
+    """
+
+    answer_in: str = "text"
+    correct_at: float = 0.5
+    max_ratio: float = 1.6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.correct_at <= 1.0 or self.max_ratio < 1.0:
+            raise PresetError(
+                f"correct_at is {self.correct_at} and max_ratio {self.max_ratio}. Give 0 < correct_at <= 1 <= max_ratio."
+            )
+
+    def expected(self, sample: Sample) -> list[str]:
+        references = reference_texts(sample.reference)
+        if not references or not all(self.is_usable(reference) for reference in references):
+            reason = f"no reference text that can be compared: {sample.reference!r}"[:200]
+            raise ValueError(f"{reason}; give text or a list of texts in `reference`")
+        return references
+
+    @abstractmethod
+    def is_usable(self, reference: str) -> bool:
+        """Whether a reference has a length that can be compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RougeL(_Overlap):
     """F1 of the longest common subsequence of words, in [0, 1], the best over the references.
 
     `ok` from `correct_at` upwards. An answer of more than `max_ratio` times the words of the longest reference scores 0:
@@ -27,27 +58,14 @@ class RougeL(ItemComponent):
     """
 
     name: str = "rouge"
-    style: str = "text"
     correct_at: float = 0.4
-    max_ratio: float = 1.6
     stem: bool = True
 
-    def __post_init__(self) -> None:
-        check_style(self.style)
-        if not 0.0 < self.correct_at <= 1.0 or self.max_ratio < 1.0:
-            raise PresetError(
-                f"correct_at is {self.correct_at} and max_ratio {self.max_ratio}. Give 0 < correct_at <= 1 <= max_ratio."
-            )
+    def is_usable(self, reference: str) -> bool:
+        return 0 < len(split_words(reference)) <= MAX_WORDS
 
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        references = [split_words(text) for text in reference_texts(sample.reference)]
-        if not references or not all(0 < len(words) <= MAX_WORDS for words in references):
-            reason = f"no reference text of 1 to {MAX_WORDS} words: {sample.reference!r}"[:200]
-            return Score(None, "error", {"reason": f"{reason}; give text or a list of texts in `reference`"})
-        answer = find_answer(sample, self.style)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        words = split_words(answer.value)
+    def judge(self, answer: str, expected: list[str], sample: Sample) -> Score:
+        references, words = [split_words(text) for text in expected], split_words(answer)
         most = self.max_ratio * max(map(len, references))
         if len(words) > most:
             return Score(None, "wrong", {"reason": f"{len(words)} words, over {most:g}"})
@@ -57,7 +75,7 @@ class RougeL(ItemComponent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthBand(ItemComponent):
+class LengthBand(AnswerComponent):
     """1 when the answer has between `low_ratio` and `high_ratio` times the words of the reference, else less.
 
     Outside, the value falls in proportion: half of the least, or twice the most allowed, is 0.5. `min_words` and
@@ -65,34 +83,28 @@ class LengthBand(ItemComponent):
     """
 
     name: str = "length"
-    style: str = "text"
+    answer_in: str = "text"
     low_ratio: float = 0.6
     high_ratio: float = 1.3
     min_words: int | None = None
     max_words: int | None = None
 
     def __post_init__(self) -> None:
-        check_style(self.style)
+        super().__post_init__()
         least = 1 if self.min_words is None else self.min_words
-        if (
-            not 0.0 < self.low_ratio <= self.high_ratio
-            or least < 1
-            or (self.max_words is not None and self.max_words < least)
-        ):
+        most = least if self.max_words is None else self.max_words
+        if not 0.0 < self.low_ratio <= self.high_ratio or least < 1 or most < least:
             raise PresetError("The length band is empty. Give 0 < low_ratio <= high_ratio and min_words <= max_words.")
 
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
+    def expected(self, sample: Sample) -> tuple[float, float]:
         lengths = [len(split_words(text)) for text in reference_texts(sample.reference)]
         if (self.min_words is None or self.max_words is None) and not any(lengths):
-            return Score(
-                None, "error", {"reason": "no reference text to take the length from; set min_words, max_words"}
-            )
+            raise ValueError("no reference text to take the length from; set min_words, max_words")
         least = self.min_words if self.min_words is not None else self.low_ratio * min(filter(None, lengths))
-        most = self.max_words if self.max_words is not None else self.high_ratio * max(lengths)
-        answer = find_answer(sample, self.style)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        count = len(split_words(answer.value))
+        return least, self.max_words if self.max_words is not None else self.high_ratio * max(lengths)
+
+    def judge(self, answer: str, expected: tuple[float, float], sample: Sample) -> Score:
+        (least, most), count = expected, len(split_words(answer))
         if least <= count <= most:
             return Score(self.high, "ok", {"words": count})
         return Score(count / least if count < least else most / count, "wrong", {"words": count})
@@ -136,7 +148,7 @@ _SLACK = 20  # characters that a translation of a very short text may have over 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chrf(ItemComponent):
+class Chrf(_Overlap):
     """chrF / 100 in [0, 1], the best over the references; chrF++ with `word_order=2`.
 
     `ok` from `correct_at` upwards. An answer of more than `max_ratio` times the characters of the longest reference
@@ -144,31 +156,21 @@ class Chrf(ItemComponent):
     """
 
     name: str = "chrf"
-    style: str = "text"
     word_order: int = 0
-    correct_at: float = 0.5
-    max_ratio: float = 1.6
 
     def __post_init__(self) -> None:
-        check_style(self.style)
-        if not 0.0 < self.correct_at <= 1.0 or self.max_ratio < 1.0 or self.word_order not in (0, 1, 2):
-            raise PresetError(
-                f"correct_at is {self.correct_at}, max_ratio {self.max_ratio} and word_order {self.word_order}. "
-                "Give 0 < correct_at <= 1 <= max_ratio, and word_order 0, 1 or 2."
-            )
+        super().__post_init__()
+        if self.word_order not in (0, 1, 2):
+            raise PresetError(f"word_order is {self.word_order}. Give 0, 1 or 2.")
 
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        references = reference_texts(sample.reference)
-        if not references or max(map(len, references)) > MAX_CHARS:
-            reason = f"no reference text of at most {MAX_CHARS} characters: {sample.reference!r}"[:200]
-            return Score(None, "error", {"reason": f"{reason}; give text or a list of texts in `reference`"})
-        answer = find_answer(sample, self.style)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        most = min(MAX_CHARS, self.max_ratio * max(map(len, references)) + _SLACK)
-        if len(answer.value) > most:
-            return Score(None, "wrong", {"reason": f"{len(answer.value)} characters, over {most:g}"})
-        value = float(_metric(self.word_order).sentence_score(answer.value, references).score) / 100.0
+    def is_usable(self, reference: str) -> bool:
+        return len(reference) <= MAX_CHARS
+
+    def judge(self, answer: str, expected: list[str], sample: Sample) -> Score:
+        most = min(MAX_CHARS, self.max_ratio * max(map(len, expected)) + _SLACK)
+        if len(answer) > most:
+            return Score(None, "wrong", {"reason": f"{len(answer)} characters, over {most:g}"})
+        value = float(_metric(self.word_order).sentence_score(answer, expected).score) / 100.0
         return Score(min(1.0, value), "ok" if value >= self.correct_at else "wrong")
 
 

@@ -3,88 +3,62 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from rewards.extract import MAX_CHARS, tagged_answer, tags_problem, think_answer_problem
+from rewards.components.final_text import AnswerComponent, verdict
+from rewards.extract import MAX_CHARS, tags_problem
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_INTEGER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)", re.ASCII)
+
+
+def _tags(first: str) -> tuple[str, ...]:
+    return f"<{first}>", f"</{first}>", "<answer>", "</answer>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThinkAnswerFormat(ItemComponent):
-    """1 for `<think>…</think><answer>…</answer>`, each tag once and both blocks filled, else 0.
+class TagsFormat(ItemComponent):
+    """1 for `<think>…</think><answer>…</answer>`, each tag once and both blocks filled, else 0; `first` replaces `think`.
 
     Only white space may stand around and between the blocks. When the prompt already ends with `<think>`, the
-    completion may begin inside the block.
+    completion may begin inside the block. `lines` also asks for each tag on a line of its own; a newline at the very end is
+    not asked for.
     """
 
     name: str = "format"
+    first: str = "think"
+    lines: bool = False
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        problem = sample.once(think_answer_problem)
+        problem = sample.once(tags_problem, self.first)
+        if problem is None and self.lines:
+            lines = set(map(str.strip, sample.full_text.split("\n")))
+            problem = next((f"{tag} shares its line" for tag in _tags(self.first) if tag not in lines), None)
         return Score(self.high) if problem is None else Score(None, "format", {"reason": problem})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TagCount(ItemComponent):
-    """A quarter for each of the four think and answer tags that appears exactly once."""
+    """A quarter for each of the four think and answer tags that appears exactly once; `first` replaces `think`."""
 
     name: str = "tags"
-    tags: ClassVar[tuple[str, ...]] = _TAGS
+    first: str = "think"
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         if len(sample.text) > MAX_CHARS:
             return Score(None, "format", {"reason": "too_long"})
-        text = sample.full_text
-        once = [text.count(tag) for tag in self.tags].count(1)
-        if once == len(self.tags):
-            return Score(self.high)
-        return Score(once / len(self.tags), "format", {"reason": f"{once} of 4 tags appear once"})
-
-
-_XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-_INTEGER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)", re.ASCII)
+        once = [sample.full_text.count(tag) for tag in _tags(self.first)].count(1)
+        return Score(self.high) if once == 4 else Score(once / 4, "format", {"reason": f"{once} of 4 tags appear once"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class XmlFormat(ItemComponent):
-    """1 for `<reasoning>…</reasoning><answer>…</answer>`, each tag once and both blocks filled, else 0.
-
-    Only white space may stand around and between the blocks. `lines` also asks for each tag on a line of its own; a
-    newline at the very end is not asked for.
-    """
-
-    name: str = "format"
-    lines: bool = False
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        problem = sample.once(tags_problem, "reasoning", "answer")
-        if problem is None and self.lines:
-            problem = next((f"{tag} shares its line" for tag in _XML_TAGS if not _alone(sample.text, tag)), None)
-        return Score(self.high) if problem is None else Score(None, "format", {"reason": problem})
-
-
-@dataclass(frozen=True, kw_only=True)
-class XmlTagCount(TagCount):
-    """A quarter for each of the four reasoning and answer tags that appears exactly once."""
-
-    tags: ClassVar[tuple[str, ...]] = _XML_TAGS
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntegerAnswer(ItemComponent):
+class IntegerAnswer(AnswerComponent):
     """1 when the content of `<answer>` is a whole number, with or without sign and thousands separators, else 0."""
 
     name: str = "integer"
-    strict: bool = True
 
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        answer = sample.once(tagged_answer, self.strict)
-        if answer.value is None:
-            return Score(None, "format", {"reason": answer.reason})
-        is_integer = _INTEGER.fullmatch(answer.value)
-        return Score(self.high) if is_integer else Score(None, "wrong", {"extracted": answer.value})
+    def judge(self, answer: str, expected: None, sample: Sample) -> Score:
+        return verdict(_INTEGER.fullmatch(answer) is not None, answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +78,3 @@ class Format(ItemComponent):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         reason = sample.once(self.scan, self.strict).reason
         return Score(self.high) if reason is None else Score(None, "format", {"reason": reason})
-
-
-def _alone(text: str, tag: str) -> bool:
-    """Whether only spaces share the line with the first `tag`; looks at no more than a few characters."""
-    at = text.find(tag)
-    before = text[max(0, at - 16) : at].rpartition("\n")[2]
-    after = text[at + len(tag) : at + len(tag) + 16]
-    newline_before = "\n" in text[max(0, at - 16) : at] or at <= 16
-    return not before.strip() and newline_before and (not after.strip() or not after.partition("\n")[0].strip())

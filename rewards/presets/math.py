@@ -46,7 +46,7 @@ def math_match(*, answer_in: str = "boxed", lenient: bool = False) -> Preset:
     >>> load("math-match").score(build_samples(["?"] * 3, completions, answer=[r"\frac{1}{2}"] * 3)).totals
     [1.0, 1.0, 0.0]
     """
-    accuracy = MathMatch(answer_in=answer_in, lenient=lenient)
+    accuracy = MathMatch(answer_in=answer_in, strict=not lenient)
     return Preset([(accuracy, 1.0)], checker="accuracy")
 
 

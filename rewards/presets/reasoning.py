@@ -5,7 +5,7 @@ from rewards.components.countdown import CountdownAccuracy
 from rewards.components.languages import LanguageConsistency
 from rewards.components.math_verify import MathVerify
 from rewards.components.reasoning_gym import ReasoningGymAccuracy
-from rewards.components.tags import Format, IntegerAnswer, TagCount, ThinkAnswerFormat, XmlFormat, XmlTagCount
+from rewards.components.tags import Format, IntegerAnswer, TagCount, TagsFormat
 from rewards.extract import hash_answer
 from rewards.parameters import with_options
 from rewards.preset import Preset, weighted
@@ -44,7 +44,7 @@ def gsm8k_reasoning(*, format_weight: float = 0.2, tag_weight: float = 0.1, stri
     ['ok', 'wrong', 'format']
     """
     return Preset(
-        weighted((NumericAccuracy(strict=strict), 1.0), (ThinkAnswerFormat(), format_weight), (TagCount(), tag_weight)),
+        weighted((NumericAccuracy(strict=strict), 1.0), (TagsFormat(), format_weight), (TagCount(), tag_weight)),
         checker="accuracy",
     )
 
@@ -71,7 +71,7 @@ def gsm8k_hash(*, format_weight: float = 0.1, strict: bool = True) -> Preset:
     [1.1, 0.0]
     """
     return Preset(
-        weighted((NumericAccuracy(style="hash", strict=strict), 1.0), (Format(scan=hash_answer), format_weight)),
+        weighted((NumericAccuracy(answer_in="hash", strict=strict), 1.0), (Format(scan=hash_answer), format_weight)),
         checker="accuracy",
     )
 
@@ -106,9 +106,9 @@ def gsm8k_xml(*, strict: bool = True) -> Preset:
     components = [
         (NumericAccuracy(name="correctness", strict=strict), 2.0),
         (IntegerAnswer(strict=strict), 0.5),
-        (XmlFormat(name="strict_format", lines=True), 0.5),
-        (XmlFormat(name="soft_format"), 0.5),
-        (XmlTagCount(), 0.5),
+        (TagsFormat(name="strict_format", first="reasoning", lines=True), 0.5),
+        (TagsFormat(name="soft_format", first="reasoning"), 0.5),
+        (TagCount(first="reasoning"), 0.5),
     ]
     return Preset(components, checker="correctness")
 
@@ -152,7 +152,7 @@ def r1_zero(
     return Preset(
         weighted(
             (MathVerify(answer_in="tag", **vars(options)), 1.0),
-            (ThinkAnswerFormat(), format_weight),
+            (TagsFormat(), format_weight),
             (LanguageConsistency(language=language), language_weight),
         ),
         checker="accuracy",
@@ -196,9 +196,7 @@ def reasoning_gym(*, format_weight: float = 0.2, tag_weight: float = 0.0, strict
     [1.0, 0.25]
     """
     return Preset(
-        weighted(
-            (ReasoningGymAccuracy(strict=strict), 1.0), (ThinkAnswerFormat(), format_weight), (TagCount(), tag_weight)
-        ),
+        weighted((ReasoningGymAccuracy(strict=strict), 1.0), (TagsFormat(), format_weight), (TagCount(), tag_weight)),
         checker="accuracy",
     )
 
@@ -227,7 +225,9 @@ def countdown(*, format_weight: float = 0.1, use_all: bool = True, strict: bool 
     [1.1, 0.1]
     """
     return Preset(
-        weighted((CountdownAccuracy(use_all=use_all, strict=strict), 1.0), (ThinkAnswerFormat(), format_weight)),
+        weighted(
+            (CountdownAccuracy(answer_in="tag", use_all=use_all, strict=strict), 1.0), (TagsFormat(), format_weight)
+        ),
         checker="accuracy",
     )
 

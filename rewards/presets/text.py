@@ -1,14 +1,13 @@
 """Text: summaries, translations, lengths, instructions to follow, facts, and labels from a fixed set."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from rewards.components.answers import LabelAccuracy, LabelFormat, ShortAnswer
 from rewards.components.ifeval import InstructionFollowing
 from rewards.components.languages import TargetLanguage
 from rewards.components.lengths import LengthTarget
 from rewards.components.overlap import Chrf, LengthBand, RougeL
-from rewards.components.tags import ThinkAnswerFormat
+from rewards.components.tags import TagsFormat
 from rewards.errors import require
 from rewards.preset import Preset, gate, weighted
 
@@ -57,8 +56,8 @@ def summarize(
     >>> [round(total, 3) for total in evaluation.totals], evaluation.statuses["rouge"]
     ([1.2, 0.906, 0.256], ['ok', 'ok', 'wrong'])
     """
-    rouge = RougeL(correct_at=correct_at, max_ratio=max_ratio, stem=stem, style=style)
-    length = LengthBand(min_words=min_words, max_words=max_words, style=style)
+    rouge = RougeL(correct_at=correct_at, max_ratio=max_ratio, stem=stem, answer_in=style)
+    length = LengthBand(min_words=min_words, max_words=max_words, answer_in=style)
     return Preset(weighted((rouge, 1.0), (length, length_weight)), checker="rouge")
 
 
@@ -105,11 +104,11 @@ def translate(
     >>> evaluation.totals, evaluation.statuses["language"]
     ([1.1, 0.0], ['ok', 'wrong'])
     """
-    chrf = Chrf(correct_at=correct_at, max_ratio=max_ratio, word_order=word_order, style=style)
+    chrf = Chrf(correct_at=correct_at, max_ratio=max_ratio, word_order=word_order, answer_in=style)
     if not language_weight:
         return Preset([(chrf, 1.0)], checker="chrf")
     require("translate", "py3langid", "py3langid")
-    target_language = TargetLanguage(language=language, style=style)
+    target_language = TargetLanguage(language=language, answer_in=style)
     gates = [gate("language", "chrf")]
     return Preset([(chrf, 1.0), (target_language, language_weight)], checker="chrf", gates=gates)
 
@@ -138,11 +137,10 @@ def length_target(*, target: int = 200, tolerance: int = 100) -> Preset:
     return Preset([(LengthTarget(target=target, tolerance=tolerance), 1.0)], checker="length")
 
 
-def ifeval(*, loose: bool = False, credit: Literal["all", "share"] = "all", style: str = "text") -> Preset:
+def ifeval(*, style: str = "text") -> Preset:
     """Verifiable instructions: lengths, keywords, layouts, letter case, languages, beginnings and ends.
 
-    Formula: accuracy is 1 when all instructions of the row are followed, else 0; with `credit="share"`, the share of
-    those that are.
+    Formula: accuracy is 1 when all instructions of the row are followed, else 0.
     Range: [0, 1].
     Checker: accuracy, `ok` only when all are followed.
     Columns: `instruction_id_list`: names such as `punctuation:no_comma`, and `kwargs`: one object of arguments each,
@@ -154,8 +152,6 @@ def ifeval(*, loose: bool = False, credit: Literal["all", "share"] = "all", styl
     response: no answer, with `style="text"`.
 
     Args:
-        loose: forgive a line before and behind the response and Markdown emphasis, as the paper's loose accuracy does.
-        credit: `all`, or `share` for partial credit.
         style: where the response stands: `text`, all that follows the thinking, or `answer` for tags.
 
     Raises:
@@ -168,13 +164,10 @@ def ifeval(*, loose: bool = False, credit: Literal["all", "share"] = "all", styl
     ... }
     >>> texts = ["An apple and a pear.", "An apple, a pear.", "<think>apple pear</think>Fruit."]
     >>> samples = build_samples(["Name fruit."] * 3, texts, **{name: [value] * 3 for name, value in row.items()})
-    >>> load("ifeval").score(samples).totals, load("ifeval", credit="share").score(samples).totals
-    ([1.0, 0.0, 0.0], [1.0, 0.5, 0.5])
+    >>> load("ifeval").score(samples).totals
+    [1.0, 0.0, 0.0]
     """
-    return Preset(
-        [(InstructionFollowing(loose=loose, credit=credit, style=style), 1.0)],
-        checker="accuracy",
-    )
+    return Preset([(InstructionFollowing(answer_in=style), 1.0)], checker="accuracy")
 
 
 def qa_short(
@@ -208,10 +201,10 @@ def qa_short(
     >>> [round(total, 6) for total in evaluation.totals], evaluation.statuses["accuracy"]
     ([1.4, 0.3, 0.1], ['ok', 'wrong', 'wrong'])
     """
-    accuracy = ShortAnswer(style=style, no_answer=no_answer)
-    f1 = ShortAnswer(metric="f1", name="f1", style=style, no_answer=no_answer)
+    accuracy = ShortAnswer(answer_in=style, no_answer=no_answer)
+    f1 = ShortAnswer(metric="f1", name="f1", answer_in=style, no_answer=no_answer)
     layout_weight = format_weight if style == "answer" else 0.0
-    parts = weighted((accuracy, 1.0), (f1, f1_weight), (ThinkAnswerFormat(), layout_weight))
+    parts = weighted((accuracy, 1.0), (f1, f1_weight), (TagsFormat(), layout_weight))
     return Preset(parts, checker="accuracy")
 
 
@@ -244,6 +237,6 @@ def classification_label(*, labels: Sequence[str] = (), label_weight: float = 0.
     >>> evaluation.totals, evaluation.statuses["accuracy"]
     ([1.1, 0.1, 0.0], ['ok', 'wrong', 'format'])
     """
-    accuracy = LabelAccuracy(labels=tuple(labels), style=style)
-    layout = LabelFormat(labels=tuple(labels), style=style)
+    accuracy = LabelAccuracy(labels=tuple(labels), answer_in=style)
+    layout = LabelFormat(labels=tuple(labels), answer_in=style)
     return Preset(weighted((accuracy, 1.0), (layout, label_weight)), checker="accuracy")
