@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 # Limits that components do not check themselves.
 _ABOVE_ZERO = frozenset({"budget", "deadline", "max_length", "max_requests", "time_factor", "timeout", "workers"})
@@ -38,9 +38,7 @@ class Parameter:
     @property
     def wanted(self) -> str:
         """What a value has to be, e.g. `a number above 0, or nothing`."""
-        choices = [repr(choice) for kind in self.types if get_origin(kind) is Literal for choice in get_args(kind)]
-        kinds = choices + [_SIMPLE[kind] for kind in self.types if kind in _SIMPLE]
-        words = " or ".join(kinds) or "a list or mapping"
+        words = " or ".join(_SIMPLE[kind] for kind in self.types if kind in _SIMPLE) or "a list or mapping"
         if int in self.types or float in self.types:
             words += " above 0" if self._is_above_zero else ", 0 or above it" if self._is_not_below_zero else ""
         return words + (", or nothing" if type(None) in self.types else "")
@@ -52,12 +50,10 @@ class Parameter:
         if _is_number(value) and ((self._is_above_zero and value <= 0) or (self._is_not_below_zero and value < 0)):
             return False
         kinds = [kind for kind in self.types if kind is not type(None)]
-        if any(kind not in _SIMPLE and get_origin(kind) is not Literal for kind in kinds):
+        if any(kind not in _SIMPLE for kind in kinds):
             return True
         for kind in kinds:
-            if get_origin(kind) is Literal:
-                fits = value in get_args(kind)
-            elif kind is float:
+            if kind is float:
                 fits = _is_number(value) and math.isfinite(value)
             else:
                 fits = type(value) is kind or (kind is str and isinstance(value, os.PathLike))

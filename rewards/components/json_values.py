@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.components.final_text import final_text
+from rewards.extract import final_text
 
 MAX_JSON_CHARS = 100_000
 MAX_DEPTH = 64

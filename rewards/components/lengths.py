@@ -173,7 +173,7 @@ class LengthBudget(ShapedByLength):
         cell = sample.columns.get(self.column, self.budget)
         cell = self.budget if cell is None else cell
         try:
-            budget = 0.0 if isinstance(cell, bool) else float(cell)
+            budget = 0.0 if cell is None or isinstance(cell, bool) else float(cell)
         except (TypeError, ValueError, OverflowError):
             budget = 0.0
         if not (math.isfinite(budget) and budget > 0):

@@ -362,7 +362,7 @@ def approximates(expected: str, answer: str) -> bool:
         return False
     scaled, written = Fraction(str(value)) * 10**digits, written * 10**digits
     is_truncated = digits > 0 and 0 <= abs(scaled) - abs(written) < 1 and scaled * written >= 0
-    return is_truncated or abs(scaled - written) <= Fraction(1, 2)
+    return is_truncated or bool(abs(scaled - written) <= Fraction(1, 2))
 
 
 _LONGER = 1.5

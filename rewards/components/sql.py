@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewards.components.final_text import FinalText, column, final_text
-from rewards.extract import Extracted, tagged_answer
+from rewards.components.final_text import column
+from rewards.extract import Extracted, final_text, tagged_answer
 from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, Sample, Score
 
@@ -263,7 +263,7 @@ class SqlAccuracy(IsolatedComponent):
         return Score(self.high if status == "ok" else None, status, info)
 
 
-def find_query(text: str, strict: bool = True) -> FinalText:
+def find_query(text: str, strict: bool = True) -> Extracted:
     """The query, or None with the reason: the `<answer>`, else the last fenced block, else a bare query.
 
     `strict` refuses a second answer tag or fenced block. Surrogates and NULs, which SQLite cannot read, are no query.
@@ -275,26 +275,26 @@ def find_query(text: str, strict: bool = True) -> FinalText:
     if "<answer>" in body or "</answer>" in body:
         tagged: Extracted = tagged_answer(text, strict)
         if tagged.value is None:
-            return FinalText(None, tagged.reason)
+            return Extracted(None, tagged.reason)
         body = tagged.value
     parts = body.split("```")
     if len(parts) > 1:
         if len(parts) % 2 == 0:
-            return FinalText(None, "unterminated")
+            return Extracted(None, "unterminated")
         if strict and len(parts) > 3:
-            return FinalText(None, "several blocks")
+            return Extracted(None, "several blocks")
         body = parts[-2]
         first, newline, rest = body.partition("\n")
         body = rest if newline and first.strip().lower() in ("", "sql", "sqlite", "sqlite3") else body
         body = body.removeprefix("sql ")
     elif not body.lower().startswith(_BEGINNINGS):
-        return FinalText(None, "no query")
+        return Extracted(None, "no query")
     body = body.strip()
     if not body:
-        return FinalText(None, "blank")
+        return Extracted(None, "blank")
     if "\x00" in body or any("\ud800" <= character <= "\udfff" for character in body):
-        return FinalText(None, "not text")
-    return FinalText(body)
+        return Extracted(None, "not text")
+    return Extracted(body)
 
 
 def _row(sample: Sample, root: str) -> tuple[list[list[str | None]], str | None, list[list[Any]] | None, bool | None]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rewards.components.final_text import column, final_text
+from rewards.components.final_text import column
 from rewards.components.json_values import find_json, parse_json, same_json
 from rewards.errors import PresetError
+from rewards.extract import final_text
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
 FORMATS = ("auto", "hermes", "openai", "json")

@@ -2,8 +2,8 @@ import time
 
 import pytest
 
-from rewards import PresetError, build_samples, load
-from rewards.components.ifeval import CONSTRAINTS, follows, instructions_of, loose_variants
+from rewards import build_samples, load
+from rewards.components.ifeval import CONSTRAINTS, follows, instructions_of
 
 LONG = "The river is long and the bridge over it is old. People cross it every day on their way to work."
 # instruction, arguments, responses that follow it, responses that do not
@@ -12,99 +12,48 @@ CASES = [
     ("keywords:frequency", {"keyword": "sun", "frequency": 2, "relation": "at least"}, ["Sun, sun"], ["sun"]),
     ("keywords:frequency", {"keyword": "sun", "frequency": 2, "relation": "less than"}, ["sun"], ["sun sun"]),
     ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, ["category"], ["A cat.", "CAT", "cat-like"]),
-    (
-        "keywords:letter_frequency",
-        {"letter": "e", "let_frequency": 3, "let_relation": "at least"},
-        ["Eel here"],
-        ["Eel"],
-    ),
+    ("keywords:letter_frequency", {"letter": "e", "let_frequency": 3, "let_relation": "at least"},
+     ["Eel here"], ["Eel"]),
     ("language:response_language", {"language": "de"}, ["Der Hund schläft heute im Garten."], [LONG]),
     ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"}, [LONG, "A? B!"], ["One."]),
     ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "less than"}, ["Mr. X is 3.5."], [LONG]),
-    (
-        "length_constraints:number_paragraphs",
-        {"num_paragraphs": 2},
-        ["a\n***\nb", "***\na\n***\nb"],
-        ["a", "a***b***c"],
-    ),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2},
+     ["a\n***\nb", "***\na\n***\nb"], ["a", "a***b***c"]),
     ("length_constraints:number_paragraphs", {"num_paragraphs": 3}, ["a***b***c"], ["a*** ***c"]),
     ("length_constraints:number_words", {"num_words": 3, "relation": "at least"}, ["a b c"], ["a b", "... a b"]),
     ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, ["a b"], ["a b c"]),
-    (
-        "length_constraints:nth_paragraph_first_word",
-        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
-        ["a\n\nthen b", 'a\n\n"Then," b', "a\n\n\n\nthen"],
-        ["a\n\nThenb", "then\n\na", "a\n\nthen\n\nb", "then"],
-    ),
-    (
-        "detectable_content:number_placeholders",
-        {"num_placeholders": 2},
-        ["[name] at [place]"],
-        ["[name]", "[] [] x", "[a\nb] [c]"],
-    ),
+    ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
+     ["a\n\nthen b", "a\n\n\"Then,\" b", "a\n\n\n\nthen"], ["a\n\nThenb", "then\n\na", "a\n\nthen\n\nb", "then"]),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2},
+     ["[name] at [place]"], ["[name]", "[] [] x", "[a\nb] [c]"]),
     ("detectable_content:postscript", {"postscript_marker": "P.S."}, ["a\n\nP.S. b", "a p. s. b"], ["a", "a P.S."]),
     ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, ["a\nP.P.S b"], ["a\nP.S. b"]),
-    (
-        "detectable_format:number_bullet_lists",
-        {"num_bullets": 2},
-        ["* a\n* b", "- a\n  - b\ntext"],
-        ["* a", "* a\n*\n*", "- a\n---\n- b\n- c", "**a**\n**b**"],
-    ),
-    (
-        "detectable_format:constrained_response",
-        {},
-        ["My answer is yes.", "I think: my answer is maybe."],
-        ["yes", "My answer is yes. My answer is no."],
-    ),
-    (
-        "detectable_format:number_highlighted_sections",
-        {"num_highlights": 2},
-        ["*a* and **b**", "**a** **b**"],
-        ["*a*", "** ** * * x", "*a\nb*"],
-    ),
-    (
-        "detectable_format:multiple_sections",
-        {"section_spliter": "Section", "num_sections": 2},
-        ["Section 1\na\nSection 2\nb", "SECTION I: a SECTION II: b"],
-        ["Section 1 a", "Section 1 Section 2", "Section 1 a Section 1 b", "sections a and b"],
-    ),
-    (
-        "detectable_format:json_format",
-        {},
-        ['{"a": 1}', '```json\n{"a": 1}\n```', "```\n[1]\n```"],
-        ['It is {"a": 1}', "{a: 1}", '```json\n{"a": 1}'],
-    ),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2},
+     ["* a\n* b", "- a\n  - b\ntext"], ["* a", "* a\n*\n*", "- a\n---\n- b\n- c", "**a**\n**b**"]),
+    ("detectable_format:constrained_response", {},
+     ["My answer is yes.", "I think: my answer is maybe."], ["yes", "My answer is yes. My answer is no."]),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2},
+     ["*a* and **b**", "**a** **b**"], ["*a*", "** ** * * x", "*a\nb*"]),
+    ("detectable_format:multiple_sections", {"section_spliter": "Section", "num_sections": 2},
+     ["Section 1\na\nSection 2\nb", "SECTION I: a SECTION II: b"],
+     ["Section 1 a", "Section 1 Section 2", "Section 1 a Section 1 b", "sections a and b"]),
+    ("detectable_format:json_format", {},
+     ["{\"a\": 1}", "```json\n{\"a\": 1}\n```", "```\n[1]\n```"], ["It is {\"a\": 1}", "{a: 1}", "```json\n{\"a\": 1}"]),
     ("detectable_format:title", {}, ["<<My title>>\ntext"], ["<title> x", "<< >> x", "<<a\nb>>"]),
-    (
-        "combination:two_responses",
-        {},
-        ["a******b", "******\na\n******\nb"],
-        ["a", "a******a", "a******b******c", "a******"],
-    ),
-    (
-        "combination:repeat_prompt",
-        {"prompt_to_repeat": "Name a  fruit."},
-        ["name a fruit. Apple"],
-        ["Apple", "Name a fruit.", "Name a fruit. !"],
-    ),
-    ("startend:end_checker", {"end_phrase": "The end."}, ["So. THE END.", '"So. The end."'], ["The end. So."]),
-    ("startend:quotation", {}, ['"Hello."', "“Hello.”"], ["Hello", '""', '" "', '"Hello', '"']),
-    (
-        "change_case:capital_word_frequency",
-        {"capital_frequency": 2, "capital_relation": "at least"},
-        ["NASA and ESA"],
-        ["NASA and Esa"],
-    ),
-    (
-        "change_case:capital_word_frequency",
-        {"capital_frequency": 2, "capital_relation": "less than"},
-        ["NASA is"],
-        ["NASA ESA"],
-    ),
+    ("combination:two_responses", {},
+     ["a******b", "******\na\n******\nb"], ["a", "a******a", "a******b******c", "a******"]),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Name a  fruit."},
+     ["name a fruit. Apple"], ["Apple", "Name a fruit.", "Name a fruit. !"]),
+    ("startend:end_checker", {"end_phrase": "The end."}, ["So. THE END.", "\"So. The end.\""], ["The end. So."]),
+    ("startend:quotation", {}, ["\"Hello.\"", "“Hello.”"], ["Hello", "\"\"", "\" \"", "\"Hello", "\""]),
+    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"},
+     ["NASA and ESA"], ["NASA and Esa"]),
+    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "less than"},
+     ["NASA is"], ["NASA ESA"]),
     ("change_case:english_capital", {}, [LONG.upper()], [LONG, "DER HUND SCHLÄFT HEUTE IM GARTEN."]),
     ("change_case:english_lowercase", {}, [LONG.lower()], [LONG, "der hund schläft heute im garten."]),
     ("punctuation:no_comma", {}, ["a b"], ["a, b"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("instruction", "arguments", "good", "bad"), CASES)
@@ -146,19 +95,10 @@ def evaluate(
     return load("ifeval", **params).score(build_samples(["p"] * size, list(texts), **columns))
 
 
-def test_all_instructions_or_their_share():
-    texts = ["So bye", "So, bye", "So, hello", "<think>a, b</think>So bye"]
-    assert evaluate(*texts).values["accuracy"] == [1.0, 0.0, 0.0, 1.0]
-    shared = evaluate(*texts, credit="share")
-    assert shared.values["accuracy"] == [1.0, 0.5, 0.0, 1.0]
-    assert shared.statuses["accuracy"] == ["ok", "wrong", "wrong", "ok"]
-
-
-def test_loose_forgives_a_line_around_and_emphasis():
-    texts = ["Sure, here it is:\nSo bye", "So bye\nHope, it helps", "Sure,\nSo **bye**\nWell,", "So, bye"]
-    assert evaluate(*texts).values["accuracy"] == [0.0] * 4
-    assert evaluate(*texts, loose=True).values["accuracy"] == [1.0, 1.0, 1.0, 0.0]
-    assert list(loose_variants("a\n*b*\nc")) == ["a\n*b*\nc", "a\nb\nc", "*b*\nc", "b\nc", "a\n*b*", "a\nb", "*b*", "b"]
+def test_all_instructions_count():
+    evaluation = evaluate("So bye", "So, bye", "So, hello", "<think>a, b</think>So bye")
+    assert evaluation.values["accuracy"] == [1.0, 0.0, 0.0, 1.0]
+    assert evaluation.statuses["accuracy"] == ["ok", "wrong", "wrong", "ok"]
 
 
 def test_arguments_filled_by_arrow_and_json_text_are_read():
@@ -172,8 +112,7 @@ def test_arguments_filled_by_arrow_and_json_text_are_read():
 @pytest.mark.parametrize(
     ("ids", "kwargs", "says"),
     [
-        (None, None, "no instructions"),
-        ([], [], "no instructions"),
+        (None, None, "no instructions"), ([], [], "no instructions"),
         (["punctuation:no_coma"], [{}], "Did you mean 'punctuation:no_comma'"),
         (["punctuation:no_comma"], [{}, {}], "one object for each of the 1"),
         (["punctuation:no_comma"], [{"relation": 1}], "kwargs cannot be used"),
@@ -183,13 +122,8 @@ def test_arguments_filled_by_arrow_and_json_text_are_read():
         (["length_constraints:number_words"], [{"num_words": "x", "relation": "at least"}], "kwargs cannot be used"),
         (["length_constraints:number_words"], [{"num_words": 3, "relation": "around"}], "none of at least"),
     ],
-)
+)  # fmt: skip
 def test_rows_that_cannot_be_used_are_errors(ids, kwargs, says):
     evaluation = evaluate("So bye", ids=ids, kwargs=kwargs)
     assert evaluation.statuses["accuracy"] == ["error"]
     assert says in evaluation.infos["accuracy"][0]["reason"]
-
-
-def test_credit_is_all_or_share():
-    with pytest.raises(PresetError, match="'all' or 'share'"):
-        load("ifeval", credit="some")

@@ -87,18 +87,12 @@ def test_the_fake_judge_obeys_the_same_orders_where_nothing_fences_them(judge, m
     """The negative control: without it the test above could not fail."""
     from rewards.components import judge as component
 
-    def unfenced(*args):
-        [system, user] = fenced(*args)
-        lines = [line for line in user["content"].splitlines() if not line.startswith("<<<")]
-        fence = args[2]
-        outside = "\n".join(lines)
-        return [
-            system,
-            {"role": "user", "content": f"<<<BEGIN answer {fence}>>>\n\n<<<END answer {fence}>>>\n{outside}"},
-        ]
+    def unfenced(instruction, fence, parts):
+        outside = "\n".join(text for _, text in parts)
+        data = f"<<<BEGIN answer {fence}>>>\n\n<<<END answer {fence}>>>\n{outside}"
+        return [{"role": "system", "content": instruction}, {"role": "user", "content": data}]
 
-    fenced = component.messages
-    monkeypatch.setattr(component, "messages", unfenced)
+    monkeypatch.setattr(component, "conversation", unfenced)
     assert evaluate(preset_for(judge), INJECTIONS[0]).totals == [1.0]
 
 
@@ -117,38 +111,16 @@ def test_fences_are_seeded_and_never_in_the_data():
     assert len({new_fence(data, seed, 0, 0) for seed in range(50)}) == 50
     assert new_fence(["a", "b"], 0) != new_fence(["a", "c"], 0)
 
-    class Holds(str):
-        """A text that claims to hold the first token it is asked about."""
 
-        asked = 0
-
-        def __contains__(self, token):
-            self.asked += 1
-            return self.asked == 1
-
-    assert new_fence([Holds("x")], 0) != new_fence(["x"], 0)
+NO_ANSWERS = [
+    None, "", " ", "x" * 30_000, "y" * 10_000_000, "\ud800 lone", "a\x00b", "...", "Solution:", "Thought process:", QUESTION,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "completion",
-    [
-        None,
-        "",
-        " ",
-        "x" * 30_000,
-        "y" * 10_000_000,
-        "\ud800 lone",
-        "a\x00b",
-        "...",
-        "Solution:",
-        "Thought process:",
-        QUESTION,
-    ],
-)
-def test_texts_that_are_no_answer_are_not_sent(judge, completion):
-    evaluation = evaluate(preset_for(judge), completion)
-    assert evaluation.statuses["judge"] == ["format"]
-    assert evaluation.totals == [0.0]
+def test_texts_that_are_no_answer_are_not_sent(judge):
+    evaluation = evaluate(preset_for(judge), *NO_ANSWERS)
+    assert evaluation.statuses["judge"] == ["format"] * len(NO_ANSWERS)
+    assert evaluation.totals == [0.0] * len(NO_ANSWERS)
     assert judge.bodies == []
 
 
@@ -252,42 +224,20 @@ def test_the_key_is_in_no_log_repr_or_pickle(judge, monkeypatch, caplog):
 
 
 VERDICT = '{"key": "k", "scores": {"truth": 7}}'
+UNREADABLE = [
+    "", "7", "[]", f"Here it is: {VERDICT}", f"{VERDICT} {VERDICT}", VERDICT.replace('"k"', '"other"'),
+    *(VERDICT.replace("7", other) for other in ("11", "-1", "7.5", "true", '"7"', "NaN", "1e400", '7, "truth": 10',
+                                                '7, "beauty": 7')),
+    VERDICT.replace('"truth": 7', ""), VERDICT.replace("}}", '}, "more": 1}'), "[" * 10_000, " " * 100_000 + "x" * 100_000,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "content", [VERDICT, f" \n{VERDICT}\n", f"```json\n{VERDICT}\n```", f"<think>hm</think>{VERDICT}"]
-)
-def test_verdicts_that_can_be_read(content):
-    assert parse_verdict(content, ONE, 10, "k") == {"truth": 7}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "7",
-        "[]",
-        f"Here it is: {VERDICT}",
-        f"{VERDICT} {VERDICT}",
-        VERDICT.replace('"k"', '"other"'),
-        VERDICT.replace("7", "11"),
-        VERDICT.replace("7", "-1"),
-        VERDICT.replace("7", "7.5"),
-        VERDICT.replace("7", "true"),
-        VERDICT.replace("7", '"7"'),
-        VERDICT.replace("7", "NaN"),
-        VERDICT.replace("7", "1e400"),
-        VERDICT.replace("7", '7, "truth": 10'),
-        VERDICT.replace("7", '7, "beauty": 7'),
-        VERDICT.replace('"truth": 7', ""),
-        VERDICT.replace("}}", '}, "more": 1}'),
-        "[" * 10_000,
-        " " * 100_000 + "x" * 100_000,
-    ],
-)
-def test_verdicts_that_are_refused(content):
-    with pytest.raises(ValueError):  # noqa: PT011
-        parse_verdict(content, ONE, 10, "k")
+def test_a_verdict_is_one_object_with_the_key_and_the_rubrics_items():
+    for content in (VERDICT, f" \n{VERDICT}\n", f"```json\n{VERDICT}\n```", f"<think>hm</think>{VERDICT}"):
+        assert parse_verdict(content, ONE, 10, "k") == {"truth": 7}
+    for content in UNREADABLE:
+        with pytest.raises(ValueError):  # noqa: PT011
+            parse_verdict(content, ONE, 10, "k")
 
 
 def test_rubrics_out_of_plain_data():

@@ -9,7 +9,7 @@ import pytest
 from fake_judge import failing, saying
 
 from rewards import Context, PresetError, build_samples, load
-from rewards.components.judge import parse_ranking, ranking_messages
+from rewards.components.judge import parse_ranking, ranking_instruction
 
 QUESTION = "How many legs has a spider?"
 names = count()
@@ -160,28 +160,17 @@ def test_an_answer_cannot_close_its_fence_with_a_key_that_it_has_seen(judge, inj
 
 
 @pytest.mark.parametrize(
-    ("ranking", "says"),
-    [
-        ([[1], [1, 2]], "not each of 1 to 2 once"),
-        ([[1]], "not each"),
-        ([[1], [3]], "not each"),
-        ([["1"], ["2"]], "whole numbers"),
-        ([[True], [2]], "whole numbers"),
-        ([[], [1], [2]], "whole numbers"),
-        ("12", "an object of key and ranking"),
-    ],
+    "ranking", [[[1], [1, 2]], [[1]], [[1], [3]], [["1"], ["2"]], [[True], [2]], [[], [1], [2]], "12"]
 )
-def test_rankings_that_are_none_are_refused(ranking, says):
-    with pytest.raises(ValueError, match=says):
+def test_rankings_that_are_none_are_refused(ranking):
+    with pytest.raises(ValueError):  # noqa: PT011
         parse_ranking(json.dumps({"key": "k", "ranking": ranking}), 2, "k")
 
 
 def test_a_ranking_may_stand_in_a_fence_behind_reasoning():
-    assert parse_ranking('<think>1 or 2?</think>```json\n{"key": "k", "ranking": [2, [1, 3]]}\n```', 3, "k") == [
-        [1],
-        [0, 2],
-    ]
-    assert "equally good ones" in ranking_messages("truth", "k", "q", ["a", "b"], None)[0]["content"]
+    content = '<think>1 or 2?</think>```json\n{"key": "k", "ranking": [2, [1, 3]]}\n```'
+    assert parse_ranking(content, 3, "k") == [[1], [0, 2]]
+    assert "equally good ones" in ranking_instruction("truth", 2, "k")
 
 
 @pytest.mark.parametrize("params", [{"orders": 3}, {"orders": 0}, {"at_once": 1}, {"batch_seconds": 0}])

@@ -1,4 +1,5 @@
 import math
+import pickle
 import time
 
 import pytest
@@ -11,11 +12,8 @@ from rewards.components.lengths import (
     RepetitionPenalty,
     Shared,
     SoftOverlong,
-    cosine_between,
     items_of,
     length_in_tokens,
-    length_share,
-    overlong_penalty,
     repeated_share,
 )
 from rewards.evaluation import run_component
@@ -52,27 +50,25 @@ def test_length_is_in_tokens_or_a_quarter_of_the_characters():
     assert length_in_tokens(without) == (2, "characters")  # 5 characters / 4, rounded up
 
 
-def test_cosine_goes_through_its_middle_and_its_ends():
-    # right: 0.5 + 0.25 (1 + cos 0) = 1; half way 0.5 + 0.25 (1 + 0) = 0.75; at the end 0.5
-    batch = samples("right", "right", "right", "wrong", "wrong", "wrong", lengths=[0, 50, 100] * 2)
+def test_cosine_goes_through_its_middle_and_its_ends_and_stops_there():
+    # right: 0.5 + 0.25 (1 + cos 0) = 1; half way 0.5 + 0.25 (1 + 0) = 0.75; at the end 0.5; unclamped, 200 would earn 1
+    batch = samples(
+        "right", "right", "right", "right", "wrong", "wrong", "wrong", "wrong", lengths=[0, 50, 100, 200] * 2
+    )
     component = CosineLength(checker=Marked(), max_length=100)
-    assert values(component, batch) == pytest.approx([1.0, 0.75, 0.5, -1.0, -0.75, -0.5])
-
-
-def test_cosine_is_clamped_beyond_the_maximum():
-    # unclamped, 2 x 100 tokens would earn what 0 tokens do
-    assert cosine_between(200, 100, 1.0, 0.5) == 0.5
-    assert cosine_between(-5, 100, 1.0, 0.5) == 1.0
+    assert values(component, batch) == pytest.approx([1.0, 0.75, 0.5, 0.5, -1.0, -0.75, -0.5, -0.5])
     batch = samples("right", "wrong", lengths=[200, 200])
-    assert values(CosineLength(checker=Marked(), max_length=100), batch) == [0.5, -0.5]
     assert values(CosineLength(checker=Marked(), max_length=100, exceeded=-1.5), batch) == [-1.5, -1.5]
 
 
-def test_cosine_keeps_the_checkers_status_and_its_failures():
+@pytest.mark.parametrize("kind", [CosineLength, KimiLength, LengthBudget])
+def test_the_checkers_status_and_its_failures_are_kept(kind):
     batch = samples("right", "wrong", "fail", "gone", lengths=[1] * 4)
-    scores = run_component(CosineLength(checker=Marked(), max_length=100), batch, Context())
+    options = {CosineLength: {"max_length": 100}, LengthBudget: {"budget": 100}}.get(kind, {})
+    component = kind(checker=Marked(), **options)
+    scores = run_component(component, batch, Context())
     assert [score.status for score in scores] == ["ok", "wrong", "timeout", "infra"]
-    assert [score.value for score in scores][2:] == [-1.0, None]
+    assert [score.value for score in scores][2:] == [component.floor, None]
 
 
 def test_cosine_values_that_let_a_wrong_answer_win_are_refused():
@@ -82,19 +78,11 @@ def test_cosine_values_that_let_a_wrong_answer_win_are_refused():
         load("math-cosine", max_length=0)
 
 
-def test_kimi_length_ranks_within_the_group():
+def test_kimi_length_ranks_within_each_group():
     # lengths 100, 150, 300: 0.5 - 0/200, 0.5 - 50/200, 0.5 - 200/200; wrong ones get at most 0
-    batch = samples("right", "right", "right", "wrong", "wrong", lengths=[100, 150, 300, 100, 300])
-    assert values(KimiLength(checker=Marked()), batch) == [0.5, 0.25, -0.5, 0.0, -0.5]
-
-
-def test_kimi_length_compares_no_groups_with_each_other():
-    batch = samples("right", "right", "right", "right", lengths=[1, 2, 100, 200], prompts=["a", "a", "b", "b"])
-    assert values(KimiLength(checker=Marked()), batch) == [0.5, -0.5, 0.5, -0.5]
-
-
-def test_kimi_length_is_zero_where_all_are_equally_long():
-    assert length_share(5, 5, 5) == 0.0
+    words = ["right", "right", "right", "wrong", "wrong", "right", "right"]
+    batch = samples(*words, lengths=[100, 150, 300, 100, 300, 1, 2], prompts=["a"] * 5 + ["b"] * 2)
+    assert values(KimiLength(checker=Marked()), batch) == [0.5, 0.25, -0.5, 0.0, -0.5, 0.5, -0.5]
     assert values(KimiLength(checker=Marked()), samples("right", "wrong", lengths=[5, 5])) == [0.0, 0.0]
 
 
@@ -105,13 +93,13 @@ def test_a_shared_verdict_is_asked_for_once():
     assert values(checker, batch) == [1.0, 0.0]
     assert values(KimiLength(checker=checker), batch) == [0.5, -0.5]
     assert marked.asked == 2
+    assert pickle.loads(pickle.dumps(Shared(component=RepetitionPenalty()))).low == -1.0
 
 
 def test_soft_overlong_is_a_ramp_before_the_maximum():
     # L = 100, c = 20: 80 -> 0; 85 -> (100 - 20 - 85)/20 = -0.25; 100 -> -1; 101 -> -1
-    assert [overlong_penalty(n, 100, 20) for n in (0, 80, 85, 100, 101)] == [0.0, 0.0, -0.25, -1.0, -1.0]
-    component = SoftOverlong(max_length=100, cache=20)
-    assert values(component, samples("right", "right", lengths=[80, 90])) == [0.0, -0.5]
+    batch = samples(*["right"] * 5, lengths=[0, 80, 85, 100, 101])
+    assert values(SoftOverlong(max_length=100, cache=20), batch) == [0.0, 0.0, -0.25, -1.0, -1.0]
     with pytest.raises(PresetError, match="0 < cache <= max_length"):
         SoftOverlong(max_length=10, cache=20)
 
@@ -123,18 +111,11 @@ def test_length_budget_at_most():
 
 
 def test_length_budget_takes_the_rows_own_and_says_when_there_is_none():
-    batch = samples("right", "right", "right", lengths=[10, 10, 10], budget=[10, "10", "many"])
+    cells = [10, "10", "many", True, [], float("nan"), -1, 0, 10**400, None]
+    batch = samples(*["right"] * len(cells), lengths=[10] * len(cells), budget=cells)
     scores = run_component(LengthBudget(checker=Marked()), batch, Context())
-    assert [score.status for score in scores] == ["ok", "ok", "error"]
-    assert [score.value for score in scores] == [0.5, 0.5, 0.0]
-    [score] = run_component(LengthBudget(checker=Marked()), samples("right", lengths=[1]), Context())
-    assert "give a positive number" in score.info["reason"]
-
-
-@pytest.mark.parametrize("budget", [True, [], float("nan"), -1, 0, 10**400])
-def test_budgets_that_are_none_are_errors(budget):
-    batch = samples("right", lengths=[10], budget=[budget])
-    assert [s.status for s in run_component(LengthBudget(checker=Marked()), batch, Context())] == ["error"]
+    assert [(score.status, score.value) for score in scores] == [("ok", 0.5)] * 2 + [("error", 0.0)] * 8
+    assert "give a positive number" in scores[-1].info["reason"]
 
 
 def test_repeated_share_counts_ngrams():

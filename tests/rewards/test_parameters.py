@@ -13,7 +13,6 @@ WRONG = [
     ("code-stdio", {"memory_mb": float("inf")}),
     ("mcq-letter", {"first_index": "3"}),
     ("mcq-letter", {"strict": "maybe"}),
-    ("ifeval", {"credit": "some"}),
 ]
 
 
@@ -30,7 +29,6 @@ def test_values_of_another_type_or_range_are_refused(preset, params):
         ("math-verify", {"format_weight": 0}),
         ("math-verify", {"format_weight": 0.5, "deadline": 3}),
         ("code-stdio", {"tolerance": None, "max_tests": None}),
-        ("ifeval", {"credit": "share"}),
         ("mcq-letter", {"first_index": 1}),
     ],
 )

@@ -50,7 +50,7 @@ ROWS = [
         '"We came home at last"',
         'Not "yet" it seems',
         INSTRUCTIONS,
-        {"style": "answer", "loose": True},
+        {"style": "answer"},
     ),
     Row(
         "json-schema",
