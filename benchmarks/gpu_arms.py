@@ -114,6 +114,7 @@ def configuration(row: Row, model: Path, folder: Path, longest: tuple[int, int])
     """The run that `grpo-kit train` would make of this row. longest: prompt and completion, in tokens."""
     work, more = WORKS[row.work], dict(row.more)
     engine = more.pop("engine", "hf")
+    vllm = {name: more.pop(name) for name in ("eager", "standby") if name in more}
     for switch in ("kernel", "fused", "way"):
         more.pop(switch, None)
     return {
@@ -131,7 +132,7 @@ def configuration(row: Row, model: Path, folder: Path, longest: tuple[int, int])
         "reward": {"functions": [{"path": f"{Path(random_models.__file__).resolve()}:placed_ids"}]},
         "objective": {"recipe": "dapo"},
         "generation": {
-            "engine": engine, "vllm": {"gpu_memory_utilization": 0.3},
+            "engine": engine, "vllm": {"gpu_memory_utilization": 0.3} | vllm,
             "num_generations": work.group, "max_completion_tokens": longest[1],
         },
         "optimisation": {

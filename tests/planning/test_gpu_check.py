@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -55,7 +59,59 @@ def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(
     assert answers["ours"]["savings"]["token_budget"] == "on"
 
 
+def test_the_first_rows_are_runs_of_what_the_kit_is_for(gpu_check: Any) -> None:
+    first = [(row.backend, row.bits, row.more) for row in everything(gpu_check) if row.kind == "train"]
+    awake = {"engine": "vllm", "eager": True}
+    assert first[:4] == [("unsloth", 4, {}), ("transformers", 4, {}), ("unsloth", 4, awake), ("transformers", 4, awake)]
+    assert ("transformers", 4, {"engine": "vllm", "standby": True}) in first
+    assert not any(row.more.get("engine") for row in everything(gpu_check, "vllm"))
+    assert {row.bits for row in everything(gpu_check, "vllm_bnb_plugin") if row.more.get("engine")} == {16}
+
+
 # --- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
+    gpu_check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: a run whose directory lacks what is read of it, and a command that does not end."""
+    monkeypatch.chdir(tmp_path)  # `-m` looks there first
+    (tmp_path / "kit").mkdir()
+    for name, text in {"__init__": "", "train": "print('done')", "cli": "import time\ntime.sleep(60)"}.items():
+        (tmp_path / "kit" / f"{name}.py").write_text(text)
+    file, told = tmp_path / "out.json", list[str]()
+    rows = [gpu_check.Row(1, "quickstart"), gpu_check.Row(1, "doctor", limit=1.0)]
+    done = gpu_check.check(rows, file, tmp_path / "folder", 60.0, told.append)["rows"]
+    assert [line.partition(" | ")[0] for line in told] == ["1 quickstart", "1 doctor"]
+    assert done["1 quickstart"]["wrong"].startswith(("FileNotFoundError", "RunError"))
+    assert done["1 doctor"]["wrong"] == "ended after 1 s"
+    assert "cli.py" in done["1 doctor"]["error"], "the stack"
+    assert json.loads(file.read_text())["rows"].keys() == done.keys()
+
+
+def test_what_a_killed_check_has_left_is_ended(gpu_check: Any, tmp_path: Path) -> None:
+    left = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"],
+        env=os.environ | {gpu_check.MARK: str(tmp_path)},
+        start_new_session=True,
+    )
+    assert gpu_check.end_leftovers(tmp_path / "another") == 0
+    assert gpu_check.end_leftovers(tmp_path) == 1
+    assert left.wait(1) is not None
+
+
+@pytest.mark.parametrize(
+    ("seen", "right"),
+    [
+        ([0.016, 0.03, 0.02], True),  # bfloat16 on both sides
+        ([0.001, 0.002, 0.2], False),  # planted: weights that were not handed over
+        ([0.3, 0.3, 0.3], False),  # others from the start
+        ([0.001, float("nan"), 0.001], False),
+        ([0.001, 0.002], False),  # never compared
+    ],
+)
+def test_an_engine_without_the_trainers_weights_is_seen(gpu_check: Any, seen: list[float], right: bool) -> None:
+    assert (gpu_check.handed_over(seen, 3) is None) is right
 
 
 @pytest.mark.survival
