@@ -17,9 +17,9 @@ _TOKEN_INPUTS = ("prompt_ids", "logps")  # taken as what they are when a trainer
 class BatchEvaluator:
     """Evaluates a preset once per batch, whichever of its reward functions asks first.
 
-    The last batch is recognised by its step, its texts, and the identity of its column values, all of which it keeps
-    alive. Batches are not pickled along; a lock makes it safe to share between threads. `strict` says failures in the
-    log, and refuses a first batch of which nothing can be scored.
+    The last batch is recognised by its step, its texts, and the identity of its columns, which it keeps alive. Batches are
+    not pickled along; a lock makes it safe to share between threads. `strict` says failures in the log, and refuses a first
+    batch of which nothing can be scored.
     """
 
     def __init__(self, preset: Scorer, seed: int, reference_column: str | None, strict: bool = True) -> None:
@@ -32,7 +32,7 @@ class BatchEvaluator:
     def _forget(self) -> None:
         self._lock = threading.Lock()
         self._key: list[Any] = []
-        self._alive: list[list[Any]] = []
+        self._alive: list[Any] = []
         self._reporter: str | None = None
         self._failures = FailureLog()
         self.last: Evaluation | None = None
@@ -55,12 +55,8 @@ class BatchEvaluator:
         step, total = (int(getattr(state, name, 0) or 0) for name in ("global_step", "max_steps"))
         ctx = Context(seed=self.seed, step=step, total_steps=total, extras=extras)
         texts = [text if isinstance(text, str) else completion_text(text) for text in completions]
-        # As lists, so that what an array or a column makes up for each look lives on while identities are compared.
-        alike = [
-            list(column) for column in (prompts, () if completion_ids is None else completion_ids, *columns.values())
-        ]
-        identities = [list(map(id, column)) for column in alike]
-        key = [ctx.step, list(columns), texts, identities]
+        alive = [prompts, completion_ids, *columns.values()]
+        key = [ctx.step, list(columns), texts, list(map(id, alive))]
         with self._lock:
             if self.last is None or key != self._key:
                 samples = build_samples(
@@ -71,7 +67,7 @@ class BatchEvaluator:
                     self._failures.refuse_what_scores_nothing(evaluation, columns)
                     self._failures.look_at(evaluation)
                 self.last = evaluation
-                self._key, self._alive, self._reporter = key, alike, None
+                self._key, self._alive, self._reporter = key, alive, None
             return self.last
 
     def reports_tokens(self, name: str) -> bool:
