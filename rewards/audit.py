@@ -38,12 +38,11 @@ from typing import Any, NamedTuple
 from rewards.components.math_text import reference_text
 from rewards.errors import RewardsError, nearest
 from rewards.functions import FunctionComponent
-from rewards.hacks import answered, known_hacks
+from rewards.hacks import CONSTANTS, SLOW, answered, echoes, known_hacks, near_misses, same_answer, spellings
 from rewards.preset import Preset
 from rewards.protocol import Status
 from rewards.samples import REFERENCE_COLUMNS, completion_text, plain, prompt_text
 from rewards.testing import Case, golden, read_rows, score_cases
-from rewards.variants import CONSTANTS, SLOW, echoes, near_misses, same_answer, spellings
 
 ATTACKS = ("echo", "constants", "hedges", "near-misses", "shuffles", "slow")
 LIMIT = 0.005

@@ -47,7 +47,6 @@ REWARDS_LAYERS = [
     "rewards.components",
     "rewards.presets",
     "rewards.compat",
-    "rewards.variants",
     "rewards.hacks",
     "rewards.testing",
     "rewards.audit",
