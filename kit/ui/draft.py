@@ -111,24 +111,27 @@ class Draft:
         return draft
 
     def overrides(self) -> list[str]:
-        """`section.key=value`, as the command line takes them."""
-        return overrides(self.changes)
+        """`section.key=value`, as the command line takes them; JSON is YAML, so that a value comes back as it was."""
+        texts = ((key, json.dumps(value, ensure_ascii=False)) for key, value in self.changes.items())
+        return [f"{key}=" + _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) for key, text in texts]
+
+    def _rooted(self, settings: Settings) -> list[str]:
+        """The overrides, with the folder of runs where it is not the default."""
+        rooted = [] if str(settings.root) == "runs" else [f"run.root={to_json(str(settings.root))}"]
+        return [*self.overrides(), *rooted]
 
     def config(self, settings: Settings) -> RunConfig:
         """The configuration, validated and guarded. Raises `ConfigError`."""
         if any(key.startswith("run.root") for key in self.changes):
             raise ConfigError(f"run.root: runs of this page lie in {settings.root}; start it with --root for others.")
-        rooted = [] if str(settings.root) == "runs" else [f"run.root={to_json(str(settings.root))}"]
-        config = load_config(self.preset, [*self.overrides(), *rooted])
+        config = load_config(self.preset, self._rooted(settings))
         guard.check(config, settings)
         return config
 
     def command(self, settings: Settings) -> str:
         """The command that does the same, for a POSIX shell."""
-        options = self.overrides()
-        if str(settings.root) != "runs":
-            options = [*options, f"run.root={to_json(str(settings.root))}"]
-        return " ".join(["grpo-kit", "train", self.preset, *(f"-o {shlex.quote(option)}" for option in options)])
+        options = (f"-o {shlex.quote(option)}" for option in self._rooted(settings))
+        return " ".join(["grpo-kit", "train", self.preset, *options])
 
 
 @functools.cache
@@ -137,17 +140,8 @@ def preset_tree(name: str) -> Tree:
     return load_config(name).model_dump(mode="json")
 
 
-def overrides(changes: Mapping[str, Any]) -> list[str]:
-    """`section.key=value`; JSON is YAML, so that a value comes back as it was."""
-    return [f"{key}={_UNSAFE.sub(_escape, json.dumps(value, ensure_ascii=False))}" for key, value in changes.items()]
-
-
 _UNSAFE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 """What YAML refuses or takes for the end of a line, and what no shell passes on."""
-
-
-def _escape(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"
 
 
 def lookup(tree: Any, key: str) -> Any:

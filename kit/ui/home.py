@@ -50,21 +50,11 @@ def look(site: Site, before: Any) -> list[Any]:
     now = stamp(files, [(run.id, s["state"], s.get("step"), s.get("phase")) for run, s in runs[: RECENT + len(live)]])
     if now == before:
         return [gr.skip()] * 3
-    cards = m.page(*(live_card(run, status) for run, status in live)) if live else _nothing_runs(bool(runs))
+    title = "Nothing is running. Begin another:" if runs else "No runs yet: four ways to begin"
+    words = "A model answers, a reward scores each answer, and better answers become more likely."
+    heads = [m.tag("h2", title), *([] if runs else [m.tag("p", words, class_="dim")])]
+    cards = m.page(*((live_card(run, status) for run, status in live) if live else heads))
     return [now, cards, recent_table(runs)]
-
-
-def _nothing_runs(any_runs: bool) -> str:
-    if any_runs:
-        return m.page(m.tag("h2", "Nothing is running. Begin another:"))
-    return m.page(
-        m.tag("h2", "No runs yet: four ways to begin"),
-        m.tag(
-            "p",
-            "A model answers, a reward scores each answer, and better answers become more likely.",
-            class_="dim",
-        ),
-    )
 
 
 DOORS = (

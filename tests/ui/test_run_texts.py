@@ -169,6 +169,20 @@ def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
     assert "at least 0.9" in good
 
 
+@pytest.mark.parametrize("kind", ["gguf", "ollama"])
+def test_a_missing_tool_is_named_before_a_child_is_begun(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    site.run("one").adapter.mkdir()
+    screen = export.Screen(site)
+    said, _ = screen.begin("one", kind, "the run's result", "q8_0")
+    assert "convert_hf_to_gguf.py" in said
+    assert "git clone" in said
+    assert site.jobs.get(screen.key(site.run("one"), kind)) is None
+
+
 def test_answers_grow_and_stay_when_the_next_is_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
         alive, ready = True, dict[str, Any]()

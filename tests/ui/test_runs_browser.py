@@ -53,7 +53,7 @@ def test_empty_states(page: Any, tab: Callable[..., Tab]) -> None:
         one.close()
 
 
-def test_a_newcomers_whole_way_from_a_file_to_a_verified_adapter(
+def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
     page: Any, tab: Callable[..., Tab], tmp_path: Path
 ) -> None:
     """Of somebody who has a table of questions and answers, and no terminal."""
@@ -125,14 +125,15 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_adapter(
     run.get_by_role("link", name="Export").last.click()
     run.wait_for_url("**/export?run=way")
     expect(run.locator("#export-weights input")).to_have_value("the run's result")
+    run.get_by_text("merged-16bit: ").click()
     press(run, "Export and verify")
     sees(run, "Exporting and verifying")
     run.locator("#export-results .verdict.ok").wait_for(timeout=SLOW)
     sees(run, "verified")
     sees(run, "tokens on which both agree")
     with run.expect_download() as got:
-        run.get_by_role("link", name="adapter_model.safetensors").click()
-    written = page.root / "way" / "export" / "adapter" / "adapter_model.safetensors"
+        run.get_by_role("link", name="model.safetensors").click()
+    written = page.root / "way" / "export" / "merged-16bit" / "model.safetensors"
     assert Path(got.value.path()).read_bytes() == written.read_bytes()
     fits_a_phone(run)
 

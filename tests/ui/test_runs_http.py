@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,16 +63,6 @@ def events(config: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def filling(config: dict[str, Any], elem_id: str) -> dict[str, Any]:
-    """The event that fills this part."""
-    names = named(config)
-    return next(
-        one
-        for one in config["dependencies"]
-        if elem_id in {names.get(at) for at in one["outputs"]} and len(one["inputs"]) > 1
-    )
-
-
 def call(page: Any, event: dict[str, Any], data: list[Any]) -> str:
     """What the page says to an event, queued or not."""
     if event.get("queue") is False:
@@ -81,12 +70,6 @@ def call(page: Any, event: dict[str, Any], data: list[Any]) -> str:
         assert answer.status in (200, 422, 500), answer.text
         return str(answer.text)
     return json.dumps(page.queued(event["id"], data))
-
-
-def fresh(page: Any, event: dict[str, Any], data: list[Any]) -> Any:
-    """An event as a browser that has seen nothing yet calls it; states are the server's, at their first value."""
-    body = {"fn_index": event["id"], "data": data, "session_hash": f"fresh{time.monotonic_ns()}", "trigger_id": None}
-    return page.ask("POST", "/gradio_api/run/predict", body)
 
 
 def harmless(page: Any, said: str, before: list[str]) -> None:
@@ -116,15 +99,6 @@ def test_no_slow_event_takes_a_path(page: Any, config: dict[str, Any], value: An
     assert len(slow) > 3
     for event in slow:
         harmless(page, call(page, event, [value] * len(event["inputs"])), before)
-
-
-def test_the_true_id_is_answered(page: Any, config: dict[str, Any]) -> None:
-    """Else the tests above could not fail."""
-    said = fresh(page, filling(config, "run-head"), ["one", None, None]).text
-    assert "Reward on training prompts" in said
-    assert "jumped away from the reference" in said
-    told = page.predict(page.event("run-stop")["id"], ["one"]).text
-    assert "has ended already" in told
 
 
 @pytest.mark.parametrize(

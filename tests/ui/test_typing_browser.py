@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("playwright")
-from made_runs import make
 from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 from test_browser import press, sees, step, tab, wait_for
@@ -20,7 +19,7 @@ from test_runs_browser import choose
 import kit.api
 from kit.config import load_config
 from kit.errors import RunError
-from kit.ui import children, new_run, run
+from kit.ui import children, new_run
 from kit.ui.form import Form
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -35,7 +34,7 @@ def asked() -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def here(serve_here: Any, tmp_path_factory: pytest.TempPathFactory, asked: list[Any]) -> Iterator[Any]:
-    """A page in this process, that plans nothing, starts nothing and stops nothing."""
+    """A page in this process, that plans nothing and starts nothing."""
 
     def answer(self: Any, question: str, *given: Any, **named: Any) -> Any:
         if question in ("validate", "check"):
@@ -46,18 +45,11 @@ def here(serve_here: Any, tmp_path_factory: pytest.TempPathFactory, asked: list[
         asked.append(("start", config.run.id, config.optimisation.steps))
         raise RunError("nothing is started here")
 
-    def note(word: str) -> Callable[..., str]:
-        return lambda site, run_id, *more: (asked.append((word, run_id, *more)), "")[1]
-
     folder = tmp_path_factory.mktemp("here")
-    for name in ("one", "two"):
-        make(folder / "runs", name, state="stopped")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(folder / "gradio"))
         patch.setattr(children.Benches, "ask", answer)
         patch.setattr(kit.api, "start", begin)
-        patch.setattr(run, "stop_now", note("stop now"))
-        patch.setattr(run, "go_on", note("resume"))
         yield serve_here(folder)
 
 
