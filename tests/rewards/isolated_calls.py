@@ -33,16 +33,8 @@ def not_a_number():
     return [1.0, float("nan")]
 
 
-def leave(code):
-    sys.exit(code)
-
-
 def crash():
     ctypes.string_at(0)
-
-
-def vanish(code):
-    os._exit(code)
 
 
 def hang_in_c():

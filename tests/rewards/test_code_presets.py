@@ -177,10 +177,6 @@ def test_mbpp_and_humaneval_rows_work_as_they_come():
         entry_point=["g"],
     )
     assert load("code-function").score(samples).totals == [1.0]
-    samples = build_samples(["p"], [fenced("def f(x): return x")], test_list=[["assert f(1) == g(1)"]])
-    evaluation = load("code-function").score(samples)
-    assert evaluation.statuses["accuracy"] == ["error"]
-    assert "outside the sandbox" in evaluation.infos["accuracy"][0]["reason"]
 
 
 def test_expected_values_never_enter_the_sandbox(monkeypatch):

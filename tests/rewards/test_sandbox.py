@@ -233,11 +233,8 @@ ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
     ("number", "arguments", "verdict"),
     [
         (0, (), ALLOW),  # read
-        (59, (), ALLOW),  # execve
         (101, (), EPERM),  # ptrace
-        (467, (), EPERM),  # open_tree_attr
         (165, (), EPERM),  # mount
-        (272, (), EPERM),  # unshare
         (435, (), ENOSYS),  # clone3
         (437, (), ENOSYS),  # openat2
         (56, (17,), EPERM),  # clone as fork does
