@@ -74,17 +74,18 @@ def _phrases(value: Sequence[str] | str) -> list[str]:
     return [phrase.strip().casefold() for phrase in phrases]
 
 
-def _keywords(text: str, keywords: Sequence[str]) -> bool:
+def keywords(text: str, keywords: Sequence[str]) -> bool:
     """Every keyword occurs, in any case, also within words."""
     folded = text.casefold()
     return all(keyword in folded for keyword in _phrases(keywords))
 
 
-def _keyword_frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
+def keyword_frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
+    """The keyword occurs so often, in any case, also within words."""
     return _compare(text.casefold().count(_phrases(keyword)[0]), relation, frequency)
 
 
-def _forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
+def forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
     """None of the words occurs as a word of its own."""
     folded = text.casefold()
     return not any(_has_word(folded, word) for word in _phrases(forbidden_words))
@@ -100,13 +101,14 @@ def _has_word(text: str, word: str) -> bool:
     return False
 
 
-def _letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
+def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
+    """The letter occurs so often, in any case."""
     if len(letter.strip()) != 1:
         raise ValueError(f"letter is {letter!r}")
     return _compare(text.lower().count(letter.strip().lower()), let_relation, let_frequency)
 
 
-def _number_sentences(text: str, num_sentences: int, relation: str) -> bool:
+def number_sentences(text: str, num_sentences: int, relation: str) -> bool:
     """Sentences end with punctuation before white space; a last one may lack it. Common abbreviations do not end one."""
     return _compare(sum(1 for _ in _sentences(text)), relation, num_sentences)
 
@@ -124,7 +126,7 @@ def _sentences(text: str) -> Iterator[str]:
         yield text[begin:]
 
 
-def _number_paragraphs(text: str, num_paragraphs: int) -> bool:
+def number_paragraphs(text: str, num_paragraphs: int) -> bool:
     """Paragraphs divided by `***`; blank ones are allowed at the very beginning and end only."""
     parts = text.split("***")
     if len(parts) > 1 and not parts[0].strip():
@@ -134,7 +136,7 @@ def _number_paragraphs(text: str, num_paragraphs: int) -> bool:
     return all(part.strip() for part in parts) and len(parts) == int(num_paragraphs)
 
 
-def _nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
     """Exactly so many paragraphs divided by blank lines, of which the n-th (from 1) begins with the word."""
     paragraphs = [part for part in text.split("\n\n") if part.strip()]
     if len(paragraphs) != int(num_paragraphs) or not 1 <= int(nth_paragraph) <= len(paragraphs):
@@ -143,7 +145,7 @@ def _nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int
     return word is not None and word[1].casefold() == _phrases(first_word)[0]
 
 
-def _number_placeholders(text: str, num_placeholders: int) -> bool:
+def number_placeholders(text: str, num_placeholders: int) -> bool:
     """At least so many `[placeholders]` that are not blank, each within a line."""
     return sum(1 for inside in _between(text, "[", "]") if inside.strip("[] ")) >= int(num_placeholders)
 
@@ -160,7 +162,7 @@ def _between(text: str, opening: str, closing: str) -> Iterator[str]:
             begin = line.find(opening, end + len(closing))
 
 
-def _postscript(text: str, postscript_marker: str) -> bool:
+def postscript(text: str, postscript_marker: str) -> bool:
     """The marker (`P.S.`, `P.P.S`), in any case and with or without spaces inside, with words behind it."""
     marker = _phrases(postscript_marker)[0].replace(" ", "")
     folded = text.casefold()
@@ -171,24 +173,24 @@ def _postscript(text: str, postscript_marker: str) -> bool:
     return False
 
 
-def _number_bullets(text: str, num_bullets: int) -> bool:
+def number_bullets(text: str, num_bullets: int) -> bool:
     """Exactly so many lines that begin with `*` or `-` and say something behind it; rules (`---`) do not count."""
     lines = (line.strip() for line in text.split("\n"))
     bullets = (line[1:] for line in lines if line.startswith(("-", "*")) and not line.startswith("**"))
     return sum(map(_says_something, bullets)) == int(num_bullets)
 
 
-def _constrained_response(text: str) -> bool:
+def constrained_response(text: str) -> bool:
     """Exactly one of `My answer is yes.`, `… no.`, `… maybe.`; the published checker lets all three pass at once."""
     return sum(answer in text.casefold() for answer in _ANSWERS) == 1
 
 
-def _highlighted_sections(text: str, num_highlights: int) -> bool:
+def highlighted_sections(text: str, num_highlights: int) -> bool:
     """At least so many `*highlights*` or `**highlights**` that are not blank."""
     return sum(1 for match in _HIGHLIGHT.finditer(text) if match[0].strip("* ")) >= int(num_highlights)
 
 
-def _multiple_sections(text: str, section_spliter: str, num_sections: int) -> bool:
+def multiple_sections(text: str, section_spliter: str, num_sections: int) -> bool:
     """At least so many sections `Section 1`, `Section 2`, ..., numbered differently and none of them blank."""
     name = _phrases(section_spliter)[0]
     folded = text.casefold()
@@ -206,7 +208,7 @@ def _multiple_sections(text: str, section_spliter: str, num_sections: int) -> bo
     return len(filled) >= int(num_sections)
 
 
-def _json_format(text: str) -> bool:
+def json_format(text: str) -> bool:
     """The whole response is JSON, alone or in one fenced block."""
     if text.startswith("```"):
         first, _, rest = text.partition("\n")
@@ -216,68 +218,69 @@ def _json_format(text: str) -> bool:
     return parse_json(text.strip()).reason is None
 
 
-def _title(text: str) -> bool:
+def title(text: str) -> bool:
     """A title in double angular brackets, `<<title>>`, that is not blank."""
     return any(_says_something(inside) for inside in _between(text, "<<", ">>"))
 
 
-def _two_responses(text: str) -> bool:
+def two_responses(text: str) -> bool:
     """Two different responses divided by six asterisks."""
     parts = [part.strip() for part in text.split("******")]
     inner = [part for index, part in enumerate(parts) if part or 0 < index < len(parts) - 1]
     return len(inner) == 2 and all(inner) and inner[0] != inner[1]
 
 
-def _repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
+def repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
     """The prompt word for word, in any case, and then an answer: an echo alone does not do, unlike as published."""
     prompt = " ".join(_phrases(prompt_to_repeat)[0].split())
     folded = " ".join(text.casefold().split())
     return folded.startswith(prompt) and _says_something(folded[len(prompt) :])
 
 
-def _end_checker(text: str, end_phrase: str) -> bool:
+def end_checker(text: str, end_phrase: str) -> bool:
+    """The response ends with the phrase, in any case; quotation marks behind it are ignored."""
     return text.strip("\"' \n").casefold().endswith(_phrases(end_phrase)[0].strip("\"' "))
 
 
-def _quotation(text: str) -> bool:
+def quotation(text: str) -> bool:
     """Wrapped in double quotation marks, with something between them."""
     return len(text) > 2 and text[0] in '"“' and text[-1] in '"”' and _says_something(text[1:-1])
 
 
-def _capital_words(text: str, capital_frequency: int, capital_relation: str) -> bool:
+def capital_words(text: str, capital_frequency: int, capital_relation: str) -> bool:
     """Words in all capitals, one-letter ones included."""
     return _compare(sum(word[0].isupper() for word in _CASED_WORD.finditer(text)), capital_relation, capital_frequency)
 
 
 CONSTRAINTS: Mapping[str, Callable[..., bool]] = MappingProxyType(
     {
-        "change_case:capital_word_frequency": _capital_words,
+        "change_case:capital_word_frequency": capital_words,
         "change_case:english_capital": lambda text: text.isupper() and language_of(text.lower())[0] == "en",
         "change_case:english_lowercase": lambda text: text.islower() and language_of(text)[0] == "en",
-        "combination:repeat_prompt": _repeat_prompt,
-        "combination:two_responses": _two_responses,
-        "detectable_content:number_placeholders": _number_placeholders,
-        "detectable_content:postscript": _postscript,
-        "detectable_format:constrained_response": _constrained_response,
-        "detectable_format:json_format": _json_format,
-        "detectable_format:multiple_sections": _multiple_sections,
-        "detectable_format:number_bullet_lists": _number_bullets,
-        "detectable_format:number_highlighted_sections": _highlighted_sections,
-        "detectable_format:title": _title,
-        "keywords:existence": _keywords,
-        "keywords:forbidden_words": _forbidden_words,
-        "keywords:frequency": _keyword_frequency,
-        "keywords:letter_frequency": _letter_frequency,
+        "combination:repeat_prompt": repeat_prompt,
+        "combination:two_responses": two_responses,
+        "detectable_content:number_placeholders": number_placeholders,
+        "detectable_content:postscript": postscript,
+        "detectable_format:constrained_response": constrained_response,
+        "detectable_format:json_format": json_format,
+        "detectable_format:multiple_sections": multiple_sections,
+        "detectable_format:number_bullet_lists": number_bullets,
+        "detectable_format:number_highlighted_sections": highlighted_sections,
+        "detectable_format:title": title,
+        "keywords:existence": keywords,
+        "keywords:forbidden_words": forbidden_words,
+        "keywords:frequency": keyword_frequency,
+        "keywords:letter_frequency": letter_frequency,
         "language:response_language": lambda text, language: language_of(text)[0] == language_code(language),
-        "length_constraints:nth_paragraph_first_word": _nth_paragraph_first_word,
-        "length_constraints:number_paragraphs": _number_paragraphs,
-        "length_constraints:number_sentences": _number_sentences,
+        "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
+        "length_constraints:number_paragraphs": number_paragraphs,
+        "length_constraints:number_sentences": number_sentences,
         "length_constraints:number_words": lambda text, num_words, relation: _compare(
             len(_WORD.findall(text)), relation, num_words
         ),
         "punctuation:no_comma": lambda text: "," not in text,
-        "startend:end_checker": _end_checker,
-        "startend:quotation": _quotation,
+        "startend:end_checker": end_checker,
+        "startend:quotation": quotation,
     }
 )
 

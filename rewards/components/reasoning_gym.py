@@ -33,7 +33,9 @@ _LITERALS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_ins
 _ARITHMETIC = frozenset({"countdown", "puzzle24"})
 _ALGEBRA = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
 
-_ALGEBRA_TOKEN = re.compile(r"[A-Za-z]+|[0-9]+(?:\.[0-9]*)?|\*\*|[-+*/^() ]")
+_ALGEBRA_TEXT = re.compile(r"(?:[A-Za-z*/^() +-]|[0-9]+(?:\.[0-9]*)?)*+")
+# A power of at most two digits, a fraction in parentheses, or one plain symbol, and no power of that.
+_POWER = re.compile(r"(?:\*\*|\^)[( -]{0,4}(?:\d{1,2}(?![\d.])|[A-Za-z](?![A-Za-z]))(?! *(?:\*\*|\^))")
 _FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
     | {"exp", "log", "ln", "sqrt", "pi"}
@@ -69,34 +71,12 @@ def _is_literal_or_no_python(answer: str) -> bool:
 
 
 def _is_plain_algebra(answer: str) -> bool:
-    position, tokens = 0, []
-    while position < len(answer):
-        match = _ALGEBRA_TOKEN.match(answer, position)
-        if match is None:
-            return False
-        tokens.append(match[0])
-        position = match.end()
-    tokens = [token for token in tokens if token != " "]
-    stacked = 1  # product of the powers of parentheses: ((2**99)**99)**99... must not get far
-    for index, token in enumerate(tokens):
-        if token.isalpha() and len(token) > 1 and token not in _FUNCTIONS:
-            return False
-        if token in ("**", "^") and not _is_literal_power(tokens[index + 1 : index + 7]):
-            return False
-        if token in ("**", "^") and tokens[index - 1] == ")":
-            stacked *= max([int(t) for t in tokens[index + 1 : index + 3] if t.isdigit()], default=1)
-    return stacked <= _MAX_POWER
-
-
-def _is_literal_power(tokens: list[str]) -> bool:
-    """Whether what follows a power sign is a small number, a fraction in parentheses, or one plain symbol."""
-    inside = [token for token in tokens if token not in ("(", "-")]
-    first = inside[0] if inside else ""
-    if tokens[:1] != ["("] and len(inside) > 1 and inside[1] in ("**", "^"):
+    if not _ALGEBRA_TEXT.fullmatch(answer) or not set(re.findall(r"[A-Za-z]{2,}", answer)) <= _FUNCTIONS:
         return False
-    if first.isalpha():
-        return len(first) == 1
-    return first.isdigit() and len(first) <= 2 and int(first) <= _MAX_POWER
+    powers = re.findall(r"\*\*|\^", answer)
+    # Of parentheses they multiply: ((2**99)**99)**99... must not get far.
+    stacked = math.prod(int(power) for power in re.findall(r"\) *(?:\*\*|\^)[( -]{0,4}(\d{1,2})", answer))
+    return len(powers) == len(_POWER.findall(answer)) and stacked <= _MAX_POWER
 
 
 _PACKAGE = "reasoning_gym"
@@ -154,44 +134,31 @@ def parsed_entry(entry: str | bytes) -> dict[str, Any]:
     return parsed
 
 
-def _grid_scorer(score: ScoreAnswer) -> ScoreAnswer:
+def _grid_score(score: ScoreAnswer, answer: str, entry: dict[str, Any]) -> float:
     """ARC verifiers compare tuples of rows, which JSON turned into lists: without this the right answer is wrong."""
-
-    def with_tuples(answer: str, entry: dict[str, Any]) -> float:
-        entry["metadata"]["output"] = tuple(tuple(row) for row in entry["metadata"]["output"])
-        return score(answer, entry)
-
-    return with_tuples
+    entry["metadata"]["output"] = tuple(tuple(row) for row in entry["metadata"]["output"])
+    return score(answer, entry)
 
 
-def _word_scorer(score: ScoreAnswer) -> ScoreAnswer:
+def _word_score(score: ScoreAnswer, answer: str, entry: dict[str, Any]) -> float:
     """The halting task compares truth values of strings, by which every answer is right: compare the words."""
-
-    def same_word(answer: str, entry: dict[str, Any]) -> float:
-        return float(answer.strip().casefold() == str(entry["answer"]).strip().casefold())
-
-    return same_word
+    return float(answer.strip().casefold() == str(entry["answer"]).strip().casefold())
 
 
-def _probability_scorer(score: ScoreAnswer) -> ScoreAnswer:
+def _probability_score(score: ScoreAnswer, answer: str, entry: dict[str, Any]) -> float:
     """The coin task gives full marks to what a probability begins with (`0`, `0.3` for 0.375), and to all within 0.0001."""
-
-    def whole_number(answer: str, entry: dict[str, Any]) -> float:
-        value = score(answer, entry)
-        if value < 1.0:
-            return value
-        given, expected = (Fraction(text.replace(",", "")) for text in (answer, str(entry["answer"])))
-        return float(abs(given - expected) <= abs(expected) / 10_000)
-
-    return whole_number
+    if (value := score(answer, entry)) < 1.0:
+        return value
+    probability, expected = (Fraction(text.replace(",", "")) for text in (answer, str(entry["answer"])))
+    return float(abs(probability - expected) <= abs(expected) / 10_000)
 
 
 # Tasks of reasoning-gym 0.1.25 whose own verifier misjudges answers: to rows that went through JSON and text, or constants.
 _CORRECTED = {
-    "arc_agi": _grid_scorer,
-    "coin_flip": _probability_scorer,
-    "game_of_life_halting": _word_scorer,
-    "rearc": _grid_scorer,
+    "arc_agi": _grid_score,
+    "coin_flip": _probability_score,
+    "game_of_life_halting": _word_score,
+    "rearc": _grid_score,
 }
 
 
@@ -202,7 +169,7 @@ def _score_answer(task: str) -> ScoreAnswer:
     if task not in tasks.DATASETS:
         raise ValueError(f"reasoning-gym has no task {task!r}. {nearest(task, tasks.DATASETS)}"[:300])
     scorer: ScoreAnswer = tasks.get_score_answer_fn(task)
-    return _CORRECTED[task](scorer) if task in _CORRECTED else scorer
+    return functools.partial(_CORRECTED[task], scorer) if task in _CORRECTED else scorer
 
 
 def factory(task: str | None = None) -> ModuleType:

@@ -241,7 +241,7 @@ class RewardModel:
     Of a model with one output the logit r counts: sigmoid((r - center) / temperature), or r itself within ±`limit` with
     `raw`. Of one with several, P(`label`), or 1 - P with `wanted=False`.
 
-    Equal questions of a batch are asked once. A model that cannot be loaded or fails on everything is `infra`, and so is a
+    Equal questions of a batch are asked once. A model that cannot be loaded or fails is `infra`, and so is a
     prompt that leaves no room for an answer; a completion that is longer than the model reads, or spells one of its special
     tokens, is `format`. Values are rounded to six decimals (three below float32), so that they do not depend on which texts
     happened to share a batch.
@@ -282,51 +282,34 @@ class RewardModel:
         return Question(_turns(sample.prompt) if self.reads == "conversation" else (), answer.value)
 
     def _answers(self, questions: Sequence[Question]) -> list[Score]:
-        if not questions:
-            return []
         try:
-            loaded = self.files.loaded()
+            return self._judged(self.files.loaded(), questions) if questions else []
         except Exception as failure:
             return [Score(None, "infra", {"reason": failure_reason(failure)})] * len(questions)
-        try:
-            return self._judged(loaded, questions)
-        except Exception as failure:
-            if len(questions) == 1:
-                return [Score(None, "infra", {"reason": failure_reason(failure)})]
-        # One of them breaks the model; which one shows when each is asked alone.
-        alone = [self._answers([question])[0] for question in questions]
-        some_worked = any(score.status != "infra" for score in alone)
-        return [Score(None, "error", s.info) if some_worked and s.status == "infra" else s for s in alone]
 
     def _judged(self, loaded: Loaded, questions: Sequence[Question]) -> list[Score]:
         limit = min(loaded.max_tokens, self.max_tokens or loaded.max_tokens)
         scores: dict[Question, Score] = {}
-        rows, types, open_questions = [], [], []
+        inputs: dict[Question, tuple[list[int], list[int]]] = {}
         for question in questions:
             spelt = next((token for token in loaded.special if token in question.text), None)
             if spelt is not None:  # it could end the answer's turn and begin another
                 scores[question] = Score(None, "format", {"reason": f"spells the special token {spelt}"})
                 continue
-            ids: list[int] = []
-            kinds: list[int] = []
-            if len(question.text) <= 20 * limit:  # no tokenizer packs twenty characters into every token
-                ids, kinds = loaded.conversation(question.prompt, question.text)
-            if not 0 < len(ids) <= limit:
-                scores[question] = self._too_long(loaded, question, limit)
-                continue
-            rows.append(ids)
-            types.append(kinds)
-            open_questions.append(question)
-        for question, logits in zip(open_questions, loaded.logits(rows, types, self.batch_tokens), strict=True):
+            is_long = len(question.text) > 20 * limit  # no tokenizer packs twenty characters into every token
+            ids, types = loaded.conversation(question.prompt, "" if is_long else question.text)
+            if not is_long and 0 < len(ids) <= limit:
+                inputs[question] = ids, types
+            elif len(alone := loaded.conversation(question.prompt, "")[0]) >= limit:
+                reason = f"the prompt alone has {len(alone)} tokens, and the reward model reads {limit}"
+                scores[question] = Score(None, "infra", {"reason": reason})
+            else:
+                reason = f"longer than the {limit} tokens that the reward model reads"
+                scores[question] = Score(None, "format", {"reason": reason})
+        rows, kinds = [ids for ids, _ in inputs.values()], [types for _, types in inputs.values()]
+        for question, logits in zip(inputs, loaded.logits(rows, kinds, self.batch_tokens), strict=True):
             scores[question] = self._verdict(logits, loaded)
         return [scores[question] for question in questions]
-
-    def _too_long(self, loaded: Loaded, question: Question, limit: int) -> Score:
-        alone, _ = loaded.conversation(question.prompt, "")
-        if len(alone) >= limit:
-            reason = f"the prompt alone has {len(alone)} tokens, and the reward model reads {limit}"
-            return Score(None, "infra", {"reason": reason})
-        return Score(None, "format", {"reason": f"longer than the {limit} tokens that the reward model reads"})
 
     def _verdict(self, logits: Any, loaded: Loaded) -> Score:
         """Score one text by the model's logits (labels,)."""

@@ -15,10 +15,12 @@ class MathOptions:
     """Options of presets that compare by math-verify.
 
     Args:
+        answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
         lenient: the last answer counts of several, text may follow it, and it need not be worked out.
         deadline: seconds that one comparison may take.
     """
 
+    answer_in: str = "boxed"
     lenient: bool = False
     deadline: float = 2.0
 
@@ -53,7 +55,6 @@ def math_match(*, answer_in: str = "boxed", lenient: bool = False) -> Preset:
 @with_options(MathOptions)
 def math_verify(
     *,
-    answer_in: str = "boxed",
     format_weight: float = 0.0,
     options: MathOptions,
 ) -> Preset:
@@ -86,7 +87,6 @@ def math_verify(
     unit on one side only counts for nothing.
 
     Args:
-        answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
         format_weight: weight of a box with anything in it; 0 leaves it out.
         options: see `MathOptions`.
 
@@ -99,18 +99,17 @@ def math_verify(
     >>> evaluation.totals, evaluation.statuses["accuracy"]
     ([1.0, 0.0, 0.0], ['ok', 'wrong', 'format'])
     """
-    accuracy = MathVerify(answer_in=answer_in, **vars(options))
+    accuracy = MathVerify(**vars(options))
     layout = Format(scan=boxed_answer, strict=not options.lenient)
     return Preset(weighted((accuracy, 1.0), (layout, format_weight)), checker="accuracy")
 
 
-@with_options(MathOptions)
+@with_options(MathOptions, answer_in="any")
 def math_dapo(
     *,
     max_length: int = 20_480,
     cache: int = 4_096,
     overlong_weight: float = 1.0,
-    answer_in: str = "any",
     options: MathOptions,
 ) -> Preset:
     r"""Plus or minus one for the answer, and a soft punishment for coming near the maximum length.
@@ -131,7 +130,6 @@ def math_dapo(
         max_length: tokens from which on the whole punishment is given; the trainer's maximum completion length.
         cache: tokens before that over which it grows.
         overlong_weight: factor on the punishment, at most 2.
-        answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` (`Answer:`, as in the paper) or `any`.
         options: see `MathOptions`.
 
     Raises:
@@ -144,7 +142,6 @@ def math_dapo(
     [1.0, 0.5, -2.0]
     """
     accuracy = MathVerify(
-        answer_in=answer_in,
         **vars(options),
         low=-1.0,
         floor=-1.0,
@@ -164,7 +161,6 @@ def math_cosine(
     exceeded: float | None = None,
     repetition_weight: float = 0.5,
     ngram: int = 20,
-    answer_in: str = "boxed",
     options: MathOptions,
 ) -> Preset:
     r"""Right answers earn more when short, wrong ones lose less when long, and repetition costs.
@@ -187,7 +183,6 @@ def math_cosine(
         exceeded: what any completion longer than L earns, or None for the value at L.
         repetition_weight: factor on the penalty; 0 leaves it out.
         ngram: tokens or words that count as one repeated phrase.
-        answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         options: see `MathOptions`.
 
     Raises:
@@ -201,7 +196,7 @@ def math_cosine(
     [0.75, 0.5, -0.75, -0.5]
     """
     cosine = CosineLength(
-        checker=MathVerify(answer_in=answer_in, **vars(options)),
+        checker=MathVerify(**vars(options)),
         max_length=max_length,
         correct_short=correct_short,
         correct_long=correct_long,
@@ -216,7 +211,6 @@ def math_cosine(
 def math_kimi_length(
     *,
     length_weight: float = 1.0,
-    answer_in: str = "boxed",
     options: MathOptions,
 ) -> Preset:
     r"""The answer, and within each group of completions to one prompt a reward for being shorter than the others.
@@ -234,7 +228,6 @@ def math_kimi_length(
 
     Args:
         length_weight: factor on the length reward, at most 1.
-        answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         options: see `MathOptions`.
 
     Raises:
@@ -247,7 +240,7 @@ def math_kimi_length(
     >>> load("math-kimi-length").score(samples).totals
     [1.5, 1.0, 0.5, 0.0]
     """
-    accuracy = Shared(component=MathVerify(answer_in=answer_in, **vars(options)))
+    accuracy = Shared(component=MathVerify(**vars(options)))
     return Preset(
         [(accuracy, 1.0), (KimiLength(checker=accuracy), length_weight)],
         checker="accuracy",
@@ -260,7 +253,6 @@ def math_length_budget(
     budget: int | None = None,
     slope: float = 0.0003,
     offset: float = 0.5,
-    answer_in: str = "boxed",
     options: MathOptions,
 ) -> Preset:
     r"""The answer within a number of tokens that the prompt asks for.
@@ -278,7 +270,6 @@ def math_length_budget(
         budget: tokens, for rows without a column `budget`.
         slope: reward a token is worth.
         offset: what a right answer earns that uses the budget up exactly.
-        answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
         options: see `MathOptions`.
 
     Raises:
@@ -290,6 +281,6 @@ def math_length_budget(
     >>> [round(total, 6) for total in load("math-length-budget").score(samples).totals]
     [0.5, 0.2, 0.0]
     """
-    checker = MathVerify(answer_in=answer_in, **vars(options))
+    checker = MathVerify(**vars(options))
     component = LengthBudget(checker=checker, budget=budget, slope=slope, offset=offset)
     return Preset([(component, 1.0)], checker="budget")

@@ -113,7 +113,7 @@ def gsm8k_xml(*, strict: bool = True) -> Preset:
     return Preset(components, checker="correctness")
 
 
-@with_options(MathOptions)
+@with_options(MathOptions, answer_in="tag")
 def r1_zero(
     *,
     format_weight: float = 0.2,
@@ -151,7 +151,7 @@ def r1_zero(
     """
     return Preset(
         weighted(
-            (MathVerify(answer_in="tag", **vars(options)), 1.0),
+            (MathVerify(**vars(options)), 1.0),
             (TagsFormat(), format_weight),
             (LanguageConsistency(language=language), language_weight),
         ),

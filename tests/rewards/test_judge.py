@@ -10,7 +10,7 @@ import pytest
 from fake_judge import failing, saying, sections
 
 from rewards import Context, PresetError, build_samples, load
-from rewards.components.judge import DEFAULT_RUBRIC, RubricItem, new_fence, parse_rubric, parse_verdict
+from rewards.components.judge import DEFAULT_RUBRIC, RubricItem, parse_rubric, parse_verdict
 from rewards.testing import check, golden
 
 QUESTION = "What does a red fox eat in winter, mostly?"
@@ -105,13 +105,6 @@ def test_a_fence_last_seen_does_not_close_the_next_one(judge):
     assert fake_judge.key_of(judge.bodies[1]) != seen
 
 
-def test_fences_are_seeded_and_never_in_the_data():
-    data = ["question", "answer"]
-    assert new_fence(data, 1, 2, 3) == new_fence(data, 1, 2, 3)
-    assert len({new_fence(data, seed, 0, 0) for seed in range(50)}) == 50
-    assert new_fence(["a", "b"], 0) != new_fence(["a", "c"], 0)
-
-
 NO_ANSWERS = [
     None, "", " ", "x" * 30_000, "y" * 10_000_000, "\ud800 lone", "a\x00b", "...", "Solution:", "Thought process:", QUESTION,
 ]  # fmt: skip
@@ -127,10 +120,6 @@ def test_texts_that_are_no_answer_are_not_sent(judge):
 @pytest.mark.parametrize("reference", [{"a": 1}, "", True, ["ok", None], "\ud800"])
 def test_references_that_are_no_text_are_errors(judge, reference):
     assert evaluate(preset_for(judge), "Mice.", reference=reference).statuses["judge"] == ["error"]
-
-
-def test_rows_without_a_reference_are_graded(judge):
-    assert evaluate(preset_for(judge), "Mice.", reference=None).statuses["judge"] == ["wrong"]
 
 
 @pytest.mark.parametrize(
@@ -154,12 +143,6 @@ def test_an_unreadable_verdict_is_asked_for_again_with_another_fence(judge):
     judge.steps = [saying("ten out of ten")]
     assert evaluate(preset_for(judge), REFERENCE).totals == [1.0]
     assert len({fake_judge.key_of(body) for body in judge.bodies}) == 2
-
-
-def test_a_failure_costs_only_its_own_item(judge):
-    judge.steps = [failing(400)]
-    evaluation = evaluate(preset_for(judge, concurrency=1), "Snow.", REFERENCE, "Ice.")
-    assert evaluation.statuses["judge"] == ["infra", "ok", "wrong"]
 
 
 def test_equal_answers_are_asked_once_and_verdicts_are_kept(judge, tmp_path):

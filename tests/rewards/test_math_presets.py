@@ -26,14 +26,6 @@ def test_xml_gives_the_five_rewards_of_the_notebooks():
     }  # fmt: skip
 
 
-def test_xml_takes_nothing_off_for_length_or_a_missing_newline():
-    # counting characters behind </answer>, 2,050 of them once cost 2 x 0.001 each: 0.5 became -1.55
-    long = RIGHT.replace("6 x 12", "work\n" * 10_000).rstrip("\n")
-    evaluation = evaluate("gsm8k-xml", long)
-    assert evaluation.totals == [4.0]
-    assert evaluation.values["tags"] == [1.0]
-
-
 def test_xml_formats_differ_in_lines_only():
     one_line = "<reasoning>6 x 12</reasoning><answer>72</answer>"
     evaluation = evaluate("gsm8k-xml", RIGHT, one_line, RIGHT + "junk", "72")
@@ -64,19 +56,6 @@ def test_match_computes_nothing(answer):
     assert evaluate("math-match", rf"\boxed{{{answer}}}", reference=r"\frac{1}{2}").totals == [0.0]
 
 
-@pytest.mark.parametrize(
-    ("reference", "answer"),
-    [("12", "1 2"), ("4 PM", "4 AM"), (r"5 \text{ June}", r"5 \text{ July}"), ("72", "72_{13}"), ("12", r"12\ldots")],
-)
-def test_match_keeps_apart_what_only_looks_alike(reference, answer):
-    completions = [rf"\boxed{{{answer}}}", rf"\boxed{{{reference}}}"]
-    assert evaluate("math-match", *completions, reference=reference).totals == [0.0, 1.0]
-
-
-def test_match_says_when_there_is_no_reference():
-    assert evaluate("math-match", r"\boxed{72}", reference=None).statuses["accuracy"] == ["error"]
-
-
 def test_verify_pays_for_a_box_only_when_asked_for():
     texts = (r"\boxed{72}", r"\boxed{70}", "72", r"\boxed{")
     assert evaluate("math-verify", *texts, params={"format_weight": 0.1}).totals == [1.1, 0.1, 0.0, 0.0]
@@ -104,40 +83,12 @@ def test_dapo_equations_with_a_wrong_side_are_wrong():
     assert evaluation.statuses["accuracy"] == ["wrong", "wrong", "ok"]
 
 
-# math-cosine
-
-
-def test_cosine_and_repetition_add_up():
-    # right at 50 of 100 tokens: 0.75; the same token 50 times: 31 20-grams, 1 distinct: -(1 - 1/31) x 0.5
-    evaluation = evaluate("math-cosine", r"\boxed{72}", lengths=[50], params={"max_length": 100})
-    assert evaluation.totals == [pytest.approx(0.75 - 0.5 * 30 / 31)]
-    assert load("math-cosine", repetition_weight=0).weights == {"cosine": 1.0}
-
-
 # math-kimi-length
-
-
-def test_kimi_adds_the_groups_ranking():
-    evaluation = evaluate(
-        "math-kimi-length", *[r"\boxed{72}"] * 3, r"\boxed{70}", lengths=[100, 150, 300, 100]
-    )  # 1 + 0.5, 1 + 0.25, 1 - 0.5, 0 + min(0, 0.5)
-    assert evaluation.totals == [1.5, 1.25, 0.5, 0.0]
 
 
 def test_kimi_refuses_length_worth_more_than_the_answer():
     with pytest.raises(PresetError, match="outweigh"):
         load("math-kimi-length", length_weight=1.5)
-
-
-# math-length-budget
-
-
-def test_budget_is_taken_from_the_row():
-    evaluation = evaluate(
-        "math-length-budget", *[r"\boxed{72}"] * 2, r"\boxed{70}", lengths=[1000, 2000, 5], budget=1000
-    )
-    assert evaluation.totals == pytest.approx([0.5, 0.2, 0.0])
-    assert evaluation.statuses["budget"] == ["ok", "ok", "wrong"]
 
 
 # r1-zero
@@ -150,13 +101,6 @@ def test_r1_zero_adds_accuracy_layout_and_language():
     )  # language of the second: 11 Latin letters in `times twelve`, 1 other
     assert evaluation.totals == pytest.approx([1.3, 1.2 + 0.1 * 11 / 12, 0.3, 0.1, 0.1])
     assert evaluation.statuses["accuracy"] == ["ok", "ok", "wrong", "format", "format"]
-
-
-@pytest.mark.parametrize("junk", ["</answer>\njunk", "<answer>71</answer>", "<think>again</think>"])
-def test_r1_zero_layout_refuses_what_loose_patterns_accept(junk):
-    evaluation = evaluate("r1-zero", "<think>a b c words</think><answer>72</answer>" + junk)
-    assert evaluation.values["format"] == [0.0]
-    assert evaluation.statuses["accuracy"] == ["format"]
 
 
 def test_every_checker_says_whether_a_completion_is_correct():

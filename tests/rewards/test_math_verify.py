@@ -35,10 +35,6 @@ def test_wrong_answers_are_wrong_and_missing_ones_format():
     assert statuses(*completions) == ["wrong", "wrong", "wrong", "format", "format", "format"]
 
 
-def test_an_earlier_box_is_not_recovered_when_the_last_is_open():
-    assert statuses(r"\boxed{72} so \boxed{72") == ["format"]
-
-
 def test_boxes_that_differ_are_refused_unless_the_last_is_to_count():
     completion = r"\boxed{70}, no: \boxed{72}"
     assert statuses(completion) == ["format"]
@@ -74,27 +70,10 @@ def test_answers_are_found_where_they_should_stand(answer_in, completion):
     assert statuses(completion, answer_in=answer_in) == ["ok"]
 
 
-def test_answers_elsewhere_are_not_found():
-    assert statuses("<answer>72</answer>", "Answer: 72") == ["format", "format"]
-
-
 def test_reasoning_that_the_prompt_opened_has_to_be_closed():
     completions = [r"maybe \boxed{72}", r"so</think>\boxed{72}", r"<think>so</think>\boxed{72}"]
     samples = build_samples(["Q <think>\n"] * 3, completions, reference=["72"] * 3)
     assert [s.status for s in run_component(MathVerify(), samples, Context())] == ["format", "ok", "ok"]
-
-
-def test_gold_that_is_a_bare_letter_interval_or_time_is_compared_too():
-    assert statuses(r"\boxed{\text{A}}", reference="A") == ["ok"]
-    assert statuses(r"\boxed{(1,2)}", r"\boxed{[1,2]}", reference="(1,2)") == ["ok", "wrong"]
-    assert statuses(r"\boxed{10:30}", r"\boxed{1:3}", reference="10:30") == ["ok", "wrong"]
-
-
-def test_the_known_tower_of_powers_is_quick_and_wrong():
-    start = time.monotonic()
-    [tower, fine] = judged(r"\boxed{\dfrac{5^{5^{5^{5^5}}-4}-5}{16}}", r"\boxed{6\cdot12}", lenient=True)
-    assert (tower.status, fine.status) == ("wrong", "ok")
-    assert time.monotonic() - start < 30  # a worker's start included
 
 
 def test_an_answer_that_hangs_is_a_timeout_and_the_others_keep_their_scores():
@@ -115,16 +94,6 @@ def test_unusable_references_are_errors_and_never_right(reference):
     [score] = judged(r"\boxed{\frac{1}{2}}", reference=reference)
     assert score.status in ("error", "wrong")
     assert score.value == 0.0
-
-
-def test_answers_that_hang_cost_no_worker_and_no_more_than_their_time():
-    texts = [rf"\boxed{{{HANGING}+{at}}}" for at in range(2, 6)]
-    run_component(MathVerify(), build_samples(["?"], [r"\boxed{y+2x}"], reference=["2x+y"]), Context())  # warm
-    before = {worker.pid for worker in shared_pool()._alive}
-    scores = run_component(MathVerify(deadline=0.1), build_samples(["?"] * 4, texts, reference=["x"] * 4), Context())
-    assert [score.status for score in scores] == ["timeout"] * 4
-    assert scores[0].info["reason"] == "over the deadline of 0.1 s"
-    assert before <= {worker.pid for worker in shared_pool()._alive}
 
 
 def test_a_batch_has_a_budget_that_grows_with_it():
@@ -155,15 +124,6 @@ def test_answers_that_hang_leave_their_neighbours_in_a_batch_their_time():
     assert before <= {worker.pid for worker in shared_pool()._alive}
 
 
-def test_timeouts_hold_off_the_main_thread():
-    from concurrent.futures import ThreadPoolExecutor
-
-    samples = build_samples(["?"] * 2, [rf"\boxed{{{HANGING}+2}}", r"\boxed{3x+y}"], reference=["y+3x"] * 2)
-    with ThreadPoolExecutor(1) as thread:
-        scores = thread.submit(run_component, MathVerify(deadline=0.6), samples, Context()).result()
-    assert [score.status for score in scores] == ["timeout", "ok"]
-
-
 def test_scoring_loads_no_sympy_here():
     code = (
         "import sys; from rewards import build_samples, isolation, load; preset = load('math-verify');"
@@ -172,11 +132,6 @@ def test_scoring_loads_no_sympy_here():
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[1.0] False"
-
-
-def test_floors_are_kept_for_wrong_answers():
-    scores = judged(r"\boxed{72}", r"\boxed{70}", "none", low=-1.0, floor=-1.0)
-    assert [score.value for score in scores] == [1.0, -1.0, -1.0]
 
 
 def test_unknown_places_are_refused():

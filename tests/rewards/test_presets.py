@@ -33,11 +33,6 @@ def test_unknown_names_and_parameters_come_with_the_nearest():
         load("gsm8k-reasoning", format_wieght=0.1)
 
 
-def test_a_weight_of_zero_leaves_the_component_out():
-    assert load("gsm8k-reasoning", format_weight=0, tag_weight=0).weights == {"accuracy": 1.0}
-    assert load("reasoning-gym", tag_weight=0.1).weights == {"accuracy": 1.0, "format": 0.2, "tags": 0.1}
-
-
 GSM8K_POSITIVE = ["72", "72.00", "$72", "72 apples", "72.", " 72 ", "+72", "7.2e1", "**72**", "144/2", r"\boxed{72}"]
 GSM8K_NEGATIVE = ["70", "-72", "7272", "70 or 72", "72 or 70", "8=72", "70=72", "72, 73", "seventy-two", "720/1", "72k"]
 
@@ -54,14 +49,6 @@ def test_gsm8k_reasoning_golden_negatives():
     # 0 + 0.2 + 0.1 = 0.3
     assert evaluation.totals == [pytest.approx(0.3)] * len(GSM8K_NEGATIVE)
     assert set(evaluation.statuses["accuracy"]) == {"wrong"}
-
-
-def test_gsm8k_hash_golden_completions():
-    good = ["6 x 12 = 72\n#### 72", "#### $72.00\n", "a\n#### 72 apples"]
-    bad = ["6 x 12 = 72", "#### 70", "#### 70 or 72"]
-    evaluation = evaluate(load("gsm8k-hash"), *good, *bad)
-    # right: 1 + 0.1; no line: 0; wrong number in its place: 0.1
-    assert evaluation.totals == [pytest.approx(1.1)] * 3 + [0.0, pytest.approx(0.1), pytest.approx(0.1)]
 
 
 @pytest.mark.parametrize(("target", "tolerance"), [(4, 0), (4, 5), (0, 0)])

@@ -169,11 +169,6 @@ def test_a_prompt_that_leaves_no_room_is_not_the_completions_fault(folder):
     assert (evaluation.statuses["reward"], evaluation.totals) == (["infra"], [None])
 
 
-def test_thinking_is_left_out(folder):
-    preset = load("reward-model", model=folder)
-    assert evaluate(preset, "The North Sea.").totals == evaluate(preset, "<think>Hm.</think>The North Sea.").totals
-
-
 def test_each_distinct_text_is_asked_once_and_batches_keep_to_their_tokens(folder, monkeypatch):
     seen = []
     forward = Loaded._forward
@@ -204,20 +199,6 @@ def test_a_batch_that_does_not_fit_is_halved(folder, monkeypatch):
     assert evaluate(load("reward-model", model=folder), *TEXTS).totals == pytest.approx(whole, abs=2e-6)
     assert sizes[0] == 4
     assert sizes[-1] == 1
-
-
-def test_a_text_that_breaks_the_model_is_an_error_of_its_own(folder, monkeypatch):
-    forward = Loaded._forward
-
-    def picky(self, rows, types):
-        if any(len(row) == len(templated(folder, "Sea")) for row in rows):
-            raise RuntimeError("device-side assert")
-        return forward(self, rows, types)
-
-    monkeypatch.setattr(Loaded, "_forward", picky)
-    statuses = evaluate(load("reward-model", model=folder, threshold=1e-9), *TEXTS).statuses["reward"]
-    assert statuses == ["ok", "ok", "error", "ok"]
-    assert evaluate(load("reward-model", model=folder), "Sea").statuses["reward"] == ["infra"]
 
 
 def test_weights_that_cannot_be_read_are_infra(folder, tmp_path):
