@@ -197,33 +197,44 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Judge:
+class JudgeOptions(Endpoint):
     """A judge's endpoint, and the limits on time and cost.
 
     Args:
-        endpoint: where the judge is.
-        model: its name there.
-        json_mode: ask for `response_format: json_object`; off for servers that do not know it.
-        max_chars: longest answer that is shown.
-        max_tokens: limit on the judge's reply.
-        max_requests: requests that this process may send to this endpoint and model; None for any number.
-        batch_seconds: seconds for a whole batch; what is open then is `infra`.
-        extra: further fields of the request body, such as `reasoning_effort`.
+        base_url: up to and without `/chat/completions`, for instance `http://localhost:8000/v1`.
+        model: the judge's name at that endpoint.
+        api_key_env: name of the environment variable with the key; the key itself is in no log, repr or pickle.
+        json_mode: send `response_format: json_object`; turn off for servers that refuse it.
+        timeout: seconds for one attempt, from connecting to the last byte.
+        retries: attempts after one that failed with 408, 409, 425, 429, 5xx, a broken connection or an overrun.
+        backoff: seconds before the first retry, doubled for each one after, with jitter; `Retry-After` is kept.
+        concurrency: requests under way at once.
+        max_wait: seconds that no wait exceeds, whatever `Retry-After` says.
+        batch_seconds: seconds for a whole batch; what is open then gets no verdict.
+        max_requests: requests this process may send to this judge; then there are no verdicts any more.
+        max_tokens: limit on the judge's reply; raise it for judges that reason.
+        extra: further fields for the request body.
     """
+
+    model: str
+    json_mode: bool = True
+    batch_seconds: float = 600.0
+    max_requests: int | None = None
+    max_tokens: int = 1024
+    extra: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judge:
+    """What both judges share: `options` say where the judge is, `max_chars` is the longest answer that is shown."""
 
     name: str = "judge"
     floor: float = 0.0
     low: float = 0.0
     high: float = 1.0
     version: str = "1"
-    endpoint: Endpoint
-    model: str
-    json_mode: bool = True
+    options: JudgeOptions
     max_chars: int = 20_000
-    max_tokens: int = 1024
-    max_requests: int | None = None
-    batch_seconds: float = 600.0
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def instruction(self, ask: Ask, fence: str) -> str:
         """What the judge is told to do with the data."""
@@ -261,18 +272,18 @@ class _Judge:
             return dict(zip(asks, thread.submit(asyncio.run, self._together(asks, ctx)).result(), strict=True))
 
     async def _together(self, asks: Sequence[Ask], ctx: Context) -> list[tuple[Any, dict[str, Any]]]:
-        end = asyncio.get_running_loop().time() + self.batch_seconds
+        end = asyncio.get_running_loop().time() + self.options.batch_seconds
 
         async def verdict(ask: Ask) -> tuple[Any, dict[str, Any]]:
             try:
                 async with asyncio.timeout_at(end):
                     return await self._verdict(ask, chat)
             except TimeoutError:
-                return None, {"reason": f"the batch took longer than {self.batch_seconds:g} s"}
+                return None, {"reason": f"the batch took longer than {self.options.batch_seconds:g} s"}
             except Exception as failure:
                 return None, {"reason": failure_reason(failure)}
 
-        async with Chat(self.endpoint, hash((ctx.seed, ctx.step)), self._may_ask) as chat:
+        async with Chat(self.options, hash((ctx.seed, ctx.step)), self._may_ask) as chat:
             return await asyncio.gather(*map(verdict, asks))
 
     async def _verdict(self, ask: Ask, chat: Chat) -> tuple[Any, dict[str, Any]]:
@@ -280,9 +291,9 @@ class _Judge:
         for attempt in range(_ASKS):
             fence = new_fence([text for _, text in ask.parts], *ask.seeds, attempt)
             body = {
-                "model": self.model, "messages": conversation(self.instruction(ask, fence), fence, ask.parts),
-                "temperature": 0, "max_tokens": self.max_tokens,
-                **({"response_format": {"type": "json_object"}} if self.json_mode else {}), **self.extra,
+                "model": self.options.model, "messages": conversation(self.instruction(ask, fence), fence, ask.parts),
+                "temperature": 0, "max_tokens": self.options.max_tokens,
+                **({"response_format": {"type": "json_object"}} if self.options.json_mode else {}), **(self.options.extra or {}),
             }  # fmt: skip
             reply: Reply = await chat.ask(body)
             sent += reply.attempts
@@ -296,8 +307,8 @@ class _Judge:
 
     def _may_ask(self) -> bool:
         with _LOCK:
-            spent = (self.endpoint.base_url, self.model)
-            if self.max_requests is not None and _SPENT[spent] >= self.max_requests:
+            spent = (self.options.base_url, self.options.model)
+            if self.options.max_requests is not None and _SPENT[spent] >= self.options.max_requests:
                 return False
             _SPENT[spent] += 1
             return True
@@ -325,10 +336,10 @@ class JudgeRubric(_Judge):
     cache: str | None = None
 
     def __post_init__(self) -> None:
-        if not (1 <= self.scale <= 100 and 0 < self.threshold <= 1 and self.batch_seconds > 0):
+        if not (1 <= self.scale <= 100 and 0 < self.threshold <= 1 and self.options.batch_seconds > 0):
             raise PresetError(
                 "A judge needs 1 <= scale <= 100, 0 < threshold <= 1 and batch_seconds > 0, got "
-                f"{self.scale}, {self.threshold}, {self.batch_seconds}."
+                f"{self.scale}, {self.threshold}, {self.options.batch_seconds}."
             )
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
@@ -375,8 +386,16 @@ class JudgeRubric(_Judge):
     def _key(self, ask: Ask) -> str | None:
         """The cache key: everything the verdict depends on, without fences and seeds, as the temperature is 0."""
         rubric = [[item.name, item.description] for item in ask.rubric]
-        extra = json.dumps(dict(self.extra), sort_keys=True, default=repr)
-        where = (self.version, self.endpoint.base_url, self.model, self.scale, self.max_tokens, self.json_mode, extra)
+        extra = json.dumps(dict(self.options.extra or {}), sort_keys=True, default=repr)
+        where = (
+            self.version,
+            self.options.base_url,
+            self.options.model,
+            self.scale,
+            self.options.max_tokens,
+            self.options.json_mode,
+            extra,
+        )
         return content_key("judge", *where, rubric, ask.prompt, ask.answers[0], ask.reference)
 
 
@@ -404,10 +423,10 @@ class JudgeRanking(_Judge):
     at_once: int = 8
 
     def __post_init__(self) -> None:
-        if self.orders < 2 or self.orders % 2 or self.at_once < 2 or self.batch_seconds <= 0:
+        if self.orders < 2 or self.orders % 2 or self.at_once < 2 or self.options.batch_seconds <= 0:
             raise PresetError(
                 "A ranking needs orders that come in pairs (2, 4, ...), at_once >= 2 and batch_seconds > 0, got "
-                f"{self.orders}, {self.at_once}, {self.batch_seconds}."
+                f"{self.orders}, {self.at_once}, {self.options.batch_seconds}."
             )
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:

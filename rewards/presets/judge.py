@@ -1,54 +1,17 @@
 """Open-ended answers, judged by a language model: graded one by one, or ranked within their group."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from rewards.components.judge import DEFAULT_CRITERIA, DEFAULT_RUBRIC, JudgeRanking, JudgeRubric, parse_rubric
-from rewards.http import Endpoint
+from rewards.components.judge import (
+    DEFAULT_CRITERIA,
+    DEFAULT_RUBRIC,
+    JudgeOptions,
+    JudgeRanking,
+    JudgeRubric,
+    parse_rubric,
+)
 from rewards.parameters import with_options
 from rewards.preset import Preset
-
-_ENDPOINT = ("base_url", "api_key_env", "timeout", "retries", "backoff", "concurrency")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgeOptions:
-    """Options of presets that ask a judge.
-
-    Args:
-        base_url: up to and without `/chat/completions`, for instance `http://localhost:8000/v1`.
-        model: the judge's name at that endpoint.
-        api_key_env: name of the environment variable with the key; the key itself is in no log, repr or pickle.
-        json_mode: send `response_format: json_object`; turn off for servers that refuse it.
-        timeout: seconds for one attempt, from connecting to the last byte.
-        retries: attempts after one that failed with 408, 409, 425, 429, 5xx, a broken connection or an overrun.
-        backoff: seconds before the first retry, doubled for each one after, with jitter; `Retry-After` is kept.
-        concurrency: requests under way at once.
-        batch_seconds: seconds for a whole batch; what is open then gets no verdict.
-        max_requests: requests this process may send to this judge; then there are no verdicts any more.
-        max_tokens: limit on the judge's reply; raise it for judges that reason.
-        extra: further fields for the request body.
-    """
-
-    base_url: str
-    model: str
-    api_key_env: str | None = None
-    json_mode: bool = True
-    timeout: float = 60.0
-    retries: int = 3
-    backoff: float = 0.5
-    concurrency: int = 8
-    batch_seconds: float = 600.0
-    max_requests: int | None = None
-    max_tokens: int = 1024
-    extra: Mapping[str, Any] | None = None
-
-    def judge(self) -> dict[str, Any]:
-        """Arguments of a judge component: its endpoint, and the options that are its own."""
-        values = vars(self) | {"extra": dict(self.extra or {})}
-        endpoint = {name: values.pop(name) for name in _ENDPOINT}
-        return {"endpoint": Endpoint(**endpoint), **values}
 
 
 @with_options(JudgeOptions)
@@ -107,7 +70,7 @@ def judge_rubric(
         threshold=threshold,
         max_chars=max_chars,
         cache=cache,
-        **options.judge(),
+        options=options,
     )
     return Preset([(component, 1.0)], checker="judge")
 
@@ -161,6 +124,6 @@ def judge_ranking(
         orders=orders,
         at_once=at_once,
         max_chars=max_chars,
-        **options.judge(),
+        options=options,
     )
     return Preset([(component, 1.0)])

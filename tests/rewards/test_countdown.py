@@ -28,29 +28,15 @@ def test_expressions_that_reach_the_target_are_right(answer):
     assert evaluation(answer).totals == [pytest.approx(1.1)]  # 1 + 0.1
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "72",
-        "19 * 4 - 4",  # 4 twice
-        "19 * 4 - 1 * 4",
-        "19 + 1 + 4",  # 24
-        "(19 - 1) * 4 = 71",
-        "72 = 72 = (19 - 1) * 4",
-        "(19 - 1) * 4 or 72",
-        "19 ** 1 + 4",
-        "19 // 4 + 1",
-        "__import__('os').system('true')",
-        "1 / 0",
-        "0x48",
-        "72.0",
-        "(" * 300,
-        "1" * 499,
-        "",
-    ],
-)
-def test_anything_else_is_wrong(answer):
-    assert statuses(answer)[0] in ("wrong", "format")
+NO_SOLUTION = [
+    "72", "19 * 4 - 4", "(19 - 1) * 4 * 1", "19 * 4 - 1 * 4", "19 + 1 + 4", "70 = 72", "(19 - 1) * 4 = 71",
+    "71 = (19 - 1) * 4", "72 = 72 = (19 - 1) * 4", "(19 - 1) * 4 or 72", "19 ** 1 + 4", "19 // 4 + 1", "19 % 4", "int('72')",
+    "__import__('os').system('true')", "(lambda: 72)()", "1 / 0", "0x48", "7_2", "72.0", "(" * 300, "1" * 499, "",
+]  # fmt: skip
+
+
+def test_anything_else_is_wrong():
+    assert set(statuses(*NO_SOLUTION)) <= {"wrong", "format"}
 
 
 def test_values_are_exact():

@@ -12,7 +12,6 @@ from reward_parts import tiny_reward_model
 
 from rewards import PresetError, build_samples, load
 from rewards.components.reward_model import Loaded, ModelFiles
-from rewards.hacks import known_hacks
 
 PROMPT = [{"role": "user", "content": "Name a sea."}]
 TEXTS = [
@@ -227,12 +226,6 @@ def test_models_that_are_not_there_or_have_another_head_are_refused(folder, labe
     for wrong in ({"reads": "x"}, {"device": "tpu"}, {"dtype": "int8"}):
         with pytest.raises(PresetError):
             load("reward-model", model=folder, **wrong)
-
-
-def test_no_known_hack_breaks_anything(folder):
-    hacks = known_hacks("What is 6 x 12, please?", "72", "70", "plain")
-    evaluation = evaluate(load("reward-model", model=folder), *(hack.completion for hack in hacks))
-    assert evaluation.failure_share == 0.0
 
 
 def test_a_preset_travels_without_its_weights_and_leaves_torch_as_it_was(folder):
