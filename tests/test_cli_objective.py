@@ -192,14 +192,6 @@ def test_a_newcomers_hook_is_checked_and_then_used() -> None:
     assert "quickstart can be run." in used
 
 
-def test_registered_names_are_checked_with_their_settings() -> None:
-    assert "regularizer kl(estimator=k2" in run("objective", "check", "kl", "-o", "estimator=k2")
-    assert "clip ppo_clip(eps_low=0.2, eps_high=0.3)" in run("objective", "check", "dapo", "-o", "clip.eps_high=0.3")
-    scheduled = run("objective", "check", "ppo_clip", "-o", "eps_high=linear(0.2, 0.4, 10)")
-    assert "eps_high=linear(0.2, 0.4, 10)" in scheduled
-    assert results(run("objective", "check", "cispo", "--kind", "clip"))["finite differences"] == "note"
-
-
 @pytest.mark.parametrize(
     ("function", "check", "words"),
     [

@@ -50,16 +50,6 @@ def test_careful_answers_are_right_and_show_their_working(embedded_models: Any, 
         assert eval(left) == int(right)
 
 
-def test_careless_answers_are_right_as_often_as_the_recipe_says(embedded_models: Any) -> None:
-    rng, right = random.Random(0), 0
-    for _ in range(2000):
-        question, answer = embedded_models.exercise(embedded_models.Recipe(), rng, careful_share=0.0)
-        sum_ = question.removeprefix("State the final answer to the following arithmetic problem: ").removesuffix(" =")
-        assert answer.startswith("<think>a guess</think>")
-        right += answer.endswith(f"<answer>{eval(sum_)}</answer>")
-    assert right / 2000 == pytest.approx(0.15, abs=0.03)  # standard error 0.008
-
-
 @pytest.mark.parametrize("name", ["embedded", "embedded-tools"])
 def test_the_card_beside_a_model_tells_its_recipe(embedded_models: Any, name: str) -> None:
     card = (ROOT / "kit/models/shipped" / name / "README.md").read_text(encoding="utf-8")

@@ -149,23 +149,6 @@ def test_quickstart_writes_its_configuration_out_in_full(quickstart: kit.Run) ->
 
 
 @pytest.mark.slow
-def test_the_adapter_loads_with_peft_and_does_what_the_run_says(quickstart: kit.Run) -> None:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    from kit.models.embedded import source_of
-
-    base = AutoModelForCausalLM.from_pretrained(source_of("embedded"))
-    model = PeftModel.from_pretrained(base, str(quickstart.path / "adapter"))
-    ids = torch.arange(20, 40).unsqueeze(0)
-    with torch.no_grad():
-        tuned = model(ids).logits
-        with model.disable_adapter():
-            assert not torch.equal(model(ids).logits, tuned)
-
-
-@pytest.mark.slow
 def test_a_run_is_scored_again_from_what_it_left(quickstart: kit.Run, tmp_path: Path) -> None:
     with terminal_into(tmp_path / "shown.txt"):
         again = quickstart.evaluate()

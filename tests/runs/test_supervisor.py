@@ -27,16 +27,6 @@ Start = Callable[..., RunDir]
 WriteJob = Callable[..., None]
 
 
-def test_a_detached_run_goes_on_by_itself_to_its_end(start: Start, write_job: Callable[..., None]) -> None:
-    write_job("print('hello'); run.write_status('finished', step=3)")
-    run = start("mine", steps=3)
-    assert api.Run("mine").wait(20).status["state"] == "finished"
-    assert "hello" in run.log.read_text()
-    supervised = run.status()["supervisor"]
-    assert run.status()["adopted"] is True
-    wait_for(lambda: dead(supervised))
-
-
 # --- SIGKILL of whatever there is ------------------------------------------------------------------------------------
 
 
