@@ -154,7 +154,7 @@ def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Pan
     drawn = [
         Panel("Reward on training prompts", "mean, ± standard deviation" if spread else "mean", reward),
         Panel("Components of the reward", "mean, unweighted", named),
-        *_heldout(int(np.nanmax(x)) if len(x) else 0, evaluations),
+        *_heldout(evaluations),
         Panel("Completion length", "tokens: mean, shortest to longest" if reach else "tokens, mean", length, low=0.0),
     ]
     for title, label, names in SIMPLE:
@@ -170,8 +170,8 @@ def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Pan
     return [panel for panel in drawn if panel.series]
 
 
-def _heldout(last: int, evaluations: Evaluations) -> list[Panel]:
-    scores = placed([{"step": last}], evaluations)
+def _heldout(evaluations: Evaluations) -> list[Panel]:
+    scores = placed(evaluations)
     keys = list(dict.fromkeys(key for _, score in scores for key in score))
     right = [key for key in keys if key == "greedy_accuracy" or key.startswith(("pass@", "maj@"))]
     solved, reward = _scores(scores, right, 100.0), _scores(scores, ["greedy_reward"], 1.0)

@@ -24,7 +24,7 @@ from kit.report.panels import LEARNING, MACHINE, columns_of, panels
 from kit.report.record import Record, Tree, read, words
 from kit.report.scores import Difference, difference, ends, estimates, sentence, signed
 from kit.runs.files import clock, shorten, write_atomic
-from kit.runs.metrics import is_number, last_step, placed, points, result_of
+from kit.runs.metrics import is_number, placed, points, result_of
 from kit.runs.secrets import redact, redacted
 from kit.runs.store import ALIVE, RunDir
 
@@ -150,8 +150,8 @@ def figures(record: Record) -> list[tuple[str, str]]:
     if rewards:
         last = rewards[-LAST:]
         tiles.append((f"Reward: first, mean of last {len(last)}", f"{rewards[0]:.3f} → {sum(last) / len(last):.3f}"))
-    evaluations = [score for _, score in placed(record.metrics, record.evaluations)]
-    if (result := result_of(record.evaluations, last_step(record.metrics))) is not None:
+    evaluations = [score for _, score in placed(record.evaluations)]
+    if (result := result_of(record.evaluations)) is not None:
         # After a rollback the result is not that of the highest step.
         last = record.evaluations[result]
         evaluations = [*(score for score in evaluations if score is not last), last]
@@ -175,7 +175,7 @@ def figures(record: Record) -> list[tuple[str, str]]:
 
 def scores(record: Record) -> Markup:
     """Before, after, the difference, and whether it can be told from chance."""
-    before, after, result = ends(record.metrics, record.evaluations)
+    before, after, result = ends(record.evaluations)
     old, new = before or {}, after or {}
     body, known = [], dict[str, Difference]()
     for key in dict.fromkeys(key for side in (old, new) for key in estimates(side)):
@@ -224,7 +224,7 @@ def curves(record: Record, topic: str) -> list[Markup]:
 
 def samples(record: Record) -> Markup:
     """The first held-out problems with what the model said before and after."""
-    before, after, result = ends(record.metrics, record.evaluations)
+    before, after, result = ends(record.evaluations)
     sides: dict[str, dict[tuple[str, str | None], Mapping[str, Any]]] = {"before": {}, result: {}}
     for name, evaluation in (("before", before), (result, after)):
         for sample in (evaluation or {}).get("samples") or []:

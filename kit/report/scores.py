@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from kit.evaluation.results import problem_scores
 from kit.evaluation.statistics import bootstrap_mean
-from kit.runs.metrics import Evaluations, Metrics, is_number, last_step, result_of, step_of
+from kit.runs.metrics import Evaluations, is_number, result_of
 
 Scores = Mapping[str, Any]
 CERTAIN = 0.05
@@ -120,14 +120,13 @@ def _whole(estimate: Any) -> TypeGuard[Mapping[str, float]]:
     return isinstance(estimate, Mapping) and all(is_number(estimate.get(end)) for end in ("low", "value", "high"))
 
 
-def ends(metrics: Metrics, evaluations: Evaluations) -> tuple[Scores | None, Scores | None, str]:
+def ends(evaluations: Evaluations) -> tuple[Scores | None, Scores | None, str]:
     """The evaluation before training and that of the run's result, and what the latter is called."""
-    first, name = evaluations.get("before"), result_of(evaluations, last_step(metrics))
+    first, name = evaluations.get("before"), result_of(evaluations)
     if name is None:
         return first, None, "after"
     last = evaluations[name]
-    step = last.get("step", step_of(name, 0))
-    return first, last, name if name == "after" else f"after step {step}"
+    return first, last, name if name == "after" else f"after step {last['step']}"
 
 
 def signed(value: float, low: float, high: float) -> str:

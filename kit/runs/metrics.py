@@ -31,43 +31,23 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def step_of(name: str, last: int) -> int | None:
-    """The optimiser step of an evaluation by its name: `before`, `step-00050`, `after`; None for any other."""
-    number = name.removeprefix("step-")
-    return {"before": 0, "after": last}.get(name, int(number) if number.isdigit() else None)
-
-
-def placed(metrics: Metrics, evaluations: Evaluations) -> list[tuple[int, Mapping[str, Any]]]:
+def placed(evaluations: Evaluations) -> list[tuple[int, Mapping[str, Any]]]:
     """(step, scores) of the evaluations that belong to a step, in order; those made anew later are none of them."""
-    last = last_step(metrics)
-    steps = {name: step_of(name, last) for name in evaluations}
-    # What an evaluation says of itself counts more than its name.
-    known = {
-        name: int(scores["step"]) if is_number(scores.get("step")) else steps[name]
-        for name, scores in evaluations.items()
-        if steps[name] is not None
-    }
-    chosen = [(step, evaluations[name]) for name, step in known.items() if step is not None]
-    return sorted(chosen, key=lambda pair: pair[0])
+    own = [scores for name, scores in evaluations.items() if name in ("before", "after") or name.startswith("step-")]
+    return sorted(
+        ((int(scores["step"]), scores) for scores in own if is_number(scores.get("step"))), key=lambda pair: pair[0]
+    )
 
 
-def result_of(evaluations: Evaluations, last: int = 0) -> str | None:
+def result_of(evaluations: Evaluations) -> str | None:
     """The name of the evaluation of a run's result: `after` where there is one, else that of the latest step.
 
-    After a rollback `after` is of an earlier step than others, whose weights were thrown away. `last` is the run's last
-    step. None where nothing was scored after training began.
+    After a rollback `after` is of an earlier step than others, whose weights were thrown away. None where nothing was scored
+    after training began.
     """
     if evaluations.get("after"):
         return "after"
-    steps = {name: step_of(name, last) for name, scores in evaluations.items() if name != "before" and scores}
-    known = [
-        (own_step if is_number(own_step := evaluations[name].get("step")) else step, name)
-        for name, step in steps.items()
-        if step is not None
+    steps = [
+        (evaluations[name]["step"], name) for name in evaluations if name.startswith("step-") and evaluations[name]
     ]
-    return max(known)[1] if known else None
-
-
-def last_step(metrics: Metrics) -> int:
-    """The last optimiser step on record; 0 without one."""
-    return max((int(line.get("step") or 0) for line in metrics), default=0)
+    return max(steps)[1] if steps else None

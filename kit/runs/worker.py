@@ -97,7 +97,7 @@ def serve(
             read(arguments.request, arguments.override) if read else json.loads(Path(arguments.request).read_text())
         )
         result = job(request, arguments.quiet)
-        if "result" in request:
+        if result is not None and "result" in request:
             Path(request["result"]).write_text(to_json(result), encoding="utf-8")
     except KeyboardInterrupt:
         return STOPPED

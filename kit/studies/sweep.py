@@ -36,9 +36,9 @@ from kit.config.loading import explain, read_yaml
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError, ObjectiveError, RunError, refuse
 from kit.evaluation.checker import check_metric
 from kit.evaluation.results import course, metric_key, value_of
-from kit.runs.files import read_result, to_json, write_atomic
+from kit.runs.files import to_json, write_atomic
 from kit.runs.lock import try_lock
-from kit.runs.metrics import last_step, result_of, step_of
+from kit.runs.metrics import result_of
 from kit.runs.store import ALIVE, RunDir
 from kit.runs.worker import STOPPED
 from kit.studies.arms import check_objective, stopped_by_hand
@@ -425,10 +425,9 @@ def make_trial(config: RunConfig, metric: str, trial: Any, *, quiet: bool = True
         report_scores()
     if outcome.error is not None:
         raise outcome.error
-    paths = {path.stem: path for path in run.eval.glob("*.json") if step_of(path.stem, 0) is not None}
-    evaluations, last = {name: read_result(path) for name, path in paths.items()}, last_step(run.metrics())
-    name = result_of(evaluations, last)
-    final = {} if name is None else {"step": step_of(name, last)} | evaluations[name]
+    evaluations = run.evaluations()
+    name = result_of(evaluations)
+    final = {} if name is None else evaluations[name]
     step, value = int(final.get("step") or 0), score(final, metric)
     if outcome.code == STOPPED and pruned.is_set():
         return "pruned", value, step

@@ -24,9 +24,9 @@ LEVELS = {"better": "ok", "worse": "fail", "not distinguishable": "warn"}
 METRICS = ("greedy_accuracy", "greedy_reward")
 
 
-def outcome(run: RunDir, evaluations: Mapping[str, Any], last_step: int) -> Markup:
+def outcome(run: RunDir, evaluations: Mapping[str, Any]) -> Markup:
     """The sentence, the picture and the answers; "" where the run was not scored before and after."""
-    name = result_of(evaluations, last_step)
+    name = result_of(evaluations)
     if name is None or "before" not in evaluations:
         return Markup("")
     before, after = read_tree(run.eval / "before.json"), read_tree(run.eval / f"{name}.json")

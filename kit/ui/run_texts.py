@@ -50,11 +50,7 @@ def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers],
     state = str(status["state"])
     title = m.tag("div", m.tag("h2", run.id) + m.state_badge(state), class_="spread")
     rewards = [float(value) for value in _finite(columns.get("reward"))]
-    steps_done = _finite(columns.get("step"))
-    if state in ALIVE:
-        first = progress(status) + course(rewards, alarms)
-    else:
-        first = outcome(run, evaluations, int(steps_done[-1]) if len(steps_done) else 0)
+    first = progress(status) + course(rewards, alarms) if state in ALIVE else outcome(run, evaluations)
     parts = [title]
     if status.get("reason"):
         level = "fail" if state == "failed" else "warn" if state == "interrupted" else ""

@@ -48,9 +48,9 @@ def test_while_it_trains_the_status_on_disk_counts_not_the_last_line(run: RunDir
 def test_afterwards_it_has_state_figures_curves_and_scores(run: RunDir) -> None:
     for step in (1, 2, 3):
         run.append_metrics({"step": step, "reward": step / 4, "completions/mean_length": 20.0})
-    for name, value in (("before", 0.1), ("after", 0.9)):
+    for name, step, value in (("before", 0, 0.1), ("after", 3, 0.9)):
         estimate = {"value": value, "low": value - 0.05, "high": value + 0.05}
-        run.write_json(f"eval/{name}.json", {"greedy_accuracy": estimate, "problems": 20})
+        run.write_json(f"eval/{name}.json", {"step": step, "greedy_accuracy": estimate, "problems": 20})
     run.write_status("finished", step=3, total_steps=3, exit=0)
     shown = card(run, ["the last line"])
     for part in ("ran to its end", "Reward on training prompts", "Completion length", "Held-out accuracy: first, last"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kit.report.charts import intervals, lines, number, svg, ticks
 from kit.report.page import page
 from kit.report.panels import PHASES, Panel, Series, columns_of, downsample, panels
-from kit.runs.metrics import placed, points, step_of
+from kit.runs.metrics import placed, points
 
 SVG = "{http://www.w3.org/2000/svg}"
 NUMBERS = st.floats(-1e6, 1e6)
@@ -134,20 +134,22 @@ def test_lines_without_a_quantity_leave_no_gap_and_the_first_name_counts() -> No
 
 
 def test_evaluations_stand_at_their_step_and_later_ones_by_hand_at_none() -> None:
-    metrics = [{"step": step} for step in range(1, 31)]
     found = {
-        "after": {"n": 3},
-        "before": {"n": 0},
-        "step-00010": {"n": 1},
-        "again": {"n": 9},
-        "step-00020": {"n": 2, "step": 21},
+        "after": {"step": 30},
+        "before": {"step": 0},
+        "again": {"step": 30},
+        "step-00020": {"step": 20},
+        "step-00010": {},
     }
-    assert [(step, score["n"]) for step, score in placed(metrics, found)] == [(0, 0), (10, 1), (21, 2), (30, 3)]
-    assert step_of("again", 30) is None
+    assert [step for step, _ in placed(found)] == [0, 20, 30]
 
 
 def test_shares_are_drawn_in_per_cent_with_their_intervals() -> None:
-    score = {"greedy_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}, "pass@4": {"value": None, "low": 0, "high": 1}}
+    score: dict[str, Any] = {
+        "step": 0,
+        "greedy_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6},
+        "pass@4": {"value": None, "low": 0, "high": 1},
+    }
     (panel,) = panels({}, {"before": score})
     (one,) = panel.series
     assert (one.name, one.x.tolist(), one.y.tolist(), one.dots) == ("greedy accuracy", [0.0], [50.0], True)

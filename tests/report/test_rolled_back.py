@@ -14,7 +14,7 @@ from .conftest import score
 
 
 def test_the_result_is_after_and_else_the_latest_step() -> None:
-    found = {"before": {"n": 0}, "step-00010": {"n": 1}, "step-00030": {"n": 3}, "again": {"step": 99}}
+    found = {"before": {"n": 0}, "step-00010": {"step": 10}, "step-00030": {"step": 30}, "again": {"step": 99}}
     assert result_of(found) == "step-00030"
     assert result_of(found | {"after": {"step": 10}}) == "after"
     assert result_of(found | {"after": {}}) == "step-00030", "an unreadable one counts for nothing"
@@ -27,10 +27,10 @@ def test_a_report_shows_the_scores_of_the_weights_that_were_kept(make_run: Calla
         run.write_json(f"eval/step-{step:05d}.json", score([step == 10] * 16 + [False] * 4, step))
     run.write_json("eval/after.json", score([True] * 16 + [False] * 4, 10))
     record = read(run)
-    first, last, name = ends(record.metrics, record.evaluations)
+    first, last, name = ends(record.evaluations)
     assert (first["step"], last["step"], last["greedy_accuracy"]["value"], name) == (0, 10, 0.8, "after")
     assert ("Held-out accuracy: first, last", "0.100 → 0.800") in figures(record)
-    assert [step for step, _ in placed(record.metrics, record.evaluations)] == [0, 10, 10, 20, 30]
+    assert [step for step, _ in placed(record.evaluations)] == [0, 10, 10, 20, 30]
     (run.eval / "after.json").unlink()
     record = read(run)
-    assert ends(record.metrics, record.evaluations)[2] == "after step 30"
+    assert ends(record.evaluations)[2] == "after step 30"
