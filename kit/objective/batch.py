@@ -316,13 +316,12 @@ class TokenBatch:
             raise AttributeError(f"TokenBatch has no field '{name}'")
 
     def _fill(self, name: str, value: Tensor) -> None:
-        object.__setattr__(self, name, self._filled(_at_least_float32(name, value)))
-
-    def _filled(self, value: Tensor) -> Tensor:
-        """0 at padding. On a CPU a product is several times faster than a selection, but it keeps NaN and infinity."""
+        """Sets a field, 0 at padding. On a CPU a product is several times faster than a selection, but it keeps NaN."""
+        value = _at_least_float32(name, value)
         if value.device.type == "cpu" and math.isfinite(value.detach().sum().item()):
-            return value * self.live.to(value.dtype)
-        return value.masked_fill(~self.mask, 0.0)
+            object.__setattr__(self, name, value * self.live.to(value.dtype))
+        else:
+            object.__setattr__(self, name, value.masked_fill(~self.mask, 0.0))
 
     @cached_property
     def shielded(self) -> TokenBatch:
@@ -387,10 +386,16 @@ class RewardBatch:
             raise ObjectiveError(f"RewardBatch.group has dtype {self.group.dtype}, expected torch.int64 group ids.")
         if self.lengths is not None:
             _check_shape("lengths", self.lengths, torch.Size([size]), "RewardBatch")
-        self._check_components(size)
-        self._check_tokens(size)
-
-    def _check_tokens(self, size: int) -> None:
+        if self.components is None:
+            if self.component_weights is not None:
+                raise ObjectiveError("RewardBatch.component_weights are given without components.")
+        else:
+            if self.components.dim() != 2 or self.components.shape[0] != size:
+                raise _wrong_shape("components", self.components, f"({size}, K)", "RewardBatch")
+            components = _at_least_float32("components", self.components, "RewardBatch")
+            object.__setattr__(self, "components", components)
+            if self.component_weights is not None:
+                _check_shape("component_weights", self.component_weights, components.shape[1:], "RewardBatch")
         names = [name for name, spec in REWARD_FIELDS.items() if spec.shape == "(B, T)"]
         present = [name for name in names if getattr(self, name) is not None]
         if self.mask is None:
@@ -405,18 +410,6 @@ class RewardBatch:
             _check_shape(name, value, self.mask.shape, "RewardBatch")
             value = _at_least_float32(name, value, "RewardBatch").masked_fill(~self.mask, 0.0)
             object.__setattr__(self, name, value)
-
-    def _check_components(self, size: int) -> None:
-        if self.components is None:
-            if self.component_weights is not None:
-                raise ObjectiveError("RewardBatch.component_weights are given without components.")
-            return
-        if self.components.dim() != 2 or self.components.shape[0] != size:
-            raise _wrong_shape("components", self.components, f"({size}, K)", "RewardBatch")
-        components = _at_least_float32("components", self.components, "RewardBatch")
-        object.__setattr__(self, "components", components)
-        if self.component_weights is not None:
-            _check_shape("component_weights", self.component_weights, components.shape[1:], "RewardBatch")
 
     @property
     def scorable(self) -> Tensor:

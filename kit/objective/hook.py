@@ -218,7 +218,19 @@ class Hook:
         self.factory = factory
         self.values = dict(values)
         self._function = self._build({})
-        self._check_schedules()
+        for key, value in self.values.items():  # a schedule must not leave the valid range at some later step
+            if isinstance(value, Schedule) and key != "coef" and "" in self.stateful():
+                raise ConfigError(
+                    f"{self.title} keeps state, so {key} cannot follow a schedule: the function is built anew for every "
+                    "value and would forget. Compute the schedule inside the hook, from batch.step."
+                )
+            if isinstance(value, Controller) and key != "coef":
+                raise ConfigError(f"{self.title}: {value.name} controls a regularizer's coef, not {key}.")
+            for extreme in value.extremes if isinstance(value, Schedule) else (value,):
+                if key == "coef":
+                    check_range(self.title, "coef", extreme, 0.0, finite=True)
+                elif isinstance(value, Schedule):
+                    self._build({key: extreme})
         self.needs = factory.needs | check_needs(attribute(self._function, "needs", ()), factory.kind, factory.title)
 
     @property
@@ -307,24 +319,6 @@ class Hook:
                 f"batch, or a factory whose parameters all have defaults and that returns one."
             )
         return function
-
-    def _check_schedules(self) -> None:
-        """Refuse a schedule that would leave the valid range at some later step or that a hook with state would forget, and
-        a controller without a term."""
-        for key, value in self.values.items():
-            if isinstance(value, Schedule) and key != "coef" and "" in self.stateful():
-                raise ConfigError(
-                    f"{self.title} keeps state, so {key} cannot follow a schedule: the function is built anew for every "
-                    "value and would forget. Compute the schedule inside the hook, from batch.step."
-                )
-            if isinstance(value, Controller) and key != "coef":
-                raise ConfigError(f"{self.title}: {value.name} controls a regularizer's coef, not {key}.")
-            extremes = value.extremes if isinstance(value, Schedule) else (value,)
-            for extreme in extremes:
-                if key == "coef":
-                    check_range(self.title, "coef", extreme, 0.0, finite=True)
-                elif isinstance(value, Schedule):
-                    self._build({key: extreme})
 
 
 def check_needs(needs: Collection[str], kind: str, title: str) -> frozenset[str]:

@@ -129,11 +129,6 @@ class Meter:
         if isinstance(setting, Controller):
             self.observed[part] = self.means[name] if setting.observes == "term" else self._entropy(hook)
 
-    def log_weight(self, hook: Hook, multiplier: Tensor) -> None:
-        """Log the mean of a weight, and the share of tokens that it masks."""
-        self.log(f"weight/{hook.short_name}", multiplier)
-        self.log(f"masked/{hook.short_name}", multiplier == 0)
-
     @torch.no_grad()
     def log_reports(self, hook: Hook) -> None:
         """Log what the hook's function reports of itself: `clipped` as fractions, `metrics` under their names."""

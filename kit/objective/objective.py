@@ -179,7 +179,8 @@ class Objective:
         meter.log("objective/clip", per_token, filled=True, of_all=True)
         for hook in self.weights:
             multiplier = call_on_tokens(hook, batch).detach()
-            meter.log_weight(hook, multiplier)
+            meter.log(f"weight/{hook.short_name}", multiplier)
+            meter.log(f"masked/{hook.short_name}", multiplier == 0)
             per_token = per_token * multiplier
         whole: Tensor | None = None
         for index, hook in enumerate(self.regularizers):

@@ -90,32 +90,28 @@ class HookRegistry(Registry[HookFactory]):
 
         A relative file is looked for below `base`. Raises `ConfigError` with what was seen and the nearest valid name.
         """
-        if isinstance(entry, Mapping):
-            values = {str(key): value for key, value in entry.items()}
-            if "name" not in values:
-                raise ConfigError(f"A {self.kind} needs a name, got {values}. Known: {', '.join(self)}.")
-            return self._factory(values.pop("name"), base)(**values)
         if isinstance(entry, Hook):
             if entry.kind != self.kind:
                 raise ConfigError(f"{entry.title} stands where a {self.kind} is expected.")
             return entry
-        return self._factory(entry, base)()
-
-    def _factory(self, entry: Any, base: Path | None) -> HookFactory:
-        if isinstance(entry, HookFactory):
-            if entry.kind != self.kind:
-                raise ConfigError(f"{entry.title} stands where a {self.kind} is expected.")
-            return entry
-        if isinstance(entry, str):
-            if not is_import_path(entry):
-                return self[entry]
-            target = import_object(entry, base=base)
-            return target if isinstance(target, HookFactory) else self._custom(target, entry, importable=True)
-        if not callable(entry):
-            raise ConfigError(f"A {self.kind} is a name, a dict or a callable, got {entry!r}.")
-        path = _import_path(entry)
-        name = path or str(getattr(entry, "__name__", type(entry).__name__))
-        return self._custom(entry, name, importable=path is not None)
+        values: dict[str, Any] = {}
+        target: Any = entry
+        if isinstance(entry, Mapping):
+            values = {str(key): value for key, value in entry.items()}
+            if "name" not in values:
+                raise ConfigError(f"A {self.kind} needs a name, got {values}. Known: {', '.join(self)}.")
+            target = values.pop("name")
+        path = target if isinstance(target, str) else _import_path(target)
+        if isinstance(target, str):
+            target = import_object(target, base=base) if is_import_path(target) else self[target]
+        elif not callable(target):
+            raise ConfigError(f"A {self.kind} is a name, a dict or a callable, got {target!r}.")
+        if not isinstance(target, HookFactory):
+            name = path or str(getattr(target, "__name__", type(target).__name__))
+            target = self._custom(target, name, importable=path is not None)
+        elif target.kind != self.kind:
+            raise ConfigError(f"{target.title} stands where a {self.kind} is expected.")
+        return target(**values)
 
     def _custom(self, target: Any, name: str, *, importable: bool) -> HookFactory:
         title = f"{self.kind} '{name}'"
@@ -128,7 +124,7 @@ class HookRegistry(Registry[HookFactory]):
         required = [p.name for p in positionals if p.default is p.empty]
         needs = check_needs(attribute(target, "needs", ()), self.kind, title)
         if len(required) == len(self.arguments):
-            build: Callable[..., HookFunction] = functools.partial(_bind, target)
+            build: Callable[..., HookFunction] = functools.partial(functools.partial, target)
             parameters = self._parameters(target, len(required), 1.0, title)
         elif not required:
             build, parameters = target, self._parameters(target, 0, 1.0, title)
@@ -146,10 +142,6 @@ class HookRegistry(Registry[HookFactory]):
             word = min(reserved & set(parameters))
             raise ConfigError(f"{title}: '{word}' is taken by the kit; rename the parameter.")
         return parameters | ({"coef": HyperParameter("coef", float, coef, False)} if self.scaled else {})
-
-
-def _bind(target: HookFunction, **hyperparameters: Any) -> HookFunction:
-    return functools.partial(target, **hyperparameters) if hyperparameters else target
 
 
 def _import_path(target: Any) -> str | None:

@@ -15,7 +15,7 @@ Everything with inputs beside text is scored plainly. `Scorer.report` says which
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
@@ -304,7 +304,10 @@ def _hindrance(model: Examined) -> str | None:
     if getattr(getattr(model.bare, "active_peft_config", None), "is_prompt_learning", False):
         return "the adapter puts tokens of its own in front"
     text = model.text
-    kinds = {kind for rope in _ropes(text) for kind in (rope.get("rope_type"), rope.get("type")) if kind}
+    ropes = [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
+    ropes = [rope for rope in ropes if isinstance(rope, dict)]
+    ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, dict)]
+    kinds = {kind for rope in ropes for kind in (rope.get("rope_type"), rope.get("type")) if kind}
     if kinds & STRETCHED:
         return f"rotary positions ({', '.join(sorted(kinds & STRETCHED))}) depend on the longest text of a batch"
     kinds = set(layers := _kinds(text) or [])
@@ -325,14 +328,6 @@ def _hindrance(model: Examined) -> str | None:
     if getattr(text, "is_causal", True) is False:
         return "its attention is not causal"
     return None
-
-
-def _ropes(text: Any) -> Iterator[dict[str, Any]]:
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = getattr(text, name, None)
-        if isinstance(rope, dict):
-            yield rope
-            yield from (one for one in rope.values() if isinstance(one, dict))
 
 
 def _attempt(compared: Callable[[], str | None]) -> str | None:

@@ -84,12 +84,6 @@ class MicroBatch:
         return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
 
     @property
-    def has_advantage(self) -> Tensor:
-        """(B,) bool: completions with an advantage that is not 0 at some token that trains."""
-        some: Tensor = ((self.advantages != 0) & self.loss_mask).any(1)
-        return some
-
-    @property
     def fields(self) -> dict[str, Any]:
         """The model's inputs beside ids and masks, by the names of the micro-batch."""
         names = (name for name in self.inputs if name in MODEL_INPUTS or name.startswith(EXTRA))
@@ -110,7 +104,9 @@ class MicroBatch:
     def on_host(self) -> HostCopy:
         """The copy on the host, made at the first call; the host waits for it."""
         ids = [self.inputs["prompt_ids"], self.completion_ids]
-        advantage = self.has_advantage if "advantages" in self.inputs else torch.zeros_like(ids[0][:, 0])
+        advantage = torch.zeros_like(ids[0][:, 0])
+        if "advantages" in self.inputs:
+            advantage = ((self.advantages != 0) & self.loss_mask).any(1)
         masks = [self.inputs["prompt_mask"], self.completion_mask, advantage[:, None]]
         columns = torch.cat([*ids, *(mask.to(ids[0].dtype) for mask in masks)], dim=1).cpu()
         width = (columns.shape[1] - 1) // 2
@@ -245,7 +241,15 @@ def split_by_tokens(rows: Sequence[SequenceLengths], chosen: Sequence[int], budg
     groups: dict[Hashable, list[int]] = {}
     for number in chosen:
         groups.setdefault(rows[number].key, []).append(number)
-    pieces = [piece for group in groups.values() for piece in _cut(rows, group, budget)]
+    pieces: list[list[int]] = []
+    for group in groups.values():  # the completions of a prompt, the longest first, in stretches that fit
+        cut: list[list[int]] = []
+        for number in sorted(group, key=lambda number: -rows[number].tokens):
+            if cut and budget.admits([rows[n] for n in (*cut[-1], number)]):
+                cut[-1].append(number)
+            else:
+                cut.append([number])
+        pieces += cut
     pieces.sort(key=lambda piece: -max(rows[number].tokens for number in piece))
     parts: list[list[int]] = []
     for piece in pieces:
@@ -255,14 +259,3 @@ def split_by_tokens(rows: Sequence[SequenceLengths], chosen: Sequence[int], budg
         else:
             home += piece
     return parts
-
-
-def _cut(rows: Sequence[SequenceLengths], group: Sequence[int], budget: TokenBudget) -> list[list[int]]:
-    """The completions of one prompt, the longest first, in stretches that fit."""
-    pieces: list[list[int]] = []
-    for number in sorted(group, key=lambda number: -rows[number].tokens):
-        if pieces and budget.admits([rows[n] for n in (*pieces[-1], number)]):
-            pieces[-1].append(number)
-        else:
-            pieces.append([number])
-    return pieces

@@ -125,9 +125,16 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
         self.probed = True
         if batch.step == 0:
             self._check_old_logps(batch)
-        dead = dead_hooks(self.services.objective, batch, scale)
-        if dead:
-            raise ObjectiveError(dead_hooks_message(dead))
+        if dead := dead_hooks(self.services.objective, batch, scale):
+            names = ", ".join(hook.title for hook in dead)
+            if dead[0].kind == "advantage":
+                raise ObjectiveError(
+                    f"Changing the advantages changes nothing in the gradient, so {names} is ignored: the clip does not use "
+                    f"batch.advantages. {SWITCH}"
+                )
+            raise ObjectiveError(
+                f"Changing {names} changes nothing in the gradient of the loss: it is ignored. {SWITCH}"
+            )
         if not expected.isfinite().all():  # the gradients of the weights will tell
             return
         if torch.equal(expected, logps_gradient(self.services.objective, batch, scale)):  # else a hook draws lots
@@ -247,14 +254,3 @@ def scoring_error(services: Services, model: Any, batch: MicroBatch) -> float:
     chosen = (plainly.logits[0, -count - 1 : -1].float() / services.temperature).log_softmax(-1)
     plain = chosen.gather(1, alone[-count:, None]).squeeze(1)
     return float((scored[0][live[row]][:count].float() - plain).abs().mean())
-
-
-def dead_hooks_message(dead: list[Hook]) -> str:
-    """Says which hooks have no influence on the gradient."""
-    names = ", ".join(hook.title for hook in dead)
-    if dead[0].kind == "advantage":
-        return (
-            f"Changing the advantages changes nothing in the gradient, so {names} is ignored: the clip does not use "
-            f"batch.advantages. {SWITCH}"
-        )
-    return f"Changing {names} changes nothing in the gradient of the loss: it is ignored. {SWITCH}"

@@ -17,7 +17,6 @@ from string import Formatter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kit.config.sections import TeacherConfig
 from kit.errors import ConfigError, ModelError, ObjectiveError
@@ -179,10 +178,18 @@ class Teacher:
         logps = torch.full(ids.shape, torch.nan, device=ids.device)
         known = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         output: dict[str, Any] = {"teacher_logps": logps}
-        scores = (
-            self._scores([prompts[row] or [] for row in read], ids[read], mask[read], hidden=hidden) if read else None
-        )
-        if scores is not None:
+        scores: Scores | None = None
+        if read:
+            own, width = [prompts[row] or [] for row in read], max(len(prompts[row] or []) for row in read)
+            padded = [[self._pad] * (width - len(prompt)) + prompt for prompt in own]
+            live = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in own]
+            rows = Rows(
+                torch.cat([torch.tensor(padded, device=ids.device, dtype=ids.dtype), ids[read]], dim=1),
+                torch.cat([torch.tensor(live, device=ids.device, dtype=mask.dtype), mask[read]], dim=1),
+                ids.shape[1],
+            )
+            with torch.no_grad():
+                scores = self._score(self._scorer, rows, Wanted(hidden=hidden))
             logps[read] = scores.logps.float()
             known[read] = True
         if hidden:
@@ -202,18 +209,6 @@ class Teacher:
         rows = batch.select([0]).rows
         with torch.no_grad():
             self.head = self._score(self._scorer, rows, Wanted(hidden=True)).projection.bare()
-
-    def _scores(self, prompts: list[list[int]], ids: Tensor, mask: Tensor, *, hidden: bool) -> Scores:
-        width = max(map(len, prompts))
-        padded = [[self._pad] * (width - len(prompt)) + prompt for prompt in prompts]
-        live = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        rows = Rows(
-            torch.cat([torch.tensor(padded, device=ids.device, dtype=ids.dtype), ids], dim=1),
-            torch.cat([torch.tensor(live, device=ids.device, dtype=mask.dtype), mask], dim=1),
-            ids.shape[1],
-        )
-        with torch.no_grad():
-            return self._score(self._scorer, rows, Wanted(hidden=hidden))
 
     # --- what it reads --------------------------------------------------------------------------------------------------
 
