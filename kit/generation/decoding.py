@@ -314,18 +314,19 @@ def _foldable(model: Any) -> list[tuple[Any, str]]:
         return []
     from peft.tuners.lora.layer import Linear
 
-    return [(layer, layer.active_adapters[0]) for layer in model.modules() if type(layer) is Linear and _folds(layer)]
-
-
-def _folds(layer: Any) -> bool:
-    names, base = layer.active_adapters, layer.base_layer
-    if len(names) != 1 or names[0] not in layer.lora_A or layer.disable_adapters or layer.merged_adapters:
-        return False
-    dropout = layer.lora_dropout[names[0]]
-    return (
-        type(base) is torch.nn.Linear
-        and base.weight.dtype == torch.float32 == layer.lora_A[names[0]].weight.dtype
-        and names[0] not in getattr(layer, "lora_variant", {})
-        and not layer.lora_bias.get(names[0], False)
-        and (isinstance(dropout, torch.nn.Identity) or not dropout.training)
-    )
+    folding: list[tuple[Any, str]] = []
+    for layer in (module for module in model.modules() if type(module) is Linear):
+        names, base = layer.active_adapters, layer.base_layer
+        if len(names) != 1 or names[0] not in layer.lora_A or layer.disable_adapters or layer.merged_adapters:
+            continue
+        (name,) = names
+        dropout = layer.lora_dropout[name]
+        if (
+            type(base) is torch.nn.Linear
+            and base.weight.dtype == torch.float32 == layer.lora_A[name].weight.dtype
+            and name not in getattr(layer, "lora_variant", {})
+            and not layer.lora_bias.get(name, False)
+            and (isinstance(dropout, torch.nn.Identity) or not dropout.training)
+        ):
+            folding.append((layer, name))
+    return folding

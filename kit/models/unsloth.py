@@ -100,9 +100,20 @@ def adapter_arguments(adapter: LoraConfig, with_: Loading, model: Any) -> dict[s
 
     Unsloth takes `all-linear` for every tower of a multimodal model, and knows no `exclude_modules`: it is told the layers.
     """
-    targets = adapter.target_modules
-    if targets == "all-linear":
-        targets = linear_layers(model, adapter.exclude_modules)
+    import torch
+
+    targets, exclude = adapter.target_modules, str(adapter.exclude_modules or "(?!)")
+    if targets == "all-linear":  # to PEFT the linear layers but the head and what is excluded
+        head = model.get_output_embeddings()
+        names = {
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear) and module is not head and not re.fullmatch(exclude, name)
+        }
+        alike = {
+            r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in name.split(".")) for name in names
+        }
+        targets = "|".join(sorted(alike))
     return {
         "r": adapter.r,
         "lora_alpha": adapter.lora_alpha,
@@ -113,20 +124,6 @@ def adapter_arguments(adapter: LoraConfig, with_: Loading, model: Any) -> dict[s
         "use_gradient_checkpointing": with_.checkpointing,
         "random_state": with_.seed,
     }
-
-
-def linear_layers(model: Any, exclude: str | None = None) -> str:
-    """Regular expression of the names of the linear layers that `all-linear` means to PEFT: all but the head and `exclude`."""
-    import torch
-
-    head = model.get_output_embeddings()
-    names = {
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head and not re.fullmatch(exclude or "(?!)", name)
-    }
-    alike = {r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in name.split(".")) for name in names}
-    return "|".join(sorted(alike))
 
 
 def load(
@@ -154,7 +151,14 @@ def load(
             share = float(with_.fast_inference["gpu_memory_utilization"])  # the engine takes the most memory
             doing = "starting, with the weights that Unsloth reads"
             raise engine_failure(error, doing, EngineSettings(gpu_memory_utilization=share)) from error
-        check_quantized(model, config, source)
+    if config.load_in_4bit and not getattr(
+        model, "is_loaded_in_4bit", False
+    ):  # Unsloth goes on without, and only prints so
+        raise ModelError(
+            f"model.load_in_4bit: true, but Unsloth loaded {source} in {model.dtype}: bitsandbytes does not quantise it here "
+            "(layers narrower than 64, or an unsupported machine). Set model.load_in_4bit: false, or model.backend: "
+            "transformers."
+        )
     return model
 
 
@@ -183,16 +187,6 @@ def with_adapter(model: Any, adapter: LoraConfig, backend: Backend, with_: Loadi
     """The model with adapters of Unsloth's."""
     with stdout_to_log():
         return fast_language_model(backend).get_peft_model(model, **adapter_arguments(adapter, with_, model))
-
-
-def check_quantized(model: Any, config: ModelConfig, source: str) -> None:
-    """Refuses a model that came in another precision than configured: Unsloth goes on without 4-bit and only prints so."""
-    if config.load_in_4bit and not getattr(model, "is_loaded_in_4bit", False):
-        raise ModelError(
-            f"model.load_in_4bit: true, but Unsloth loaded {source} in {model.dtype}: bitsandbytes does not quantise it here "
-            "(layers narrower than 64, or an unsupported machine). Set model.load_in_4bit: false, or model.backend: "
-            "transformers."
-        )
 
 
 def for_inference(model: Any) -> bool:

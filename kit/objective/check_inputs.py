@@ -165,38 +165,33 @@ class Case:
 def cases(kind: str, seed: int, keep: Collection[str] | None = None) -> Iterator[Case]:
     """Calls that a hook of such a kind must be able to take. `keep`: without optional fields but these."""
     if kind == "advantage":
-        yield from (_reward_case(reward_fields(seed, dtype), dtype, keep) for dtype in DTYPES)
+        for dtype in DTYPES:
+            fields = reward_fields(seed, dtype)
+            size, width = fields["mask"].shape
+            yield Case(
+                (reward_batch(fields, keep),),
+                ((size,), (size, width)),
+                f"(N,) = ({size},) or (N, T) = {(size, width)}",
+                lambda out, fields=fields: live(out, fields)[fields["rewards"].isfinite()],
+                f"for completions that have a reward, in {dtype}. Two others of the batch have none (NaN): leave them out of "
+                "means and deviations, with batch.scorable or nanmean",
+            )
     elif kind == "reduction":
         for dtype in DTYPES:
             per_token, mask = losses(seed, dtype)
             for scale in (scale_of(mask), LossScale(2.0, mask.sum(), TOKENS)):
                 yield Case((per_token, mask, scale), ((),), "a scalar ()", lambda out: out, f"in {dtype}")
     else:
-        yield from (_token_case(kind, fields, keep) for fields in variants(seed))
-
-
-def _reward_case(fields: Fields, dtype: torch.dtype, keep: Collection[str] | None = None) -> Case:
-    size, width = fields["mask"].shape
-    return Case(
-        (reward_batch(fields, keep),),
-        ((size,), (size, width)),
-        f"(N,) = ({size},) or (N, T) = {(size, width)}",
-        lambda out: live(out, fields)[fields["rewards"].isfinite()],
-        f"for completions that have a reward, in {dtype}. Two others of the batch have none (NaN): leave them out of means and "
-        "deviations, with batch.scorable or nanmean",
-    )
-
-
-def _token_case(kind: str, fields: Fields, keep: Collection[str] | None = None) -> Case:
-    batch, _ = token_batch(fields, keep)
-    shape = tuple(batch.mask.shape)
-    return Case(
-        (batch,),
-        (shape, ()) if kind == "regularizer" else (shape,),
-        f"(B, T) = {shape}, with advantages {'(B, 1)' if fields['advantages'].shape[1] == 1 else '(B, T)'}",
-        lambda out: counted(out, batch.mask),
-        f"at live tokens, {kind_of(fields)}",
-    )
+        for fields in variants(seed):
+            batch, _ = token_batch(fields, keep)
+            shape = tuple(batch.mask.shape)
+            yield Case(
+                (batch,),
+                (shape, ()) if kind == "regularizer" else (shape,),
+                f"(B, T) = {shape}, with advantages {'(B, 1)' if fields['advantages'].shape[1] == 1 else '(B, T)'}",
+                lambda out, mask=batch.mask: counted(out, mask),
+                f"at live tokens, {kind_of(fields)}",
+            )
 
 
 def variants(seed: int) -> Iterator[Fields]:

@@ -38,7 +38,6 @@ from kit.models.loading import autocast_dtype, weights_dtype
 from kit.models.unsloth import (
     Loading,
     adapter_arguments,
-    check_quantized,
     checkpointing,
     loading,
     model_arguments,
@@ -280,13 +279,6 @@ def test_the_engine_gets_its_share_only_where_it_makes_the_completions() -> None
     assert not loading(config, TRANSFORMERS, None).fast_inference
     config.generation.engine = "hf"
     assert not loading(config, UNSLOTH, None).fast_inference
-
-
-def test_weights_in_another_precision_than_asked_are_refused() -> None:
-    wide = SimpleNamespace(is_loaded_in_4bit=False, dtype=torch.float32)
-    with pytest.raises(ModelError, match="does not quantise"):
-        check_quantized(wide, ModelConfig(load_in_4bit=True), "m")
-    check_quantized(wide, ModelConfig(), "m")
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

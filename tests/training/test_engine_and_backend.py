@@ -103,13 +103,15 @@ def test_keys_of_the_engine_reach_unsloths() -> None:
 
 
 class Loader:
-    """Stands for `FastLanguageModel`: raises `error`."""
+    """Stands for `FastLanguageModel`: raises `error`, or gives `model`."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    def __init__(self, error: Exception | None = None, model: Any = None) -> None:
+        self.error, self.model = error, model
 
     def from_pretrained(self, **_: Any) -> Any:
-        raise self.error
+        if self.error is not None:
+            raise self.error
+        return self.model, None
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,18 @@ def test_an_engine_that_unsloth_made_other_than_asked_is_refused(
     load = partial(unsloth_model.load, None, ModelConfig(), torch.float32, UNSLOTH, with_, "m")
     with pytest.raises(EngineError, match=words) if words else nullcontext():
         load()
+
+
+def test_weights_in_another_precision_than_asked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = SimpleNamespace(is_loaded_in_4bit=False, dtype=torch.float32)
+    monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: Loader(model=wide))
+    config, load = (
+        ModelConfig(),
+        partial(unsloth_model.load, None, dtype=torch.float32, backend=UNSLOTH, with_=Loading()),
+    )
+    assert load(config=config, source="m") is wide
+    with pytest.raises(ModelError, match="does not quantise"):
+        load(config=config.model_copy(update={"load_in_4bit": True}), source="m")
 
 
 # --- what vLLM is told beside TRL's arguments -------------------------------------------------------------------------
