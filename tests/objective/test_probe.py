@@ -140,19 +140,9 @@ def without_clip(objective: Objective, batch: TokenBatch, scale: LossScale) -> T
     return objective.reduction.at(0)((weight * -batch.ratio * batch.advantages + terms) * batch.mask, batch.mask, scale)
 
 
-def without_weights(objective: Objective, batch: TokenBatch, scale: LossScale) -> Tensor:
-    clip, _, terms = pieces(objective, batch)
-    return objective.reduction.at(0)((clip + terms) * batch.mask, batch.mask, scale)
-
-
 def without_terms(objective: Objective, batch: TokenBatch, scale: LossScale) -> Tensor:
     clip, weight, _ = pieces(objective, batch)
     return objective.reduction.at(0)(weight * clip * batch.mask, batch.mask, scale)
-
-
-def without_reduction(objective: Objective, batch: TokenBatch, scale: LossScale) -> Tensor:
-    clip, weight, terms = pieces(objective, batch)
-    return ((weight * clip + terms) * batch.mask).sum() / batch.mask.sum()
 
 
 def without_advantages(objective: Objective, batch: TokenBatch, scale: LossScale) -> Tensor:
@@ -167,9 +157,7 @@ def without_advantages(objective: Objective, batch: TokenBatch, scale: LossScale
     [
         (without_advantages, ["group_zscore"]),
         (without_clip, ["sapo"]),
-        (without_weights, ["sampler_correction"]),
         (without_terms, ["kl"]),
-        (without_reduction, ["sequence_mean"]),
     ],
 )
 def test_a_hook_that_the_loss_ignores_is_named(ignoring: Ignoring, names: list[str]) -> None:
@@ -181,25 +169,6 @@ def test_a_hook_that_the_loss_ignores_is_named(ignoring: Ignoring, names: list[s
     clip = "reinforce" if ignoring is without_advantages else "sapo"
     assert dead(Objective(clip=clip, **parts)) == []
     assert dead(Broken(clip=clip, **parts)) == names
-
-
-def test_one_ignored_hook_of_several_is_told_apart_by_its_place() -> None:
-    class Broken(Objective):
-        """Applies the first of its terms alone."""
-
-        def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
-            term = self.regularizers[0].coef_at(0) * self.regularizers[0](batch)
-            return LossOutput(
-                ((self.clip(batch) + term) * batch.mask).sum()
-                * self.reduction.at(0)(batch.mask.double(), batch.mask, LossScale()),
-                {},
-                {},
-                {},
-            )
-
-    objective = Broken(regularizers=[{"name": "kl", "coef": 0.1}, {"name": "kl", "estimator": "k2", "coef": 0.1}])
-    drawn = sample(3, (5, 9))
-    assert dead_hooks(objective, drawn.batch(), scale_for(drawn)) == [objective.regularizers[1]]
 
 
 def test_a_clip_that_ignores_the_advantages_is_named_by_its_advantage() -> None:

@@ -17,7 +17,6 @@ from kit.scoring.packing import lay_out
 from .packs import assert_same, plainly, rows_of, score
 from .rollouts import (
     NewTrainer,
-    mixed_prompts,
 )
 
 WINDOW = 6
@@ -201,29 +200,3 @@ def test_what_the_balancing_loss_of_experts_counts_is_not_packed(packed: NewPack
         found.append((logps.detach(), loss.detach()))
     assert found[0][1] > 0
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-6)
-
-
-def test_the_checks_of_the_first_steps_look_at_packs(packed: NewPacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.errors import ObjectiveError
-    from kit.trainer.micro_batch import MicroBatch
-    from kit.trainer.sanity_checks import scoring_error
-
-    trainer = packed(steps_per_generation=8)
-    inputs = mixed_prompts(trainer)
-    assert scoring_error(trainer.services, trainer.model, MicroBatch(inputs)) < 1e-4
-    assert trainer.packing_report["packing"] == "packed"
-    seen = watch(trainer)
-    scoring_error(trainer.services, trainer.model, MicroBatch(inputs))
-    assert seen[0] < inputs["prompt_ids"][:2].numel() + inputs["completion_ids"][:2].numel()
-    right = scorer.lay_out
-
-    def shifted(*given: Any, **more: Any) -> Any:  # a defect that comes after the proof
-        packs = right(*given, **more)
-        return [dataclasses.replace(one, positions=2 * one.positions) for one in packs]
-
-    monkeypatch.setattr(scorer, "lay_out", shifted)
-    assert scoring_error(trainer.services, trainer.model, MicroBatch(inputs)) > 0.05
-    from kit.trainer.sanity_checks import SanityChecks
-
-    with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
-        SanityChecks(trainer.services).before_scoring(trainer.model, MicroBatch(inputs))

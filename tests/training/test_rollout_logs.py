@@ -47,28 +47,6 @@ def test_rewards_and_truncation_reach_the_hooks_beside_their_completions(
     assert sorted(map(repr, seen)) == sorted(map(repr, want))  # the trainer shuffles; NaN is not equal to itself
 
 
-def test_tokens_of_tools_do_not_train(new_trainer: NewTrainer) -> None:
-    """An `env_mask` of a rollout function, which TRL treats as the mask of tools."""
-    width = 6
-
-    def own(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
-        completions = [[20 + (row + place) % 7 for place in range(width - row % 2)] for row in range(len(prompts))]
-        masks = [[0 if place in (1, 2) else 1 for place in range(len(row))] for row in completions]
-        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None, "env_mask": masks}
-
-    objective = Recorder(advantage={"name": "token_returns", "gamma": 0.5}, reduction="global_token_mean")
-    trainer = new_trainer(objective=objective, extra={"rollout_func": own}, unchecked=True)
-    train(trainer)
-    (batch,) = objective.seen
-    assert batch.mask[:, [1, 2]].any() == torch.tensor(False)
-    assert sorted(batch.mask.sum(1).tolist()) == [3, 3, 4, 4]
-    assert not batch.advantages[~batch.mask].any()
-    for row, live in zip(batch.advantages, batch.mask, strict=True):  # time is counted in tokens that train
-        values = row[live].tolist()
-        assert values == pytest.approx([values[-1] * 0.5 ** (len(values) - 1 - place) for place in range(len(values))])
-
-
 def test_spread_of_groups_and_of_advantages_is_that_of_plain_arithmetic(new_trainer: NewTrainer) -> None:
     scores = [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 2.0, 5.0, None, 3.0, 3.0, None]
 

@@ -217,7 +217,6 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.Mo
     assert sizes[-1] == 1  # whether it fits or not
     assert all(size % 8 == 0 for size in sizes if size > 8)
     assert len({size for size in sizes if 8 <= size < 64}) > 1
-    assert chosen(30) == chosen(30)
     assert chosen(30, processes=8) is None  # which divide nothing
     assert chosen(30, device="cpu") is None
     assert chosen(30, "generation.engine=vllm") is None
