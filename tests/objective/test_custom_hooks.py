@@ -48,23 +48,6 @@ def plain_pull(batch: TokenBatch, strength: float = 1.0) -> Tensor:
 plain_pull.needs = {"ref_logps"}  # type: ignore[attr-defined]
 
 
-class Counting:
-    """A hook that keeps state."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, batch: TokenBatch, factor: float = 1.0) -> Tensor:
-        self.calls += 1
-        return factor * torch.ones_like(batch.logps)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.calls = state["calls"]
-
-
 # --- found and used ----------------------------------------------------------------------------------------------
 
 
@@ -125,19 +108,6 @@ def test_a_custom_reduction_is_used() -> None:
     _, expected = gradient(Objective(reduction="sequence_sum"), drawn)
     _, seen = gradient(Objective(reduction={"name": total, "factor": 0.25}), drawn)
     torch.testing.assert_close(seen, expected)  # 4 completions
-
-
-def test_state_is_saved_and_restored() -> None:
-    def make() -> Objective:
-        return Objective(weights=[Counting()])
-
-    objective = make()
-    for _ in range(3):
-        gradient(objective, sample())
-    assert objective.state_dict() == {"weights.0": {"calls": 3}}
-    resumed = make()
-    resumed.load_state_dict(objective.state_dict())
-    assert resumed.state_dict() == objective.state_dict()
 
 
 def test_state_of_another_objective_is_refused() -> None:
@@ -305,18 +275,6 @@ def test_a_lambda_works_but_cannot_be_written_down() -> None:
 
 
 # --- registries --------------------------------------------------------------------------------------------------
-
-
-def test_hyper_parameters_are_read_off_the_signature() -> None:
-    found = clips["two_sided"].hyperparameters
-    assert {name: parameter.default for name, parameter in found.items()} == {
-        "eps_low": 0.2,
-        "eps_high": 0.2,
-        "delta": 4.0,
-        "level": "token",
-    }
-    assert [name for name, parameter in found.items() if not parameter.schedulable] == ["level"]
-    assert not regularizers["kl"].hyperparameters["estimator"].schedulable
 
 
 @pytest.mark.parametrize(

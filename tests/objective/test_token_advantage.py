@@ -127,35 +127,6 @@ def test_token_returns_equal_the_recursion(gamma: float) -> None:
     torch.testing.assert_close(found, slow_advantages(batch, gamma, 1.0, use_values=False))
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.7])
-def test_gae_with_lam_1_is_returns_less_values(gamma: float) -> None:
-    batch = outcomes(process=0.5)
-    found = compute({"name": "gae", "gamma": gamma, "lam": 1.0, "whiten": False}, batch)
-    returns = compute({"name": "token_returns", "gamma": gamma}, batch)
-    assert batch.values is not None
-    torch.testing.assert_close(found, (returns - batch.values).masked_fill(~live(batch), 0.0))
-
-
-def test_gae_with_lam_0_is_the_one_step_error() -> None:
-    batch = small([[1, 1, 1]], [[0.0, 0.0, 1.0]], [[0.2, 0.5, 0.9]])
-    found = compute({"name": "gae", "lam": 0.0, "whiten": False}, batch)
-    torch.testing.assert_close(found, torch.tensor([[0.3, 0.4, 0.1]], dtype=torch.float64))
-
-
-def test_without_discount_the_return_of_an_outcome_is_the_reward_everywhere() -> None:
-    batch = outcomes()
-    expected = torch.where(live(batch), batch.rewards[:, None], 0.0)
-    assert torch.equal(compute("token_returns", batch), expected)
-
-
-@pytest.mark.parametrize("name", WHITENED)
-def test_whitened_advantages_have_mean_0_and_deviation_1_over_live_tokens(name: str) -> None:
-    batch = outcomes(process=0.5)
-    kept = compute(name, batch)[live(batch)]
-    assert kept.mean().item() == pytest.approx(0, abs=1e-9)
-    assert kept.std().item() == pytest.approx(1, rel=1e-3)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_holes_are_no_time(name: str) -> None:
     batch = small([[1, 0, 1, 0, 0, 1, 0]], [[1.0, 9.0, 2.0, 9.0, 9.0, 3.0, 9.0]], [[0.1, 7.0, 0.2, 7.0, 7.0, 0.3, 7.0]])

@@ -80,15 +80,6 @@ def test_high_entropy_only(quantile: float, expected: list[int], dtype: torch.dt
     assert weigh(batch, name="high_entropy_only", quantile=quantile) == expected
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("quantile", [0.0, 0.25, 0.5, 0.8, 0.97])
-def test_high_entropy_only_agrees_with_torch_quantile(seed: int, quantile: float) -> None:
-    batch = sample(seed, (9, 13), torch.float32).batch()
-    assert batch.entropy is not None
-    live = batch.entropy[batch.mask]
-    assert weigh(batch, name="high_entropy_only", quantile=quantile) == (live >= live.quantile(quantile)).tolist()
-
-
 @pytest.mark.parametrize(("quantile", "tokens", "kept"), [(0.3, 51, 36), (0.6, 171, 69), (0.8, 10001, 2001)])
 def test_a_quantile_that_falls_on_a_token_keeps_it(quantile: float, tokens: int, kept: int) -> None:
     entropy = torch.rand(1, tokens + 1, generator=torch.Generator().manual_seed(0))
@@ -131,6 +122,3 @@ def test_drop_truncated_keeps_the_denominator() -> None:
     assert out.metrics["masked/drop_truncated"].value.item() == pytest.approx(
         (drawn.mask[0].sum() / drawn.mask.sum()).item()
     )
-
-
-# --- guards ------------------------------------------------------------------------------------------------------

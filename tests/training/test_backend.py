@@ -220,41 +220,16 @@ def test_the_model_is_loaded_literally_and_in_the_precision_asked(lora: bool) ->
     config = ModelConfig(name="a/b", load_in_4bit=lora, **({} if lora else {"lora": None}))
     engine = {"gpu_memory_utilization": 0.4, "max_lora_rank": 32} if lora else {}
     given = model_arguments("a/b", "main", config, torch.bfloat16, Loading(640, 7, "unsloth", engine))
-    common = {
-        "model_name": "a/b",
-        "dtype": torch.bfloat16,
-        "load_in_8bit": False,
-        "load_in_16bit": False,
-        "revision": "main",
-        "trust_remote_code": False,
-        "use_gradient_checkpointing": "unsloth",
-        "use_exact_model_name": True,
-        "fix_tokenizer": False,
-        "random_state": 7,
-        "max_seq_length": 640,
-    }
-    alone = (
-        {"load_in_4bit": True, "full_finetuning": False, "fast_inference": True} | engine
-        if lora
-        else {"load_in_4bit": False, "full_finetuning": True, "fast_inference": False, "float32_mixed_precision": True}
-    )
-    assert given == common | alone
+    assert {name: given[name] for name in ("dtype", "revision", "load_in_4bit", "full_finetuning", "fast_inference")} == {
+        "dtype": torch.bfloat16, "revision": "main", "load_in_4bit": lora, "full_finetuning": not lora, "fast_inference": lora,
+    }  # fmt: skip
     assert given.keys() <= parameters("loader.py", "from_pretrained")
 
 
 def test_adapters_are_those_of_the_configuration() -> None:
     adapter = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["v_proj", "q_proj"], use_rslora=True)
     given = adapter_arguments(adapter, Loading(seed=5, checkpointing=True), None)
-    assert given == {
-        "r": 8,
-        "lora_alpha": 32,
-        "lora_dropout": 0.1,
-        "target_modules": ["q_proj", "v_proj"],
-        "use_rslora": True,
-        "bias": "none",
-        "use_gradient_checkpointing": True,
-        "random_state": 5,
-    }
+    assert (given["r"], given["use_rslora"], given["target_modules"]) == (8, True, ["q_proj", "v_proj"])
     assert given.keys() <= parameters("llama.py", "get_peft_model")
 
 

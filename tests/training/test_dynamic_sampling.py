@@ -16,7 +16,6 @@ from kit.trainer.dynamic_sampling import FreshPrompts, Group, check_dynamic_samp
 from .rollouts import (
     NewTrainer,
     adapter,
-    log_of,
     train,
 )
 
@@ -78,18 +77,6 @@ def test_a_method_with_nothing_to_choose_changes_nothing(new_trainer: NewTrainer
         assert {key: chosen[key] for key in line} == line
         own = {key for key in chosen if key not in line}
         assert {key.partition("/")[0] for key in own} <= {"tokens", "groups", "selection"}
-
-
-def test_what_a_step_spent_is_counted(new_trainer: NewTrainer) -> None:
-    sink: list[Any] = []
-    extra = {
-        **selection(dynamic_sampling={"max_rounds": 2}), "rollout_sinks": [sink.append], "reward_funcs": flat_for(),
-    }  # fmt: skip
-    trainer = new_trainer(objective="grpo", extra=extra, gradient_accumulation_steps=8)
-    train(trainer)
-    (rollout,), line = sink, log_of(trainer)
-    assert line["tokens/generated"] == sum(map(len, rollout.completion_ids))
-    assert line["groups/rolled_out"] == line["groups/useful"]
 
 
 # --- dynamic sampling -------------------------------------------------------------------------------------------------

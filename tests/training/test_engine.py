@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ObjectiveError
 from kit.generation import engine
 from kit.generation.engine import HF_INSTEAD, Installed, choose_engine, incompatibilities
-from kit.models.unsloth import room
 from kit.runner.prepare import build_objective, check_truncated
 
 ROOT = Path(__file__).parents[2]
@@ -122,21 +120,6 @@ def test_every_argument_is_one_of_trls_and_every_vllm_argument_of_trl_is_pinned(
     assert unset - of_a_server == {"vllm_importance_sampling_cap"}, "deprecated, unset"
 
 
-def test_settings_reach_trls_arguments() -> None:
-    given = config(
-        "generation.vllm.gpu_memory_utilization=0.5", "generation.vllm.standby=true", "generation.vllm.regex='[0-9]+'"
-    )
-    told = engine.vllm_arguments(given)
-    assert told["use_vllm"] is True
-    assert told["vllm_gpu_memory_utilization"] == 0.5
-    assert told["vllm_enable_sleep_mode"] is True
-    assert told["vllm_structured_outputs_regex"] == "[0-9]+"
-    assert told["vllm_max_model_length"] == 512 + 256, "longest prompt + longest completion"
-    assert told["vllm_importance_sampling_correction"] is False
-    assert engine.vllm_arguments(config("generation.engine=hf"))["use_vllm"] is False
-    assert room(config("data.max_prompt_tokens=null")) is None
-
-
 def test_a_hook_that_reads_the_samplers_log_probabilities_needs_vllm() -> None:
     from kit.runner.prepare import build_objective
 
@@ -237,22 +220,6 @@ def test_an_adapter_that_an_engine_does_not_take_is_refused(
     model = get_peft_model(new_model(), LoraConfig(**{"target_modules": ["q_proj"]} | other))
     with pytest.raises(EngineError, match=r"not plain LoRA.*hand_over: merged"):
         adapter_tensors(model)
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory.*gpu_memory_utilization 0.3"),
-        (RuntimeError("EngineCore encountered an issue"), "died making 8 completions: RuntimeError"),
-    ],
-)
-def test_what_befell_the_engine_is_told_in_its_terms(error: Exception, words: str) -> None:
-    from kit.models.failures import EngineSettings, engine_failure
-
-    told = str(engine_failure(error, "making 8 completions", EngineSettings()))
-    assert told.startswith("vLLM's engine")
-    assert re.search(words, told)
-    assert "micro_batch_size" not in told
 
 
 def test_a_vllm_that_does_not_start_ends_the_run_with_what_to_set_instead(

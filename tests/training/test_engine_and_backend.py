@@ -17,7 +17,6 @@ from kit.config import ModelConfig, RunConfig, load_config
 from kit.errors import ConfigError, EngineError, KitError, ModelError
 from kit.generation import engine
 from kit.generation.engine import Engine, Installed, choose_engine, resolve
-from kit.models import loading as models
 from kit.models import unsloth as unsloth_model
 from kit.models.backend import Backend, Machine
 from kit.models.failures import EngineSettings
@@ -67,17 +66,9 @@ def test_an_engine_that_nobody_asked_for_gives_way_to_what_was_asked_for(
         settled("generation.engine=vllm", *overrides, columns=columns)
 
 
-@pytest.mark.parametrize(
-    ("override", "backend"),
-    [
-        ("model.lora=null", "transformers"),
-    ],
-)
-def test_a_backend_that_nobody_asked_for_gives_way_to_vllm(
-    settled: Callable[..., Any], override: str, backend: str
-) -> None:
-    config, chosen = settled(override)
-    assert (config.generation.engine, chosen.name, config.model.backend) == ("vllm", "vllm", backend)
+def test_a_backend_that_nobody_asked_for_gives_way_to_vllm(settled: Callable[..., Any]) -> None:
+    config, chosen = settled("model.lora=null")
+    assert (config.generation.engine, chosen.name, config.model.backend) == ("vllm", "vllm", "transformers")
 
 
 def test_an_objective_that_reads_the_engine_does_not_go_on_without_it(settled: Callable[..., Any]) -> None:
@@ -100,51 +91,6 @@ def test_keys_of_the_engine_reach_unsloths() -> None:
     assert model_arguments("m", None, ModelConfig(), torch.bfloat16, told)["enforce_eager"] is True
     hf = load_config("quickstart", [*keys, "generation.engine=hf"])
     assert loading(hf, UNSLOTH, 4096).max_seq_length == 128
-
-
-class Loader:
-    """Stands for `FastLanguageModel`: raises `error`, or gives `model`."""
-
-    def __init__(self, error: Exception | None = None, model: Any = None) -> None:
-        self.error, self.model = error, model
-
-    def from_pretrained(self, **_: Any) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.model, None
-
-
-@pytest.mark.parametrize(
-    ("error", "engine_keywords", "kind", "words"),
-    [
-        (
-            RuntimeError("Engine core initialization failed"),
-            {"gpu_memory_utilization": 0.4},
-            EngineError,
-            "died starting",
-        ),
-        (
-            torch.OutOfMemoryError("CUDA out of memory."),
-            {"gpu_memory_utilization": 0.4},
-            EngineError,
-            "utilization 0.4",
-        ),
-        (RuntimeError("Engine core initialization failed"), {}, ModelError, "its weights could not be loaded"),
-    ],
-)
-def test_an_engine_of_unsloths_that_does_not_start_is_no_broken_download(
-    error: Exception,
-    engine_keywords: dict[str, Any],
-    kind: type[KitError],
-    words: str,
-    model_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: Loader(error))
-    with_ = Loading(fast_inference=engine_keywords)
-    load = partial(unsloth_model.load, None, ModelConfig(), torch.float32, UNSLOTH, with_)
-    with pytest.raises(kind, match=words):
-        models._load(str(model_folder), "its weights", load, {})
 
 
 def engine_of(tokens: int, sleeps: bool) -> Any:
@@ -179,14 +125,12 @@ def test_an_engine_that_unsloth_made_other_than_asked_is_refused(
 
 def test_weights_in_another_precision_than_asked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = SimpleNamespace(is_loaded_in_4bit=False, dtype=torch.float32)
-    monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: Loader(model=wide))
-    config, load = (
-        ModelConfig(),
-        partial(unsloth_model.load, None, dtype=torch.float32, backend=UNSLOTH, with_=Loading()),
-    )
-    assert load(config=config, source="m") is wide
+    loader = SimpleNamespace(from_pretrained=lambda **_: (wide, None))
+    monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: loader)
+    load = partial(unsloth_model.load, None, dtype=torch.float32, backend=UNSLOTH, with_=Loading(), source="m")
+    assert load(config=ModelConfig()) is wide
     with pytest.raises(ModelError, match="does not quantise"):
-        load(config=config.model_copy(update={"load_in_4bit": True}), source="m")
+        load(config=ModelConfig(load_in_4bit=True))
 
 
 # --- what vLLM is told beside TRL's arguments -------------------------------------------------------------------------

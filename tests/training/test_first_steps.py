@@ -276,21 +276,3 @@ def test_after_the_first_step_nothing_more_is_computed(new_trainer: NewTrainer) 
     assert later == [(3, 3)] * 4  # one scoring and one call a micro-batch
     assert first[0] == 3 + 1  # one more scoring, of two rows
     assert first[1] > 3
-
-
-def test_neither_evaluation_nor_a_loss_outside_training_is_checked(new_trainer: NewTrainer, prompts: Any) -> None:
-    trainer = new_trainer(
-        objective="grpo", extra={"eval_dataset": prompts}, per_device_eval_batch_size=8, num_generations_eval=2
-    )
-    patch_scorer(trainer, cold)  # a defect
-    trainer.evaluate()
-    inputs = rollout(trainer)[0]
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.compute_loss(trainer.model, dict(inputs))
-    checks = trainer.checks
-    assert not checks.scored
-    assert not checks.probed
-    assert checks.losses == 0
-    with pytest.raises(ObjectiveError, match="differ from the model's own logits"):
-        train(trainer)

@@ -9,7 +9,6 @@ import pytest
 from pairwise import every_pair
 
 from kit.errors import ObjectiveError
-from kit.objective import Objective
 from kit.objective.recipes import recipe_names
 
 from .rollouts import KL, NewTrainer, adapter, train
@@ -178,15 +177,8 @@ def test_five_steps_with_everything_on_are_those_with_everything_off(new_trainer
 
 
 def test_the_first_steps_still_see_a_defect_when_most_is_skipped(new_trainer: NewTrainer) -> None:
-    class Ignored(Objective):
-        def loss(self, batch: Any, scale: Any = None) -> Any:
-            found = super().loss(batch, scale)
-            return found._replace(loss=found.loss * 2.0 if batch.scored is not None and self.doubled else found.loss)
-
-        doubled = False
-
     trainer = new_trainer(
-        objective=Ignored(), extra={"reward_funcs": half_flat}, num_generations=2, per_device_train_batch_size=8
+        objective="grpo", extra={"reward_funcs": half_flat}, num_generations=2, per_device_train_batch_size=8
     )
     send = trainer.policy_loss._send
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kit.trainer.micro_batch import MicroBatch, grouped_by_prompt
+from kit.trainer.micro_batch import grouped_by_prompt
 
 from .rollouts import NewTrainer, assert_gradients_close, drift, losses_and_gradients, rollout
 
@@ -89,20 +89,3 @@ def test_what_cannot_be_divided_by_rows_is_left_alone() -> None:
     assert [batch["prompt_ids"].tolist() for batch in grouped_by_prompt([rows, other])] == [[[1], [1]], [[2], [2]]]
     odd = [rows | {"pixel_values": torch.zeros(7, 3)}, other | {"pixel_values": torch.zeros(7, 3)}]
     assert [batch["prompt_ids"].tolist() for batch in grouped_by_prompt(odd)] == [[[1], [2]], [[2], [1]]]
-
-
-def test_the_host_copies_a_micro_batch_once() -> None:
-    batch = MicroBatch({
-        "prompt_ids": torch.tensor([[0, 5], [6, 7]]), "prompt_mask": torch.tensor([[0, 1], [1, 1]]),
-        "completion_ids": torch.tensor([[8, 0], [9, 3]]), "completion_mask": torch.tensor([[1, 0], [1, 1]]),
-        "advantages": torch.tensor([0.0, 1.0]),
-    })  # fmt: skip
-    held = batch.on_host
-    assert batch.on_host is held
-    assert held.ids.tolist() == [[0, 5, 8, 0], [6, 7, 9, 3]]
-    assert held.mask.tolist() == [[False, True, True, False], [True] * 4]
-    assert held.advantage.tolist() == [False, True]
-    part = batch.select([0], batch.lengths(trimmed=True))
-    assert "on_host" in vars(part)  # without asking the device
-    assert not set(part.inputs) - set(batch.inputs)
-    assert part.on_host.ids.tolist() == [[5, 8]]

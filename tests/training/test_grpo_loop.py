@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import subprocess
@@ -29,17 +28,6 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, value in {"GROUP": 4, "UPDATES": 1, "MAX_TOKENS": 16}.items():
         monkeypatch.setattr(module, name, value)
     return module
-
-
-def test_it_is_one_short_file_without_a_trainer() -> None:
-    source = PATH.read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= 300
-    nodes = list(ast.walk(ast.parse(source)))
-    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert imported == {
-        "random", "time", "typing", "torch", "peft", "transformers", "rewards", "kit.objective", "kit.models.embedded"
-    }  # fmt: skip
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:

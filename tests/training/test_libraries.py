@@ -58,18 +58,6 @@ def test_what_is_for_quantized_weights_is_hidden_where_there_are_none(
     assert asked == [*UNUSED, *(OF_LARGE_MODELS if hidden_too else ())]
 
 
-def test_accelerate_asks_once_for_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    from accelerate.utils import imports
-
-    looked_for: list[str] = []
-    monkeypatch.setattr(imports, "_is_package_available", lambda name: not looked_for.append(name))
-    libraries.remember_packages()
-    libraries.remember_packages()
-    assert imports.is_peft_available()
-    assert imports.is_peft_available()
-    assert looked_for == ["peft"]
-
-
 @pytest.mark.survival
 def test_in_a_process_of_the_kit(tmp_path: Path) -> None:
     """Run as `python -m kit.NAME`: what is loaded there, and that all of it can be imported afterwards. Nothing that prepares

@@ -174,22 +174,6 @@ def test_a_token_budget_and_halving_go_together(new_trainer: NewTrainer) -> None
         assert torch.allclose(got[1][weight], value, rtol=0, atol=5e-5), weight
 
 
-def test_three_times_in_a_row_end_the_run_with_what_to_change(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(
-        objective="dapo",
-        per_device_train_batch_size=8,
-        max_steps=3,
-        unchecked=True,
-        extra={"memory": BatchSizeBackoff()},
-    )
-    start = adapter(trainer)
-    with pytest.raises(ModelError, match=r"3 times in a row, at last in training, with 2 completions at once") as error:
-        stepped(trainer, Machine("forward", rows=0))
-    assert "Lower optimisation.micro_batch_size, to 1 for example" in str(error.value)
-    assert "can't allocate memory" in str(error.value)
-    assert all(torch.equal(value, start[name]) for name, value in adapter(trainer).items())
-
-
 def test_a_finished_step_breaks_the_row_and_one_completion_is_the_least() -> None:
     memory = BatchSizeBackoff()
     for _ in range(2):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import logging
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -264,18 +262,3 @@ def test_a_call_with_a_layout_is_computed_here_and_noted() -> None:
 def test_what_means_something_else_is_refused(keywords: dict[str, Any]) -> None:
     with pytest.raises(NotPackable, match="attention"):
         call(**keywords)
-
-
-@pytest.mark.parametrize("way", ["flash"], indirect=True)
-def test_the_signature_of_the_kernel_is_read_once(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass calls attention once a layer, and the backward pass again."""
-    read: list[Any] = []
-    signature = inspect.signature
-    monkeypatch.setattr(inspect, "signature", lambda function: (read.append(function), signature(function))[1])
-    module._parameters.cache_clear()
-    tokens = torch.randn(3, 1, HEADS, 4, WIDTH)
-    starts = torch.tensor([0, 4])
-    segments = SimpleNamespace(query_starts=starts, key_starts=starts, longest=(4, 4))
-    for _ in range(3):
-        module._flash(*(one[0].transpose(0, 1) for one in tokens), segments, None, None)
-    assert len(read) == 1

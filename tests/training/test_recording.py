@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from kit.errors import RewardError, RunError
-from kit.runner import recording
 from kit.runner.recording import CompletionWriter, FailureMonitor, columns
 
 
@@ -74,25 +72,6 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="completions"):
         writer.flush()
     writer.flush()  # told once
-
-
-def test_training_goes_on_while_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go, began = threading.Event(), threading.Event()
-    write = recording.write_parquet
-
-    def slow(path: Path, table: Any) -> None:
-        began.set()
-        assert go.wait(20)
-        write(path, table)
-
-    monkeypatch.setattr(recording, "write_parquet", slow)
-    writer = CompletionWriter(tmp_path / "completions")
-    writer(rollout())  # returns while the file waits
-    assert began.wait(20)
-    assert not list(tmp_path.rglob("*.parquet"))
-    go.set()
-    writer.flush()
-    assert len(list(tmp_path.rglob("*.parquet"))) == 1
 
 
 class Rewards:

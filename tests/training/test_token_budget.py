@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import logging
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
+from kit.config import load_config
 from kit.models.backend import Backend
+from kit.models.shape import shape_of
 from kit.objective import Objective
 from kit.objective.objective import to_parts
 from kit.objective.recipes import recipe_names
-from kit.trainer import policy_loss
 from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
 
 from .rollouts import KL, NewTrainer
@@ -134,23 +137,6 @@ def test_the_first_steps_see_a_hook_that_is_wrongly_called_separable(new_trainer
         trainer.train()
 
 
-def test_a_completion_above_the_budget_is_told_once(
-    mixed: tuple[Any, list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
-) -> None:
-    policy_loss.warn_once.cache_clear()
-    trainer, batches = mixed
-    use(trainer, "dapo")
-    switch(trainer)
-    want = in_a_step(trainer, batches)
-    switch(trainer, budget=5)
-    with watching(trainer) as passes, caplog.at_level(logging.WARNING, logger="kit"):
-        assert_same(in_a_step(trainer, batches), want)
-    assert set(passes.rows) == {1}
-    told = [record.message for record in caplog.records if "token_budget" in record.message]
-    assert len(told) == 1
-    assert "more than optimisation.token_budget (5)" in told[0]
-
-
 def test_scores_without_a_graph_keep_to_the_budget(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
     trainer, batches = mixed
     use(trainer, "dapo")
@@ -171,57 +157,72 @@ def test_scores_without_a_graph_keep_to_the_budget(mixed: tuple[Any, list[dict[s
     assert max(counts) <= 2 * rows.ids.shape[1]
 
 
-def test_a_run_generates_what_fits_at_once_and_goes_on_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
+Sizes = Callable[..., tuple[int | None, int | None, dict[str, str]]]
 
-    from transformers import Qwen3Config
 
-    from kit.config import load_config
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
+    """`sizes(GiB, overrides)`: token budget, completions at once, and notes of a run of a Qwen3 with so much free memory."""
     from kit.models import memory
-    from kit.models.memory import GIB, plan_memory, workload
-    from kit.models.shape import shape_of
-    from kit.planning.plan import Place, Subject
     from kit.runner import build
 
-    shape = shape_of(Qwen3Config(num_hidden_layers=28))
-    free = {"bytes": 0.0}
-    monkeypatch.setattr(memory, "free_memory", lambda device: free["bytes"])
-    monkeypatch.setattr(memory, "card_of", lambda device: None)
-    monkeypatch.setattr(build, "card_of", lambda device: None)
-
-    def chosen(gib: float, *overrides: str, device: str = "cuda", env: Any = None, processes: int = 1) -> Any:
-        free["bytes"] = gib * GIB
+    def choose(
+        gib: float, *overrides: str, device: str = "cuda", env: Any = None, checkpoint: str | None = "checkpoint-3"
+    ) -> Any:
         asked = ["model.lora={}", "data.max_prompt_tokens=200", "generation.max_completion_tokens=4000",
                  "optimisation.batch_size=64", "generation.num_generations=8", "generation.engine=hf", *overrides]  # fmt: skip
-        files = SimpleNamespace(shape=shape, backend=Backend("transformers", device, ""))
+        files = SimpleNamespace(
+            shape=shape_of(Qwen3Config(num_hidden_layers=28)), backend=Backend("transformers", device, "")
+        )
         parts: Any = SimpleNamespace(
             config=load_config("quickstart", asked), files=files, objective=Objective.from_spec("grpo")
         )
-        before: Any = None if env is None else SimpleNamespace(checkpoint="checkpoint-3", env=env)
-        monkeypatch.setenv("WORLD_SIZE", str(processes))
-        _, found, notes = build.chosen_sizes(parts, before)
-        said = notes["generation_batch"]
-        assert (found is not None and env is None) == said.startswith(f"Completions are generated {found} at a time")
-        subject = Subject(parts.config, shape, parts.objective, {"policy": 200}, [])
-        if env is None and processes == 1:  # the plan counts what the run will do
-            planned = subject.memory(Place(device, "here", memory.room_of(device), None))
-            assert planned.workload.generated_at_once == found
-            whole = plan_memory(shape, workload(parts.config, device, parts.objective, 200))
-            less = sum(planned.phases["rollout"].values()) < sum(whole.phases["rollout"].values())
-            assert less or found is None
+        monkeypatch.setattr(memory, "free_memory", lambda device: gib * memory.GIB)
+        for module in (memory, build):
+            monkeypatch.setattr(module, "card_of", lambda device: None)
+        previous: Any = None if env is None else SimpleNamespace(checkpoint=checkpoint, env=env)
+        return build.chosen_sizes(parts, previous)
+
+    return choose
+
+
+def test_a_run_generates_what_fits_at_once_and_goes_on_so(sizes: Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(gib: float, *overrides: str, **given: Any) -> int | None:
+        _, found, notes = sizes(gib, *overrides, **given)
+        note = notes["generation_batch"]
+        assert (found is not None and "env" not in given) == note.startswith(
+            f"Completions are generated {found} at a time"
+        )
         return found
 
     assert chosen(1000) is None
-    sizes = [chosen(gib) for gib in (180, 150, 120, 100, 50, 0.1)]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1] == 1  # whether it fits or not
-    assert all(size % 8 == 0 for size in sizes if size > 8)
-    assert len({size for size in sizes if 8 <= size < 64}) > 1
-    assert chosen(30, processes=8) is None  # which divide nothing
+    at_once = [chosen(gib) for gib in (180, 150, 120, 100, 50, 0.1)]
+    assert at_once == sorted(at_once, reverse=True)
+    assert at_once[-1] == 1  # whether it fits or not
+    assert all(size % 8 == 0 for size in at_once if size > 8)
+    assert len({size for size in at_once if 8 <= size < 64}) > 1
     assert chosen(30, device="cpu") is None
     assert chosen(30, "generation.engine=vllm") is None
     assert chosen(30, env={"generation_batch": 24}) == 24
     assert chosen(0.1, env={}) is None  # a run of before, which goes on as it began
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert chosen(30) is None  # which divide nothing
+
+
+def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(sizes: Sizes) -> None:
+    def budget(gib: float, *overrides: str, **given: Any) -> tuple[int | None, str]:
+        size, _, notes = sizes(gib, "generation.max_completion_tokens=64", *overrides, device="cpu", **given)
+        return size, notes["token_budget"]
+
+    assert budget(1e6)[0] is None
+    assert budget(1e6, "optimisation.token_budget=512") == (512, "")
+    assert budget(1e6, "optimisation.token_budget=0") == (None, "")
+    before = {"token_budget": 4096}
+    assert budget(1e6, env=before) == (4096, "at most 4096 tokens at once, as when the run began")
+    assert budget(1e6, env=before, checkpoint=None)[0] is None  # none of its steps is left
+    chosen, note = budget(0.001)
+    assert chosen == 200 + 64  # one completion goes through, whatever the memory
+    assert note.startswith(f"at most {chosen} tokens at once, chosen for 1.0 GiB")
 
 
 def test_a_run_generates_as_many_at_once_as_were_chosen(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,39 +243,3 @@ def test_a_run_generates_as_many_at_once_as_were_chosen(attempt: Any, monkeypatc
     assert asked == [3, 3, 2, 3, 3, 2]
     assert "Completions are generated 3 at a time" in done.shown
     assert json.loads((done.folder.path / "env.json").read_text())["generation_batch"] == 3
-
-
-def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
-    from transformers import Qwen3Config
-
-    from kit.config import load_config
-    from kit.models.shape import shape_of
-    from kit.runner import build
-
-    def parts(*overrides: str) -> Any:
-        files = SimpleNamespace(
-            shape=shape_of(Qwen3Config(num_hidden_layers=2)), backend=Backend("transformers", "cpu", "")
-        )
-        config = load_config("quickstart", ["model.lora={}", "data.max_prompt_tokens=100", *overrides])
-        return SimpleNamespace(config=config, files=files, objective=Objective.from_spec("grpo"))
-
-    def before(checkpoint: str | None) -> Any:
-        return SimpleNamespace(checkpoint=checkpoint, env={"token_budget": 4096})
-
-    def budget(parts: Any, previous: Any = None) -> tuple[int | None, str]:
-        size, _, notes = build.chosen_sizes(parts, previous)
-        return size, notes["token_budget"]
-
-    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1e15)
-    assert budget(parts())[0] is None
-    assert budget(parts("optimisation.token_budget=512")) == (512, "")
-    assert budget(parts("optimisation.token_budget=0")) == (None, "")
-    assert budget(parts(), before("checkpoint-3")) == (4096, "at most 4096 tokens at once, as when the run began")
-    assert budget(parts(), before(None))[0] is None  # none of its steps is left
-    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1e6)
-    config = parts().config
-    chosen, said = budget(parts())
-    assert chosen == 100 + config.generation.max_completion_tokens  # one completion goes through, whatever the memory
-    assert said.startswith(f"at most {chosen} tokens at once, chosen for 1.0 GiB")
