@@ -72,20 +72,16 @@ def find_start(config: ModelConfig) -> Start | None:
             )
     start = Start(folder, config.adapter_mode)
     settings = start.settings()
-    if config.adapter_mode != "merge" and (odd := unusual(settings)):
-        raise ModelError(
-            f"model.adapter: {folder} is an adapter with {odd}, which cannot be exported exactly after training. {MODES}"
-        )
-    return start
-
-
-def unusual(settings: dict[str, Any]) -> str:
-    """Lists what an adapter has beyond plain LoRA on linear layers; empty for plain LoRA."""
     odd = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "target_parameters")
-    kinds = [key for key in odd if settings.get(key)]
+    kinds = [key for key in odd if settings.get(key)]  # beyond plain LoRA on linear layers
     kinds += ["biases"] if settings.get("bias", "none") != "none" else []
     kinds += [str(settings.get("peft_type"))] if settings.get("peft_type") != "LORA" else []
-    return ", ".join(kinds)
+    if config.adapter_mode != "merge" and kinds:
+        raise ModelError(
+            f"model.adapter: {folder} is an adapter with {', '.join(kinds)}, which cannot be exported exactly after "
+            f"training. {MODES}"
+        )
+    return start
 
 
 def described(config: ModelConfig) -> ModelConfig:

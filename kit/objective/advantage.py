@@ -407,17 +407,13 @@ def sdpo(mix: float = 0.0, base: Literal["group_zscore", "group_mean"] = "group_
     estimate = _BASES[base]
 
     def function(batch: RewardBatch) -> Tensor:
-        return mix * estimate(batch)[:, None] + (1.0 - mix) * teacher_gap(batch)
+        assert batch.teacher_logps is not None
+        assert batch.old_logps is not None
+        assert batch.mask is not None, "RewardBatch has one whenever it has teacher_logps"
+        gap = (batch.teacher_logps - batch.old_logps).nan_to_num(nan=0.0).masked_fill(~batch.mask, 0.0)
+        return mix * estimate(batch)[:, None] + (1.0 - mix) * gap
 
     return function
-
-
-def teacher_gap(batch: RewardBatch) -> Tensor:
-    """(N, T) nats: log p_teacher - log p_old at tokens that train; 0 where one of them is not known."""
-    assert batch.teacher_logps is not None
-    assert batch.old_logps is not None
-    assert batch.mask is not None, "RewardBatch has one whenever it has teacher_logps"
-    return (batch.teacher_logps - batch.old_logps).nan_to_num(nan=0.0).masked_fill(~batch.mask, 0.0)
 
 
 _BASES: dict[str, AdvantageFunction] = {"group_zscore": group_zscore.build(), "group_mean": group_mean.build()}

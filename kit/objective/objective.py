@@ -212,12 +212,6 @@ class Objective:
         """True if a coefficient is steered by a controller, so that `observe` must be called after every step."""
         return any(isinstance(hook.values["coef"], Controller) for hook in self.regularizers)
 
-    def reset_controllers(self) -> None:
-        """Put every controller back to its start, as for a new run with an objective that was used before."""
-        for hook in self.regularizers:
-            if isinstance(coef := hook.values["coef"], Controller):
-                coef.reset()
-
     def observe(self, observed: Mapping[str, Mean], completions: int) -> None:
         """Tell the controllers of an optimiser step: `LossOutput.observed`, added up over its micro-batches and
         processes, and how many completions these were."""

@@ -258,7 +258,9 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
                 else {"attention_mask": finished, KEYWORD: layout, TEXT_OF_TOKEN: layout}
             ),
         )
-        parts.append(scores.laid_out(functools.partial(_at_labels, places=labelled)))
+        parts.append(
+            scores.laid_out(lambda values, places=labelled: values[0].index_select(0, places.to(values.device)))
+        )
     shape = (len(rows.ids), rows.completion)
 
     def spread(values: Tensor) -> Tensor:
@@ -266,11 +268,6 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
         return values.new_zeros(shape[0] * shape[1]).index_copy(0, places.to(values.device), values).view(shape)
 
     return join_scores(parts, [pack.places for pack in packs]).laid_out(spread)
-
-
-def _at_labels(values: Tensor, places: Tensor) -> Tensor:
-    """(1, S) -> (N,)."""
-    return values[0].index_select(0, places.to(values.device))
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

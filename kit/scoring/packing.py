@@ -76,32 +76,25 @@ def lay_out(ids: Tensor, mask: Tensor, completion: int, *, share: bool = True, l
     """
     ids, live = ids.detach().cpu(), mask.detach().cpu().bool()
     width = ids.shape[1] - completion
-    _check_rows(live, width)
+    before, after = live[:, :width], live[:, width:]
+    if (before[:, 1:] < before[:, :-1]).any() or (after[:, 1:] > after[:, :-1]).any():
+        raise NotPackable("a row has padding between its tokens")
+    if (after.any(1) & ~before.any(1)).any():
+        raise NotPackable("a completion has no prompt")
+    groups: dict[
+        object, list[int]
+    ] = {}  # rows with completions by prompt, in the order in which each prompt is first seen
+    for row in torch.nonzero(after.any(1)).flatten().tolist():
+        key = ids[row, :width][before[row]].numpy().tobytes() if share else row
+        groups.setdefault(key, []).append(row)
     parts: list[_Part] = []
-    for rows in same_prompts(ids, live, width, share=share):
+    for rows in groups.values():
         prompt = ids[rows[0], :width][live[rows[0], :width]]
         lengths = live[rows, width:].sum(1).tolist()
         order = sorted(range(len(rows)), key=lambda index, of=lengths: -of[index])  # type: ignore[misc]
         members = [(rows[index], lengths[index]) for index in order]
         parts += _divided(prompt, members, limit)
     return [_pack(ids, chosen, width, completion) for chosen in _filled(parts, limit)]
-
-
-def same_prompts(ids: Tensor, live: Tensor, width: int, *, share: bool = True) -> list[list[int]]:
-    """Indices of the rows with completions, by prompt, in the order in which each prompt is first seen."""
-    found: dict[object, list[int]] = {}
-    for row in torch.nonzero(live[:, width:].any(1)).flatten().tolist():
-        key = ids[row, :width][live[row, :width]].numpy().tobytes() if share else row
-        found.setdefault(key, []).append(row)
-    return list(found.values())
-
-
-def _check_rows(live: Tensor, width: int) -> None:
-    before, after = live[:, :width], live[:, width:]
-    if (before[:, 1:] < before[:, :-1]).any() or (after[:, 1:] > after[:, :-1]).any():
-        raise NotPackable("a row has padding between its tokens")
-    if (after.any(1) & ~before.any(1)).any():
-        raise NotPackable("a completion has no prompt")
 
 
 def _divided(prompt: Tensor, members: Sequence[tuple[int, int]], limit: int | None) -> list[_Part]:

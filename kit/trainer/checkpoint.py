@@ -125,8 +125,7 @@ class CheckpointState:
     def loading(self, checkpoint: str | None) -> Iterator[None]:
         """Wraps transformers' loading of optimiser and schedule, and loads the rest of a checkpoint after it."""
         trainer = self.trainer
-        with loadable_device(trainer.args):
-            yield
+        yield
         if checkpoint is None:
             return
         folder = Path(checkpoint)
@@ -151,8 +150,7 @@ class CheckpointState:
             self.checks.load_state_dict(progress["first_steps"])
         if (rollout := self._rollout_file(folder)).is_file():
             device = trainer.accelerator.device
-            target = "cpu" if device.type == "cpu" else device  # torch cannot load to the `cpu:1` of several processes
-            batches = trainer._buffered_inputs = torch.load(rollout, map_location=target, weights_only=True)
+            batches = trainer._buffered_inputs = torch.load(rollout, map_location=device, weights_only=True)
             if "ref_hidden" in batches[0]:
                 self.restore_reference_head(batches[0])
             if "teacher_hidden" in batches[0]:
@@ -222,20 +220,3 @@ def is_over(folder: Path) -> bool:
         return bool(json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))["over"])
     except (OSError, ValueError, KeyError):
         return False
-
-
-@contextmanager
-def loadable_device(args: Any) -> Iterator[None]:
-    """Inside, `TrainingArguments.device` is one that `torch.load` knows: it knows `cpu`, but not the `cpu:1` of gloo.
-
-    Can go when transformers loads the optimiser of several processes on the CPU by itself.
-    """
-    known = args.device
-    if known.type != "cpu":
-        yield
-        return
-    vars(args)["_setup_devices"] = torch.device("cpu")  # where the cached property keeps it
-    try:
-        yield
-    finally:
-        vars(args)["_setup_devices"] = known

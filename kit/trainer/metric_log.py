@@ -113,7 +113,10 @@ class MetricLog:
         took = self.phases.taken()
         for phase, seconds in took.items():
             self._metrics()["train"][f"seconds/{phase}"].append(seconds)
-        for name, value in ({SAVING: self._saving} | memory_held(self.accelerator.device)).items():
+        held = {SAVING: self._saving, PROCESS_MEMORY: psutil.Process().memory_info().rss / GIB}
+        if (device := self.accelerator.device).type == "cuda":  # the most so far in torch's own tensors
+            held[GPU_MEMORY] = torch.cuda.max_memory_allocated(device) / GIB
+        for name, value in held.items():
             self._metrics()["train"][name].append(value)
         self._saving = 0.0
         self._spent += sum(took.values())
@@ -150,12 +153,6 @@ class MetricLog:
         metrics = self._metrics()["train"]
         metrics.clear()
         metrics.update({name: list(values) for name, values in snapshot["metrics"].items()})
-
-
-def memory_held(device: torch.device) -> dict[str, float]:
-    """GiB by metric: of this process now, and on a GPU the most so far in torch's own tensors."""
-    held = {PROCESS_MEMORY: psutil.Process().memory_info().rss / GIB}
-    return held | ({GPU_MEMORY: torch.cuda.max_memory_allocated(device) / GIB} if device.type == "cuda" else {})
 
 
 # --- what the phases of a training step take by the clock --------------------------------------------------------------

@@ -57,13 +57,6 @@ class ReplayedRollout:
     extra: dict[str, list[Any]]
     metrics: dict[str, list[float]]  # that the reward functions logged when they were made
 
-    def reward_again(self, extra: Mapping[str, list[Any]], metrics: Mapping[str, list[float]]) -> Tensor:
-        """The rewards (N, K). What the functions logged with them is added to `extra` and `metrics`, TRL's pending logs."""
-        for pending, values in ((extra, self.extra), (metrics, self.metrics)):
-            for name, logged in values.items():
-                pending[name].extend(logged)
-        return self.components.clone()
-
 
 @dataclass
 class RolloutState:

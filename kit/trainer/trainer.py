@@ -45,6 +45,7 @@ from kit.objective import LossScale, Objective
 from kit.objective.batch import fields_where
 from kit.objective.hook import remedy
 from kit.objective.objective import to_regrouping, to_skipping
+from kit.objective.schedules import Controller
 from kit.scoring.head import install_torch_logprob_kernel
 from kit.scoring.layouts import Rows, Scores, Wanted
 from kit.scoring.scorer import Report, Scorer, has_dropout
@@ -503,7 +504,13 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         state = self._state or RolloutState()
         with self.metric_log.phases.measured("rewards"):
             if state.replayed is not None:
-                rewards = state.replayed.reward_again(self._pending_extra_logs, self._pending_metrics)
+                rewards, replayed = state.replayed.components.clone(), state.replayed
+                for pending, logged in (
+                    (self._pending_extra_logs, replayed.extra),
+                    (self._pending_metrics, replayed.metrics),
+                ):
+                    for name, values in logged.items():
+                        pending[name].extend(values)
             else:
                 rows, prompt_ids = without_pictures(inputs), state.prompt_ids
                 if prompt_ids is not None and len(prompt_ids) == len(rows):
@@ -566,7 +573,9 @@ class StepEnd(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self.trainer
         if trainer.objective is not None and not state.global_step:  # it may have been used before
-            trainer.objective.reset_controllers()
+            for hook in trainer.objective.regularizers:
+                if isinstance(controller := hook.values["coef"], Controller):
+                    controller.reset()
         if trainer.retry is not None:
             trainer.retry.reset()
         if trainer.memory is not None:

@@ -117,15 +117,8 @@ def check_arguments(args: Any) -> None:
     ]
     if getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction:
         ignored.append("vllm_importance_sampling_correction=True")
-    optimizer = str(getattr(args.optim, "value", args.optim))
     refuse(
         ObjectiveError,
-        (
-            "lomo" in optimizer,
-            f"optim={optimizer!r} steps within the backward pass, with a learning rate that the trainer hands to it; the "
-            "objective's gradient is sent without.",
-            "Choose another optimiser, e.g. adamw_torch.",
-        ),
         (
             bool(ignored),
             f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used.",

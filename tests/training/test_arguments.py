@@ -51,12 +51,6 @@ def test_a_default_that_a_backend_has_moved_counts_as_unset() -> None:
     check_arguments(GRPOConfig(**GIVEN))
 
 
-@pytest.mark.parametrize("name", ["lomo", "adalomo"])
-def test_an_optimiser_that_steps_within_the_backward_pass_is_refused(name: str) -> None:
-    with pytest.raises(ObjectiveError, match=f"optim='{name}' steps within the backward pass"):
-        check_arguments(GRPOConfig(**GIVEN, optim=name))
-
-
 class UnslothGRPOTrainer:
     """Stands for the class that Unsloth generates."""
 
