@@ -1,10 +1,14 @@
-"""Tiny random Qwen3 models, with the tokenizers of the embedded models: what most tests train."""
+"""Tiny random Qwen3 models, with the tokenizers of the embedded models: what most tests train, and with which settings."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 VOCABULARY = 512
+SPOKEN = range(20, 28)
+"""Tokens that a completion may hold, beside the one that ends it: ragged lengths within a few tokens."""
+TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
 
 
 def tiny_tokenizer(name: str = "embedded") -> Any:
@@ -38,3 +42,30 @@ def tiny_qwen(tokenizer: Any, context: int = 256) -> Any:
         pad_token_id=tokenizer.pad_token_id,
     )
     return Qwen3ForCausalLM(config).eval()
+
+
+def tiny_settings(tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """Fields of a `GRPOConfig` on the CPU in float32: 4 completions of one prompt a micro-batch, of 1 to 8 tokens."""
+    silent = {*range(VOCABULARY)} - {tokenizer.eos_token_id, *SPOKEN}
+    return {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 1,
+        "learning_rate": 0.01,
+        "lr_scheduler_type": "constant",
+        "generation_kwargs": {"suppress_tokens": sorted(silent)},
+        "report_to": "none",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+
+
+def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """A reward, different for nearly every completion: the sum of its ids, each weighed by its place, mod 101."""
+    return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]

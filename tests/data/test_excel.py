@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pytest
 
 from kit.data import load_data, sources
@@ -13,8 +14,6 @@ from kit.errors import DataError
 
 
 def workbook(path: Path, *rows: list[Any], sheets: dict[str, list[list[Any]]] | None = None) -> Path:
-    import openpyxl
-
     book = openpyxl.Workbook()
     book.remove(book.active)
     for title, content in (sheets or {"Sheet": list(rows)}).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -63,8 +64,6 @@ def test_a_column_without_a_common_type_becomes_json_text(jsonl, config):
 
 
 def test_parquet_keeps_images_undecoded_and_names_class_labels(tmp_path, config):
-    import io
-
     from datasets import ClassLabel, Dataset, Features, Image, Value
     from PIL import Image as Picture
 

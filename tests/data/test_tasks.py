@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import reasoning_gym
 
 from kit.data import load_data
 from kit.errors import DataError
@@ -12,8 +13,6 @@ from kit.errors import DataError
 
 @pytest.mark.parametrize("task", ["chain_sum", "spell_backward", "leg_counting"])
 def test_a_task_gives_rows_that_its_own_scorer_accepts(config, task):
-    import reasoning_gym
-
     split = load_data(config(f"reasoning-gym:{task}", limit=30, heldout=10))
     assert (len(split.train), len(split.heldout)) == (20, 10)
     assert split.train.column_names == ["prompt", "reference", "task", "entry"]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-MAKERS = ("qwen2_5_vl", "gemma3")
 
 
 @pytest.fixture(scope="session")

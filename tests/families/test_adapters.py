@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
 import torch
 from tiny_qwen import tiny_tokenizer
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from kit.config import ModelConfig
 from kit.errors import ModelError
 from kit.model_check.tiny import tiny_config
 from kit.models.family import (
@@ -16,6 +19,7 @@ from kit.models.family import (
     read_template,
 )
 from kit.models.inputs import pieces
+from kit.models.loading import find_model, load_model
 from kit.trainer.micro_batch import MicroBatch
 
 
@@ -25,8 +29,6 @@ def tokenizer() -> Any:
 
 
 def config_of(name: str) -> Any:
-    from transformers import AutoConfig
-
     return tiny_config(AutoConfig.for_model(name), 512)
 
 
@@ -46,8 +48,6 @@ def test_a_template_is_read_by_rendering_it(tokenizer):
 
 
 def test_the_end_of_a_turn_ends_a_completion_where_the_tokenizer_says_otherwise(tokenizer):
-    from transformers import GenerationConfig
-
     turn = tokenizer.eos_token_id
     tokenizer.eos_token = "<|endoftext|>"  # as base models have it
     text = tokenizer.eos_token_id
@@ -58,13 +58,6 @@ def test_the_end_of_a_turn_ends_a_completion_where_the_tokenizer_says_otherwise(
 
 
 def test_a_base_model_stops_at_the_end_of_a_turn(model_folder, tmp_path):
-    import shutil
-
-    from transformers import AutoTokenizer
-
-    from kit.config import ModelConfig
-    from kit.models.loading import find_model, load_model
-
     folder = tmp_path / "base"
     shutil.copytree(model_folder, folder)
     words = AutoTokenizer.from_pretrained(folder)

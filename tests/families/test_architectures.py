@@ -7,14 +7,18 @@ where a text goes on into the next.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
+from peft import get_peft_model
 from tiny_qwen import tiny_tokenizer
 from training.packs import plainly, read_as_one_text, rows_of, score
+from transformers import AutoConfig
 
+from kit.config import ModelConfig
 from kit.model_check.check import fuse, grpo_step, score_three_ways
 from kit.model_check.tiny import tiny_config, tiny_model
 from kit.models.family import adapter_of
@@ -57,8 +61,6 @@ ELSEWISE = {
 
 
 def tiny(name: str) -> Any:
-    from transformers import AutoConfig
-
     settings = SETTINGS.get(name, {})
     config = AutoConfig.for_model(name, **settings)
     for key in settings.keys() - {"text_config"}:
@@ -73,8 +75,6 @@ def tokenizer() -> Any:
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_an_architecture_is_scored_rightly_and_trains(name: str, tokenizer: Any) -> None:
-    from kit.config import ModelConfig
-
     config = tiny(name)
     model = tiny_model(config)
     family = adapter_of(model, tokenizer)
@@ -99,10 +99,6 @@ class Scored:
     """A tiny model with adapters that are not zero and the scorer of a run: what `training.packs` scores with."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
-        from peft import get_peft_model
-
-        from kit.config import ModelConfig
-
         base = tiny_model(tiny(name))
         family = adapter_of(base, tokenizer)
         fuse(base)
@@ -184,8 +180,6 @@ def assert_same_scores(scored: Scored, rows: Rows) -> None:
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt_neo", marks=pytest.mark.families)])
 def test_learned_positions_are_counted_from_the_mask(name: str, tokenizer: Any) -> None:
     """Without that the canary is off by far: the defect that it is there for."""
-    import dataclasses
-
     model = tiny_model(tiny(name))
     family = adapter_of(model, tokenizer)
     assert family.positions
@@ -204,10 +198,6 @@ def test_a_logit_transform_that_the_head_leaves_out_shows(tokenizer: Any) -> Non
 
 
 def test_adapters_leave_the_tower_for_pictures_and_refused_layers_alone(tokenizer: Any) -> None:
-    from peft import get_peft_model
-
-    from kit.config import ModelConfig
-
     for name, outside in (("qwen2_5_vl", "visual"), ("falcon_h1", "out_proj")):
         model = tiny_model(tiny(name))
         peft = get_peft_model(model, adapter(ModelConfig(name="x"), adapter_of(model, tokenizer)))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import weakref
 
 import pytest
+from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from kit.cli.app import app
+from kit.model_check.check import check_model
+from kit.models import loading as models
 
 runner = CliRunner()
 
 
 def test_a_folder_with_a_configuration_alone_is_enough(tmp_path):
-    from transformers import AutoConfig
-
     AutoConfig.for_model("qwen3").save_pretrained(tmp_path)
     done = runner.invoke(app, ["model", "check", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
@@ -39,11 +41,6 @@ def test_an_architecture_that_misreads_padding_fails(monkeypatch):
 
 def test_no_two_copies_of_the_real_weights_are_held(model_folder, monkeypatch, tmp_path):
     """Planted: a loader that refuses to read while a model that it read is still there, and a full /tmp."""
-    import weakref
-
-    from kit.model_check.check import check_model
-    from kit.models import loading as models
-
     read, loaded = models._load_with_transformers, []
 
     def once(files, config, dtype):

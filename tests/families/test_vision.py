@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import tiny_processors
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers.models.gemma3 import modeling_gemma3, processing_gemma3
+
+import kit.train
+from kit.config import load_config
+from kit.errors import EngineError
+from kit.model_check.check import grpo_step
+from kit.scoring.scorer import Scorer
+from kit.trainer.trainer import HookedGRPOTrainer
 
 REWARD = """
 def length(prompts, completions, completion_ids, answer=None, **columns):
@@ -52,21 +65,11 @@ def test_a_run_on_pictures_trains_and_saves_no_pixels(name, pictured, attempt):
 
 
 def adapters(run: Any) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
     return load_file(run.path / "checkpoint-2" / "adapter_model.safetensors")
 
 
 def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, attempt, monkeypatch):
     """Both against one run that had no trouble: pictures stay with their completions through checkpoint and division."""
-    import torch
-
-    import kit.train
-    from kit.config import load_config
-    from kit.errors import EngineError
-    from kit.scoring.scorer import Scorer
-    from kit.trainer.trainer import HookedGRPOTrainer
-
     tree = pictured("qwen2_5_vl")
     tree["evaluation"]["before"] = False
     whole = adapters(attempt("run.id=whole").folder)
@@ -99,15 +102,6 @@ def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, att
 
 def test_an_input_that_trl_has_no_place_for_stays_with_its_picture(multimodal, monkeypatch):
     """Planted: a processor that says the mean of every picture, and a model that wants it."""
-    import functools
-    import inspect
-
-    import torch
-    from transformers import AutoModelForImageTextToText, AutoProcessor
-    from transformers.models.gemma3 import modeling_gemma3, processing_gemma3
-
-    from kit.model_check.check import grpo_step
-
     call, top = processing_gemma3.Gemma3Processor.__call__, modeling_gemma3.Gemma3ForConditionalGeneration.forward
     inner, seen = modeling_gemma3.Gemma3Model.forward, []
 

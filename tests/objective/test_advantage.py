@@ -16,9 +16,6 @@ from kit.objective import Objective, RewardBatch
 from kit.objective.advantage import advantages as registry
 
 NAMES = ["group_zscore", "group_mean", "batch_zscore", "leave_one_out"]
-OVER_TOKENS = ["gae", "reinforce_pp", "reinforce_pp_baseline", "token_returns"]
-WITH_TEACHER = ["sdpo"]
-OVER_COMPLETIONS = [name for name in registry if name not in [*OVER_TOKENS, *WITH_TEACHER]]
 
 
 def advantages(name: str, rewards: list[float], group: list[int]) -> list[float]:

@@ -13,7 +13,6 @@ from kit.objective import Objective, RewardBatch
 from kit.objective.advantage import ValueSettings
 
 NAMES = ["gae", "reinforce_pp", "reinforce_pp_baseline", "token_returns"]
-WHITENED = NAMES[:3]
 
 
 def compute(advantage: str | dict[str, Any], batch: RewardBatch) -> Tensor:

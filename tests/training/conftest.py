@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
+from tiny_qwen import TARGETS, placed_ids, tiny_qwen, tiny_settings, tiny_tokenizer
 
-TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
 PROMPTS = [
     "3 + 5 =",
     "State the final answer to the following arithmetic problem: 12 - 4 + 7 =",
@@ -20,7 +18,6 @@ PROMPTS = [
     "0 - 1 - 2 - 3 - 4 =",
     "5 =",
 ]
-SPOKEN = 9  # tokens that a completion may hold, of which one ends it: ragged lengths within a few tokens
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -80,11 +77,6 @@ def prompts() -> Any:
 
 @pytest.fixture(scope="session")
 def reward() -> Callable[..., list[float]]:
-    """Deterministic, different for nearly every completion: the sum of its ids, each weighed by its place, mod 101."""
-
-    def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
-
     return placed_ids
 
 
@@ -93,30 +85,7 @@ def arguments(tokenizer: Any) -> Callable[..., Any]:
     """`GRPOConfig` on the CPU in float32: 4 completions of one prompt a micro-batch, of 1 to 8 tokens."""
     from trl import GRPOConfig
 
-    spoken = {tokenizer.eos_token_id, *range(20, 20 + SPOKEN - 1)}
-    silent = [token for token in range(VOCABULARY) if token not in spoken]
-
-    def make(folder: Path, **changes: Any) -> Any:
-        given: dict[str, Any] = {
-            "output_dir": str(folder),
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "per_device_train_batch_size": 4,
-            "num_generations": 4,
-            "max_completion_length": 8,
-            "max_steps": 1,
-            "learning_rate": 0.01,
-            "lr_scheduler_type": "constant",
-            "generation_kwargs": {"suppress_tokens": silent},
-            "report_to": "none",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "disable_tqdm": True,
-        }
-        return GRPOConfig(**given | changes)
-
-    return make
+    return lambda folder, **changes: GRPOConfig(**tiny_settings(tokenizer, folder) | changes)
 
 
 @pytest.fixture(scope="session")

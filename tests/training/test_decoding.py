@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers.integrations import sdpa_attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
+from kit.errors import ModelError
 from kit.generation import decoding
 from kit.generation.decoding import fast_decoding, folded_adapters
+from kit.models.family import adapter_of
+from kit.trainer.generator import Generator
+from kit.trainer.rollout import RolloutState
 
 SIZES: dict[str, Any] = dict(
     vocab_size=61, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -20,15 +28,11 @@ PAD, END, ENDS = 0, 1, range(2, 12)  # many ends: completions of several lengths
 
 
 def tiny(kind: str = "qwen3", **more: Any) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **more)).eval()
 
 
 def with_adapter(model: Any, **options: Any) -> Any:
-    from peft import LoraConfig, get_peft_model
-
     adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", **options)).eval()
     for name, weight in adapted.named_parameters():
         if "lora_B" in name or "magnitude" in name:
@@ -48,8 +52,6 @@ def prompts(groups: int = 4, copies: int = 3) -> dict[str, Tensor]:
 
 
 def settings(**more: Any) -> Any:
-    from transformers import GenerationConfig
-
     given: dict[str, Any] = dict(max_new_tokens=20, do_sample=False, pad_token_id=PAD, eos_token_id=[END, *ENDS])
     return GenerationConfig(**given | {"disable_compile": True} | more)
 
@@ -65,8 +67,6 @@ def both(model: Any, inputs: dict[str, Tensor], how: Any) -> tuple[Tensor, Tenso
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the batches that the model is given one token of, filled as they come."""
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
-
     forward, seen = Qwen3Model.forward, list[int]()
 
     def counted(self: Any, input_ids: Any = None, *rest: Any, **keywords: Any) -> Any:
@@ -214,9 +214,6 @@ def test_who_listens_hears_every_token() -> None:
 @pytest.mark.parametrize("kind", ["qwen3", "mistral"])
 def test_buffers_and_shared_keys_give_the_logits_of_transformers(kind: str) -> None:
     """Prompts, rows that leave, and more tokens than a buffer has room for: bit by bit the same."""
-    from transformers import DynamicCache
-    from transformers.integrations import sdpa_attention
-
     model, inputs = tiny(kind), prompts()
     ids = torch.randint(2, 61, (12, 2 * decoding.ROOM + 3))
     before = sdpa_attention.use_gqa_in_sdpa
@@ -244,11 +241,6 @@ def test_buffers_and_shared_keys_give_the_logits_of_transformers(kind: str) -> N
 
 def test_a_token_without_an_embedding_is_named_before_the_model_is_asked() -> None:
     """On a GPU the lookup is an assert that names neither the token nor the cause, and no later call works."""
-    from kit.errors import ModelError
-    from kit.models.family import adapter_of
-    from kit.trainer.generator import Generator
-    from kit.trainer.rollout import RolloutState
-
     model = tiny()
     generator = Generator(adapter_of(model), model)
     made = [[2]], None

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_qwen import tiny_tokenizer
+from transformers import AutoModelForCausalLM
 
 from kit.config import EMBEDDED_MODELS
 from kit.errors import ModelError
@@ -25,9 +27,6 @@ TOKENIZER = tiny_tokenizer()
 
 @pytest.mark.parametrize("name", EMBEDDED_MODELS)
 def test_a_model_lies_in_the_package_and_loads_in_float32(name: str) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     folder = Path(source_of(name))
     assert folder == MODELS / name
     assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32

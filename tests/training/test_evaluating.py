@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 import kit
 from kit.config import load_config
 from kit.evaluation.heldout import HeldOut
+from kit.evaluation.results import weights_of
+from kit.runner.evaluate import evaluate_run
 
 PROBLEMS = 40
 RISING = ('reward.functions=[{"path": "rising.py:score"}]', "generation.max_completion_tokens=3")
@@ -140,8 +142,6 @@ def test_a_rollback_ends_with_the_weights_of_the_best_checkpoint(scripted: Any, 
     after = json.loads((run.eval / "after.json").read_text())
     assert (after["step"], after["greedy_accuracy"]["value"]) == (9, 0.9)
     assert run.status()["state"] == "finished"
-    from kit.evaluation.results import weights_of
-
     assert weights_of(run, None)[0] == weights_of(run, "best")[0] == 9
 
 
@@ -161,8 +161,6 @@ def test_alerts_on_the_metric_lines_are_filed_once(attempt: Any) -> None:
 def test_a_finished_run_is_scored_again_with_more_samples_and_from_its_best_checkpoint(
     attempt: Any, tmp_path: Path
 ) -> None:
-    from kit.runner.evaluate import evaluate_run
-
     result = attempt("evaluation.every=1", "evaluation.after=true")
     assert result.code == 0, result.message
     run, request = kit.Run("it", tmp_path / "runs"), {"run_dir": str(result.folder.path), "name": "more"}

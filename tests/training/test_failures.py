@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from kit.models.failures import BatchSizeBackoff, is_lost, is_out_of_memory
 from kit.scoring import packed_attention, scorer
@@ -59,8 +60,6 @@ def test_checkpointing_is_on_again_after_a_rollout_that_failed(
     new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch, survived: str
 ) -> None:
     """TRL switches it off for a rollout, and on again only where the rollout ends well."""
-    from transformers import TrainerCallback
-
     seen: list[bool] = []
 
     class Watch(TrainerCallback):  # type: ignore[misc]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from tiny_qwen import tiny_tokenizer
 from torch import Tensor
 
@@ -190,8 +191,6 @@ def test_what_cannot_act_or_draws_lots_raises_no_alarm(
 
 
 def test_the_kl_of_a_fresh_adapter_raises_no_alarm(new_trainer: NewTrainer) -> None:
-    from peft import LoraConfig
-
     fresh = LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj"])  # B is 0: the policy is the reference
     for estimator in ("k3", "full"):
         objective = {"regularizers": [{"name": "kl", "estimator": estimator, "coef": 0.04}]}
@@ -225,8 +224,6 @@ def test_hooks_with_state_are_left_as_they_were(new_trainer: NewTrainer) -> None
 
 
 def test_dropout_raises_no_alarm(new_trainer: NewTrainer) -> None:
-    from peft import LoraConfig
-
     wet = LoraConfig(r=4, lora_alpha=4, lora_dropout=0.3, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     trainer = new_trainer(objective="grpo", num_iterations=2, max_steps=4, extra={"peft_config": wet})
     assert has_dropout(trainer.model)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pairwise import every_pair
+from peft import LoraConfig
 
 from kit.errors import ObjectiveError
 from kit.objective.recipes import recipe_names
@@ -104,8 +105,6 @@ def test_a_term_that_pulls_on_flat_completions_forbids_it(mixed: tuple[Any, list
 
 
 def test_dropout_a_value_head_and_a_switch_forbid_it(new_trainer: NewTrainer, caplog: pytest.LogCaptureFixture) -> None:
-    from peft import LoraConfig
-
     wet = LoraConfig(r=4, lora_alpha=4, lora_dropout=0.3, target_modules=["q_proj"], init_lora_weights=False)
     with caplog.at_level(logging.INFO, logger="kit"):
         dropping = new_trainer(objective="dapo", extra={"peft_config": wet}).savings_report

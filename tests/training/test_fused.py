@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from transformers import AutoConfig
 
+from kit.model_check.tiny import tiny_config, tiny_model
 from kit.models import fused
 from kit.models.fused import Fused
 
@@ -39,8 +42,6 @@ def adapted(
     dtype: torch.dtype = torch.float32, *, bias: bool = True, block: nn.Module | None = None, **lora: Any
 ) -> Any:
     """A block with adapters that are not zero, in float32; the weights below in `dtype`."""
-    from peft import LoraConfig, get_peft_model
-
     torch.manual_seed(0)
     block = Block(bias).to(dtype) if block is None else block
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["gate", "up", "down"], init_lora_weights=False, **lora)
@@ -103,8 +104,6 @@ def disabled(model: Any) -> None:
 
 
 def second(model: Any) -> None:
-    from peft import LoraConfig
-
     model.add_adapter("second", LoraConfig(r=2, target_modules=["down"], init_lora_weights=False))
     model.base_model.set_adapter(["default", "second"])
 
@@ -167,11 +166,6 @@ def test_4_bit_weights_are_pefts_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def trainer(new_trainer: NewTrainer, tokenizer: Any) -> Any:
     """Of a tiny Llama, as on a GPU."""
-    from peft import LoraConfig
-    from transformers import AutoConfig
-
-    from kit.model_check.tiny import tiny_config, tiny_model
-
     torch.manual_seed(0)
     model = tiny_model(tiny_config(AutoConfig.for_model("llama"), len(tokenizer)))
     lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GenerationMixin
 
 from kit.config import ModelConfig
+from kit.models.loading import find_model, load_model
 
 OWN = {"repetition_penalty": 1.5, "top_k": 2, "top_p": 0.5, "min_p": 0.3, "no_repeat_ngram_size": 2, "do_sample": True}
 NEUTRAL = {"repetition_penalty": (None, 1.0), "min_p": (None,), "no_repeat_ngram_size": (None, 0)}
@@ -30,8 +32,6 @@ def opinionated(model_folder: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def effective(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What transformers makes of the settings of each call of `generate`."""
-    from transformers import GenerationMixin
-
     seen: list[Any] = []
     prepare = GenerationMixin._prepare_generation_config
 
@@ -63,8 +63,6 @@ def test_evaluation_and_rollouts_sample_what_the_configuration_says(
 
 
 def test_token_ids_stay_and_what_is_dropped_is_told(opinionated: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from kit.models.loading import find_model, load_model
-
     path = opinionated / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [2, 5], "bos_token_id": 1}))
     config = ModelConfig(name=str(opinionated), dtype="float32")

@@ -10,14 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_gguf import tiny_llama, write_gguf
+from tiny_gguf import tiny_llama, vocabulary, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import kit.train
+from kit.chat.answering import ChatModels
 from kit.config import ModelConfig, load_config
 from kit.errors import ModelError
+from kit.export import job
+from kit.export.request import ExportRequest
 from kit.models import gguf
 from kit.models.embedded import source_of
 from kit.models.loading import find_model, load_model
+from kit.planning.plan import plan
+from kit.runner.console import Reporter
 
 TOKENS = torch.arange(5, 25)[None]
 
@@ -136,8 +142,6 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(
 
 
 def gguf_tokens() -> list[str]:
-    from tiny_gguf import vocabulary
-
     return vocabulary()
 
 
@@ -158,13 +162,6 @@ def test_smollm2_is_the_file_of_one_version_of_its_package(tmp_path: Path, monke
 def test_a_run_on_a_file_is_planned_trained_resumed_exported_and_asked(
     file: Path, tree: Any, attempt: Any, tmp_path: Path
 ) -> None:
-    import kit.train
-    from kit.chat.answering import ChatModels
-    from kit.export import job
-    from kit.export.request import ExportRequest
-    from kit.planning.plan import plan
-    from kit.runner.console import Reporter
-
     tree["model"]["name"] = str(file)
     (tmp_path / "short.py").write_text(
         "def short(completion_ids, **_):\n    return [sum(ids) % 7 / 7 for ids in completion_ids]\n"

@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+import rewards
+from kit import HookedGRPOTrainer
+from kit.objective import Objective
+
 from .rollouts import assert_gradients_close
 
 PATH = Path(__file__).parents[2] / "examples/grpo_loop.py"
@@ -35,9 +39,6 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 
 def test_its_first_gradient_is_that_of_the_trainer(loop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import rewards
-    from kit.objective import Objective
-
     torch.manual_seed(0)
     model, tokenizer = loop.load_model()
     with torch.no_grad():  # LoRA begins with a B of zeros, which would leave A without a gradient
@@ -76,8 +77,6 @@ def trainer_of(loop: Any, start: dict[str, Any], tokenizer: Any, preset: Any, pr
     """The kit's trainer with the same weights, objective, reward and problems."""
     from datasets import Dataset
     from trl import GRPOConfig
-
-    from kit import HookedGRPOTrainer
 
     model, _ = loop.load_model()
     model.load_state_dict(start)

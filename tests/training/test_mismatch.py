@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kit.objective.batch import TokenBatch
+from kit.report.panels import SIMPLE
 from kit.trainer.metric_log import SamplerAlarm, sampler_mismatch
 
 LOG2 = math.log(2.0)
@@ -61,7 +62,5 @@ def test_a_step_logs_them_and_a_chart_shows_them(new_trainer: Any) -> None:
     trainer.train()
     logged = trainer.state.log_history[0]
     assert 1.0 <= logged["sampler/ratio/p01"] <= logged["sampler/ratio/p99"]
-    from kit.report.panels import SIMPLE
-
     lines = next(lines for title, _, lines in SIMPLE if title == "Trainer against engine")
     assert all(names[0] in logged for names in lines.values())

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer, Gemma2Config, Phi3Config, Phi3ForCausalLM
 
 from kit.config import LoraConfig, ModelConfig
 from kit.errors import ModelError
+from kit.model_check.tiny import tiny_config, tiny_model
 from kit.models import loading as models
+from kit.models.family import is_remote
 from kit.models.loading import find_model, load_model
 from kit.models.shape import shape_of
 
@@ -19,8 +24,6 @@ def config_of(folder: Path, **changes: Any) -> ModelConfig:
 
 
 def test_a_folder_is_found_and_loaded_in_the_precision_asked_for(model_folder: Path) -> None:
-    import torch
-
     config = config_of(model_folder, dtype="bfloat16")
     files = find_model(config, chat=True)
     loaded = load_model(files, config)
@@ -31,11 +34,6 @@ def test_a_folder_is_found_and_loaded_in_the_precision_asked_for(model_folder: P
 
 
 def test_capped_scores_are_capped(tmp_path: Path, tokenizer: Any) -> None:
-    import torch
-    from transformers import Gemma2Config
-
-    from kit.model_check.tiny import tiny_config, tiny_model
-
     capped = tiny_config(Gemma2Config(attn_logit_softcapping=0.05), len(tokenizer))
     model = tiny_model(capped)
     model.set_attn_implementation("eager")
@@ -53,8 +51,6 @@ def test_capped_scores_are_capped(tmp_path: Path, tokenizer: Any) -> None:
 
 
 def test_weights_are_counted_without_being_made(model_folder: Path) -> None:
-    from transformers import AutoConfig
-
     config = AutoConfig.from_pretrained(model_folder)
     small = shape_of(config)
     config.vocab_size += 1_000_000_000  # 256 GB of float32, if it were made
@@ -65,8 +61,6 @@ def test_weights_are_counted_without_being_made(model_folder: Path) -> None:
 
 
 def test_a_tokenizer_without_an_end_is_refused(model_folder: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path)
@@ -75,8 +69,6 @@ def test_a_tokenizer_without_an_end_is_refused(model_folder: Path, tmp_path: Pat
 
 
 def test_padding_falls_back_on_the_end_token(model_folder: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path)
@@ -104,13 +96,6 @@ def test_a_native_architecture_whose_config_names_code_is_known_all_the_same(
     model_folder: Path, tmp_path: Path
 ) -> None:
     """Planted: `auto_map` in the config.json of an architecture that transformers has, as in uploads of Phi-3."""
-    import json
-
-    import torch
-    from transformers import AutoTokenizer, Phi3Config, Phi3ForCausalLM
-
-    from kit.models.family import is_remote
-
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     tokenizer.save_pretrained(tmp_path)
     torch.manual_seed(0)

@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
+from tiny_qwen import TARGETS
 from torch import Tensor
 
+import rewards
+from kit.config import EvaluationConfig, GenerationConfig, ModelConfig
 from kit.errors import ModelError
+from kit.evaluation.heldout import HeldOut
 from kit.models.failures import BackoffEvent, BatchSizeBackoff, explained, is_out_of_memory
+from kit.models.loading import find_model, load_model
 from kit.trainer.micro_batch import MicroBatch
+from kit.trainer.trainer import HookedGRPOTrainer
 
 from .rollouts import KL, NewTrainer, adapter, assert_gradients_close, train
 
@@ -220,11 +227,7 @@ def test_generation_and_scoring_are_divided_too(new_trainer: NewTrainer) -> None
 
 
 def test_dropout_is_the_same_in_both_passes_over_a_part(new_trainer: NewTrainer) -> None:
-    from peft import LoraConfig
-
-    from .conftest import TARGETS as targets
-
-    lora = LoraConfig(r=4, lora_alpha=4, target_modules=targets, init_lora_weights=False, lora_dropout=0.5)
+    lora = LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False, lora_dropout=0.5)
     memory = BatchSizeBackoff()
     memory.load_state_dict({"training": 2})
     trainer = new_trainer(
@@ -295,7 +298,6 @@ def test_what_is_no_shortage_and_what_is_no_micro_batch_passes(
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Machine]:
     """Puts every trainer that is built from now on a machine of its own, from the start of `train`."""
-    from kit.trainer.trainer import HookedGRPOTrainer
 
     def make(place: str, rows: int) -> Machine:
         machine, begin = Machine(place, rows), HookedGRPOTrainer.train
@@ -347,11 +349,6 @@ def test_a_run_that_cannot_halve_further_ends_with_advice(
 
 
 def test_an_evaluation_goes_on_with_smaller_batches(tree: Any, model_folder: Any) -> None:
-    import rewards
-    from kit.config import EvaluationConfig, GenerationConfig, ModelConfig
-    from kit.evaluation.heldout import HeldOut
-    from kit.models.loading import find_model, load_model
-
     config = ModelConfig(name=str(model_folder), dtype="float32")
     loaded = load_model(find_model(config, chat=True), config)
     rows = [{"prompt": [{"role": "user", "content": f"{n} + 1 ="}], "reference": str(n + 1)} for n in range(6)]

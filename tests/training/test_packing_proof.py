@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
+from transformers import AutoConfig
 
 from kit.model_check.tiny import tiny_config, tiny_model
 from kit.scoring import layouts, packed_attention, scorer
@@ -23,9 +25,6 @@ NewTiny = Callable[..., Any]
 @pytest.fixture(scope="module")
 def tiny(new_trainer: NewTrainer, tokenizer: Any) -> NewTiny:
     def make(kind: str = "llama", attention: str = "sdpa", dropout: float = 0.0, **fields: Any) -> Any:
-        from peft import LoraConfig
-        from transformers import AutoConfig
-
         config = tiny_config(AutoConfig.for_model(kind), len(tokenizer))
         for name, value in fields.items():
             setattr(config, name, value)

@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from peft import get_peft_model
+from safetensors.torch import load_file
+from transformers import Trainer
 
 from kit.config import LoraConfig, ModelConfig, load_config
+from kit.evaluation.heldout import evaluating
 from kit.models import memory
 from kit.models.backend import Backend
 from kit.models.loading import LoadedModel, autocast_dtype, find_model, load_model
+from kit.trainer.arguments import grpo_config
 
 CPU = Backend("transformers", "cpu", "")
 
@@ -24,8 +29,6 @@ def load(folder: Path, **changes: Any) -> LoadedModel:
 
 def gradients(model: Any) -> dict[str, Any]:
     """Of the adapters, for the loss on a fixed text."""
-    import torch
-
     model.zero_grad()
     ids = torch.arange(20, 52).view(2, 16)
     model(input_ids=ids, labels=ids).loss.backward()
@@ -33,11 +36,6 @@ def gradients(model: Any) -> dict[str, Any]:
 
 
 def test_an_evaluation_changes_no_gradient_of_4_bit_adapters(model_folder: Path) -> None:
-    import torch
-    from peft import get_peft_model
-
-    from kit.evaluation.heldout import evaluating
-
     pytest.importorskip("bitsandbytes")
     loaded = load(model_folder, load_in_4bit=True, dtype="bfloat16")
     loaded.peft_config.init_lora_weights = False
@@ -62,8 +60,6 @@ def test_no_4_bit_weight_is_repacked_on_the_cpu(model_folder: Path) -> None:
 @pytest.fixture
 def trained_precisions(monkeypatch: pytest.MonkeyPatch) -> list[set[Any]]:
     """Precisions of the weights that train, as every optimiser finds them."""
-    from transformers import Trainer
-
     seen: list[set[Any]] = []
     make = Trainer.create_optimizer
 
@@ -78,9 +74,6 @@ def trained_precisions(monkeypatch: pytest.MonkeyPatch) -> list[set[Any]]:
 def test_a_4_bit_run_with_evaluation_trains_float32_adapters(
     attempt: Callable[..., Any], trained_precisions: list[set[Any]]
 ) -> None:
-    import torch
-    from safetensors.torch import load_file
-
     pytest.importorskip("bitsandbytes")
     result = attempt("model.load_in_4bit=true", "model.dtype=bfloat16", "evaluation.before=true", "evaluation.every=1")
     assert result.code == 0, result.message
@@ -91,15 +84,11 @@ def test_a_4_bit_run_with_evaluation_trains_float32_adapters(
 
 
 def test_all_weights_train_in_float32(attempt: Callable[..., Any], trained_precisions: list[set[Any]]) -> None:
-    import torch
-
     assert attempt("model.lora=null", "model.dtype=auto", "optimisation.steps=1").code == 0
     assert trained_precisions == [{torch.float32}]
 
 
 def test_the_reference_is_loaded_as_the_policy_was(tree: dict[str, Any], tmp_path: Path) -> None:
-    from kit.trainer.arguments import grpo_config
-
     pinned = ["model.revision=abc", "model.attention=eager", "run.id=it"]
     given = grpo_config(load_config(tree, [*pinned, "model.lora=null"]), CPU, tmp_path, [1.0, 1.0]).model_init_kwargs
     assert given["revision"] == "abc"

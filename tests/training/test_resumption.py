@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.trainer_utils import rotate_checkpoints
 
 from kit.config import load_config
 from kit.errors import RunError
+from kit.runner.prepare import build_objective, explicit
 from kit.runner.resume import (
     PreviousRun,
     Resumption,
@@ -24,6 +26,7 @@ from kit.runner.resume import (
     differences,
     inputs,
     load_previous_run,
+    packages,
     truncate_to_checkpoint,
 )
 from kit.runs.store import MANIFEST, RunDir, RunStore, is_whole, numbered, whole_checkpoints
@@ -107,8 +110,6 @@ def test_a_disk_that_refuses_leaves_the_old_checkpoint(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("seed", range(10))
 def test_as_many_checkpoints_are_kept_as_transformers_would(seed: int, tmp_path: Path) -> None:
-    from transformers.trainer_utils import rotate_checkpoints
-
     lot = random.Random(seed)
     steps = sorted(lot.sample(range(1, 30), lot.randint(1, 6)))
     best, limit = lot.choice([None, 99, *steps]), lot.choice([None, 1, 2, 3, 5])
@@ -271,8 +272,6 @@ def test_a_run_that_starts_again_names_what_has_changed_and_is_not_refused(
     noted: bool, run: RunDir, parts: Any
 ) -> None:
     """A face notes the configuration as it was given; the training process writes out what its defaults amount to."""
-    from kit.runner.prepare import build_objective, explicit
-
     for path in run.checkpoints:
         shutil.rmtree(path)
     given = load_config(run.config)
@@ -366,8 +365,6 @@ def test_more_steps_matter_where_a_step_depends_on_how_many_there_are(run: RunDi
 
 
 def test_other_rows_packages_and_devices_are_named(run: RunDir, parts: Any) -> None:
-    from kit.runner.resume import packages
-
     env = {
         "packages": packages() | {"trl": "0.1", "numpy": "0.1"},
         "backend": {"name": "transformers", "device": "cuda"},

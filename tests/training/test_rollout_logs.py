@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kit.objective import Objective
+from kit.objective.schedules import AdaptiveKL
 
 from .rollouts import NewTrainer, Recorder, log_of, train
 
@@ -97,8 +98,6 @@ def steered(**changes: Any) -> Recorder:
 def test_a_controller_observes_the_exact_mean_once_a_step(
     new_trainer: NewTrainer, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kit.objective.schedules import AdaptiveKL
-
     told: list[tuple[float, int]] = []
     observe = AdaptiveKL.observe
 

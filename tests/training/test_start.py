@@ -10,11 +10,21 @@ from typing import Any
 import pytest
 import torch
 from pairwise import rest_in_matrix
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
 
+import kit.runner.resume
+import kit.train
+from kit.chat.answering import ChatModels
 from kit.config import ModelConfig, load_config
 from kit.errors import ConfigError, KitError, ModelError
+from kit.export import job
+from kit.export.request import ExportRequest
+from kit.generation.vllm import merged_weights
 from kit.models.loading import find_model
 from kit.models.start import REFERENCE, untrained
+from kit.runner.console import Reporter
+from kit.runs.store import RunDir
 
 TOKENS = torch.arange(5, 15)[None]
 MODES = ("continue", "merge")
@@ -23,9 +33,6 @@ MODES = ("continue", "merge")
 @pytest.fixture(scope="module")
 def sft(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter whose effect is plain to see, of another rank and other targets than the runs here ask for."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
     folder = tmp_path_factory.mktemp("sft") / "adapter"
     with torch.random.fork_rng():
         torch.manual_seed(5)
@@ -43,12 +50,6 @@ def started(
     tree: Any, sft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path
 ) -> dict[str, torch.Tensor]:
     """`tree` starting from `sft`, with a KL term; what its policy and the adapter's say of a few tokens before training."""
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    import kit.runner.resume
-    from kit.generation.vllm import merged_weights
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tree["model"]["adapter"] = str(sft)
     tree["objective"] = {"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.5}]}
@@ -87,9 +88,6 @@ def started(
 def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_was_trained(
     mode: str, attempt: Any, started: dict[str, torch.Tensor], model_folder: Path, tmp_path: Path
 ) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     done = attempt(f"model.adapter_mode={mode}")
     assert done.code == 0, done.message
     torch.testing.assert_close(started["start"], started["sft"], atol=1e-5, rtol=0)
@@ -103,11 +101,6 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
     lora = load_config(done.folder.config).model.lora
     assert lora is not None
     assert lora.rank == (3 if mode == "continue" else 4)
-    from kit.chat.answering import ChatModels
-    from kit.export import job
-    from kit.export.request import ExportRequest
-    from kit.runner.console import Reporter
-
     chat = ChatModels(done.folder, None)
     for side, wanted in (("base", "sft"), ("tuned", "end")):
         with chat._side(side), torch.no_grad():
@@ -129,9 +122,6 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
 def test_resumed_it_goes_on_to_the_bit_with_the_same_reference(
     tree: Any, attempt: Any, started: dict[str, torch.Tensor], sft: Path
 ) -> None:
-    import kit.train
-    from kit.runs.store import RunDir
-
     given = ("model.adapter_mode=continue", "run.save_every=1")
     whole = attempt(*given, "run.id=whole", "optimisation.steps=3").folder
     assert attempt(*given, "run.id=parts", "optimisation.steps=2").code == 0

@@ -12,11 +12,15 @@ import torch
 from transformers import Qwen3Config
 
 from kit.config import load_config
+from kit.errors import ObjectiveError
+from kit.generation import decoding
+from kit.models import memory
 from kit.models.backend import Backend
 from kit.models.shape import shape_of
 from kit.objective import Objective
 from kit.objective.objective import to_parts
 from kit.objective.recipes import recipe_names
+from kit.runner import build
 from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
 
 from .rollouts import KL, NewTrainer
@@ -125,8 +129,6 @@ def test_a_value_head_learns_the_same_in_parts(new_trainer: NewTrainer) -> None:
 
 
 def test_the_first_steps_see_a_hook_that_is_wrongly_called_separable(new_trainer: NewTrainer) -> None:
-    from kit.errors import ObjectiveError
-
     def centred(batch: Any) -> Any:
         return -batch.advantages * batch.ratio * (batch.ratio + batch.logps.mean() - 0.5).sum(1, keepdim=True)
 
@@ -163,8 +165,6 @@ Sizes = Callable[..., tuple[int | None, int | None, dict[str, str]]]
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
     """`sizes(GiB, overrides)`: token budget, completions at once, and notes of a run of a Qwen3 with so much free memory."""
-    from kit.models import memory
-    from kit.runner import build
 
     def choose(
         gib: float, *overrides: str, device: str = "cuda", env: Any = None, checkpoint: str | None = "checkpoint-3"
@@ -226,9 +226,6 @@ def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(sizes: Sizes) -> Non
 
 
 def test_a_run_generates_as_many_at_once_as_were_chosen(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kit.generation import decoding
-    from kit.runner import build
-
     notes = {"token_budget": "", "generation_batch": "Completions are generated 3 at a time, of 8."}
     monkeypatch.setattr(build, "chosen_sizes", lambda *_: (None, 3, notes))
     asked, decode = [], decoding.decode

@@ -9,6 +9,8 @@ import pytest
 import torch
 from stand_in_llm import LLM, TOKEN, one_gpu, vllm_stands_in, watched
 
+from kit.errors import EngineError
+
 
 @pytest.fixture
 def gpu() -> Iterator[Any]:
@@ -80,8 +82,6 @@ def test_the_trainer_goes_on_once_the_engine_has_put_the_weights_back(gpu: Any, 
 
 
 def test_what_fails_inside_a_call_of_a_call_is_told_once(gpu: Any, new_model: Callable[[], Any]) -> None:
-    from kit.errors import EngineError
-
     generation = watched(new_model(), standby=True)
     generation.llm.reset_prefix_cache = lambda: [][1]
     with pytest.raises(EngineError, match="died taking over the weights: IndexError"):

@@ -18,23 +18,19 @@ torch.set_num_threads(1)
 
 from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
-from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer  # noqa: E402
+from tiny_qwen import TARGETS, placed_ids, tiny_qwen, tiny_settings, tiny_tokenizer  # noqa: E402
 from trl import GRPOConfig  # noqa: E402
 
 from kit.scoring import scorer  # noqa: E402
 from kit.trainer.policy_loss import average_gradients  # noqa: E402
 from kit.trainer.trainer import HookedGRPOTrainer  # noqa: E402
-from training.conftest import PROMPTS, SPOKEN, TARGETS  # noqa: E402
+from training.conftest import PROMPTS  # noqa: E402
 from training.rollouts import adapter, drift  # noqa: E402
 
 STEERED = {"name": "kl", "coef": "adaptive_kl(target=0.001, horizon=40, start=0.1)"}
 PPO = {"recipe": "ppo", "regularizers": [STEERED]}
 OFF = {"skip_flat_groups": False}
 KL = {"recipe": "dapo", "regularizers": [{"name": "kl", "coef": 0.04}]}  # so that each micro-batch goes through at once
-
-
-def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
 
 
 def nothing(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -46,14 +42,11 @@ def new_trainer(
 ) -> Any:
     """A trainer of four steps, two on each rollout."""
     tokenizer = tiny_tokenizer()
-    spoken = {tokenizer.eos_token_id, *range(20, 20 + SPOKEN - 1)}
-    args = GRPOConfig(
-        output_dir=str(folder / "run"), use_cpu=True, bf16=False, gradient_checkpointing=False,
-        per_device_train_batch_size=size, num_generations=4, gradient_accumulation_steps=2, num_iterations=2,
-        max_completion_length=8, max_steps=4, learning_rate=0.01, lr_scheduler_type="constant", weight_decay=0.1,
-        report_to="none", logging_steps=1, save_strategy="no", disable_tqdm=True,
-        generation_kwargs={"suppress_tokens": [token for token in range(VOCABULARY) if token not in spoken]},
-    )  # fmt: skip
+    changes = {
+        "per_device_train_batch_size": size, "gradient_accumulation_steps": 2, "num_iterations": 2, "max_steps": 4,
+        "weight_decay": 0.1,
+    }  # fmt: skip
+    args = GRPOConfig(**tiny_settings(tokenizer, folder / "run") | changes)
     model = tiny_qwen(tokenizer)
     torch.manual_seed(0)
     return HookedGRPOTrainer(

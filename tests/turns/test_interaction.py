@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,6 @@ def test_what_cannot_work_is_refused(own: str, keys: dict[str, Any], reason: str
 
 
 def test_a_template_has_to_render_tools(tokenizer: Any) -> None:
-    import copy
-
     calculator = load(environment="kit.environments.calculator:Calculator")
     check_turns(calculator, tokenizer, chat=True, source="it")
     with pytest.raises(ConfigError, match="need messages"):

@@ -12,6 +12,7 @@ import torch
 from kit.environments.calculator import Calculator
 from kit.objective import Objective
 from kit.objective.recipes import recipe_names
+from kit.runner.recording import columns
 from kit.trainer.teacher import TEACHER_NEEDS
 from tests.turns.conftest import QUESTION, SCRIPT, call, generated
 
@@ -87,8 +88,6 @@ def test_a_turn_goes_on_from_the_very_ids_that_were_sampled(scripted: Callable[.
 
 
 def test_files_show_the_turns_and_the_tools_tokens(scripted: Callable[..., Any]) -> None:
-    from kit.runner.recording import columns
-
     rollouts: list[Any] = []
     generated(scripted(rollout_sinks=[rollouts.append]))
     table = columns(rollouts[0])

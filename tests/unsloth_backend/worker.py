@@ -17,10 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiny_qwen import VOCABULARY, tiny_qwen, tiny_tokenizer
+from tiny_qwen import TARGETS, placed_ids, tiny_qwen, tiny_settings, tiny_tokenizer
 
 SWITCHES = {"UNSLOTH_ALLOW_CPU": "1", "UNSLOTH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
-TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
 PROMPTS = ["3 + 5 =", "State the final answer to the following problem: 12 - 4 + 7 =", "1 =", "The sum of 2 and 7 is"]
 WITH_KL = "grpo with kl"
 KL = {"name": "kl", "coef": 0.5}
@@ -77,25 +76,8 @@ class Bench:
 
         from kit.trainer.arguments import pinned
 
-        spoken = {self.tokenizer.eos_token_id, *range(20, 28)}
-        given: dict[str, Any] = {
-            "output_dir": str(self.folder / "run"),
-            "use_cpu": True,
-            "bf16": False,
-            "fp16": False,
-            "gradient_checkpointing": False,
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 2,
-            "steps_per_generation": 2,
-            "num_generations": 4,
-            "max_completion_length": 8,
-            "max_steps": 1,
-            "learning_rate": 0.01,
-            "generation_kwargs": {"suppress_tokens": [n for n in range(VOCABULARY) if n not in spoken]},
-            "report_to": "none",
-            "save_strategy": "no",
-            "disable_tqdm": True,
-        }
+        given = tiny_settings(self.tokenizer, self.folder / "run")
+        given |= {"fp16": False, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
         return pinned(GRPOConfig, given | changes)
 
     def trainer(self, objective: Any, unchecked: bool = True, **changes: Any) -> Any:
@@ -103,9 +85,6 @@ class Bench:
         from datasets import Dataset
 
         from kit.trainer.trainer import HookedGRPOTrainer
-
-        def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
-            return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
 
         torch.manual_seed(0)
         return HookedGRPOTrainer(
