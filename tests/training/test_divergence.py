@@ -37,10 +37,10 @@ def head(seed: int, width: int, *, count: int = 7, vocabulary: int = 23, spread:
 
 
 def logits(side: Projection) -> Tensor:
-    assert side.bias is not None
-    assert side.softcap is not None
-    raw = side.scale * (side.hidden @ side.weight.T + side.bias)
-    return side.softcap * torch.tanh(raw / side.softcap) / side.temperature
+    raw = side.hidden @ side.weight.T
+    raw = (raw if side.bias is None else raw + side.bias) * side.scale
+    capped = raw if side.softcap is None else side.softcap * torch.tanh(raw / side.softcap)
+    return capped / side.temperature
 
 
 def expected(policy: Projection, teacher: Projection, what: Divergence) -> Tensor:
@@ -98,22 +98,17 @@ def leaves(projection: Projection) -> list[Tensor]:
 def float64_kl(policy: Projection, reference: Projection) -> tuple[Tensor, list[Tensor]]:
     """KL (N,) in float64 from whole logits, and its leaves."""
 
-    def log_probabilities(projection: Projection, tensors: list[Tensor | None]) -> Tensor:
-        hidden, weight, bias = tensors
-        assert hidden is not None
-        assert weight is not None
-        z = hidden @ weight.T
-        z = (z if bias is None else z + bias) * projection.scale
-        z = z if projection.softcap is None else projection.softcap * torch.tanh(z / projection.softcap)
-        return (z / projection.temperature).log_softmax(-1)
+    def exact(side: Projection) -> Projection:
+        names = ("hidden", "weight", "bias")
+        tensors = {name: tensor for name in names if (tensor := getattr(side, name)) is not None}
+        return replace(
+            side, **{name: x.detach().double().requires_grad_(x.requires_grad) for name, x in tensors.items()}
+        )
 
-    def exact(projection: Projection) -> list[Tensor | None]:
-        tensors = (projection.hidden, projection.weight, projection.bias)
-        return [None if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in tensors]
-
-    tensors = exact(policy)
-    ours, theirs = log_probabilities(policy, tensors), log_probabilities(reference, exact(reference)).detach()
-    return (ours.exp() * (ours - theirs)).sum(-1), [x for x in tensors if x is not None and x.requires_grad]
+    precise = exact(policy)
+    ours, theirs = (logits(side).log_softmax(-1) for side in (precise, exact(reference)))
+    theirs = theirs.detach()
+    return (ours.exp() * (ours - theirs)).sum(-1), leaves(precise)
 
 
 def check_against_float64(

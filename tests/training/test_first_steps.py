@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.sanity_checks import scoring_error
 from kit.trainer.trl_compat import check_combination
 
-from .rollouts import KL, Counting, NewTrainer, adapter, drift, rollout, train
+from .rollouts import KL, Counting, NewTrainer, adapter, drift, rollout, train, watch_scoring
 
 RAGGED = {"num_generations": 2, "gradient_accumulation_steps": 2}  # two prompts in a micro-batch: left padding
 Score = Callable[..., Any]
@@ -243,33 +242,9 @@ def test_the_switch_turns_all_of_it_off(new_trainer: NewTrainer) -> None:
     assert trainer.checks is None
 
 
-def counted(trainer: Any, objective: Any) -> list[tuple[int, int]]:
-    """(scorings, calls of the clip) in every step."""
-    counts, at_end = {"scorings": 0, "calls": 0}, [(0, 0)]
-    patch_scorer(trainer, lambda score, a, k: (counts.update(scorings=counts["scorings"] + 1), score(*a, **k))[1])
-    hook, function = objective.clip, objective.clip._function
-
-    def counting(batch: TokenBatch) -> Tensor:
-        counts["calls"] += 1
-        return function(batch)
-
-    hook._function = counting
-    callback = trainer.checks
-
-    class Marker(type(callback).__mro__[1]):  # type: ignore[misc]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            at_end.append((counts["scorings"], counts["calls"]))
-
-    trainer.add_callback(Marker())
-    train(trainer)
-    return [(now[0] - then[0], now[1] - then[1]) for then, now in itertools.pairwise(at_end)]
-
-
-def test_after_the_first_step_nothing_more_is_computed(new_trainer: NewTrainer) -> None:
-    objective = Objective.from_spec("dapo")
+def test_after_the_first_step_nothing_more_is_scored(new_trainer: NewTrainer) -> None:
     every = {"skip_flat_groups": False}
-    trainer = new_trainer(objective=objective, max_steps=5, gradient_accumulation_steps=3, extra=every)
-    first, *later = counted(trainer, objective)
-    assert later == [(3, 3)] * 4  # one scoring and one call a micro-batch
-    assert first[0] == 3 + 1  # one more scoring, of two rows
-    assert first[1] > 3
+    trainer = new_trainer(objective="dapo", max_steps=5, gradient_accumulation_steps=3, extra=every)
+    passes = watch_scoring(trainer)
+    train(trainer)
+    assert len(passes) == 5 * 3 + 1  # one a micro-batch, and one of two rows before the first step

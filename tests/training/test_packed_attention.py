@@ -149,35 +149,6 @@ def test_each_token_sees_its_own_text_and_nothing_else(window: int | None, key_h
         assert (ours - wanted).norm() <= 1e-10 * wanted.norm().clamp(min=1e-3)  # a window of 1 has no weights to learn
 
 
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("softcap", [None, 0.5])
-@pytest.mark.parametrize("sinks", [False, True])
-@pytest.mark.parametrize("way", ["cpu", "flash"], indirect=True)
-def test_caps_and_sinks_are_as_written_out(window: int | None, softcap: float | None, sinks: bool, way: str) -> None:
-    layout, seen = layouts(window)
-    found = []
-    for packed in (True, False):
-        given = [one.requires_grad_() for one in tensors(layout.tokens)]
-        sink = torch.linspace(-1, 2, HEADS, dtype=torch.float64).requires_grad_() if sinks else None
-        if packed:
-            result = packed_attention(*given, layout, scaling=0.3, window=window, softcap=softcap, sinks=sink)
-        else:
-            query, key, value = given
-            weights = 0.3 * query @ key.transpose(2, 3)
-            weights = weights if softcap is None else softcap * (weights / softcap).tanh()
-            weights = weights.masked_fill(~seen, -torch.inf).exp()
-            total = weights.sum(-1, keepdim=True) + (0 if sink is None else sink.exp()[:, None, None])
-            result = (weights / total @ value).transpose(1, 2)
-        draw = torch.Generator().manual_seed(2)
-        (result * torch.randn(result.shape, generator=draw, dtype=torch.float64)).sum().backward()
-        found.append(
-            [result.detach(), *(one.grad for one in (*given, sink) if one is not None and one.grad is not None)]
-        )
-    assert len(found[0]) == 4 + sinks
-    for ours, wanted in zip(*found, strict=True):
-        assert (ours - wanted).norm() <= 1e-10 * wanted.norm()
-
-
 @pytest.mark.parametrize("way", ["flash", "efficient"], indirect=True)
 @pytest.mark.parametrize("wrong", ["window", "starts", "gradient", "raises"])
 def test_a_kernel_that_is_wrong_is_not_used(
