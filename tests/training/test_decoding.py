@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
-from transformers.integrations import sdpa_attention
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
 from kit.errors import ModelError
@@ -209,34 +207,6 @@ def test_who_listens_hears_every_token() -> None:
         found = model.generate(**inputs, generation_config=how, streamer=heard)
     assert heard == found[0].tolist()
     assert len(heard) > inputs["input_ids"].shape[1]
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "mistral"])
-def test_buffers_and_shared_keys_give_the_logits_of_transformers(kind: str) -> None:
-    """Prompts, rows that leave, and more tokens than a buffer has room for: bit by bit the same."""
-    model, inputs = tiny(kind), prompts()
-    ids = torch.randint(2, 61, (12, 2 * decoding.ROOM + 3))
-    before = sdpa_attention.use_gqa_in_sdpa
-
-    def logits(buffers: bool) -> list[Tensor]:
-        cache, mask, results = DynamicCache(), inputs["attention_mask"], []
-        if buffers:
-            decoding.use_buffers(cache)
-        with torch.no_grad(), decoding.shared_keys() if buffers else nullcontext():
-            results.append(model(**inputs, past_key_values=cache).logits[:, -1])
-            rows = torch.arange(12)
-            for number, token in enumerate(ids.T):
-                if number == 5:
-                    rows = torch.tensor([0, 3, 4, 9])
-                    cache.batch_select_indices(rows)
-                    mask = mask[rows]
-                mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-                results.append(model(token[rows, None], attention_mask=mask, past_key_values=cache).logits[:, -1])
-        return results
-
-    for ours, theirs in zip(logits(True), logits(False), strict=True):
-        assert torch.equal(ours, theirs)
-    assert sdpa_attention.use_gqa_in_sdpa is before
 
 
 def test_a_token_without_an_embedding_is_named_before_the_model_is_asked() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_qwen import tiny_qwen, tiny_tokenizer
+from tiny_qwen import tiny_qwen, tiny_settings, tiny_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,13 +62,8 @@ def new_trainer(tmp_path: Path, new_model: Callable[[], Any], tokenizer: Any) ->
             seen.append({"completion_ids": completion_ids, **columns})
             return [float(index % 3) for index in range(len(completion_ids))]
 
-        arguments = {
-            "output_dir": str(tmp_path / "out"), "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
-            "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 160, "max_steps": 1,
-            "learning_rate": 0.01, "lr_scheduler_type": "constant", "report_to": "none", "save_strategy": "no",
-            "disable_tqdm": True, "shuffle_dataset": False,
-        }  # fmt: skip
-        arguments |= given.pop("arguments", {})
+        arguments = tiny_settings(tokenizer, tmp_path / "out")
+        arguments |= {"max_completion_length": 160, "shuffle_dataset": False} | given.pop("arguments", {})
         trainer = HookedGRPOTrainer(
             new_model(),
             reward,
