@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
     assert lora.rank == (3 if mode == "continue" else 4)
     chat = ChatModels(done.folder, None)
     for side, wanted in (("base", "sft"), ("tuned", "end")):
-        with chat._side(side), torch.no_grad():
-            found = (chat.tuned if side == "tuned" else chat.base)(TOKENS).logits.log_softmax(-1)
+        with untrained(chat.tuned) if side == "base" else nullcontext(), torch.no_grad():
+            found = chat.tuned(TOKENS).logits.log_softmax(-1)
         torch.testing.assert_close(found, started[wanted], atol=1e-5, rtol=0)
     for to in ("adapter", "merged_16bit"):
         place = tmp_path / to
