@@ -1,7 +1,7 @@
 """Completions of several turns: how they ended and read, and how they are made apart from the trainer.
 
 Held-out evaluation and the signal check talk as training does. The loop of calls and answers is TRL's own
-(`GRPOTrainer._tool_call_loop`), run on a stand-in that has what it reads of a trainer; kit.trainer.trl_compat holds TRL to
+(`GRPOTrainer._tool_call_loop`), run on a stand-in that has what it reads of a trainer; kit.trainer.arguments holds TRL to
 the version of which that is known.
 """
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from kit.models.failures import first_line, raise_fatal
 from kit.models.family import FamilyAdapter
 from kit.models.fused import Fused
-from kit.models.inputs import COUNTS
 from kit.scoring.layouts import (
+    COUNTS,
     ModelPass,
     Rows,
     Scores,

@@ -17,7 +17,7 @@ from kit.errors import ModelError
 from kit.generation.decoding import as_in_training, fast_decoding
 from kit.models.failures import BatchSizeBackoff
 from kit.models.family import FamilyAdapter
-from kit.models.inputs import extended, pieces, take
+from kit.scoring.layouts import extended, pieces, take
 from kit.trainer.micro_batch import MODEL_INPUTS
 from kit.trainer.rollout import RolloutState
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kit.models.inputs import take
-from kit.scoring.layouts import Rows, to_device
+from kit.scoring.layouts import Rows, take, to_device
 
 MODEL_INPUTS = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",

@@ -56,6 +56,12 @@ from kit.trainer.advantages import (
     truncated,
     weighted_total,
 )
+from kit.trainer.arguments import (
+    balances_experts,
+    check_arguments,
+    check_backend,
+    check_combination,
+)
 from kit.trainer.checkpoint import CheckpointState, Stateful, checkpoint_on_failure
 from kit.trainer.dynamic_sampling import DynamicSampling
 from kit.trainer.generator import Generator
@@ -65,12 +71,6 @@ from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, StepR
 from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutMemory, RolloutState, Services
 from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.teacher import TEACHER_NEEDS, Prompt, Teacher
-from kit.trainer.trl_compat import (
-    balances_experts,
-    check_arguments,
-    check_backend,
-    check_combination,
-)
 from kit.trainer.value_head import Critic
 
 REFERENCE_NEEDS = fields_where(model="reference")

@@ -18,8 +18,8 @@ from kit.models.family import (
     end_ids,
     read_template,
 )
-from kit.models.inputs import pieces
 from kit.models.loading import find_model, load_model
+from kit.scoring.layouts import pieces
 from kit.trainer.micro_batch import MicroBatch
 
 

@@ -9,8 +9,7 @@ from trl import GRPOConfig
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
 from kit.models.backend import Backend, is_unsloths
-from kit.trainer.arguments import changes, pinned
-from kit.trainer.trl_compat import check_arguments, check_backend
+from kit.trainer.arguments import changes, check_arguments, check_backend, pinned
 
 GIVEN: dict[str, Any] = {"output_dir": "run", "use_cpu": True, "bf16": False, "learning_rate": 0.25}
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from kit.errors import ObjectiveError
 from kit.objective import Objective, TokenBatch
 from kit.scoring.scorer import has_dropout
+from kit.trainer.arguments import check_combination
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.sanity_checks import scoring_error
-from kit.trainer.trl_compat import check_combination
 
 from .rollouts import KL, Counting, NewTrainer, adapter, drift, rollout, train, watch_scoring
 

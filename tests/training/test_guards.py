@@ -14,9 +14,8 @@ import pytest
 
 from kit.errors import EnvironmentUnsupported, ObjectiveError
 from kit.models.libraries import check_trl
-from kit.trainer import trl_compat as guards
+from kit.trainer.arguments import TRL_LOSS_ARGUMENTS, check_arguments
 from kit.trainer.trainer import HookedGRPOTrainer
-from kit.trainer.trl_compat import check_arguments
 
 NewTrainer = Callable[..., Any]
 
@@ -122,7 +121,7 @@ def test_the_guard_covers_every_argument_that_trls_loss_reads() -> None:
     read = set(re.findall(r"self\.args\.(\w+)", inspect.getsource(GRPOTrainer._compute_loss)))
     ours_too = {"steps_per_generation"}
     details_of_adaptive_entropy = {name for name in read if name.startswith("entropy_")}  # nothing without its switch
-    assert read - ours_too - details_of_adaptive_entropy <= set(guards.TRL_LOSS_ARGUMENTS)
+    assert read - ours_too - details_of_adaptive_entropy <= set(TRL_LOSS_ARGUMENTS)
 
 
 def test_the_refusal_is_in_the_trainer_and_only_beside_an_objective(new_trainer: NewTrainer) -> None:

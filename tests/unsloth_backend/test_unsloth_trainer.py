@@ -8,7 +8,7 @@ import pytest
 import torch
 from worker import recipes
 
-from kit.trainer.trl_compat import TRL_LOSS_ARGUMENTS
+from kit.trainer.arguments import TRL_LOSS_ARGUMENTS
 
 pytestmark = [pytest.mark.unsloth, pytest.mark.timeout(900)]
 WITH_KL = "grpo with kl"
