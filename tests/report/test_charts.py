@@ -145,7 +145,7 @@ def test_evaluations_stand_at_their_step_and_later_ones_by_hand_at_none() -> Non
 
 
 def test_shares_are_drawn_in_per_cent_with_their_intervals() -> None:
-    score: dict[str, Any] = {
+    score = {
         "step": 0,
         "greedy_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6},
         "pass@4": {"value": None, "low": 0, "high": 1},
