@@ -11,7 +11,6 @@ import functools
 import json
 import math
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,43 +22,35 @@ from kit.runs.worker import claim_stdout, is_lost, is_user_error
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
-    from rewards import Evaluation, Preset
 
-KEPT = 2
 SHOWN_TEXT = 4000
 """Letters of one text that are sent back."""
 Request = Mapping[str, Any]
 
 
-class Rows:
-    """A cache of rows by data section and the time of its file; the latest few."""
+@functools.lru_cache(maxsize=2)
+def _split(section: str, changed: int) -> DataSplit:
+    """The rows of a data section (JSON). `changed`: when its file was written."""
+    from kit.config import DataConfig
+    from kit.data import load_data
 
-    def __init__(self) -> None:
-        self._splits: OrderedDict[str, DataSplit] = OrderedDict()
-
-    def load(self, config: RunConfig) -> DataSplit:
-        from kit.data import load_data
-
-        path = Path(config.data.source).expanduser()
-        changed = path.stat().st_mtime_ns if path.is_file() else 0
-        key = f"{changed} {config.data.model_dump_json(exclude={'max_prompt_tokens'})}"
-        if key not in self._splits:
-            self._splits[key] = load_data(config.data)
-            while len(self._splits) > KEPT:
-                self._splits.popitem(last=False)
-        self._splits.move_to_end(key)
-        return self._splits[key]
-
-    def pick(self, config: RunConfig, places: Sequence[int]) -> list[dict[str, Any]]:
-        """Training rows at `places`. Raises `DataError` where there is none."""
-        train = self.load(config).train
-        for place in places:
-            if not 0 <= place < len(train):
-                raise DataError(f"There is no training row {place}; there are {len(train)}, counted from 0.")
-        return [train[place] for place in places]
+    return load_data(DataConfig.model_validate_json(section))
 
 
-ROWS = Rows()
+def split_of(config: RunConfig) -> DataSplit:
+    """The rows of a configuration; those of the latest few stay in memory."""
+    path = Path(config.data.source).expanduser()
+    changed = path.stat().st_mtime_ns if path.is_file() else 0
+    return _split(config.data.model_dump_json(exclude={"max_prompt_tokens"}), changed)
+
+
+def pick(config: RunConfig, places: Sequence[int]) -> list[dict[str, Any]]:
+    """Training rows at `places`. Raises `DataError` where there is none."""
+    train = split_of(config).train
+    for place in places:
+        if not 0 <= place < len(train):
+            raise DataError(f"There is no training row {place}; there are {len(train)}, counted from 0.")
+    return [train[place] for place in places]
 
 
 LOOKED_AT, TOLD, MOST_COLUMNS = 200, 3, 100
@@ -128,7 +119,7 @@ def _columns(source: str, changed: int) -> dict[str, Any]:
 
 def rows(config: RunConfig, request: Request) -> dict[str, Any]:
     """Counts, notes, columns, lengths in letters, and `count` training rows from `start` on."""
-    split = ROWS.load(config)
+    split = split_of(config)
     start, count = max(0, int(request.get("start", 0))), min(50, int(request.get("count", 5)))
     shown = range(min(start, len(split.train)), min(start + count, len(split.train)))
     letters = sorted(len(plain(prompt)) for prompt in split.train["prompt"][:5000])
@@ -138,7 +129,10 @@ def rows(config: RunConfig, request: Request) -> dict[str, Any]:
         if letters
         else {},
         "start": shown.start,
-        "rows": [_row(split.train[place], place) for place in shown],
+        "rows": [
+            {"place": place, **{name: _short(plain(value)) for name, value in split.train[place].items()}}
+            for place in shown
+        ],
     }
 
 
@@ -152,7 +146,7 @@ def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
     from kit.generation.tools import load_tools
     from kit.planning.plan import tokenizer_of
 
-    split = ROWS.load(config)
+    split = split_of(config)
     some = split.train.select(range(min(5000, len(split.train))))
     tokenizer, tools = tokenizer_of(config), load_tools(config.generation).all_tools()
     by_row = lengths_of(tokenizer, some, tools)
@@ -182,57 +176,47 @@ def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
 
 
 def score(config: RunConfig, request: Request) -> dict[str, Any]:
-    """Scores `completions` (texts) of the training row `row`, as one group, as training would before its first step."""
-    from kit.runner.prepare import build_reward
+    """Scores `completions` (texts) of the training row `row`, as one group, as training would before its first step.
 
-    (row,) = ROWS.pick(config, [int(request.get("row", 0))])
-    return scored(build_reward(config), row, list(request["completions"]), config.run.seed, kind=advantage_kind(config))
-
-
-def scored(
-    preset: Preset, row: Mapping[str, Any], completions: Sequence[str], seed: int, *, kind: str
-) -> dict[str, Any]:
-    """Every component's verdict on completions of one row: value, status, reason, what was extracted, and the advantage.
-
-    kind: the advantage's estimator.
+    Every part's verdict: value, status, reason, what was extracted; and the advantage of each completion.
     """
     from kit.evaluation.heldout import scoring_context
+    from kit.runner.prepare import build_reward
     from rewards import build_samples
 
-    size, prompt = len(completions), row["prompt"]
-    columns: dict[str, Any] = {name: [value] * size for name, value in row.items() if name != "prompt"}
-    messages = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for text in completions]
-    samples = build_samples([prompt] * size, messages, **columns)
-    context = scoring_context(seed)
+    (row,) = pick(config, [int(request.get("row", 0))])
+    preset, texts, prompt = build_reward(config), list(request["completions"]), row["prompt"]
+    columns: dict[str, Any] = {name: [value] * len(texts) for name, value in row.items() if name != "prompt"}
+    messages = [text if isinstance(prompt, str) else [{"role": "assistant", "content": text}] for text in texts]
+    samples = build_samples([prompt] * len(texts), messages, **columns)
+    context = scoring_context(config.run.seed)
     verdict = preset.score(samples, context)
-    correct = preset.is_correct(samples, context) if preset.checker is not None else None
+    correct = preset.is_correct(samples, context) if preset.checker is not None else [None] * len(texts)
+    items = [
+        {
+            "text": text[:SHOWN_TEXT],
+            "total": verdict.totals[at],
+            "correct": correct[at],
+            "parts": [
+                {
+                    "name": name,
+                    "value": verdict.values[name][at],
+                    "status": verdict.statuses[name][at],
+                    "seconds": verdict.latencies[name][at],
+                    **{key: _short(verdict.infos[name][at].get(key)) for key in ("reason", "extracted")},
+                }
+                for name in verdict.weights
+            ],
+        }
+        for at, text in enumerate(texts)
+    ]
     return {
-        "prompt": plain(row["prompt"])[:SHOWN_TEXT],
+        "prompt": plain(prompt)[:SHOWN_TEXT],
         "reference": _short(row.get("reference")),
         "checker": preset.checker,
         "weights": dict(verdict.weights),
-        "items": [
-            _item(verdict, at, text, None if correct is None else correct[at]) for at, text in enumerate(completions)
-        ],
-        "advantages": advantages(verdict.totals, kind),
-    }
-
-
-def _item(verdict: Evaluation, at: int, text: str, right: bool | None) -> dict[str, Any]:
-    return {
-        "text": text[:SHOWN_TEXT],
-        "total": verdict.totals[at],
-        "correct": right,
-        "parts": [
-            {
-                "name": name,
-                "value": verdict.values[name][at],
-                "status": verdict.statuses[name][at],
-                "seconds": verdict.latencies[name][at],
-                **{key: _short(verdict.infos[name][at].get(key)) for key in ("reason", "extracted")},
-            }
-            for name in verdict.weights
-        ],
+        "items": items,
+        "advantages": advantages(verdict.totals, advantage_kind(config)),
     }
 
 
@@ -282,12 +266,10 @@ def check(config: RunConfig, request: Request) -> dict[str, Any]:
 
     `problem` is why a part of the reward fails on a right answer; None where all parts score it.
     """
-    from kit.runner.prepare import build_reward
     from rewards.protocol import FAILURES
 
-    (row,) = ROWS.pick(config, [0])
-    texts = examples(config, {})
-    items = scored(build_reward(config), row, texts, config.run.seed, kind="none")["items"]
+    (row,) = pick(config, [0])
+    items = score(config, {"completions": examples(config, {})})["items"]
     failing = [part for part in items[0]["parts"] if part["status"] in FAILURES]
     problem = "; ".join(f"{item['name']}: {item['reason'] or item['status']}" for item in failing) or None
     result = {"problem": problem, "right": items[0]["total"], "wrong": items[1]["total"], "tried": 0, "paid": 0}
@@ -328,7 +310,7 @@ def hacks(config: RunConfig, request: Request) -> dict[str, Any]:
         last = completion[-1] if isinstance(completion, list) and completion else completion
         return last.get("content") if isinstance(last, dict) else last
 
-    (row,) = ROWS.pick(config, [int(request.get("row", 0))])
+    (row,) = pick(config, [int(request.get("row", 0))])
     preset = build_reward(config)
     right = str(request.get("right") or row.get("reference") or "")
     wrong = str(request.get("wrong") or another(right))
@@ -365,11 +347,9 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
     from kit.runner.prepare import build_reward
     from rewards.audit import audit as audited
 
-    train = ROWS.load(config).train
+    train = split_of(config).train
     places = random.Random(config.run.seed).sample(range(len(train)), min(AUDITED, len(train)))
-    report = audited(
-        build_reward(config), ROWS.pick(config, places), style=str(request.get("style") or style_of(config))
-    )
+    report = audited(build_reward(config), pick(config, places), style=str(request.get("style") or style_of(config)))
     return report.as_dict() | {"passed": report.passed}
 
 
@@ -377,7 +357,7 @@ def examples(config: RunConfig, request: Request) -> list[str]:
     """Completions to begin with: right, wrong, right without the asked layout, cut off."""
     from rewards.hacks import answered
 
-    (row,) = ROWS.pick(config, [int(request.get("row", 0))])
+    (row,) = pick(config, [int(request.get("row", 0))])
     right, style = str(row.get("reference") or "42"), style_of(config)
     answer_text = answered(style, right)
     return [
@@ -425,24 +405,8 @@ def validate(config: RunConfig, request: Request) -> list[str]:
     return prepare.validate(config)
 
 
-QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {
-    "columns": columns,
-    "rows": rows,
-    "lengths": lengths,
-    "score": score,
-    "check": check,
-    "guess": guess,
-    "weights": weights,
-    "hacks": hacks,
-    "audit": audit,
-    "examples": examples,
-    "plan": plan,
-    "validate": validate,
-}
-
-
-def _row(row: Mapping[str, Any], place: int) -> dict[str, Any]:
-    return {"place": place, **{name: _short(plain(value)) for name, value in row.items()}}
+ASKED = (columns, rows, lengths, score, check, guess, weights, hacks, audit, examples, plan, validate)
+QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {question.__name__: question for question in ASKED}
 
 
 def plain(value: Any) -> str:
