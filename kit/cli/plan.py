@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,12 +33,12 @@ def doctor(
     The model is sampled, to see whether the task gives it anything to learn from.
     """
     from kit.config import load_config
-    from kit.planning.machine import check_machine, failed, report
+    from kit.planning.machine import check_machine, failed
 
     loaded = load_config(config, override or []) if config is not None else None
     folder, model = (loaded.run.root, loaded.model) if loaded is not None else ("runs", None)
     checks = check_machine(root or folder, model)
-    result: dict[str, Any] = {"machine": report(checks)}
+    result: dict[str, Any] = {"machine": {"failed": failed(checks), "checks": list(map(asdict, checks))}}
     if not as_json:
         print_table(["check", "", "seen", "what to do"], [[c.name, c.level, c.seen, c.fix] for c in checks])
     if loaded is not None and not failed(checks):

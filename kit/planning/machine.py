@@ -9,11 +9,12 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kit.config import ModelConfig
@@ -36,28 +37,22 @@ class Check:
     seen: str
     fix: str = ""
 
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
-
 
 def check_machine(root: str | Path = "runs", model: ModelConfig | None = None) -> list[Check]:
-    """Every check, the most basic first. A check that raises becomes a failed check.
+    """Every check, the most basic first. A check that raises becomes a warning.
 
     `root` and `model` are those of the run that is asked about.
     """
     checks: list[Check] = []
-    for check in (versions, torch_build, gpu, lambda: backend(model), lambda: run_folder(root),
-                  lambda: disk(root), memory, shared_memory, sandbox, caches):  # fmt: skip
-        checks += _tried(check)
+    for check in (versions, torch_build, gpu, partial(backend, model), partial(run_folder, root), memory, shared_memory,
+                  sandbox, caches):  # fmt: skip
+        try:
+            checks += check()
+        except Exception as error:  # whatever a driver or a broken package raises
+            name = getattr(check, "__name__", None) or check.func.__name__  # type: ignore[attr-defined]
+            seen = f"could not be looked at: {type(error).__name__}: {error}"
+            checks.append(Check(name, "warn", seen, "See the message."))
     return checks
-
-
-def _tried(check: Callable[[], Iterator[Check]]) -> list[Check]:
-    try:
-        return list(check())
-    except Exception as error:  # whatever a driver or a broken package raises
-        name = getattr(check, "__name__", "check").strip("<>")
-        return [Check(name, "warn", f"could not be looked at: {type(error).__name__}: {error}", "See the message.")]
 
 
 def failed(checks: list[Check]) -> bool:
@@ -89,30 +84,23 @@ def packages() -> Iterator[Check]:
     """Installed versions against the ranges that this kit declares; extras only where they are installed."""
     from packaging.requirements import Requirement
 
-    wrong: list[Check] = []
+    wrong: dict[str, Check] = {}  # a package may stand in several extras with different ranges: one finding is enough
     fine = 0
-    for line in importlib.metadata.requires("grpo-kit") or []:
-        requirement = Requirement(line)
-        optional = requirement.marker is not None and "extra" in str(requirement.marker)
-        if requirement.marker is not None and '"tested"' in str(requirement.marker):
+    for requirement in map(Requirement, importlib.metadata.requires("grpo-kit") or []):
+        marker = str(requirement.marker or "")
+        optional = "extra" in marker
+        if '"tested"' in marker:
             continue  # one version of each package, inside the ranges that the others declare
         if requirement.marker is not None and not optional and not requirement.marker.evaluate():
             continue
         version = installed(requirement.name)
-        if version is None and optional:
-            continue
-        if version is None:
-            fix = f"pip install '{requirement.name}{requirement.specifier}'"
-            wrong.append(Check(requirement.name, "fail", "not installed", fix))
-        elif not requirement.specifier.contains(version, prereleases=True):
-            fix = f"pip install '{requirement.name}{requirement.specifier}'"
-            level = "warn" if optional else "fail"
-            seen = f"{version}, expected {requirement.specifier}"
-            wrong.append(Check(requirement.name, level, seen, fix))
-        else:
+        if version is not None and requirement.specifier.contains(version, prereleases=True):
             fine += 1
-    # The same package may stand in several extras with different ranges: one finding is enough.
-    yield from {check.name: check for check in wrong}.values()
+        elif version is not None or not optional:
+            seen = "not installed" if version is None else f"{version}, expected {requirement.specifier}"
+            fix = f"pip install '{requirement.name}{requirement.specifier}'"
+            wrong[requirement.name] = Check(requirement.name, "warn" if optional else "fail", seen, fix)
+    yield from wrong.values()
     yield Check("packages", "ok", f"{fine} in the supported ranges")
 
 
@@ -199,21 +187,15 @@ def _driver() -> str | None:
 
 
 def run_folder(root: str | Path) -> Iterator[Check]:
-    """Whether the runs' folder can be written."""
+    """Whether the runs' folder can be written, and the free space where it lies."""
     folder = _existing(Path(root))
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".grpo-kit-"):
-            pass
+            yield Check("run folder", "ok", f"{Path(root).absolute()} can be written")
     except OSError as error:
         fix = "Set run.root to a folder that you may write to, or change the rights of this one."
         yield Check("run folder", "fail", f"{folder} cannot be written: {error.strerror or error}", fix)
-        return
-    yield Check("run folder", "ok", f"{Path(root).absolute()} can be written")
-
-
-def disk(root: str | Path) -> Iterator[Check]:
-    """Free space where runs lie."""
-    free = shutil.disk_usage(_existing(Path(root))).free
+    free = shutil.disk_usage(folder).free
     fix = "Free some space, lower run.keep_checkpoints, or set run.root to another disk."
     yield _graded("disk", free, DISK_WARN, DISK_FAIL, f"{free / GIB:.1f} GiB free where runs lie", fix)
 
@@ -280,31 +262,21 @@ def caches() -> Iterator[Check]:
             yield Check(name, without, f"{folder} cannot be written", f"Set {variable} to a folder that can be.")
 
 
-def report(checks: list[Check]) -> dict[str, Any]:
-    """Plain values, for JSON and for the page."""
-    return {"failed": failed(checks), "checks": [check.as_dict() for check in checks]}
-
-
-def downgraded(before: Mapping[str, str]) -> list[str]:
-    """The packages that are older than in `before` (name to version), each as `NAME OLD -> NEW`, by name."""
-    from packaging.version import InvalidVersion, Version
-
-    lines = []
-    for name, version in sorted(before.items()):
-        now = installed(name)
-        with suppress(InvalidVersion):
-            if now is not None and Version(now) < Version(version):
-                lines.append(f"{name} {version} -> {now}")
-    return lines
-
-
 def main(before: str = "{}") -> int:
     """Prints what an installation changed and whether torch sees the GPU; returns 1 where a check failed.
 
     before: the packages before the installation, a JSON object of name to version.
     """
-    if lines := downgraded(json.loads(before)):
-        print("older than before, as the kit was tested with these versions:", ", ".join(lines))
+    from packaging.version import InvalidVersion, Version
+
+    older = []
+    for name, version in sorted(json.loads(before).items()):
+        now = installed(name)
+        with suppress(InvalidVersion):
+            if now is not None and Version(now) < Version(version):
+                older.append(f"{name} {version} -> {now}")
+    if older:
+        print("older than before, as the kit was tested with these versions:", ", ".join(older))
     checks = [*torch_build(), *gpu()]
     for check in checks:
         print(f"{check.name}: {check.seen}. {check.fix if check.level != 'ok' else ''}".rstrip())

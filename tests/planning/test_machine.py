@@ -66,7 +66,7 @@ def test_a_package_outside_its_range_fails_with_the_install_command(monkeypatch:
 @pytest.mark.parametrize(("free", "level"), [(10 * 2**20, "fail"), (3 * 2**30, "warn"), (50 * 2**30, "ok")])
 def test_the_disk(free: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free, 0, free))
-    (found,) = machine.disk(tmp_path / "runs")
+    _, found = machine.run_folder(tmp_path / "runs")
     assert found.level == level
     assert bool(found.fix) is (level != "ok")
 
@@ -76,7 +76,7 @@ def test_a_run_folder_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(machine.tempfile, "NamedTemporaryFile", refuse)
-    (found,) = machine.run_folder(tmp_path)
+    found, _ = machine.run_folder(tmp_path)
     assert (found.level, "Permission denied" in found.seen, "run.root" in found.fix) == ("fail", True, True)
 
 
