@@ -6,6 +6,8 @@ measured; else `data.max_prompt_tokens` stands for it.
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,11 @@ class Change:
     override: str
     harm: str
 
+    @property
+    def key(self) -> str:
+        """The key of the configuration that it changes."""
+        return self.override.partition("=")[0]
+
 
 BUDGET, MICRO_BATCH = "optimisation.token_budget", "optimisation.micro_batch_size"
 FOUR_BIT = Change("model.load_in_4bit=true", "frozen weights are rounded, slower; needs bitsandbytes")
@@ -43,56 +50,46 @@ def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Ch
     The first change that lowers what the phases exceed the room by is made, until it fits. Changes that turn out not to be
     needed are dropped again, and the others made as small as fits, the most harmful first.
     """
-    chosen: list[Change] = []
-    memory = plan(config)
-    excess = _excess(memory, room)
-    ladder = list(_ladder(config, memory.workload, device))
-    # A smaller micro-batch lowers whatever a budget does.
-    steps = [change for change in ladder if _key(change) != BUDGET]
-    while excess > 0:
-        better = next((f for change in steps if (f := _lower(config, plan, chosen, change, room, excess))), None)
-        if better is None:
+
+    def excess(changes: Mapping[str, Change]) -> float:
+        """Bytes by which each phase exceeds `room`, summed over phases: of two equal phases either can be lowered first."""
+        changed = apply(config, list(changes.values()))
+        if changed is None:
+            return math.inf
+        memory = plan(changed)
+        always = sum(memory.always.values())
+        return sum(max(0.0, always + sum(terms.values()) - room) for terms in memory.phases.values())
+
+    chosen: dict[str, Change] = {}
+    ladder = list(_ladder(config, plan(config).workload, device))
+    while (now := excess(chosen)) > 0:
+        # A smaller micro-batch lowers whatever a budget does.
+        steps = (change for change in ladder if change.key != BUDGET)
+        lower = next((change for change in steps if excess(chosen | {change.key: change}) < now), None)
+        if lower is None:
             return None
-        chosen, excess = better
-    return _least(config, plan, sorted(chosen, key=ladder.index), ladder, room)
+        chosen[lower.key] = lower
+    for key in sorted(chosen, key=lambda key: -ladder.index(chosen[key])):
+        rest = {other: change for other, change in chosen.items() if other != key}
+        # Where a token budget does as well as a smaller micro-batch, it is better: short completions go through together.
+        keys = [BUDGET, MICRO_BATCH] if key == MICRO_BATCH else [key]
+        milder = [rest | {other.key: other} for each in keys for other in ladder if other.key == each]
+        chosen = next((changes for changes in [rest, *milder] if not excess(changes)), chosen)
+    return sorted(chosen.values(), key=ladder.index)
 
 
-def _excess(memory: MemoryPlan, room: float) -> float:
-    """Bytes by which each phase exceeds `room`, summed over phases: of two equal phases either can be lowered first."""
-    always = sum(memory.always.values())
-    return sum(max(0.0, always + sum(terms.values()) - room) for terms in memory.phases.values())
-
-
-def _lower(
-    config: RunConfig, plan: Planner, chosen: list[Change], change: Change, room: float, excess: float
-) -> tuple[list[Change], float] | None:
-    """The changes with one more, which takes the place of an earlier one of its key, if that lowers the excess."""
-    changes = _with(chosen, change)
-    tried = _apply(config, changes)
-    lower = _excess(plan(tried), room) if tried is not None else excess
-    return (changes, lower) if lower < excess else None
-
-
-def _least(config: RunConfig, plan: Planner, chosen: list[Change], ladder: list[Change], room: float) -> list[Change]:
-    """`chosen` without what is not needed, and with the mildest values of the rest that still fit.
-
-    Where a token budget does as well as a smaller micro-batch, it is better: short completions still go through together.
-    """
-
-    def fits(changes: list[Change]) -> bool:
-        tried = _apply(config, changes)
-        return tried is not None and plan(tried).peak <= room
-
-    for change in reversed(list(chosen)):
-        rest = [other for other in chosen if other is not change]
-        keys = [BUDGET, MICRO_BATCH] if _key(change) == MICRO_BATCH else [_key(change)]
-        milder = [_with(rest, other) for key in keys for other in ladder if _key(other) == key]
-        chosen = next((changes for changes in [rest, *milder] if fits(changes)), chosen)
-    return sorted(chosen, key=ladder.index)
-
-
-def _with(chosen: list[Change], change: Change) -> list[Change]:
-    return [*(known for known in chosen if _key(known) != _key(change)), change]
+def apply(config: RunConfig, changes: Sequence[Change]) -> RunConfig | None:
+    """The changed configuration; None where the parts do not go together."""
+    try:
+        changed = load_config(config, [change.override for change in changes])
+    except KitError:
+        return None
+    optimisation, keys = changed.optimisation, {change.key for change in changes}
+    is_divided = optimisation.batch_size % (optimisation.micro_batch_size or 1) == 0
+    if "optimisation.batch_size" in keys and MICRO_BATCH not in keys and not is_divided:
+        return None
+    trains = changed.model.lora is not None or not changed.model.load_in_4bit  # weights in 4 bits are frozen
+    return changed if trains else None
 
 
 def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
@@ -136,31 +133,6 @@ def budgets(work: Workload) -> list[int]:
         for size in [*(power for power in powers if power > work.tokens), work.tokens]
         if size < work.tokens_at_once
     ]
-
-
-def _key(change: Change) -> str:
-    return change.override.partition("=")[0]
-
-
-def _apply(config: RunConfig, changes: Sequence[Change]) -> RunConfig | None:
-    """The changed configuration; None where the parts do not go together."""
-    overrides = [change.override for change in changes]
-    micro = config.optimisation.micro_batch_size
-    sizes = [override.partition("=") for override in overrides]
-    batch = next((int(value) for key, _, value in sizes if key == "optimisation.batch_size"), None)
-    if (
-        batch is not None
-        and micro is not None
-        and batch % micro
-        and not any("micro_batch" in key for key, _, _ in sizes)
-    ):
-        return None
-    try:
-        changed = load_config(config, overrides)
-    except KitError:
-        return None
-    trains = changed.model.lora is not None or not changed.model.load_in_4bit  # weights in 4 bits are frozen
-    return changed if trains else None
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -320,7 +292,7 @@ def plan(
         "fits": fits,
         "memory": memory.as_dict(),
         "fixes": None if changes is None else [{"override": c.override, "harm": c.harm} for c in changes],
-        "command": None if not changes else command(name, replaced(given, [c.override for c in changes])),
+        "command": None if not changes else command(name, given, changes),
         "prompt_tokens": planned.prompt,
         "seconds_per_step": seconds,
         "run_seconds": run,
@@ -365,21 +337,15 @@ def _place(gpu: Gpu | None, room: float | None) -> Place:
     return Place(device, name, room_of(device, waits=True) if room is None else room, card_of(device), bf16)
 
 
-def replaced(given: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """`given` followed by `changes`, without given overrides whose key (or a parent of it) is changed."""
-    keys = [change.partition("=")[0] for change in changes]
+def command(name: str, given: Sequence[str], changes: Sequence[Change]) -> str:
+    """The training command with `given` overrides and changes, quoted for a shell; a changed key stands there once."""
+    keys = {change.key for change in changes}
 
-    def stands(override: str) -> bool:
+    def is_replaced(override: str) -> bool:
         own = override.partition("=")[0].strip()
-        return not any(own == key or own.startswith(f"{key}.") for key in keys)
+        return any(own == key or own.startswith(f"{key}.") for key in keys)
 
-    return [*filter(stands, given), *changes]
-
-
-def command(name: str, overrides: list[str]) -> str:
-    """The training command with `overrides`, quoted for a shell."""
-    import shlex
-
+    overrides = [*(each for each in given if not is_replaced(each)), *(change.override for change in changes)]
     return " ".join(
         ["grpo-kit", "train", shlex.quote(name), *(f"-o {shlex.quote(override)}" for override in overrides)]
     )

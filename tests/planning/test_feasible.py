@@ -11,7 +11,7 @@ from kit.config import RunConfig, load_config
 from kit.models.memory import MemoryPlan, plan_memory, workload
 from kit.models.shape import ModelShape
 from kit.planning.gpus import find_gpu
-from kit.planning.plan import FOUR_BIT, _apply, fixes
+from kit.planning.plan import FOUR_BIT, apply, fixes
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_weights_in_4_bits_come_with_adapters(shape: ModelShape, config: RunConf
     fixed = load_config(config, [change.override for change in changes])
     assert fixed.model.load_in_4bit
     assert fixed.model.lora is not None
-    assert _apply(config, [FOUR_BIT]) is None  # such a run would be refused: nothing is left to train
+    assert apply(config, [FOUR_BIT]) is None  # such a run would be refused: nothing is left to train
 
 
 def test_a_model_that_is_too_large_has_no_fix(shape: ModelShape, config: RunConfig) -> None:
