@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.components.final_text import AnswerComponent
+from rewards.components.final_text import AnswerComponent, reference_texts
 from rewards.errors import PresetError
 from rewards.protocol import Sample, Score
 
@@ -38,7 +38,7 @@ class _Overlap(AnswerComponent):
             )
 
     def expected(self, sample: Sample) -> list[str]:
-        references = reference_texts(sample.reference)
+        references = reference_texts(sample.reference) or []
         if not references or not all(self.is_usable(reference) for reference in references):
             reason = f"no reference text that can be compared: {sample.reference!r}"[:200]
             raise ValueError(f"{reason}; give text or a list of texts in `reference`")
@@ -97,8 +97,10 @@ class LengthBand(AnswerComponent):
             raise PresetError("The length band is empty. Give 0 < low_ratio <= high_ratio and min_words <= max_words.")
 
     def expected(self, sample: Sample) -> tuple[float, float]:
-        lengths = [len(split_words(text)) for text in reference_texts(sample.reference)]
-        if (self.min_words is None or self.max_words is None) and not any(lengths):
+        if self.min_words is not None and self.max_words is not None:
+            return self.min_words, self.max_words
+        lengths = [len(split_words(text)) for text in reference_texts(sample.reference) or []]
+        if not any(lengths):
             raise ValueError("no reference text to take the length from; set min_words, max_words")
         least = self.min_words if self.min_words is not None else self.low_ratio * min(filter(None, lengths))
         return least, self.max_words if self.max_words is not None else self.high_ratio * max(lengths)
@@ -108,12 +110,6 @@ class LengthBand(AnswerComponent):
         if least <= count <= most:
             return Score(self.high, "ok", {"words": count})
         return Score(count / least if count < least else most / count, "wrong", {"words": count})
-
-
-def reference_texts(reference: Any) -> list[str]:
-    """One text or a list of them; anything else is dropped."""
-    texts = reference if isinstance(reference, list | tuple) else [reference]
-    return [text for text in texts if isinstance(text, str) and text.strip()]
 
 
 def split_words(text: str) -> list[str]:

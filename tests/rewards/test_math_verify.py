@@ -8,7 +8,6 @@ from rewards import Preset, PresetError, build_samples, load
 from rewards.components.math_verify import MathVerify
 from rewards.evaluation import run_component
 from rewards.hacks import answered, known_hacks
-from rewards.isolation import shared_pool
 from rewards.protocol import Context
 
 PROMPT = r"What is 6 x 12? Put the answer in \boxed{}, for example \boxed{5}."
@@ -55,21 +54,6 @@ def test_half_a_reference_is_not_enough():
     assert statuses(*completions, reference=reference) == ["wrong", "wrong", "ok", "ok", "wrong"]
 
 
-@pytest.mark.parametrize(
-    ("answer_in", "completion"),
-    [
-        ("tag", "<think>?</think><answer>72</answer>"),
-        ("tag", r"<think>?</think><answer>It is \boxed{72}.</answer>"),
-        ("hash", "work\n#### 72"),
-        ("line", "work\nAnswer: $72$"),
-        ("any", "work\nAnswer: $72$"),
-        ("any", r"work \boxed{72}"),
-    ],
-)
-def test_answers_are_found_where_they_should_stand(answer_in, completion):
-    assert statuses(completion, answer_in=answer_in) == ["ok"]
-
-
 def test_reasoning_that_the_prompt_opened_has_to_be_closed():
     completions = [r"maybe \boxed{72}", r"so</think>\boxed{72}", r"<think>so</think>\boxed{72}"]
     samples = build_samples(["Q <think>\n"] * 3, completions, reference=["72"] * 3)
@@ -108,20 +92,6 @@ def test_a_batch_has_a_budget_that_grows_with_it():
     assert evaluation.totals == [None] * 40
     assert "budget of 0.6 s" in evaluation.infos["accuracy"][-1]["reason"]
     assert time.monotonic() - start < 10
-
-
-def test_answers_that_hang_leave_their_neighbours_in_a_batch_their_time():
-    texts = [rf"\boxed{{{HANGING}+2{at}}}" for at in range(8)] + [rf"\boxed{{{at}y+x}}" for at in range(2, 32)]
-    references = ["2"] * 8 + [f"x+{at}y" for at in range(2, 32)]
-    preset = Preset([(MathVerify(deadline=1.2, budget=2.5, lenient=True), 1.0)])
-    preset.score(build_samples(["?"], [r"\boxed{y+9x}"], reference=["9x+y"]))  # warm
-    before = {worker.pid for worker in shared_pool()._alive}
-    evaluation = preset.score(build_samples(["?"] * 38, texts, reference=references))
-    assert evaluation.statuses["accuracy"][8:] == ["ok"] * 30
-    hanging = set(zip(evaluation.statuses["accuracy"][:8], evaluation.values["accuracy"][:8], strict=True))
-    assert hanging <= {("timeout", 0.0), ("infra", None)}
-    assert ("infra", None) in hanging
-    assert before <= {worker.pid for worker in shared_pool()._alive}
 
 
 def test_scoring_loads_no_sympy_here():

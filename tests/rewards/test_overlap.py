@@ -55,7 +55,7 @@ def test_scripts_without_spaces_are_read():
     assert evaluate("Кошка спит", reference="Кошка спит дома").values["rouge"] == [pytest.approx(0.8)]
 
 
-@pytest.mark.parametrize("reference", [None, "", "?!", 7, [], [None], "w " * 601])
+@pytest.mark.parametrize("reference", [None, "", "?!", {}, [], [None], "w " * 601])
 def test_references_that_are_no_text_are_errors(reference):
     assert evaluate("a", reference=reference).statuses["rouge"] == ["error"]
 
@@ -108,11 +108,6 @@ def test_translations_into_the_language_are_compared_and_others_are_not():
     assert evaluation.infos["chrf"][3]["reason"] == "gated by language"
 
 
-def test_several_translations_in_one_earn_nothing():
-    # 1.6 x 48 + 20 = 96.8 characters at most
-    assert translated(f"{GERMAN} {GERMAN} {GERMAN}").values["chrf"] == [0.0]
-
-
 def test_short_references_leave_the_language_out():
     evaluation = translated("42", "41", reference="42")
     assert evaluation.statuses["language"] == ["not_applicable"] * 2
@@ -120,11 +115,7 @@ def test_short_references_leave_the_language_out():
     assert evaluation.statuses["chrf"] == ["ok", "wrong"]
 
 
-def test_the_best_of_several_translations_counts():
-    assert translated("Morgen wird es regnen.", reference=[GERMAN, "Morgen wird es regnen."]).statuses["chrf"] == ["ok"]
-
-
-@pytest.mark.parametrize("reference", [None, "", 7, [], "x" * 20_001])
+@pytest.mark.parametrize("reference", [None, "", {}, [], "x" * 20_001])
 def test_translations_that_are_no_text_are_errors(reference):
     evaluation = translated("a", reference=reference, language_weight=0)
     assert evaluation.statuses["chrf"] == ["error"]

@@ -32,19 +32,11 @@ def test_an_answer_within_thinking_that_the_prompt_opened_is_none(preset):
     assert correct(preset, "q<think>\n", f"hm</think>{answer}", columns)
     conversation = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "<think>"}]
     assert not correct(preset, conversation, [{"role": "assistant", "content": f"hm {answer}"}], columns)
-
-
-@pytest.mark.parametrize("preset", CASES)
-def test_of_a_template_that_opens_it_a_preset_is_told(preset):
-    columns, answer = CASES[preset]
-    prompt = [{"role": "user", "content": "q"}]
-
-    def said(text):
-        return correct(preset, prompt, [{"role": "assistant", "content": text}], columns, thinking_opened=True)
-
-    assert not said(f"hm {answer}")
-    assert said(f"hm</think>{answer}")
-    assert said(f"<think>hm</think>{answer}")  # some models open it again
+    # Of a template that opens it a preset is told.
+    options = {"thinking_opened": True}
+    assert not correct(preset, conversation[:1], f"hm {answer}", columns, **options)
+    assert correct(preset, conversation[:1], f"hm</think>{answer}", columns, **options)
+    assert correct(preset, conversation[:1], f"<think>hm</think>{answer}", columns, **options)  # opened again
 
 
 def test_the_layout_counts_the_tag_that_was_there_before():
