@@ -166,22 +166,17 @@ def len_reward(completions: Completions, solution: Sequence[Any], **kwargs: Any)
     >>> len_reward([r"\boxed{3}", r"It is \boxed{3}", r"Well, it is \boxed{4}"], ["3", "3", "3"])
     [0.5, 0.0, -0.5]
     """
-    texts = [completion_text(completion) for completion in completions]
-    samples = build_samples([""] * len(texts), completions, reference=solution)
+    samples = build_samples([""] * len(completions), completions, reference=solution)
     scores = run_component(MathVerify(answer_in="any", lenient=True, deadline=_SECONDS), samples, Context())
-    correct = [score.status in ("ok", "error", "infra") for score in scores]
+    groups = [sample.group_id for sample in build_samples(kwargs.get("prompts") or [""] * len(samples), completions)]
     token_ids = kwargs.get("completion_ids")
-    sizes = list(map(len, texts if token_ids is None else token_ids))
-    prompts = kwargs.get("prompts") or [""] * len(completions)
-    rewards: list[float] = []
-    start = 0
-    for end in range(1, len(completions) + 1):
-        if end < len(completions) and prompts[end] == prompts[start]:
-            continue
-        shares = [length_share(size, min(sizes[start:end]), max(sizes[start:end])) for size in sizes[start:end]]
-        rewards += [share if correct[at] else min(0.0, share) for at, share in enumerate(shares, start)]
-        start = end
-    return rewards
+    sizes = [len(sample.text) for sample in samples] if token_ids is None else list(map(len, token_ids))
+    members: dict[int, list[int]] = {}
+    for group, size in zip(groups, sizes, strict=True):
+        members.setdefault(group, []).append(size)
+    shares = [length_share(n, min(members[at]), max(members[at])) for at, n in zip(groups, sizes, strict=True)]
+    correct = [score.status in ("ok", "error", "infra") for score in scores]
+    return [share if right else min(0.0, share) for share, right in zip(shares, correct, strict=True)]
 
 
 def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable[..., list[float]]:
@@ -263,20 +258,19 @@ def _tested(scoring: str, completions: Completions, parallel: int, tests: Any) -
     if not isinstance(tests, Sequence) or isinstance(tests, str) or len(tests) != len(completions):
         raise RewardsError("code rewards need the column verification_info: tests for each completion.")
     samples = build_samples([""] * len(completions), completions, verification_info=tests)
-    python = [sample for sample in samples if _language(sample.columns["verification_info"]) in _PYTHON]
+    python = []
+    for sample in samples:
+        row = sample.columns["verification_info"]
+        if isinstance(row, str) and row.lstrip().startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                row = json.loads(row)
+        if str((row.get("language") if isinstance(row, Mapping) else None) or "python").lower() in _PYTHON:
+            python.append(sample)
     scores = run_component(CodeStdio(scoring=scoring, workers=max(1, parallel)), python, Context())
     values = {
         sample.index: score.value for sample, score in zip(python, scores, strict=True) if score.status != "error"
     }
     return [values.get(sample.index) for sample in samples]
-
-
-def _language(row: Any) -> str:
-    if isinstance(row, str) and row.lstrip().startswith("{"):
-        with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(row)
-    named = row.get("language") if isinstance(row, Mapping) else None
-    return str(named).lower() if named else "python"
 
 
 # The ranges, which presets made of functions check their weights against.

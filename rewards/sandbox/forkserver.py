@@ -335,12 +335,6 @@ def _server(python: str | None, isolated: bool = True) -> Iterator[_Server]:
         over.close()
 
 
-def idle_processes() -> list[int]:
-    """Return the process ids of the servers that wait for a program."""
-    with _lock:
-        return [server.process.pid for servers in _idle.values() for server in servers]
-
-
 @atexit.register
 def close_idle() -> None:
     """End the servers that wait for a program."""
