@@ -155,7 +155,7 @@ def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = N
     if with_ is None and backend.name != TRANSFORMERS:
         backend = replace(backend, name=TRANSFORMERS, reason="no training")
     files, start = with_merged(files, config), find_start(config)
-    dtype = weights_dtype(config, backend)
+    dtype = weights_dtype(config, backend, trains=with_ is not None)
     if with_ is not None and backend.name != TRANSFORMERS:
         load = partial(unsloth_model.load, files.revision, config, dtype, backend, with_)
         model = _load(files.source, "its weights", load, {})
@@ -214,9 +214,12 @@ def place_of(device: str, *, quantized: bool) -> dict[str, Any] | None:
     return {"": "cpu"} if quantized else None
 
 
-def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
+def weights_dtype(config: ModelConfig, backend: Backend, *, trains: bool = True) -> torch.dtype:
     """Precision of the loaded weights: float32 for weights that train, and where transformers computes in it, else as
     configured. Raises `ModelError`.
+
+    `trains`: a trainer scores with them, whose kernels know no bfloat16 on a GPU without it. To generate, that takes half the
+    memory of float32 and overflows as little.
 
     At usual learning rates an update is smaller than half a step of bfloat16 and would round away; float16 gradients
     cannot be unscaled. Training all weights computes in half precision by autocast instead.
@@ -224,8 +227,9 @@ def weights_dtype(config: ModelConfig, backend: Backend) -> torch.dtype:
     import torch
 
     if config.lora is not None:
-        float32 = backend.computes_in_float32 and backend.name == TRANSFORMERS
-        return torch.float32 if float32 else torch_dtype(config.dtype, backend.device)
+        if backend.computes_in_float32 and backend.name == TRANSFORMERS:
+            return torch.float32 if trains else torch.bfloat16
+        return torch_dtype(config.dtype, backend.device)
     if config.dtype in ("float16", "bfloat16"):
         raise ModelError(
             f"model.dtype: {config.dtype} with model.lora: null would lose most updates to rounding. Set model.dtype: auto "

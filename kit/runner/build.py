@@ -27,7 +27,7 @@ from kit.models.libraries import return_freed_memory
 from kit.models.loading import LoadedModel, keep_trainable_in_float32, load_model
 from kit.models.memory import GIB, budget_of, card_of, generation_batch_of, prompt_tokens, room_of, workload
 from kit.models.start import begin
-from kit.models.unsloth import OFFLOAD, loading
+from kit.models.unsloth import OFFLOAD, Loading, loading
 from kit.runner.distributed import announce, is_first, world_size
 from kit.runner.prepare import Parts, teacher_model
 from kit.runner.recording import CompletionWriter, FailureMonitor
@@ -86,7 +86,7 @@ def load(
     return_freed_memory(parts.files.parameters)
     teacher = None
     if config.teacher.model is not None:  # before the sizes: memory that its weights take is not free
-        own = parts.teacher and load_model(parts.teacher, teacher_model(config)).model
+        own = parts.teacher and load_model(parts.teacher, teacher_model(config), Loading()).model
         teacher = Teacher(config.teacher, own)
     budget, at_once, notes = chosen_sizes(parts, previous)
     loaded = load_model(parts.files, config.model, loading(config, parts.files.backend, parts.files.context))

@@ -171,8 +171,9 @@ def test_families_that_overflow_in_float16_are_computed_in_float32(monkeypatch: 
     assert (found.name, found.computes_in_float32) == ("unsloth", True)
     assert "float32" in found.reason
     assert not suited(UNSLOTH, ModelConfig(), AutoConfig.for_model("qwen3")).computes_in_float32
-    plain = suited(TRANSFORMERS, ModelConfig(), qwen)  # in training, and in a chat or an export after either backend
+    plain = suited(TRANSFORMERS, ModelConfig(), qwen)
     assert [weights_dtype(ModelConfig(), backend) for backend in (found, plain)] == [torch.float16, torch.float32]
+    assert weights_dtype(ModelConfig(), plain, trains=False) is torch.bfloat16
     assert autocast_dtype(ModelConfig(lora=None), plain) is None
     given = load_config("quickstart", ["model.dtype=auto", "optimisation.learning_rate=1e-5"])
     assert grpo_config(given, UNSLOTH, Path("run"), [1.0]).fp16 is True
