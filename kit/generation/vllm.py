@@ -83,8 +83,10 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         if settings.revision is not None:
             arguments |= {"revision": settings.revision, "tokenizer_revision": settings.revision}
         if settings.adapter_alone:
-            rank = adapter_tensors(self.model)[0]
+            rank, tensors = adapter_tensors(self.model)
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_rank(rank)}
+            # By itself vLLM makes room for adapters on the head, the embedding and experts too, which cost time at every token.
+            arguments["lora_target_modules"] = sorted({name.split(".")[-3] for name in tensors})
         _into_the_log(logging.getLogger("vllm"))
         vllm_generation.LLM = lambda **given: self._told(made(**given | arguments))  # type: ignore[misc]
         try:

@@ -131,9 +131,11 @@ def engine_failure(error: Exception, doing: str, settings: EngineSettings) -> En
             "true frees it while weights are updated, lower generation.max_completion_tokens, or set generation.engine: hf. "
             "Smaller micro-batches do not help: the engine divides its work by itself."
         )
+    merged = settings.adapter_alone and "lora" in str(error).lower()
+    instead = "generation.vllm.hand_over: merged, as it takes no adapter here, or generation.engine: hf"
     return EngineError(
         f"vLLM's engine died {doing}: {type(error).__name__}: {reason}. The log has the engine's own words. Resume the run; if "
-        "it dies again, set generation.engine: hf."
+        f"it dies again, set {instead if merged else 'generation.engine: hf'}."
     )
 
 

@@ -205,6 +205,8 @@ def test_an_adapter_that_an_engine_does_not_take_is_refused(
     model = get_peft_model(new_model(), LoraConfig(**{"target_modules": ["q_proj"]} | other))
     with pytest.raises(EngineError, match=r"not plain LoRA.*hand_over: merged"):
         adapter_tensors(model)
+    own_words = ValueError("Some4LM does not support LoRA yet.")
+    assert "hand_over: merged" in str(engine_failure(own_words, "starting", EngineSettings(adapter_alone=True)))
 
 
 def test_a_vllm_that_does_not_start_ends_the_run_with_what_to_set_instead(

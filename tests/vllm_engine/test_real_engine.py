@@ -137,12 +137,16 @@ def test_the_adapter_alone_reaches_the_engine(
     from kit.generation.vllm import WatchedGeneration
 
     kept: list[dict[str, torch.Tensor]] = []
+    adapted: set[str] = set()
     hand_over = WatchedGeneration._hand_over_adapter
 
     def looked_at(self: Any) -> None:
         hand_over(self)
         model = self.llm.llm_engine.model_executor.driver_worker.model_runner.get_model()
         kept.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
+        adapted.update(
+            name.rpartition(".")[2] for name, layer in model.named_modules() if hasattr(layer, "lora_a_stacked")
+        )
 
     def merged(self: Any) -> Any:
         raise AssertionError("weights are handed over")
@@ -157,6 +161,7 @@ def test_the_adapter_alone_reaches_the_engine(
     assert len(differences) == 4
     assert max(differences) < 1e-4, "float32 on both sides"
     assert "nats off the trainer's" not in one.shown
+    assert adapted == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}, "and no head, whose logits take longer then"
     assert len(kept) == 4
     assert kept[0].keys() == kept[-1].keys() != set()
     assert all(torch.equal(weight, kept[-1][name]) for name, weight in kept[0].items()), "what it loaded stays"
