@@ -185,6 +185,7 @@ def test_a_recipe_may_replace_the_section_stay_the_same_or_change_a_recipe_with_
     assert (replaced.recipe, replaced.clip, replaced.weights) == ("rloo", None, None)
     assert load_config(SAVED, ["objective.recipe=dapo"]).objective.clip == SAVED["objective"]["clip"]
     assert load_config({"objective": {"clip": "ppo_clip"}}, ["objective.recipe=grpo"]).objective.recipe == "grpo"
+    assert load_config({"objective": {"weights": "sampler_correction"}}).objective.weights == ["sampler_correction"]
     every = [f"objective.{name}=null" for name in SAVED["objective"] if name != "recipe"]
     assert load_config(SAVED, ["objective.recipe=grpo", *every]).objective.clip is None
 

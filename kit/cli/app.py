@@ -86,7 +86,7 @@ def quickstart(
         ),
     ] = False,
 ) -> None:
-    """Run all of it on the embedded model: a few minutes, no GPU."""
+    """Train and score the embedded model on a CPU, in about a minute; with --real, SmolLM2."""
     shorter = [] if steps is None else [f"optimisation.steps={steps}"]
     train("quickstart-real" if real else "quickstart", [*shorter, *(override or [])], detach)
 

@@ -213,6 +213,11 @@ class ObjectiveConfig(Section):
     reduction: HookSpec | None = None
     """From per-token losses to one number. Null: the recipe's."""
 
+    @field_validator("weights", "regularizers", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, hooks: Any) -> Any:
+        return [hooks] if isinstance(hooks, (str, Mapping)) else hooks
+
 
 class TeacherConfig(Section):
     """A teacher that the policy learns from token by token, in addition to its rewards. `sdpo` and `distill` need one."""

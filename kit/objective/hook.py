@@ -52,6 +52,8 @@ class HyperParameter:
         """
         if self.schedulable and is_schedule(value):
             return parse_schedule(value)
+        if is_schedule(value) and str not in _alternatives(self.annotation):
+            raise ConfigError(f"{owner}: {self.name} cannot follow {value!r}; annotate it as float for a schedule.")
         if self.annotation is _EMPTY or self.annotation is Any:
             return value
         for kind in _alternatives(self.annotation):
@@ -62,10 +64,14 @@ class HyperParameter:
 
 
 def discover(factory: Callable[..., Any], skip: int = 0) -> dict[str, HyperParameter]:
-    """The hyper-parameters of `factory`, in order, without its first `skip` parameters."""
+    """The hyper-parameters of `factory`, in order, without its first `skip` parameters.
+
+    One without an annotation is a float if its default is.
+    """
     parameters = list(signature(factory).parameters.values())[skip:]
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)]
-    return {p.name: HyperParameter(p.name, p.annotation, p.default, p.default is _EMPTY) for p in named}
+    kinds = {p.name: float if p.annotation is _EMPTY and isinstance(p.default, float) else p.annotation for p in named}
+    return {p.name: HyperParameter(p.name, kinds[p.name], p.default, p.default is _EMPTY) for p in named}
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -337,6 +343,16 @@ def check_needs(needs: Collection[str], kind: str, title: str) -> frozenset[str]
 def attribute(function: Any, name: str, default: Any = None) -> Any:
     """An attribute of a function, looked for also below `functools.partial`."""
     return getattr(underlying(function), name, default)
+
+
+def report_of(function: Any, name: str, batch: TokenBatch) -> Any:
+    """What `function.NAME(batch)` returns, given those hyper-parameters of the function that it takes; None without one."""
+    report = attribute(function, name)
+    if report is None:
+        return None
+    values = function.keywords if isinstance(function, functools.partial) else {}
+    taken = signature(report).parameters if values else {}
+    return report(batch, **{key: value for key, value in values.items() if key in taken})
 
 
 def underlying(function: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kit.errors import ObjectiveError
 from kit.objective.batch import TokenBatch, as_numbers
-from kit.objective.hook import Hook, attribute, remedy
+from kit.objective.hook import Hook, attribute, remedy, report_of
 from kit.objective.schedules import Controller, Schedule
 
 
@@ -133,9 +133,9 @@ class Meter:
     def log_reports(self, hook: Hook) -> None:
         """Log what the hook's function reports of itself: `clipped` as fractions, `metrics` under their names."""
         function = hook.at(self._batch.step)
-        clipped = attribute(function, "clipped")
+        clipped = report_of(function, "clipped", self._batch)
         if clipped is not None:
-            where = {name: self._own(hook, inside) for name, inside in clipped(self._batch).items()}
+            where = {name: self._own(hook, inside) for name, inside in clipped.items()}
             keys = [self.log(f"clip_fraction/{name}", inside, of_all=True) for name, inside in where.items()]
             if hook.factory.custom:
                 self.log("clip_fraction/region", functools.reduce(torch.maximum, where.values()), of_all=True)
@@ -143,10 +143,8 @@ class Meter:
                 fractions = [self.means[key] for key in keys]
                 total = functools.reduce(torch.add, (mean.total for mean in fractions))
                 self.means["clip_fraction/region"] = Mean(total, fractions[0].count)
-        report = attribute(function, "metrics")
-        if report is not None:
-            for name, values in report(self._batch).items():
-                self.log(name, self._own(hook, values))
+        for name, values in (report_of(function, "metrics", self._batch) or {}).items():
+            self.log(name, self._own(hook, values))
 
     def log_batch(self) -> None:
         """Log what holds for every objective: ratio, advantage, and the entropy if there is one.

@@ -92,12 +92,12 @@ class Objective:
 
     def describe(self) -> str:
         """One line for each part, with its formula."""
-        return "\n".join(f"{hook.kind:<12} {hook.describe()}" for _, hook in self._hooks())
+        return "\n".join(f"{hook.kind:<12} {hook.describe()}" for _, hook in self.hooks)
 
     @property
     def needs(self) -> frozenset[str]:
         """Names of the fields that the batches must carry, of `kit.objective.batch.TOKEN_FIELDS` and `REWARD_FIELDS`."""
-        return frozenset().union(*(hook.needs for _, hook in self._hooks()))
+        return frozenset().union(*(hook.needs for _, hook in self.hooks))
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -215,7 +215,7 @@ class Objective:
     def observe(self, observed: Mapping[str, Mean], completions: int) -> None:
         """Tell the controllers of an optimiser step: `LossOutput.observed`, added up over its micro-batches and
         processes, and how many completions these were."""
-        hooks = dict(self._hooks())
+        hooks = dict(self.hooks)
         for part, mean in observed.items():
             if mean.count > 0:
                 hooks[part].values["coef"].observe(float(mean.value), completions)
@@ -235,13 +235,15 @@ class Objective:
         for key, part in parts.items():
             part.load_state_dict(state[key])
 
-    def _hooks(self) -> list[tuple[str, Hook]]:
+    @property
+    def hooks(self) -> list[tuple[str, Hook]]:
+        """Every hook with its place: `advantage`, `clip`, `weights.0`, ..., `regularizers.0`, ..., `reduction`."""
         listed = [(f"weights.{i}", hook) for i, hook in enumerate(self.weights)]
         listed += [(f"regularizers.{i}", hook) for i, hook in enumerate(self.regularizers)]
         return [("advantage", self.advantage), ("clip", self.clip), *listed, ("reduction", self.reduction)]
 
     def _stateful(self) -> dict[str, Any]:
-        stateful = [(key, hook.stateful()) for key, hook in self._hooks()]
+        stateful = [(key, hook.stateful()) for key, hook in self.hooks]
         return {f"{key}.{name}".rstrip("."): part for key, parts in stateful for name, part in parts.items()}
 
 
@@ -262,15 +264,14 @@ def _live_part(hook: Hook, batch: TokenBatch) -> Tensor:
 #     zero_at_zero_advantage   a completion whose advantages are all 0 has loss 0 and gradient 0. Where every term that the
 #                              loss has is so, and all are separable, nobody would notice if it were not scored.
 
-OWN = "which is not known to be otherwise for a hook of your own unless its function says {} = True"
-
 
 def to_parts(objective: Objective) -> str | None:
     """Why the gradient of one completion may depend on the scores of others, in a sentence; None where it does not."""
     for hook in (objective.clip, *objective.weights, *_acting(objective), objective.reduction):
         if not hook.row_separable:
-            own = f" ({OWN.format('row_separable')})" if hook.factory.custom else ""
-            return f"{hook.title} looks across completions{own}"
+            if hook.factory.custom:
+                return f"{hook.title} may depend on other completions (if not: {hook.short_name}.row_separable = True)"
+            return f"{hook.title} depends on other completions"
     return None
 
 
@@ -280,8 +281,10 @@ def to_skipping(objective: Objective) -> str | None:
         return across
     for hook in (objective.clip, *_acting(objective)):
         if not hook.zero_at_zero_advantage:
-            own = f" ({OWN.format('zero_at_zero_advantage')})" if hook.factory.custom else ""
-            return f"{hook.title} gives completions a gradient without an advantage{own}"
+            if hook.factory.custom:
+                own = f"{hook.short_name}.zero_at_zero_advantage = True"
+                return f"{hook.title} may have a gradient for completions without an advantage (if not: {own})"
+            return f"{hook.title} has a gradient for completions without an advantage"
     for hook in objective.regularizers:
         if isinstance(hook.values["coef"], Controller):
             return f"the coef of {hook.title} follows what is measured over all completions"

@@ -46,7 +46,7 @@ def dead_hooks(objective: Objective, batch: TokenBatch, scale: LossScale) -> lis
     before = logps_gradient(objective, batch, scale)
     dead = []
     if before.isfinite().all():
-        acting = [(part, hook) for part, hook in objective._hooks() if _acts(objective, hook, batch, scale)]
+        acting = [(part, hook) for part, hook in objective.hooks if _acts(objective, hook, batch, scale)]
         dead = [hook for part, hook in acting if not _matters(objective, part, hook, batch, scale, before)]
     objective.load_state_dict(state)
     return dead

@@ -174,7 +174,7 @@ def _build(name: str, arguments: tuple[Any, ...], fields: Mapping[str, Any]) -> 
     try:
         return kind(*arguments, **fields)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} takes {', '.join(known)}: {error}") from None
+        raise ConfigError(f"{name} takes {', '.join(known)}: {str(error).rpartition('() ')[2]}") from None
 
 
 # --- controllers ------------------------------------------------------------------------------------------------------

@@ -185,9 +185,11 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff]:
     env |= {"changed_by_backend": moved} if moved else {}
     folder.write_json("env.json", env)
     trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
+    own = [hook.name for _, hook in parts.objective.hooks if hook.factory.custom]
     say(
         f"{config.model.name}: {parts.files.parameters / 1e6:.2f}M weights, {trainable / 1e6:.2f}M trained, on "
-        f"{backend.device} ({backend.name}); objective {config.objective.recipe}, seed {config.run.seed}"
+        f"{backend.device} ({backend.name}); objective {' with '.join([config.objective.recipe, *own])}, "
+        f"seed {config.run.seed}"
     )
     if backend.computes_in_float32:
         say(f"Backend: {backend.reason}.")

@@ -183,10 +183,9 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
             return
         self.run.append_metrics({"step": state.global_step, "time": time.time(), **logs})
         if logs.get("reward") is not None:  # absent from steps that learn again from the same completions
-            self.note = (
-                f"reward {logs['reward']:.3f}  length {logs.get('completions/mean_length') or 0:.0f}  "
-                f"entropy {logs.get('entropy') or 0:.2f}"
-            )
+            self.note = f"reward {logs['reward']:.3f}  length {logs.get('completions/mean_length') or 0:.0f}"
+            if logs.get("entropy") is not None:
+                self.note += f"  entropy {logs['entropy']:.2f}"
         self.advance(state.global_step, state.max_steps, self.note)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -79,6 +79,20 @@ def test_a_float_of_a_custom_hook_may_be_a_schedule(hooks: Path) -> None:
     torch.testing.assert_close(slopes[2], 3 * slopes[0])
 
 
+@pytest.mark.parametrize("eps", [0.05, "linear(0.05, 0.9, 10)"])
+def test_reports_of_a_custom_hook_get_its_hyper_parameters(eps: Any) -> None:
+    def own(batch: TokenBatch, eps=0.2) -> Tensor:  # a float by its default
+        return -batch.advantages * batch.ratio.clamp(1 - eps, 1 + eps)
+
+    own.clipped = lambda batch, eps=0.2: {"outside": (batch.ratio - 1).abs() > eps}  # type: ignore[attr-defined]
+    own.metrics = lambda batch: {"log_ratio": batch.log_ratio}  # type: ignore[attr-defined]
+    drawn = sample(0).batch()
+    metrics = Objective(clip={"name": own, "eps": eps}).loss(drawn).metrics
+    outside = ((drawn.ratio - 1).abs() > 0.05) & drawn.mask
+    assert metrics["clip_fraction/outside"].value.item() == pytest.approx((outside.sum() / drawn.mask.sum()).item())
+    assert metrics["log_ratio"].value.item() == pytest.approx(drawn.log_ratio[drawn.mask].mean().item(), abs=1e-6)
+
+
 @pytest.mark.parametrize("form", ["function", "dict", "path"])
 def test_every_form_of_a_callable_is_the_same(form: str) -> None:
     path = f"{plain_pull.__module__}:plain_pull"
@@ -259,6 +273,8 @@ def takes_coef(batch: TokenBatch, coef: float = 1.0) -> Tensor:
         ({"name": plain_pull, "strenght": 2}, r"no hyper-parameter 'strenght'. Did you mean 'strength'\?"),
         (clips.ppo_clip(), "clip 'ppo_clip' stands where a regularizer is expected"),
         (clips.ppo_clip, "clip 'ppo_clip' stands where a regularizer is expected"),
+        ({"name": plain_pull, "strength": "linear(0.1, 0.2)"}, "linear takes start, end, steps: missing 1 required"),
+        ({"name": lambda batch, power=2: batch.logps**power, "power": "linear(2, 1, 9)"}, "annotate it as float"),
         ("nowhere.py:pull", "there is no file"),
     ],
 )
