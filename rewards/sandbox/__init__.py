@@ -14,18 +14,16 @@ strangers on a machine that holds secrets.
 """
 
 from rewards.sandbox.commands import Interpreter, interpreter
-from rewards.sandbox.records import Job, Level, Result, SandboxError
-from rewards.sandbox.runner import choose, level, problem, run, run_all
+from rewards.sandbox.records import Job, Result, SandboxError
+from rewards.sandbox.runner import isolates, problem, run, run_all
 
 __all__ = [
     "Interpreter",
     "Job",
-    "Level",
     "Result",
     "SandboxError",
-    "choose",
     "interpreter",
-    "level",
+    "isolates",
     "problem",
     "run",
     "run_all",

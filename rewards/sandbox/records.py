@@ -5,13 +5,9 @@ from typing import Literal, TypeAlias
 
 from rewards.errors import RewardsError
 
-Level: TypeAlias = Literal["landlock", "unsafe"]
-"""`landlock`: Landlock, a filter of system calls, and limits; no processes, and nothing to write. `unsafe`: limits only, so that
-the program sees the user's files and network; never chosen unless asked for."""
-
 
 class SandboxError(RewardsError):
-    """No level of isolation works on this machine, or not the requested one; the message says why."""
+    """Programs cannot be isolated on this machine, or an interpreter cannot be run; the message says why."""
 
 
 RunStatus: TypeAlias = Literal["ok", "failed", "timeout", "output", "infra"]

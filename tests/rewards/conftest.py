@@ -3,7 +3,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sandbox_levels import LEVELS, need
 
 from rewards import Sample, build_samples, isolation
 from rewards.isolation import Pool, component
@@ -16,13 +15,6 @@ def samples() -> Callable[..., list[Sample]]:
         return build_samples(["6 x 12?"] * len(completions), list(completions), **spread)
 
     return build
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> str:
-    """A level of the sandbox, if it works here."""
-    need(request.param)
-    return str(request.param)
 
 
 @pytest.fixture

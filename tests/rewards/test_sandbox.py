@@ -5,7 +5,7 @@ import sys
 import threading
 
 import pytest
-from sandbox_levels import at_every_level, need
+from sandboxed import need_isolation, together, without_walls
 
 from rewards import sandbox
 from rewards.sandbox import commands, forkserver, runner
@@ -15,8 +15,13 @@ from rewards.sandbox.seccomp import filter_program
 LINUX = sys.platform.startswith("linux")
 
 
-def test_programs_read_stdin_and_print(level):
-    result = sandbox.run("import sys\nprint(sys.stdin.read() + 'end')", "é" * 100_000, at=level)
+@pytest.fixture(autouse=True, scope="module")
+def _isolation():
+    need_isolation()
+
+
+def test_programs_read_stdin_and_print():
+    result = sandbox.run("import sys\nprint(sys.stdin.read() + 'end')", "é" * 100_000)
     assert (result.status, result.returncode, result.reason) == ("ok", 0, "")
     assert result.stdout == "é" * 100_000 + "end\n"
 
@@ -34,8 +39,8 @@ def test_programs_read_stdin_and_print(level):
         ("import sys; print('x' * 5000, file=sys.stderr)", "output", "stopped after 1000 bytes"),
     ],
 )
-def test_every_end_has_its_status(program, status, reason, level):
-    result = sandbox.run(program, output_bytes=1000, at=level)
+def test_every_end_has_its_status(program, status, reason):
+    result = sandbox.run(program, output_bytes=1000)
     assert result.status in ([status] if status else ["ok", "failed"])
     assert reason in result.reason
     assert len(result.stdout) <= 1000
@@ -92,71 +97,60 @@ OPENED = "open(1, 'w', closefd=False)"
          "999\n", 0),
     ],
 )  # fmt: skip
-def test_a_forked_program_ends_as_one_that_was_started(program, printed, code, level):
-    result = sandbox.run(program, "a\nb\n", at=level)
+def test_a_forked_program_ends_as_one_that_was_started(program, printed, code):
+    result = sandbox.run(program, "a\nb\n")
     assert (result.stdout, result.returncode) == (printed, code), result
     assert code or not result.stderr
 
 
-def test_a_traceback_shows_the_program_and_nothing_of_the_sandbox(level):
-    lines = sandbox.run("def f():\n    1 / 0\nf()", at=level).stderr.splitlines()
+def test_a_traceback_shows_the_program_and_nothing_of_the_sandbox():
+    lines = sandbox.run("def f():\n    1 / 0\nf()").stderr.splitlines()
     assert [line.split(", ", 1)[1] for line in lines if "File" in line] == ["line 3, in <module>", "line 2, in f"]
-    assert "File" in sandbox.run("x = (", at=level).stderr.splitlines()[0]
+    assert "File" in sandbox.run("x = (").stderr.splitlines()[0]
 
 
-def test_output_before_a_timeout_is_kept(level):
+def test_output_before_a_timeout_is_kept():
     program = "import time\nprint('first', flush=True)\ntime.sleep(60)"
-    result = at_every_level(program, seconds=1)[level, program]
+    result = together(program, seconds=1)[program]
     assert (result.status, result.reason, result.returncode) == ("timeout", "stopped after 1 s", None)
     assert result.stdout == "first\n"
     assert 1.0 <= result.seconds < 4.0
 
 
-def test_a_crashing_interpreter_is_a_failed_program(level):
-    result = sandbox.run("import ctypes\nprint(1, flush=True)\nctypes.string_at(0)", at=level)
+def test_a_crashing_interpreter_is_a_failed_program():
+    result = sandbox.run("import ctypes\nprint(1, flush=True)\nctypes.string_at(0)")
     assert (result.status, result.stdout) == ("failed", "1\n")
 
 
-def test_programs_cannot_claim_that_the_sandbox_did_not_start(level):
+def test_programs_cannot_claim_that_the_sandbox_did_not_start():
     # That would be `infra`, which excludes a completion instead of scoring it.
     program = "import os, sys\nprint('failed: no Landlock', file=sys.stderr)\nos._exit(125)"
-    assert sandbox.run(program, at=level).status == "failed"
+    assert sandbox.run(program).status == "failed"
 
 
-def test_many_programs_run_at_once_and_stay_in_order(level):
+def test_many_programs_run_at_once_and_stay_in_order():
     jobs = [sandbox.Job(program="print(input())", stdin=str(n)) for n in range(12)]
-    assert [result.stdout for result in sandbox.run_all(jobs, workers=4, at=level)] == [f"{n}\n" for n in range(12)]
+    assert [result.stdout for result in sandbox.run_all(jobs, workers=4)] == [f"{n}\n" for n in range(12)]
 
 
-def test_no_descriptor_thread_or_child_is_left(level):
-    sandbox.run("print(1)", at=level)
+def test_no_descriptor_thread_or_child_is_left():
+    sandbox.run("print(1)")
     before = (len(os.listdir("/proc/self/fd")), threading.active_count())
     for program in ("print(1)", "import time; time.sleep(60)", "\0"):
-        sandbox.run(program, seconds=0.3, at=level)
+        sandbox.run(program, seconds=0.3)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
-@pytest.mark.skipif(not LINUX, reason="needs Linux")
-def test_unsafe_has_to_be_asked_for():
-    with pytest.raises(sandbox.SandboxError, match="allow_unsafe=True"):
-        sandbox.run("print(1)", at="unsafe")
-    assert sandbox.run("print(1)", at="unsafe", allow_unsafe=True).stdout == "1\n"
-
-
-@pytest.mark.skipif(not LINUX, reason="needs Linux")
-def test_without_a_level_programs_are_refused(monkeypatch):
-    monkeypatch.setattr(runner, "problem", lambda at="landlock": f"{at} is out")
-    assert sandbox.level() is None
-    with pytest.raises(sandbox.SandboxError, match=r"landlock is out.*allow_unsafe=True"):
+def test_where_programs_cannot_be_isolated_mere_limits_have_to_be_asked_for(monkeypatch):
+    monkeypatch.setattr(runner, "problem", lambda: "no Landlock")
+    with pytest.raises(sandbox.SandboxError, match=r"no Landlock.*allow_unsafe=True"):
         sandbox.run("print(1)")
-    with pytest.raises(sandbox.SandboxError, match="landlock is out"):
-        sandbox.run("print(1)", at="landlock")
-    assert sandbox.run("print(1)", allow_unsafe=True).stdout == "1\n"
+    program = "import os; print(os.listdir('/root' if os.getuid() == 0 else '/etc') != [])"
+    assert sandbox.run(program, allow_unsafe=True).stdout == without_walls(program).stdout == "True\n"
 
 
 @pytest.mark.skipif(not LINUX or os.geteuid() != 0, reason="needs root to become somebody else")
 def test_ordinary_users_have_the_sandbox_too():
-    need("landlock")
     # Under another user id, with the system's interpreter, which that user may read.
     code = (
         "import os; os.setgroups([]); os.setgid(60001); os.setuid(60001)\n"
@@ -282,9 +276,9 @@ def test_importing_rewards_starts_nothing():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
-def test_a_loaded_machine_does_not_lengthen_the_deadline(level):
+def test_a_loaded_machine_does_not_lengthen_the_deadline():
     programs = [f"while True: x = {number}" for number in range(4)]
-    results = at_every_level(*programs, seconds=0.5)
+    results = together(*programs, seconds=0.5)
     for program in programs:
-        assert results[level, program].status == "timeout"
-        assert results[level, program].seconds < 5
+        assert results[program].status == "timeout"
+        assert results[program].seconds < 5

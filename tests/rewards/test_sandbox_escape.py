@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from pairwise import rest_in_matrix
-from sandbox_levels import at_every_level, need, working_levels
+from sandboxed import need_isolation, together, without_walls
 
 from rewards import sandbox
 from rewards.sandbox import commands, forkserver
@@ -206,6 +206,11 @@ ENDLESS = [name for name in PROGRAMS if name.startswith(("closed", "ignoring", "
 LIMITS = {"seconds": 1.5, "output_bytes": 1 << 18}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _isolation():
+    need_isolation()
+
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     """What the programs aim at: a secret file that anyone may read and write, two listening sockets, this process."""
@@ -241,10 +246,10 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(target, request):
-    """What became of the endless programs of this session, which all run until the deadline: by level and program."""
+    """What became of the endless programs of this session, which all run until the deadline."""
     names = {getattr(item, "callspec", None) and item.callspec.params.get("name") for item in request.session.items}
     programs = [PROGRAMS[name].format(**target[0]) for name in ENDLESS if name in names]
-    return lambda level, program: at_every_level(*programs, **LIMITS | {"seconds": 1.0})[level, program]
+    return lambda program: together(*programs, **LIMITS | {"seconds": 1.0})[program]
 
 
 WORKERS = set()  # process ids of children that other tests of this session keep, such as isolation's warm workers
@@ -301,12 +306,12 @@ def processes():
 
 
 @pytest.mark.parametrize("name", rest_in_matrix(2, PROGRAMS))
-def test_no_program_gets_out_or_stays(name, level, target, ended):
+def test_no_program_gets_out_or_stays(name, target, ended):
     aims, listeners = target
     before = Path(aims["secret"]).stat()
     start = time.monotonic()
     program = PROGRAMS[name].format(**aims)
-    result = ended(level, program) if name in ENDLESS else sandbox.run(program, at=level, **LIMITS)
+    result = ended(program) if name in ENDLESS else sandbox.run(program, **LIMITS)
     assert time.monotonic() - start < 8
     assert result.status != "infra", result.reason
     assert "ESCAPED" not in result.stdout
@@ -327,28 +332,24 @@ def test_no_program_gets_out_or_stays(name, level, target, ended):
 
 @pytest.fixture(scope="module")
 def killed():
-    """By level: what a trainer had started that was killed while a program ran in its sandbox."""
-    trainers, started = {}, {}
-    for level in working_levels():
-        code = (
-            "from rewards import sandbox\n"
-            f"sandbox.run('print(1)', at={level!r}); print('started', flush=True)\n"
-            f"sandbox.run('import time; time.sleep(1000)', seconds=500, at={level!r})"
-        )
-        trainers[level] = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    for trainer in trainers.values():
-        assert trainer.stdout.readline() == "started\n"
+    """What a trainer had started that was killed while a program ran in its sandbox."""
+    code = (
+        "from rewards import sandbox\n"
+        "sandbox.run('print(1)'); print('started', flush=True)\n"
+        "sandbox.run('import time; time.sleep(1000)', seconds=500)"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout.readline() == "started\n"
     time.sleep(0.6)
-    for level, trainer in trainers.items():
-        started[level] = below(trainer)
-        trainer.kill()
-        trainer.wait()
-        trainer.stdout.close()
+    started = below(trainer)
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
     return started
 
 
-def test_programs_end_with_the_trainer(level, killed):
-    assert left_of(killed[level]) == []
+def test_programs_end_with_the_trainer(killed):
+    assert left_of(killed) == []
 
 
 @pytest.mark.parametrize(
@@ -356,7 +357,7 @@ def test_programs_end_with_the_trainer(level, killed):
 )
 def test_the_same_programs_do_get_out_where_nothing_holds_them(name, target):
     aims, listeners = target
-    result = sandbox.run(PROGRAMS[name].format(**aims), at="unsafe", allow_unsafe=True)
+    result = without_walls(PROGRAMS[name].format(**aims))
     assert "ESCAPED" in result.stdout
     for listener in listeners:
         with contextlib.suppress(BlockingIOError):
@@ -367,13 +368,12 @@ def test_the_same_programs_do_get_out_where_nothing_holds_them(name, target):
 @pytest.mark.parametrize("abi", [1, 2])
 @pytest.mark.parametrize("name", ["emptying a file of the trainer", "writing outside", "symbolic link out"])
 def test_files_are_safe_on_older_kernels(abi, name, target, monkeypatch):
-    need("landlock")
     ask = 'abi = syscall("landlock", _LANDLOCK_CREATE, None, 0, 1)'
     source = commands._launcher_source()
     assert ask in source
     monkeypatch.setattr(commands, "_launcher_source", lambda: source.replace(ask, f"abi = {abi}"))
     forkserver.close_idle()
-    result = sandbox.run(PROGRAMS[name].format(**target[0]), at="landlock")
+    result = sandbox.run(PROGRAMS[name].format(**target[0]))
     forkserver.close_idle()
     assert "ESCAPED" not in result.stdout
     assert "refused" in result.stdout, result
@@ -421,9 +421,8 @@ print("clean")
 @pytest.fixture
 def server():
     """The process id of one fork server, which runs all programs of the test."""
-    need("landlock")
     forkserver.close_idle()
-    sandbox.run("print(1)", at="landlock")
+    sandbox.run("print(1)")
     [[only]] = forkserver._idle.values()
     yield only.process.pid
     forkserver.close_idle()
@@ -437,10 +436,10 @@ def test_no_program_reaches_the_fork_server_or_the_next_program(server):
 
     before = signals()
     for _ in range(2):
-        left = sandbox.run(LEAVE.format(server=server), at="landlock")
+        left = sandbox.run(LEAVE.format(server=server))
         assert (left.status, left.stdout) == ("ok", "done"), left
         assert survivors() == []
-        found = sandbox.run(LOOK.format(), at="landlock")
+        found = sandbox.run(LOOK.format())
         assert (found.status, found.stdout) == ("ok", "clean\n"), found
     assert "T (stopped)" not in Path(f"/proc/{server}/status").read_text()
     assert len(before) == 3
@@ -461,7 +460,7 @@ def test_nothing_of_a_program_is_in_the_memory_that_the_next_inherits(server):
 
     halves = "of_the_program", "of_its_input"
     program = f"secret_{halves[0]} = input()\nprint(secret_{halves[0]})\nraise SystemExit(3)"
-    result = sandbox.run(program, f"secret_{halves[1]}\n", at="landlock")
+    result = sandbox.run(program, f"secret_{halves[1]}\n")
     assert result.stdout == f"secret_{halves[1]}\n"
     held = memory()
     assert [half for half in halves if f"secret_{half}".encode() in held] == []
@@ -475,29 +474,29 @@ def test_a_fork_server_that_dies_is_replaced_and_costs_its_program_no_verdict(se
     killer = threading.Thread(target=kill)
     killer.start()
     start = time.monotonic()
-    result = sandbox.run("import time; time.sleep(60)", seconds=50, at="landlock")
+    result = sandbox.run("import time; time.sleep(60)", seconds=50)
     killer.join()
     assert (result.status, result.reason) == ("infra", "the sandbox's fork server ended")
     assert time.monotonic() - start < 10
     assert survivors() == []
-    sandbox.run("print(1)", at="landlock")
+    sandbox.run("print(1)")
     [[other]] = forkserver._idle.values()
     other.process.kill()  # and one that dies while it waits
     other.process.wait()
-    assert sandbox.run("print(2)", at="landlock").stdout == "2\n"
+    assert sandbox.run("print(2)").stdout == "2\n"
 
 
 def test_a_forked_child_of_the_trainer_has_servers_of_its_own(server):
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            fine = not any(forkserver._idle.values()) and sandbox.run("print(3)", at="landlock").stdout == "3\n"
+            fine = not any(forkserver._idle.values()) and sandbox.run("print(3)").stdout == "3\n"
             forkserver.close_idle()
             os._exit(0 if fine else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert sum(map(len, forkserver._idle.values())) == 1
-    assert sandbox.run("print(4)", at="landlock").stdout == "4\n"
+    assert sandbox.run("print(4)").stdout == "4\n"
 
 
 # A trainer that forks while a program runs; the child holds copies of all that the trainer has open. With `hooks` it is told
@@ -508,8 +507,8 @@ from rewards import sandbox
 from rewards.sandbox import forkserver
 fork = os.fork if {hooks} else ctypes.PyDLL(None).fork
 source = "import time; time.sleep({seconds})"
-program = threading.Thread(target=lambda: sandbox.run(source, seconds=60, at="landlock"))
-sandbox.run("print(1)", at="landlock")
+program = threading.Thread(target=lambda: sandbox.run(source, seconds=60))
+sandbox.run("print(1)")
 program.start()
 time.sleep(0.3)
 child = fork()
@@ -522,7 +521,6 @@ print(child, flush=True)
 
 @pytest.mark.parametrize("hooks", [True, False])
 def test_a_program_ends_with_a_trainer_whose_forked_child_stays(hooks):
-    need("landlock")
     code = FORKING.format(hooks=hooks, seconds=1000)
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     child = int(trainer.stdout.readline())
@@ -538,7 +536,6 @@ def test_a_program_ends_with_a_trainer_whose_forked_child_stays(hooks):
 
 @pytest.mark.parametrize("hooks", [True, False])
 def test_a_forked_child_does_not_hold_up_the_end_of_a_fork_server(hooks):
-    need("landlock")
     code = (
         FORKING.format(hooks=hooks, seconds=0.5) + "program.join(); start = time.monotonic()\nforkserver.close_idle()\n"
     )
@@ -564,7 +561,7 @@ def test_a_program_that_does_not_go_away_keeps_its_verdict(server, monkeypatch):
 
     told = [time.monotonic()]
     monkeypatch.setattr(forkserver._Server, "answer", answer)
-    result = sandbox.run("while True: pass", seconds=0.5, at="landlock")
+    result = sandbox.run("while True: pass", seconds=0.5)
     monkeypatch.undo()
     assert (result.status, result.reason) == ("timeout", "stopped after 0.5 s")
     assert not any(forkserver._idle.values())  # that server is not used again
@@ -575,21 +572,19 @@ def test_a_timeout_ends_soon_whatever_its_server_does(server):
     """A server that is stopped says nothing of its program's end, as on a machine that takes long to clear away."""
     threading.Timer(0.2, os.kill, (server, signal.SIGSTOP)).start()
     start = time.monotonic()
-    result = sandbox.run("while True: pass", seconds=0.5, at="landlock")
+    result = sandbox.run("while True: pass", seconds=0.5)
     assert (result.status, result.reason) == ("timeout", "stopped after 0.5 s")
     assert time.monotonic() - start < 4  # 0.5 s for the program, 1 s for its end, and what a busy machine takes
     assert not any(forkserver._idle.values())
-    assert sandbox.run("print(4)", at="landlock").stdout == "4\n"
+    assert sandbox.run("print(4)").stdout == "4\n"
     assert survivors() == []
 
 
 def test_a_request_may_be_long():
-    need("landlock")
-    assert sandbox.run(f"print(len('{'x' * 5_000_000}'))", at="landlock").stdout == "5000000\n"
+    assert sandbox.run(f"print(len('{'x' * 5_000_000}'))").stdout == "5000000\n"
 
 
 def test_few_servers_are_kept(monkeypatch):
-    need("landlock")
     forkserver.close_idle()
     monkeypatch.setattr(forkserver, "_MOST_IDLE", 2)
     with contextlib.ExitStack() as stack:
@@ -602,9 +597,8 @@ def test_an_interrupted_start_leaves_no_process(monkeypatch):
     def interrupted(self, seconds):
         raise KeyboardInterrupt
 
-    need("landlock")
     forkserver.close_idle()
     monkeypatch.setattr(forkserver._Server, "answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sandbox.run("print(1)", at="landlock")
+        sandbox.run("print(1)")
     assert survivors() == []

@@ -19,7 +19,7 @@ from rewards.errors import PresetError
 from rewards.isolation.cache import Cache, content_key
 from rewards.parallel import slow_last
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
-from rewards.sandbox import Job, Result, SandboxError, choose, interpreter, run_all
+from rewards.sandbox import Job, Result, SandboxError, interpreter, isolates, run_all
 
 SCORING = ("all", "share")
 _HARNESS = Path(__file__).with_name("harness.py")
@@ -41,7 +41,7 @@ T = TypeVar("T")
 def require_sandbox(allow_unsafe: bool) -> None:
     """Raises PresetError where nothing can keep generated programs apart, unless that is allowed."""
     try:
-        choose(allow_unsafe=allow_unsafe)
+        isolates(allow_unsafe)
     except SandboxError as failure:
         raise PresetError(f"{failure}") from failure
 

@@ -1,0 +1,32 @@
+"""What tests of the sandbox share."""
+
+import functools
+import os
+
+import pytest
+
+from rewards import sandbox
+from rewards.sandbox import runner
+
+
+def need_isolation():
+    """Skips a test where programs cannot be isolated; fails it where SANDBOX says that they can, as in CI."""
+    if reason := sandbox.problem():
+        if os.environ.get("SANDBOX"):
+            pytest.fail(f"SANDBOX says that programs can be isolated here, and they cannot: {reason}")
+        pytest.skip(f"programs cannot be isolated here: {reason}")
+
+
+def without_walls(program: str) -> sandbox.Result:
+    """Result of a program that is run with mere limits."""
+    return runner.run_job(False, sandbox.Job(program=program))
+
+
+@functools.cache
+def together(*programs: str, seconds: float, output_bytes: int = 1 << 20) -> dict[str, sandbox.Result]:
+    """Results of programs that run until their deadline: all at once, so that they are waited for together."""
+
+    def run(program: str) -> sandbox.Result:
+        return sandbox.run(program, seconds=seconds, output_bytes=output_bytes)
+
+    return dict(zip(programs, runner.concurrently(run, programs, len(programs)), strict=True))
