@@ -11,7 +11,7 @@ import torch
 from kit.config import SelectionConfig
 from kit.errors import ConfigError
 from kit.objective import Objective
-from kit.trainer.dynamic_sampling import FreshPrompts, Group, check_dynamic_sampling, key_of
+from kit.trainer.dynamic_sampling import FreshPrompts, Group, check_dynamic_sampling
 
 from .rollouts import (
     NewTrainer,
@@ -172,22 +172,6 @@ def test_rounds_end_with_the_last_flat_group_with_the_limits_or_with_the_data(
         assert count == len(rounds) == expected
         assert len(set(prompts)) == len(prompts) == len(made), "no prompt twice in a step"
         assert any(group.flat for group in groups) == (len(flat) == 12), "what stays flat stays"
-
-
-def test_fresh_prompts_go_through_the_data_in_seeded_orders() -> None:
-    rows = [{"prompt": str(number)} for number in range(7)]
-
-    def drawn(fresh: FreshPrompts, count: int) -> list[str]:
-        return [fresh.draw(1, set())[0]["prompt"] for _ in range(count)]
-
-    first = drawn(FreshPrompts(rows, seed=1), 14)
-    assert sorted(first[:7]) == sorted(first[7:]) == [str(number) for number in range(7)]
-    assert first[:7] != first[7:]
-    assert first != drawn(FreshPrompts(rows, seed=2), 14)
-    again = FreshPrompts(rows, seed=1)
-    again.passed = 5
-    assert drawn(again, 9) == first[5:]
-    assert FreshPrompts(rows, seed=1).draw(9, {key_of(row) for row in rows[:5]}) in (rows[5:], rows[:4:-1])
 
 
 PLAIN = {"turns": False, "processes": 1, "images": False}

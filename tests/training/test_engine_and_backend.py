@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -20,13 +18,11 @@ from kit.config import ModelConfig, RunConfig, load_config
 from kit.errors import ConfigError, EngineError, KitError, ModelError
 from kit.generation import engine
 from kit.generation.engine import Engine, Installed, choose_engine, resolve
-from kit.generation.vllm import WatchedGeneration
+from kit.generation.vllm import WatchedGeneration, stop_ids
 from kit.model_check.tiny import tiny_config
 from kit.models import unsloth as unsloth_model
 from kit.models.backend import Backend, Machine
 from kit.models.failures import EngineSettings
-from kit.models.family import read_template
-from kit.models.loading import end_where_turns_end
 from kit.models.unsloth import Loading, loading, model_arguments
 from kit.objective import Objective
 from kit.runner.prepare import prepare
@@ -144,24 +140,14 @@ def test_weights_in_another_precision_than_asked_are_refused(monkeypatch: pytest
 # --- what vLLM is told beside TRL's arguments -------------------------------------------------------------------------
 
 
-def test_completions_end_where_the_chat_template_ends_a_turn(
-    new_model: Callable[[], Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns = copy.deepcopy(tokenizer)
-    turns.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<|im_start|>")
-    model: Any = new_model()
-    files: Any = SimpleNamespace(chat=True, tokenizer=turns)
-    family: Any = SimpleNamespace(template=read_template(turns))
-    end_where_turns_end(model, files, family)
-    monkeypatch.setattr(WatchedGeneration, "_init_vllm", lambda self: None)
-    ends = sorted(turns.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"]))
-    given = {"stop_token_ids": [300], "seed": 1}
+def test_the_engine_ends_completions_where_the_model_does(new_model: Callable[[], Any]) -> None:
+    model = new_model()
+    model.generation_config.eos_token_id = [7, 5]
+    given = {"stop_token_ids": [300]}
     for policy in (model, get_peft_model(model, LoraConfig(target_modules=["q_proj"]))):
-        one = WatchedGeneration(policy, Accelerator(cpu=True), turns, settings=EngineSettings())
-        assert one.generation_kwargs == {"stop_token_ids": ends}
-    one = WatchedGeneration(model, Accelerator(cpu=True), turns, settings=EngineSettings(), generation_kwargs=given)
-    assert one.generation_kwargs == {"stop_token_ids": [*ends, 300], "seed": 1}
-    assert given["stop_token_ids"] == [300], "TRL's arguments stay as they are"
+        assert stop_ids(policy, {}) == [5, 7]
+        assert stop_ids(policy, given) == [5, 7, 300]
+    assert given == {"stop_token_ids": [300]}, "TRL's arguments stay as they are"
 
 
 def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer, Gemma2Config, Phi3Config, Phi3ForCausalLM
+from transformers import AutoConfig, AutoTokenizer, Gemma2Config, Phi3Config
 
-from kit.config import LoraConfig, ModelConfig
+from kit.config import ModelConfig
 from kit.errors import ModelError
 from kit.model_check.tiny import tiny_config, tiny_model
 from kit.models import loading as models
@@ -92,33 +91,12 @@ def test_code_of_the_models_own_is_not_run_unasked(model_folder: Path, monkeypat
         find_model(config_of(Path("someone/model")), chat=True)
 
 
-def test_a_native_architecture_whose_config_names_code_is_known_all_the_same(
-    model_folder: Path, tmp_path: Path
-) -> None:
+def test_a_native_architecture_whose_config_names_code_is_known_all_the_same() -> None:
     """Planted: `auto_map` in the config.json of an architecture that transformers has, as in uploads of Phi-3."""
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    tokenizer.save_pretrained(tmp_path)
-    torch.manual_seed(0)
-    Phi3ForCausalLM(
-        Phi3Config(
-            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-            num_key_value_heads=2, bos_token_id=None, eos_token_id=0, pad_token_id=0,
-        )
-    ).save_pretrained(tmp_path)  # fmt: skip
-    written = tmp_path / "config.json"
-    named = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
-    written.write_text(json.dumps(json.loads(written.read_text()) | {"auto_map": named}))
-
-    config = config_of(tmp_path, lora=LoraConfig(targets=["qkv_proj"]))
-    files = find_model(config, chat=True)
-    assert files.config.auto_map == named
-    assert not is_remote(files.config)
-    assert files.family is not None
-    assert files.shape is not None
-    loaded = load_model(files, config)
-    assert files.parameters == sum(weight.numel() for weight in loaded.model.parameters())
-    with pytest.raises(ModelError, match=r"no linear layer called 'q_proj'"):
-        find_model(config_of(tmp_path, lora=LoraConfig(targets=["q_proj"])), chat=True)
+    config = Phi3Config(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    config.auto_map = {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    assert not is_remote(config)
+    assert shape_of(config) is not None
 
 
 def test_all_weights_in_half_precision_are_refused(model_folder: Path) -> None:
