@@ -6,6 +6,7 @@ token. Fields are raw, as a trainer has them, so that what is left of the rubbis
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -172,7 +173,7 @@ def cases(kind: str, seed: int, keep: Collection[str] | None = None) -> Iterator
                 (reward_batch(fields, keep),),
                 ((size,), (size, width)),
                 f"(N,) = ({size},) or (N, T) = {(size, width)}",
-                lambda out, fields=fields: live(out, fields)[fields["rewards"].isfinite()],
+                functools.partial(scored, fields=fields),
                 f"for completions that have a reward, in {dtype}. Two others of the batch have none (NaN): leave them out of "
                 "means and deviations, with batch.scorable or nanmean",
             )
@@ -189,7 +190,7 @@ def cases(kind: str, seed: int, keep: Collection[str] | None = None) -> Iterator
                 (batch,),
                 (shape, ()) if kind == "regularizer" else (shape,),
                 f"(B, T) = {shape}, with advantages {'(B, 1)' if fields['advantages'].shape[1] == 1 else '(B, T)'}",
-                lambda out, mask=batch.mask: counted(out, mask),
+                functools.partial(counted, mask=batch.mask),
                 f"at live tokens, {kind_of(fields)}",
             )
 
@@ -217,6 +218,11 @@ def losses(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tenso
 def numbers(shape: torch.Size, seed: int) -> Tensor:
     """Normally distributed, float64."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def scored(advantages: Tensor, fields: Fields) -> Tensor:
+    """What of the advantages counts: those of completions that have a reward."""
+    return live(advantages, fields)[fields["rewards"].isfinite()]
 
 
 def live(advantages: Tensor, fields: Fields) -> Tensor:

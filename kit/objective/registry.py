@@ -111,7 +111,8 @@ class HookRegistry(Registry[HookFactory]):
             target = self._custom(target, name, importable=path is not None)
         elif target.kind != self.kind:
             raise ConfigError(f"{target.title} stands where a {self.kind} is expected.")
-        return target(**values)
+        hook: Hook = target(**values)
+        return hook
 
     def _custom(self, target: Any, name: str, *, importable: bool) -> HookFactory:
         title = f"{self.kind} '{name}'"

@@ -258,9 +258,12 @@ def score_packs(run: ModelPass, packs: Sequence[Pack], rows: Rows, layouts: list
                 else {"attention_mask": finished, KEYWORD: layout, TEXT_OF_TOKEN: layout}
             ),
         )
-        parts.append(
-            scores.laid_out(lambda values, places=labelled: values[0].index_select(0, places.to(values.device)))
-        )
+
+        def at_labels(values: Tensor, places: Tensor = labelled) -> Tensor:
+            """(1, S) -> (N,)."""
+            return values[0].index_select(0, places.to(values.device))
+
+        parts.append(scores.laid_out(at_labels))
     shape = (len(rows.ids), rows.completion)
 
     def spread(values: Tensor) -> Tensor:

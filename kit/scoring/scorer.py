@@ -304,8 +304,8 @@ def _hindrance(model: Examined) -> str | None:
     if getattr(getattr(model.bare, "active_peft_config", None), "is_prompt_learning", False):
         return "the adapter puts tokens of its own in front"
     text = model.text
-    ropes = [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
-    ropes = [rope for rope in ropes if isinstance(rope, dict)]
+    named = [getattr(text, name, None) for name in ("rope_parameters", "rope_scaling")]
+    ropes: list[dict[str, Any]] = [rope for rope in named if isinstance(rope, dict)]
     ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, dict)]
     kinds = {kind for rope in ropes for kind in (rope.get("rope_type"), rope.get("type")) if kind}
     if kinds & STRETCHED:
