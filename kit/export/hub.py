@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import re
 from collections.abc import Callable
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from kit.errors import RunError
+from kit.evaluation.results import interval
 from kit.models.failures import first_line
+from kit.report.record import read_tree
 from kit.runs.secrets import redact
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ LIBRARIES = {
     "ollama": "gguf",
 }
 PICTURES = "AutoModelForImageTextToText"
+PACKAGES = ("grpo-kit", "trl", "transformers", "peft", "torch")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -44,7 +46,7 @@ def model_card(
     source: Source, what: str, base: str, file: str | None, quantization: str | None, limits: list[str]
 ) -> str:
     """The card as Markdown with YAML front matter. The license is left to whoever publishes it."""
-    config = source.config
+    config, record = source.config, read_tree(source.run.env)
     data = public_name(config.data.source)
     pictures = file is None and _loader(source) == PICTURES  # a GGUF file holds the language model alone
     front: dict[str, Any] = {
@@ -54,12 +56,24 @@ def model_card(
         "tags": ["grpo", "reinforcement-learning", "trl", "grpo-kit", *(["lora"] if what == "adapter" else [])],
         **({"datasets": [data]} if data else {}),
     }
+    kind = {
+        "adapter": "LoRA adapter for",
+        "merged-16bit": "Merged model made from",
+        "merged-4bit": "Merged, NF4-quantised model made from",
+        "gguf": f"GGUF file ({quantization}) made from",
+        "ollama": f"GGUF file ({quantization}) and Modelfile made from",
+    }[what]
+    origin = f" {record['model_origin']}" if base == source.run_name and record.get("model_origin") else ""
+    recipe, step = config.objective.recipe, source.step
+    packages = record.get("packages", {})
+    versions = [f"{name} {packages[name]}" for name in PACKAGES if name in packages]
+    trained = f"\n\nTrained with {', '.join(versions)}." if versions else ""
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
-        f"# {source.run.id}\n\n{_sentence(source, what, base, quantization)}",
+        f"# {source.run.id}\n\n{kind} {_shown(base)}, fine-tuned with GRPO ({recipe}); weights of step {step}.{origin}",
         f"## Scores\n{_scores(source)}",
         f"## How to load\n{_loading(source, what, base, file)}",
-        f"## How it was trained\n{_training(source)}",
+        f"## How it was trained\n{_training(source)}{trained}",
         "## Limits\n" + "\n".join(f"- {each}" for each in [*limits, *LIMITS]),
     ]
     return redact("\n\n".join(parts) + "\n")
@@ -78,22 +92,7 @@ def _shown(name: str) -> str:
     )
 
 
-def _sentence(source: Source, what: str, base: str, quantization: str | None) -> str:
-    kind = {
-        "adapter": "LoRA adapter for",
-        "merged-16bit": "Merged model made from",
-        "merged-4bit": "Merged, NF4-quantised model made from",
-        "gguf": f"GGUF file ({quantization}) made from",
-        "ollama": f"GGUF file ({quantization}) and Modelfile made from",
-    }[what]
-    recipe = source.config.objective.recipe
-    origin = _env(source).get("model_origin") if base == source.run_name else None
-    end = f" {origin}" if origin else ""
-    return f"{kind} {_shown(base)}, fine-tuned with GRPO ({recipe}); weights of step {source.step}.{end}"
-
-
 def _scores(source: Source) -> str:
-
     evaluations = source.run.evaluations()
     own = [
         name for name in (f"step-{source.step:05d}", "after") if evaluations.get(name, {}).get("step") == source.step
@@ -104,13 +103,9 @@ def _scores(source: Source) -> str:
     if not keys:
         return "No held-out score was taken of these weights."
     lines = [f"| held-out score (95 % interval) | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    lines += [f"| {key} | {' | '.join(_estimate(evaluations[name].get(key)) for name in names)} |" for key in keys]
+    lines += [f"| {key} | {' | '.join(interval(evaluations[name].get(key)) for name in names)} |" for key in keys]
     checker = f"; right is what `{last['checker']}` says" if last.get("checker") else ""
     return "\n".join([*lines, "", f"{last['problems']} held-out problems{checker}."])
-
-
-def _estimate(value: Any) -> str:
-    return f"{value['value']:.3f} ({value['low']:.3f} to {value['high']:.3f})" if isinstance(value, dict) else "-"
 
 
 def _loader(source: Source) -> str:
@@ -158,25 +153,7 @@ def _training(source: Source) -> str:
         "completion": f"at most {config.generation.max_completion_tokens} tokens, temperature {config.generation.temperature:g}",
         "seed": config.run.seed,
     }
-    versions = _versions(source)
-    lines = ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
-    return "\n".join(lines) + (f"\n\nTrained with {versions}." if versions else "")
-
-
-def _env(source: Source) -> dict[str, Any]:
-    """What env.json says of the run; empty where it cannot be read."""
-    try:
-        record: dict[str, Any] = json.loads(source.run.env.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record
-
-
-def _versions(source: Source) -> str:
-    packages = _env(source).get("packages", {})
-    return ", ".join(
-        f"{name} {packages[name]}" for name in ("grpo-kit", "trl", "transformers", "peft", "torch") if name in packages
-    )
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
 # --- the push ---------------------------------------------------------------------------------------------------------

@@ -361,7 +361,7 @@ def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) 
     assert "library_name: transformers" in front
     assert "license" not in front
     assert "base_model" not in front  # a folder of this machine is none
-    assert "| pass@1 | 0.250 (0.150 to 0.350) | 0.500 (0.400 to 0.600) |" in text
+    assert "| pass@1 | 0.250 [0.150, 0.350] | 0.500 [0.400, 0.600] |" in text
     assert str(made.path.parent) not in text
     assert "/tmp" not in text
 
