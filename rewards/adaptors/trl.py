@@ -33,7 +33,6 @@ class BatchEvaluator:
         self._lock = threading.Lock()
         self._key: list[Any] = []
         self._alive: list[Any] = []
-        self._reporter: str | None = None
         self._failures = FailureLog()
         self.last: Evaluation | None = None
 
@@ -67,15 +66,8 @@ class BatchEvaluator:
                     self._failures.refuse_what_scores_nothing(evaluation, columns)
                     self._failures.look_at(evaluation)
                 self.last = evaluation
-                self._key, self._alive, self._reporter = key, alive, None
+                self._key, self._alive = key, alive
             return self.last
-
-    def reports_tokens(self, name: str) -> bool:
-        """Return whether the function of this name reports the batch's process rewards: the first one called does, also when
-        it is called again."""
-        with self._lock:
-            self._reporter = self._reporter or name
-            return self._reporter == name
 
 
 RIGHT = "answers/right"
@@ -86,7 +78,7 @@ class TrlReward:
     """One component of a preset, called the way TRL's GRPOTrainer calls a reward function.
 
     Returns native values, unweighted: TRL applies `reward_weights`. Process rewards of all components, weighted, are reported
-    once a batch in the column `token_rewards`.
+    by the first component's function, in the column `token_rewards`.
     """
 
     def __init__(self, name: str, evaluator: BatchEvaluator) -> None:
@@ -113,7 +105,7 @@ class TrlReward:
                     # Text that every table format can store: short, and without lone surrogates.
                     texts = [None if value is None else str(value)[:_LOGGED_CHARS] for value in values]
                     log_extra(f"{name}/{key}", [text and text.encode("utf-8", "replace").decode() for text in texts])
-            if evaluation.token_rewards is not None and self._evaluator.reports_tokens(name):
+            if evaluation.token_rewards is not None and name == next(iter(evaluation.values)):
                 log_extra(TOKEN_REWARDS, evaluation.token_rewards)
         if callable(log_metric := passed.get("log_metric")):
             for status, share in evaluation.status_shares(name).items():

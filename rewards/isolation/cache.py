@@ -9,6 +9,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ _LOG = logging.getLogger(__name__)
 _MAX_VALUE = 4_000  # characters of JSON that are kept
 _MAX_RECENT = 50_000  # results in memory; when there are more, all are dropped
 _AT_ONCE = 500
+_NAMES = frozenset({"name", "floor", "low", "high", "version"})
 
 
 def content_key(*parts: Any) -> str | None:
@@ -27,6 +29,18 @@ def content_key(*parts: Any) -> str | None:
         return hashlib.sha256(marshal.dumps(parts, 2)).hexdigest()  # version 2 has no references: equal in, equal out
     except (ValueError, TypeError, MemoryError):
         return None
+
+
+def component_key(component: Any, ignored: frozenset[str], *parts: Any) -> str | None:
+    """A digest of a component's kind, version and fields, and of plain values; None when something is not plain.
+
+    Args:
+        component: a dataclass.
+        ignored: fields beside its name and range that say how a result is got, not what it is.
+    """
+    names = [f.name for f in fields(component) if f.name not in _NAMES | ignored]
+    kind = f"{type(component).__module__}.{type(component).__qualname__}"
+    return content_key(kind, component.version, [(name, getattr(component, name)) for name in names], *parts)
 
 
 def clear_recent() -> None:

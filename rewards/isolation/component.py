@@ -3,15 +3,15 @@
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rewards.isolation.cache import Cache, content_key
+from rewards.isolation.cache import Cache, component_key
 from rewards.isolation.pool import Outcome, Task, shared_pool
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 
-# Fields that say how a result is got or named, not what it is.
-_NOT_CONTENT = frozenset({"name", "floor", "low", "high", "version", "deadline", "memory_mb", "budget"})
+# Fields that say how a result is got, not what it is.
+_NOT_CONTENT = frozenset({"deadline", "memory_mb", "budget"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,10 @@ class IsolatedComponent(ItemComponent):
                 made = Score(None, "error")  # until its outcome is there
             scores.append(replace(made, seconds=time.perf_counter() - start) if isinstance(made, Score) else made)
         # Known results come from the cache; equal tasks of one batch run once.
-        keys = {position: self._key(task, position) for position, task in tasks.items()}
+        keys = {
+            position: component_key(self, _NOT_CONTENT, task.function, task.arguments) or f"only:{position}"
+            for position, task in tasks.items()
+        }
         cache = Cache()
         outcomes = {key: Outcome("ok", value) for key, value in cache.get_many(keys.values()).items()}
         todo = {key: tasks[position] for position, key in keys.items() if key not in outcomes}
@@ -86,9 +89,3 @@ class IsolatedComponent(ItemComponent):
             raise
         except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
             return Score(None, "error", {"reason": failure_reason(failure)})
-
-    def _key(self, task: Task, position: int) -> str:
-        """Return a cache key by content; by position for tasks whose arguments are not plain."""
-        kind = f"{type(self).__module__}.{type(self).__qualname__}"
-        configuration = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NOT_CONTENT]
-        return content_key(kind, self.version, configuration, task.function, task.arguments) or f"only:{position}"

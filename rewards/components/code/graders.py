@@ -7,7 +7,7 @@ import random
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from rewards.components.code.calls import parse_calls
 from rewards.components.code.harness import decode, encode
 from rewards.components.code.stdio import parse_stdio_tests, same_output
 from rewards.errors import PresetError
-from rewards.isolation.cache import Cache, content_key
+from rewards.isolation.cache import Cache, component_key
 from rewards.parallel import slow_last
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 from rewards.sandbox import Job, Result, SandboxError, interpreter, isolates, run_all
@@ -31,9 +31,7 @@ _MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
 _REPORTED = 200
 _OF_ITERABLES = [(name,) for name in ("list", "tuple", "set", "frozenset", "sorted", "sum")]
 # Fields that say how a verdict is got or named, not what it is.
-_NOT_CONTENT = frozenset(
-    {"name", "floor", "low", "high", "version", "workers", "allow_unsafe", "cache", "batch_seconds"}
-)
+_NOT_CONTENT = frozenset({"workers", "allow_unsafe", "cache", "batch_seconds"})
 
 T = TypeVar("T")
 
@@ -116,9 +114,9 @@ class _CodeComponent(ItemComponent):
         columns = (*_TEST_COLUMNS, *_NAME_COLUMNS, *_LIMIT_COLUMNS, _SETUP_COLUMN)
         tests = [sample.columns.get(column) for column in columns]
         drawn = None if self.max_tests is None else (ctx.seed, ctx.step, sample.group_id)
-        configuration = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NOT_CONTENT]
-        kind = ("code", type(self).__name__, self.version, configuration, drawn, self._python_version)
-        return None if program is None else content_key(*kind, program, tests, sample.reference)
+        if program is None:
+            return None
+        return component_key(self, _NOT_CONTENT, drawn, self._python_version, program, tests, sample.reference)
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         return self.score([sample], ctx)[0]
