@@ -28,7 +28,8 @@ def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
     """
     folder = create_run(config)
     outcome = _supervise(folder, {"config": config.model_dump(mode="json")}, quiet)
-    if not folder.record().get("adopted"):
+    record = folder.record()
+    if record and not record.get("adopted") and not folder.metrics_file.exists():
         shutil.rmtree(folder.path, ignore_errors=True)
     return outcome
 

@@ -7,7 +7,7 @@ if none of them has been imported yet. And Unsloth must be imported before TRL, 
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     from kit.runner import resume as resume
     from kit.runner import trackers as trackers
 
-MODULES = (
-    "build", "console", "distributed", "evaluation", "follower", "lifecycle", "prepare", "recording", "resume", "trackers",
-)  # fmt: skip
-
 
 def __getattr__(name: str) -> Any:
-    if name in MODULES:
+    if not name.startswith("_") and importlib.util.find_spec(f"kit.runner.{name}") is not None:
         return importlib.import_module(f"kit.runner.{name}")
     raise AttributeError(f"module 'kit.runner' has no attribute '{name}'")

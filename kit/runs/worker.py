@@ -148,7 +148,23 @@ def call(
         error_file.write_bytes(b" " * ROOM_FOR_ERROR)  # so that a full disk can be reported
         command = [sys.executable, "-P", "-m", module, str(request_file), "--error-file", str(error_file)]
         code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started, on_line)
-        return _outcome(code, output, error_file)
+        if code in (DONE, STOPPED):
+            return Outcome(code, output=output, exit=code)
+        if -code in PASSED_ON:  # before the job could take them for a wish to end
+            return Outcome(STOPPED, output=output, exit=128 - code)
+        if code == USER_ERROR and (report_text := error_file.read_text(encoding="utf-8").strip()):
+            report = json.loads(report_text)
+            return Outcome(USER_ERROR, as_error(report["kind"], report["message"]), True, output, code)
+    if code == -signal.SIGKILL:
+        text = (
+            "The process was killed (signal 9): from outside, or by the kernel because memory ran out. Against that, lower "
+            "optimisation.micro_batch_size, generation.max_completion_tokens or the model's size."
+        )
+    elif code < 0:
+        text = f"The process was ended by signal {-code} ({signal.Signals(-code).name})."
+    else:
+        text = f"The process crashed with exit code {code}; what it printed says why."
+    return Outcome(CRASHED, RunError(text), False, output, code if code >= 0 else 128 - code)
 
 
 def call_for_result(module: str, request: dict[str, Any], stopped: str, *, quiet: bool = False) -> dict[str, Any]:
@@ -266,26 +282,6 @@ def _forwarding(terminal: bool) -> Iterator[list[subprocess.Popen[str]]]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-
-
-def _outcome(code: int, output: str, error_file: Path) -> Outcome:
-    if code in (DONE, STOPPED):
-        return Outcome(code, output=output, exit=code)
-    if -code in PASSED_ON:  # before the job could take them for a wish to end
-        return Outcome(STOPPED, output=output, exit=128 - code)
-    if code == USER_ERROR and error_file.is_file() and (report_text := error_file.read_text(encoding="utf-8").strip()):
-        report = json.loads(report_text)
-        return Outcome(USER_ERROR, as_error(report["kind"], report["message"]), True, output, code)
-    if code == -signal.SIGKILL:
-        text = (
-            "The process was killed (signal 9): from outside, or by the kernel because memory ran out. Against that, lower "
-            "optimisation.micro_batch_size, generation.max_completion_tokens or the model's size."
-        )
-    elif code < 0:
-        text = f"The process was ended by signal {-code} ({signal.Signals(-code).name})."
-    else:
-        text = f"The process crashed with exit code {code}; what it printed says why."
-    return Outcome(CRASHED, RunError(text), False, output, code if code >= 0 else 128 - code)
 
 
 # --- a process that answers requests until it is closed ---------------------------------------------------------------------
