@@ -15,7 +15,6 @@ from kit.errors import ModelError
 MODELS = Path(__file__).parent / "shipped"
 CHECKSUMS = "SHA256SUMS"
 """In each folder, as `sha256sum` writes and checks it: every file that is loaded."""
-CARD = "README.md"
 AGAIN = (
     "Install grpo-kit again (pip install --force-reinstall --no-deps, and what it was installed from; "
     "in a clone: git checkout -- kit/models/shipped)."

@@ -1,4 +1,4 @@
-"""kit.data.sentences: what is held out is never trained on, and every reference is the right answer."""
+"""kit.data.sources: what is held out is never trained on, and every reference is the right answer."""
 
 from __future__ import annotations
 
