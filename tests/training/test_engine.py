@@ -19,7 +19,8 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ObjectiveError
 from kit.generation import engine
 from kit.generation.engine import HF_INSTEAD, Installed, choose_engine, incompatibilities
-from kit.generation.vllm import EngineSettings, adapter_tensors, engine_failure, merged_weights
+from kit.generation.vllm import adapter_tensors, merged_weights
+from kit.models.failures import EngineSettings, engine_failure
 from kit.runner.prepare import build_objective, check_truncated
 from kit.trainer.trainer import HookedGRPOTrainer
 
