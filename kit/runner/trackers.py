@@ -6,16 +6,16 @@ A tracker that raises is dropped with a warning and an `alert` event, and the ru
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from transformers import TrainerCallback
 
 from kit.errors import RunError
+from kit.runs.files import read_result
 from kit.runs.metrics import is_number
 from kit.runs.secrets import redact
 from kit.runs.store import RunDir
@@ -49,13 +49,11 @@ class Trackers(TrainerCallback):  # type: ignore[misc]
 
         for name in dict.fromkeys(self.config.run.report_to):
             os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
-            try:
+            with self._dropping(name, 0):
                 (kind,) = get_reporting_integration_callbacks([name])
                 callback = self.callbacks[name] = kind()
                 if name == "tensorboard":
                     callback.logging_dir = callback.logging_dir or str(self.run.path / "tensorboard")
-            except (Exception, SystemExit) as error:
-                self._drop(name, error, 0)
         return self
 
     def __exit__(
@@ -75,38 +73,35 @@ class Trackers(TrainerCallback):  # type: ignore[misc]
             self._call("on_log", args, state, control, logs=dict(logs), **keywords)
 
     def _send_scores(self, args: Any, state: Any, control: Any) -> None:
-        """Sends the held-out scores that were filed since the last call, as `eval/NAME`."""
+        """Sends the held-out scores that were filed since the last call, as `eval/NAME`; MLflow takes no `@` in a name."""
         for path in sorted(self.run.eval.glob("*.json")) if self.callbacks else ():
             if path.stem not in self._sent:
                 self._sent.add(path.stem)
-                logs = estimates(json.loads(path.read_text(encoding="utf-8")))
+                logs = {
+                    f"eval_{name.replace('@', '_at_')}": float(estimate["value"])
+                    for name, estimate in read_result(path).items()
+                    if isinstance(estimate, dict) and is_number(estimate.get("value"))
+                }
                 self._call("on_log", args, state, control, logs=logs)
 
     def _call(self, event: str, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         for name, callback in list(self.callbacks.items()):
-            try:
+            with self._dropping(name, state.global_step):
                 getattr(callback, event)(args, state, control, **keywords)
-            except (Exception, SystemExit) as error:
-                self._drop(name, error, state.global_step)
 
-    def _drop(self, name: str, error: BaseException, step: int) -> None:
-        """Goes on without a tracker, with one warning; errors in writing the warning are ignored."""
-        self.callbacks.pop(name, None)
-        reason = f"{type(error).__name__}: {error}"[:500].rstrip(".")
-        message = redact(
-            f"The tracker {name} failed and is left out from here on: {reason}. The run goes on; its own "
-            "files have everything."
-        )
-        log.warning("the tracker %s failed", name, exc_info=error)
-        with contextlib.suppress(RunError, RuntimeError):
-            self.on_message(f"Warning: {message}")
-            self.run.append_event("alert", step=step, name=f"tracker {name}", message=message, severity="warning")
-
-
-def estimates(score: dict[str, Any]) -> dict[str, float]:
-    """Held-out scores by `eval_NAME`, which transformers' callbacks send as `eval/NAME`; MLflow takes no `@` in a name."""
-    return {
-        f"eval_{name.replace('@', '_at_')}": float(estimate["value"])
-        for name, estimate in score.items()
-        if isinstance(estimate, dict) and is_number(estimate.get("value"))
-    }
+    @contextlib.contextmanager
+    def _dropping(self, name: str, step: int) -> Iterator[None]:
+        """Goes on without a tracker that raises, with one warning; errors in writing the warning are ignored."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            self.callbacks.pop(name, None)
+            reason = f"{type(error).__name__}: {error}"[:500].rstrip(".")
+            message = redact(
+                f"The tracker {name} failed and is left out from here on: {reason}. The run goes on; its own "
+                "files have everything."
+            )
+            log.warning("the tracker %s failed", name, exc_info=error)
+            with contextlib.suppress(RunError, RuntimeError):
+                self.on_message(f"Warning: {message}")
+                self.run.append_event("alert", step=step, name=f"tracker {name}", message=message, severity="warning")
