@@ -52,6 +52,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         with gr.Column(scale=4, min_width=300, elem_classes="side"):
             state, command, yaml = _side(form)
     blocks.load(None, [], [form.tabs], js=STEP_FROM_ADDRESS)
+    blocks.load(None, [], [], js=OTHER_TAB)
     form.replaces(form.preset.input, _from_preset, [form.preset])
     form.replaces(over.click, lambda sent: (Draft().instead_of(sent.valid()), ""))
     form.replaces(form.back.click, _bring_back)
@@ -65,6 +66,15 @@ STEP_FROM_ADDRESS = """() => {
 }""".replace("STEPS", str(len(STEPS)))
 STEP_TO_ADDRESS = "() => window.stepIsRead && history.replaceState(null, '', '/new?step={}')"
 """JavaScript: a reload opens the step that was open. A tab is also selected when the page is built."""
+
+
+OTHER_TAB = """() => addEventListener('storage', event => {
+  if (event.key !== 'grpo-kit-draft' || document.querySelector('#other-tab')) return;
+  const words = 'New run is open in another tab, too: the last edit counts.';
+  document.querySelector('#verdict').insertAdjacentHTML(
+    'afterbegin', `<div class="k" id="other-tab"><div class="note warn">${words}</div></div>`);
+})"""
+"""JavaScript: two tabs of a browser share the draft, and the one that is edited last replaces the other's."""
 
 
 def _from_preset(sent: Sent, name: Any) -> tuple[Draft, str]:
