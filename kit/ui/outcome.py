@@ -132,7 +132,7 @@ def seconds_left(status: Mapping[str, Any], done: int, passed: float) -> tuple[f
     left = status.get("eta_seconds")
     left = float(left) if isinstance(left, (int, float)) else 0.0
     forecast = status.get("forecast")
-    if done or not isinstance(forecast, Mapping):
+    if done or not isinstance(forecast, Mapping) or "steps" not in forecast:
         return left, bool(done)
     return (left + forecast["steps"] if left else max(0.0, sum(forecast.values()) - passed)), True
 
