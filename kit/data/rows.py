@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,8 @@ def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
 
 SHOWN_IN_ERROR = 10
 SHOWN_IN_INFO = 20
+UNREADABLE = re.compile("[\0\ud800-\udfff]")
+"""Characters that tokenizers and Arrow do not take: NUL and lone surrogates."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +211,6 @@ def _make_row(values: dict[str, Any], mapping: Mapping, config: DataConfig) -> t
     """Row, prompt key, canonical content. Raises `ValueError` with the reason if the row cannot be used."""
     prompt, answer = read_prompt(values.get(mapping.prompt), mapping.prompt)
     reference = answer if mapping.reference is None else reference_text(values.get(mapping.reference))
-    if reference is not None:
-        check_text(reference, mapping.reference or mapping.prompt)
     row: dict[str, Any] = {
         "prompt": dress(prompt, chat=config.chat, system_prompt=config.system_prompt),
         "reference": reference,
@@ -226,7 +227,11 @@ def _make_row(values: dict[str, Any], mapping: Mapping, config: DataConfig) -> t
             raise ValueError(f"'{column}' has pictures, and data.chat: false sends plain text; set data.chat: true")
         image_key = digest(row[IMAGES])
         content += image_key
-    check_text(content, "the row")
+    texts = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
+    for column, text in ((mapping.prompt, texts), (mapping.reference, reference), ("the row", content)):
+        if match := UNREADABLE.search(text or ""):
+            kind = "NUL character" if match[0] == "\0" else "lone surrogate; it is not valid Unicode"
+            raise ValueError(f"'{column or mapping.prompt}' holds a {kind}")
     return row, prompt_key(prompt, ignore_system=bool(config.system_prompt)) + image_key, content
 
 
@@ -259,7 +264,6 @@ def read_prompt(value: Any, column: str) -> tuple[Prompt, str | None]:
     if kind_of(value, column) == TEXT:
         if not value.strip():
             raise ValueError(f"'{column}' is empty")
-        check_text(value, column)
         return value, None
     if not value:
         raise ValueError(f"'{column}' has no messages")
@@ -280,7 +284,6 @@ def read_prompt(value: Any, column: str) -> tuple[Prompt, str | None]:
             raise ValueError(f"{where} is a system message; only the first message may be one")
         if role == "user" and not content.strip():
             raise ValueError(f"{where} is empty")
-        check_text(content, column)
         messages.append({"role": role, "content": content})
     answer = messages.pop()["content"] if messages[-1]["role"] == "assistant" else None
     if not any(message["role"] == "user" for message in messages):
@@ -331,16 +334,6 @@ def reference_text(value: Any) -> str | None:
     if isinstance(value, (bool, list, dict)):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)
-
-
-def check_text(text: str, column: str) -> None:
-    """Raises `ValueError` for characters that tokenizers and Arrow do not take: NUL and lone surrogates."""
-    if "\0" in text:
-        raise ValueError(f"'{column}' holds a NUL character")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"'{column}' holds a lone surrogate; it is not valid Unicode") from None
 
 
 def _without_system(messages: list[Message]) -> list[Message]:

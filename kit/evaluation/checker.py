@@ -2,75 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kit.config import RunConfig
-from kit.errors import ConfigError
+from kit.errors import ConfigError, refuse
 from kit.registry import did_you_mean
 
 if TYPE_CHECKING:
-    from rewards import Preset, Sample
+    from rewards import Preset
 
 
 def build_checker(config: RunConfig, preset: Preset) -> Preset:
-    """The preset whose checker decides correctness in evaluation. Raises `ConfigError` for evaluation.checker."""
+    """The preset whose checker decides correctness in evaluation: evaluation.checker's, or the training `preset`.
+
+    Raises `ConfigError`, with what to set, for a checker that cannot be used and evaluation settings that cannot work together.
+    """
     import rewards
 
-    name = config.evaluation.checker
-    if name is None:
-        return preset
-    if name not in rewards.names():
-        raise ConfigError(
-            f"evaluation.checker: there is no preset '{name}'.{did_you_mean(name, rewards.names())} All of them: grpo-kit "
-            "reward list"
-        )
-    try:
-        checker = rewards.load(name, **(config.reward.params if name == config.reward.preset else {}))
-    except rewards.UnknownParameterError as error:
-        raise ConfigError(
-            f"evaluation.checker: preset '{name}' cannot be used without parameters ({error}). Choose another preset, or "
-            "train on it (reward.preset, reward.params) and leave evaluation.checker out."
-        ) from error
-    if checker.checker is None:
-        raise ConfigError(
-            f"evaluation.checker: preset '{name}' has no component that says whether a completion is right. Choose "
-            "another one (grpo-kit reward list)."
-        )
-    return checker
-
-
-def check_evaluation(config: RunConfig, checker: Preset) -> None:
-    """Raises `ConfigError`, with what to set, for evaluation settings that cannot work together."""
-    evaluation = config.evaluation
+    evaluation, name = config.evaluation, config.evaluation.checker
+    if name is not None:
+        advice = "(grpo-kit reward list)"
+        if name not in rewards.names():
+            near = did_you_mean(name, rewards.names())
+            raise ConfigError(f"evaluation.checker: there is no preset '{name}'.{near} Choose one {advice}.")
+        try:
+            preset = rewards.load(name, **(config.reward.params if name == config.reward.preset else {}))
+        except rewards.UnknownParameterError as error:
+            raise ConfigError(
+                f"evaluation.checker: preset '{name}' cannot be used without parameters ({error}). Choose another preset, or "
+                "train on it (reward.preset, reward.params) and leave evaluation.checker out."
+            ) from error
+        if preset.checker is None:
+            raise ConfigError(
+                f"evaluation.checker: preset '{name}' has no component that says whether a completion is right. Choose "
+                f"another one {advice}."
+            )
     acts = evaluation.alarm in ("stop", "rollback")
-    if (evaluation.patience is not None or acts) and not evaluation.every:
-        key = "patience" if evaluation.patience is not None else f"alarm: {evaluation.alarm}"
-        raise ConfigError(
-            f"evaluation.{key} acts on held-out scores during training, and evaluation.every is 0: there are none. Set "
-            f"evaluation.every, for example to {max(1, config.optimisation.steps // 10)}."
-        )
-    if evaluation.metric not in ("auto", "greedy_reward") and checker.checker is None:
-        raise ConfigError(
+    key = "patience" if evaluation.patience is not None else f"alarm: {evaluation.alarm}"
+    refuse(
+        ConfigError,
+        (
+            (evaluation.patience is not None or acts) and not evaluation.every,
+            f"evaluation.{key} acts on held-out scores during training, and evaluation.every is 0: there are none.",
+            f"Set evaluation.every, for example to {max(1, config.optimisation.steps // 10)}.",
+        ),
+        (
+            evaluation.metric not in ("auto", "greedy_reward") and preset.checker is None,
             f"evaluation.metric: {evaluation.metric} is a share of right answers, and nothing says what is right: the reward "
-            "has no checker. Set evaluation.checker to a preset that fits the data (grpo-kit reward list), or "
-            "evaluation.metric: greedy_reward."
-        )
-
-
-def check_checker(config: RunConfig, checker: Preset, samples: Sequence[Sample], columns: Sequence[str]) -> None:
-    """Tries evaluation.checker on a few completions. Raises `ConfigError` when it can judge none of them."""
-    from kit.evaluation.heldout import scoring_context
-
-    if config.evaluation.checker is None:
-        return
-    scores = checker.verdicts(samples, scoring_context(config.run.seed, config.optimisation.steps))
-    if scores and {score.status for score in scores} == {"error"}:
-        raise ConfigError(
-            f"evaluation.checker: '{checker.name}' cannot judge the rows of {config.data.source}: "
-            f"{scores[0].info.get('reason', 'no reason given')}. Choose a preset that fits the data (grpo-kit reward list). "
-            f"Columns: {', '.join(columns)}."
-        )
+            "has no checker.",
+            "Set evaluation.checker to a preset that fits the data (grpo-kit reward list), or evaluation.metric: greedy_reward.",
+        ),
+    )
+    return preset
 
 
 def check_metric(metric: str, config: RunConfig, where: str) -> None:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kit.config import GenerationConfig
-from kit.errors import ConfigError, DataError, EnvironmentUnsupported, ModelError
+from kit.errors import ConfigError, DataError, EnvironmentUnsupported, ModelError, refuse
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
@@ -97,22 +97,40 @@ def check_rows(interaction: ToolSetup, data: DataSplit) -> None:
 
 
 def load_tools(config: GenerationConfig) -> ToolSetup:
-    """The tools and environments of a configuration, checked. Raises `KitError`."""
+    """The tools and environments of a configuration, checked: one instance of each environment is made. Raises `KitError`."""
+    from transformers.utils import get_json_schema
+
     tools = tuple(_load(path, f"generation.tools.{number}") for number, path in enumerate(config.tools))
-    for path, tool in zip(config.tools, tools, strict=True):
-        check_tool(tool, path)
     named = config.environment
-    paths: dict[str | None, str] = {None: named} if isinstance(named, str) else {}
-    if isinstance(named, dict):
-        paths.update(named.items())
+    paths: dict[str | None, str] = {None: named} if isinstance(named, str) else {**(named or {})}
     environments = {name: _load(path, "generation.environment") for name, path in paths.items()} or None
-    for name, factory in (environments or {}).items():
-        check_environment(factory, paths[name], taken=[tool.__name__ for tool in tools])
+    described = list(zip(config.tools, tools, strict=True))
     names = [tool.__name__ for tool in tools]
-    if len(set(names)) < len(names):
-        raise ConfigError(
-            f"generation.tools: two tools have one name ({', '.join(names)}); the model calls them by it."
+    refuse(
+        ConfigError,
+        (
+            len(set(names)) < len(names),
+            f"generation.tools: two tools have one name ({', '.join(names)}); the model calls them by it.",
+            "Rename one.",
+        ),
+    )
+    for name, factory in (environments or {}).items():
+        path = paths[name]
+        methods = methods_of(_make(factory, path))
+        described += [(f"{path}.{method.__name__}", method) for method in methods]
+        taken = ", ".join(method.__name__ for method in methods if method.__name__ in names)
+        refuse(
+            ConfigError,
+            (bool(taken), f"generation.tools and {path} both have a tool called {taken}.", "Rename one."),
         )
+    for where, tool in described:
+        try:
+            get_json_schema(tool)
+        except Exception as error:  # a parser of docstrings and type hints raises what it likes
+            raise ConfigError(
+                f"The tool {where} cannot be described to the model: {str(error).strip().rstrip('.')}. A tool needs type hints, "
+                f"and a docstring that says what it does and what each argument is:{TOOL_EXAMPLE}"
+            ) from error
     return ToolSetup(tools, environments, config.max_tool_calling_iterations)
 
 
@@ -126,27 +144,14 @@ def _load(path: str, key: str) -> Callable[..., Any]:
         raise ConfigError(f"{key}: {error}") from error
 
 
-def check_tool(tool: Callable[..., Any], where: str) -> None:
-    """Refuses what no schema can be made of. Raises `ConfigError`."""
-    from transformers.utils import get_json_schema
-
-    try:
-        get_json_schema(tool)
-    except Exception as error:  # a parser of docstrings and type hints raises what it likes
-        raise ConfigError(
-            f"The tool {where} cannot be described to the model: {str(error).strip().rstrip('.')}. A tool needs type hints, and "
-            f"a docstring that says what it does and what each argument is:{TOOL_EXAMPLE}"
-        ) from error
-
-
 def methods_of(environment: Any) -> list[Callable[..., Any]]:
     """The public methods of an environment's class, which are tools, but for `reset` and `get_reward`."""
     members = inspect.getmembers(type(environment), predicate=inspect.isfunction)
     return [getattr(environment, name) for name, _ in members if name not in CONTROL and not name.startswith("_")]
 
 
-def check_environment(factory: Factory, where: str, taken: list[str]) -> None:
-    """Makes one, and refuses what TRL could not drive. Raises `ConfigError`."""
+def _make(factory: Factory, where: str) -> Any:
+    """One environment. Raises `ConfigError` for what TRL could not drive."""
     try:
         environment = factory()
     except Exception as error:
@@ -154,21 +159,22 @@ def check_environment(factory: Factory, where: str, taken: list[str]) -> None:
             f"generation.environment: {where}() failed: {type(error).__name__}: {error}. It is called without arguments, once "
             "for each completion of a batch, and returns an environment: usually it is the class itself."
         ) from error
-    if isinstance(environment, type) or not callable(getattr(type(environment), "reset", None)):
-        raise ConfigError(
-            f"generation.environment: what {where}() makes ({type(environment).__name__}) has no method reset(self, **row). It "
-            "is called before every completion with the columns of the row, and returns None or text to add to the prompt."
-        )
-    parameters = inspect.signature(environment.reset).parameters.values()
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        raise ConfigError(
-            f"generation.environment: reset() of {where} takes no **columns, and is called with every column of the row. "
-            "Write: def reset(self, **columns)."
-        )
-    for method in methods_of(environment):
-        check_tool(method, f"{where}.{method.__name__}")
-        if method.__name__ in taken:
-            raise ConfigError(f"generation.tools and {where} both have a tool called {method.__name__}. Rename one.")
+    has_reset = not isinstance(environment, type) and callable(getattr(type(environment), "reset", None))
+    parameters = inspect.signature(environment.reset).parameters.values() if has_reset else ()
+    refuse(
+        ConfigError,
+        (
+            not has_reset,
+            f"generation.environment: what {where}() makes ({type(environment).__name__}) has no method reset(self, **row).",
+            "It is called before every completion with the columns of the row, and returns None or text to add to the prompt.",
+        ),
+        (
+            not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters),
+            f"generation.environment: reset() of {where} takes no **columns, and is called with every column of the row.",
+            "Write: def reset(self, **columns).",
+        ),
+    )
+    return environment
 
 
 def check_turns(interaction: ToolSetup, tokenizer: Any, *, chat: bool, source: str) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kit.evaluation.checker import build_checker, check_evaluation
+from kit.evaluation.checker import build_checker
 from kit.runs.lock import held_gpu
 from kit.runs.store import RunDir
 
@@ -31,7 +31,6 @@ def evaluate_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
 
         preset = build_reward(source.config)
         checker = build_checker(source.config, preset)
-        check_evaluation(source.config, checker)
         heldout = source.heldout(HeldOut, source.heldout_rows(), preset, checker, BatchSizeBackoff())
         with reporter.bar(f"Held-out score, {name}") as advance:
             result = heldout.score(source.load(), advance, step=source.step)

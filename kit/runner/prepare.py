@@ -89,7 +89,7 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     """
     from kit.data import load_data
     from kit.data.images import IMAGES
-    from kit.evaluation.checker import build_checker, check_checker, check_evaluation
+    from kit.evaluation.checker import build_checker
     from kit.generation.prompts import fit_pictures, note_opened_thinking
     from kit.generation.tools import check_rows, check_turns, load_tools
     from kit.models.learning_rate import with_learning_rate
@@ -112,7 +112,6 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     interaction = load_tools(config.generation)
     preset = build_reward(config)
     checker = build_checker(config, preset)
-    check_evaluation(config, checker)
 
     # The data, and a trial of the reward on its first rows.
     data = load_data(config.data)
@@ -124,8 +123,7 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     check_rows(interaction, data)
     check_heldout(config, len(data.heldout))
     samples, names = trial_samples(config, data, interaction)
-    check_reward(config, preset, samples, names)
-    check_checker(config, checker, samples, names)
+    check_reward(config, preset, checker, samples, names)
 
     # The model's files. An architecture may have another backend than the machine's best; what follows asks `config` alone.
     files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
@@ -276,14 +274,20 @@ def check_heldout(config: RunConfig, heldout: int) -> None:
     refuse(ConfigError, (bool(scores) and not heldout, "There are no held-out rows to evaluate on.", remedy))
 
 
-def check_reward(config: RunConfig, preset: Preset, samples: Sequence[Sample], columns: Sequence[str]) -> None:
-    """Scores `trial_samples`. Raises `RewardError` when a component can score none of them."""
+def check_reward(
+    config: RunConfig, preset: Preset, checker: Preset, samples: Sequence[Sample], columns: Sequence[str]
+) -> None:
+    """Scores `trial_samples`.
+
+    Raises `RewardError` when a component can score none of them, `ConfigError` when evaluation.checker can judge none.
+    """
     from kit.evaluation.heldout import scoring_context
     from rewards.functions import FunctionComponent
 
     if not samples:
         return
-    verdict = preset.score(samples, scoring_context(config.run.seed, config.optimisation.steps))
+    ctx = scoring_context(config.run.seed, config.optimisation.steps)
+    verdict = preset.score(samples, ctx)
     for component, _ in preset.components:
         name = component.name
         if set(verdict.statuses[name]) != {"error"}:
@@ -298,6 +302,15 @@ def check_reward(config: RunConfig, preset: Preset, samples: Sequence[Sample], c
             f"The reward '{name}' of preset '{preset.name}' cannot score the rows of {config.data.source}: {reason}. Choose "
             "a reward.preset that fits the data (`grpo-kit reward list`), set data.reference_column, or set reward.preset: "
             f"null with reward.functions of your own. Columns: {', '.join(columns)}."
+        )
+    if config.evaluation.checker is None:
+        return
+    scores = checker.verdicts(samples, ctx)
+    if {score.status for score in scores} == {"error"}:
+        raise ConfigError(
+            f"evaluation.checker: '{checker.name}' cannot judge the rows of {config.data.source}: "
+            f"{scores[0].info.get('reason', 'no reason given')}. Choose a preset that fits the data (grpo-kit reward list). "
+            f"Columns: {', '.join(columns)}."
         )
 
 

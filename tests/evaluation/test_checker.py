@@ -9,8 +9,9 @@ import pytest
 import rewards
 from kit.config import EvaluationConfig, GenerationConfig, RunConfig, load_config
 from kit.errors import ConfigError
-from kit.evaluation.checker import build_checker, check_checker, check_evaluation
+from kit.evaluation.checker import build_checker
 from kit.evaluation.heldout import HeldOut, problem_id
+from kit.runner.prepare import check_reward
 
 
 def one(completions: Any) -> list[float]:
@@ -45,14 +46,15 @@ def test_the_training_presets_parameters_go_with_its_name_only() -> None:
 def test_what_cannot_be_done_is_refused_with_what_to_set(overrides: list[str], preset: str | None, words: str) -> None:
     checker = rewards.load(preset) if preset else UNCHECKED
     with pytest.raises(ConfigError, match=f"(?s){words}"):
-        check_evaluation(config(*overrides), checker)
+        build_checker(config(*overrides), checker)
 
 
 def test_a_judge_that_can_read_no_row_is_refused_before_the_run() -> None:
     samples = rewards.build_samples(["2 + 2 ="], ["#### 4"], question=["2 + 2"])
+    countdown = rewards.load("countdown")
     with pytest.raises(ConfigError, match=r"'countdown' cannot judge the rows.*Columns: question"):
-        check_checker(config("evaluation.checker=countdown"), rewards.load("countdown"), samples, ["question"])
-    check_checker(config(), rewards.load("countdown"), samples, ["question"])  # not asked for
+        check_reward(config("evaluation.checker=countdown"), UNCHECKED, countdown, samples, ["question"])
+    check_reward(config(), UNCHECKED, countdown, samples, ["question"])  # not asked for
 
 
 class Tokens:
