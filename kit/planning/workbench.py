@@ -118,21 +118,12 @@ def _columns(source: str, changed: int) -> dict[str, Any]:
 
 
 def rows(config: RunConfig, request: Request) -> dict[str, Any]:
-    """Counts, notes, columns, lengths in letters, and `count` training rows from `start` on."""
-    split = split_of(config)
+    """`count` training rows from `start` on."""
+    train = split_of(config).train
     start, count = max(0, int(request.get("start", 0))), min(50, int(request.get("count", 5)))
-    shown = range(min(start, len(split.train)), min(start + count, len(split.train)))
-    letters = sorted(len(plain(prompt)) for prompt in split.train["prompt"][:5000])
+    places = range(start, min(start + count, len(train)))
     return {
-        "info": {key: split.info.get(key) for key in ("source", "rows", "notes", "mapping", "columns", "bad_rows")},
-        "letters": {name: letters[int(share * (len(letters) - 1))] for name, share in QUANTILES.items()}
-        if letters
-        else {},
-        "start": shown.start,
-        "rows": [
-            {"place": place, **{name: _short(plain(value)) for name, value in split.train[place].items()}}
-            for place in shown
-        ],
+        "rows": [{"place": place, **{name: _short(value) for name, value in train[place].items()}} for place in places]
     }
 
 

@@ -97,7 +97,11 @@ def svg(
         return _empty(panel.title)
     legend, top = _legend([each.name for each in series])
     frame = _frame(series, (panel.low, panel.high), top)
-    body = [*legend, *_axes(frame, x_label, panel.label), *_marks(frame, marks)]
+    body = [*legend, *_axes(frame, x_label, panel.label)]
+    for x, text in marks:
+        if frame.x_ticks[0] <= x <= frame.x_ticks[-1]:
+            place = f'<line x1="{frame.x(x):.1f}" y1="{frame.top:.1f}" x2="{frame.x(x):.1f}" y2="{frame.bottom:.1f}" '
+            body.append(Markup('{}class="mark"><title>{}</title></line>').format(Markup(place), text))
     for place, each in enumerate(series):
         color = place if each.color is None else each.color
         body += _dots(frame, each, color) if each.dots else _curve(frame, each, color, smooth=panel.smooth)
@@ -106,7 +110,7 @@ def svg(
 
 def intervals(rows: Sequence[tuple[str, float, float, float]], title: str, *, reference: float | None = None) -> Markup:
     """Values with their intervals, one below the other on one axis, as SVG; `reference` is a vertical line (0, say)."""
-    finite = [row for row in rows if all(map(_is_finite, row[1:]))]
+    finite = [row for row in rows if all(map(math.isfinite, row[1:]))]
     if not finite:
         return _empty(title)
     ends = [bound for row in finite for bound in row[1:]] + ([] if reference is None else [reference])
@@ -161,9 +165,13 @@ def _axes(frame: Frame, x_label: str, y_label: str) -> list[Markup]:
     body = [_line(LEFT, frame.y(tick), WIDTH - RIGHT, frame.y(tick), "grid") for tick in frame.y_ticks]
     body += [_text(LEFT - 6, frame.y(tick) + 4, number(tick), "end") for tick in frame.y_ticks]
     free = -math.inf
-    for tick in _spread(frame.x_ticks):
+    first, last = frame.x_ticks[0], frame.x_ticks[-1]
+    clear = (last - first) / 10
+    for tick in frame.x_ticks:
+        if tick not in (first, last) and not (tick - first > clear and last - tick > 1.4 * clear):
+            continue
         text = number(tick, 6)
-        anchor = "start" if tick == frame.x_ticks[0] else "end" if tick == frame.x_ticks[-1] else "middle"
+        anchor = "start" if tick == first else "end" if tick == last else "middle"
         if frame.x(tick) - len(text) * LETTER / 2 > free or anchor == "start":
             body.append(_text(frame.x(tick), frame.bottom + 15, text, anchor))
             free = frame.x(tick) + len(text) * LETTER
@@ -171,16 +179,6 @@ def _axes(frame: Frame, x_label: str, y_label: str) -> list[Markup]:
     body.append(_text((LEFT + WIDTH - RIGHT) / 2, frame.bottom + 31, x_label, "middle"))
     body.append(_text(LEFT - 40, frame.top - 12, y_label))
     return body
-
-
-def _spread(across: list[float]) -> list[float]:
-    """The ends, and the ticks between that stand clear of them."""
-    clear = (across[-1] - across[0]) / 10
-    return [
-        tick
-        for tick in across
-        if tick in (across[0], across[-1]) or (tick - across[0] > clear and across[-1] - tick > 1.4 * clear)
-    ]
 
 
 def _legend(names: list[str]) -> tuple[list[Markup], float]:
@@ -234,16 +232,6 @@ def _dots(frame: Frame, curve: Series, color: int) -> list[Markup]:
     return body
 
 
-def _marks(frame: Frame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
-    low, high = frame.x_ticks[0], frame.x_ticks[-1]
-    body = []
-    for x, text in marks:
-        if low <= x <= high:
-            place = f'<line x1="{frame.x(x):.1f}" y1="{frame.top:.1f}" x2="{frame.x(x):.1f}" y2="{frame.bottom:.1f}" '
-            body.append(Markup('{}class="mark"><title>{}</title></line>').format(Markup(place), text))
-    return body
-
-
 def _empty(title: str) -> Markup:
     return _svg(title, "There is nothing to draw yet.", TOP + 30, [_text(LEFT, TOP + 16, "nothing to draw yet")])
 
@@ -289,10 +277,6 @@ def _short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers (1, 2, 2.5 or 5 times a power of ten apart) that cover `low` to `high`, both ends outside or on it."""
     if not high - low > 1e-12 * max(abs(low), abs(high), 1e-200):
@@ -313,14 +297,11 @@ def number(value: float | None, digits: int = 3) -> str:
         return "0"
     if abs(value) >= 10 ** max(6, digits) or abs(value) < 10**-3:
         mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-        return f"{_trim(mantissa)}e{int(exponent)}".replace("-", "−", 1 if value < 0 else 0)
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        return f"{mantissa}e{int(exponent)}".replace("-", "−", 1 if value < 0 else 0)
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    text = _trim(f"{value:,.{decimals}f}")
-    return text.replace("-", "−", 1)
-
-
-def _trim(text: str) -> str:
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    text = f"{value:,.{decimals}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", "−", 1)
 
 
 class Figure(Markup):

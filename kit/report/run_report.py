@@ -153,8 +153,8 @@ def figures(record: Record) -> list[tuple[str, str]]:
     evaluations = [score for _, score in placed(record.evaluations)]
     if (result := result_of(record.evaluations)) is not None:
         # After a rollback the result is not that of the highest step.
-        last = record.evaluations[result]
-        evaluations = [*(score for score in evaluations if score is not last), last]
+        final = record.evaluations[result]
+        evaluations = [*(score for score in evaluations if score is not final), final]
     for key, name in {"greedy_accuracy": "Held-out accuracy", "greedy_reward": "Held-out reward"}.items():
         values = [estimate["value"] for score in evaluations if isinstance(estimate := score.get(key), dict)
                   and is_number(estimate.get("value"))]  # fmt: skip

@@ -38,11 +38,9 @@ def asked(question: str, config: dict[str, Any], **more: Any) -> Any:
 
 def test_rows_are_shown_with_what_was_read(config: dict[str, Any]) -> None:
     found = asked("rows", config, start=2, count=3)
-    assert found["info"]["rows"]["train"] == 30
     assert [row["place"] for row in found["rows"]] == [2, 3, 4]
     assert found["rows"][0]["prompt"].startswith("What is")
     assert found["rows"][0]["reference"] == str(2 * int(found["rows"][0]["prompt"].split()[2]))
-    assert found["letters"]["shortest"] == len("What is 1 + 1?")
     assert asked("rows", config, start=1000)["rows"] == []
 
 
