@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kit.errors import ModelError
 from kit.evaluation.heldout import end_tokens
 from kit.export.request import Limits, limits_of
@@ -199,44 +201,36 @@ def compare(measured: Measured, export: Answers) -> dict[str, Any]:
     faithful one, 0 for the base model. None where training did too little to tell (`LEAST_EFFECT`).
     """
     source = measured.answers
-    same = [
-        a == b
-        for row, other in zip(source.greedy, export.choices, strict=True)
-        for a, b in zip(row, other, strict=True)
-    ]
-    gaps = [
-        abs(a - b)
-        for row, other in zip(source.logps, export.logps, strict=True)
-        for a, b in zip(row, other, strict=True)
-    ]
-    pairs = list(zip(source.greedy, export.greedy, strict=True))
+    tokens, choices = (_flat(rows) for rows in (source.greedy, export.choices))
+    trained, shown = (_flat(rows) for rows in (source.logps, export.logps))
+    gaps, pairs = np.abs(trained - shown), list(zip(source.greedy, export.greedy, strict=True))
     # One is the beginning of the other: the same words, ended at another place.
     wrong_ends = sum(
         len(row) != len(other) and all(a == b for a, b in zip(row, other, strict=False)) for row, other in pairs
     )
     result: dict[str, Any] = {
         "prompts": len(pairs),
-        "tokens": len(same),
-        "token_agreement": sum(same) / max(1, len(same)),
-        "prompt_agreement": sum(row == other for row, other in pairs) / max(1, len(pairs)),
+        "tokens": len(tokens),
+        "token_agreement": float(np.mean(tokens == choices)),
+        "prompt_agreement": float(np.mean([row == other for row, other in pairs])),
         "wrong_ends": wrong_ends,
-        "logp_difference_mean": math.fsum(gaps) / max(1, len(gaps)),
-        "logp_difference_max": max(gaps, default=0.0),
-        "finite": all(map(math.isfinite, gaps)),
+        "logp_difference_mean": float(gaps.mean()),
+        "logp_difference_max": float(gaps.max()),
+        "finite": bool(np.isfinite(gaps).all()),
         "training_effect": None,
         "effect_kept": None,
     }
     if measured.base_logps is not None:
-        before = [value for row in measured.base_logps for value in row]
-        trained = [value for row in source.logps for value in row]
-        shown = [value for row in export.logps for value in row]
-        size = math.fsum((s - b) ** 2 for s, b in zip(trained, before, strict=True))
-        result["training_effect"] = effect = math.sqrt(size / max(1, len(before)))
+        before = _flat(measured.base_logps)
+        size = float(np.sum((trained - before) ** 2))
+        result["training_effect"] = effect = math.sqrt(size / len(before))
         if effect >= LEAST_EFFECT:
-            result["effect_kept"] = (
-                math.fsum((e - b) * (s - b) for e, s, b in zip(shown, trained, before, strict=True)) / size
-            )
+            result["effect_kept"] = float(np.sum((shown - before) * (trained - before))) / size
     return result
+
+
+def _flat(rows: Sequence[Sequence[float]]) -> np.ndarray[Any, Any]:
+    return np.array([value for row in rows for value in row], float)
 
 
 def judge(comparison: dict[str, Any], limits: Limits) -> list[str]:
