@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import yaml
-from study_runs import draw, evaluation, make_run
+from study_runs import draw, make_run
 from typer.testing import CliRunner
 
 from kit import launch as launching
@@ -297,20 +297,6 @@ def test_rewards_may_be_searched_where_a_checker_says_what_is_right() -> None:
     sweep(space=space, overrides=["evaluation.checker=gsm8k"])
     with pytest.raises(ConfigError, match="greedy_reward"):
         sweep(space=space, overrides=["evaluation.checker=gsm8k"], metric="greedy_reward")
-
-
-def test_a_trial_that_was_rolled_back_counts_by_the_weights_it_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def roll_back(config: RunConfig, *, quiet: bool = False) -> Outcome:
-        run = RunStore(tmp_path).create(str(config.run.id))
-        run.write_json("eval/before.json", evaluation([[0, 0]] * 5, step=0))
-        for name, step, right in (("step-00010", 10, 4), ("step-00020", 20, 1), ("after", 10, 4)):
-            run.write_json(f"eval/{name}.json", evaluation([[4, 1]] * right + [[0, 0]] * (5 - right), step=step))
-        return Outcome(DONE)
-
-    monkeypatch.setattr(launching, "launch", roll_back)
-    assert carry_out(sweep(trials=1), tmp_path, silent)["best"].items() >= {"step": 10, "value": 0.8}.items()
 
 
 def test_the_verb_shows_the_table_best_first(tmp_path: Path, launched: list[RunConfig]) -> None:

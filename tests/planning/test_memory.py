@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from kit.models.memory import (
     fixed_terms,
     layer_bytes,
     plan_memory,
-    rollout_terms,
     update_terms,
     workload,
 )
@@ -116,64 +114,6 @@ def test_a_gpu_needs_16_bytes_a_weight_when_all_train(shape: ModelShape, tree: A
     assert certain_bytes(shape, work) == 16 * shape.parameters
 
 
-def test_generating_with_all_weights_keeps_autocasts_copies_of_them(shape: ModelShape) -> None:
-    """Counted: copies of weights that autocast makes for two tokens, each weight's once, are what the plan adds."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=512, hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=6,
-        num_key_value_heads=2, head_dim=32,
-    )  # fmt: skip
-    model: Any = Qwen3ForCausalLM(config)
-    weights = {weight.data_ptr() for name, weight in model.named_parameters() if "proj" in name}
-    copies: list[int] = []
-
-    class Copies(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if "_to_copy" in str(func) and args[0].data_ptr() in weights:
-                copies.append(result.nbytes)
-            return result
-
-    with Copies(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        model.generate(torch.ones(1, 3, dtype=torch.long), max_new_tokens=2, min_new_tokens=2)
-    work = replace(WORK, rank=None, compute_bytes=2)
-    assert rollout_terms(shape, work, 8)["half-precision weights"] == sum(copies)
-    assert "half-precision weights" not in rollout_terms(shape, WORK, 8)
-
-
-def test_a_divergence_holds_eight_buffers_of_logits(shape: ModelShape) -> None:
-    """Counted: bytes of the tensors that exist at once, of one slice with 1,024 entries of the vocabulary."""
-    import torch
-    from torch.multiprocessing.reductions import StorageWeakRef
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from kit.scoring.divergence import divergence
-    from kit.scoring.head import Projection
-
-    live: dict[int, Any] = {}
-    peaks: list[int] = []
-
-    class Bytes(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor) and result.dim() == 2 and result.shape[1] == 1024:
-                storage = result.untyped_storage()
-                live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-                peaks.append(sum(size for held, size in live.values() if not held.expired()))
-            return result
-
-    policy, other = (Projection(torch.randn(64, 8, requires_grad=True), torch.randn(1024, 8), None) for _ in range(2))
-    with Bytes():
-        divergence(policy, other).sum().backward()
-    work = replace(WORK, divergence=True, micro_batch=4, completion=16)
-    planned = update_terms(replace(shape, vocab=1024), work)["divergence"]
-    assert planned == pytest.approx(max(peaks), rel=0.3)
-    assert "divergence" not in update_terms(shape, WORK)
-
-
 def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> None:
     share = 1e9
     work = replace(WORK, device="cuda", vllm_bytes=share)
@@ -198,22 +138,6 @@ def test_a_configuration_becomes_a_workload(tree: Any) -> None:
     assert work.evaluation == 8  # 4 prompts x 2, below the batch of 128
     assert not work.checkpointing
     assert workload(config, "cuda", kl, 77).checkpointing
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> Any:
-    """benchmarks/memory_plan.py as a module."""
-    spec = importlib.util.spec_from_file_location("memory_plan", ROOT / "benchmarks/memory_plan.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_formula_still_gives_what_the_benchmark_recorded(benchmark: Any) -> None:
-    for row in json.loads(benchmark.FILE.read_text())["configurations"]:
-        assert benchmark.predict(row["name"])[1].peak / 2**20 == pytest.approx(row["planned_mib"], abs=1), row["name"]
 
 
 def test_a_colocated_engine_takes_its_share_of_the_card_and_a_server_none(tree: Any) -> None:

@@ -82,17 +82,6 @@ def test_what_is_certain_not_to_fit_is_refused_before_loading(
     assert ("keep model.lora" in str(failure.value)) is ("null" in override)
 
 
-def test_the_reference_copy_of_full_training_is_counted(
-    tree: Any, shape: ModelShape, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = load_config(tree, ["model.lora=null"])
-    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 16 * shape.parameters)
-    check_memory(config, shape, "cpu", GRPO)
-    with pytest.raises(ModelError, match="a reference copy included"):
-        check_memory(config, shape, "cpu", KL)  # 4 bytes a weight more
-    check_memory(load_config(tree), shape, "cpu", KL)  # with LoRA the reference is the model itself
-
-
 def test_validate_says_what_is_planned_and_what_is_free(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from kit.runner.prepare import validate
 

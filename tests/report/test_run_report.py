@@ -219,24 +219,6 @@ def _attribute(document: str, tag: str, name: str) -> list[str]:
     return [attributes[name] or "" for found, attributes in Elements(document).found if found == tag]
 
 
-def test_the_verb_and_python_write_the_same_report(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from typer.testing import CliRunner
-
-    import kit
-    from kit.cli.app import app
-
-    run = make_run()
-    monkeypatch.setattr("time.time", lambda: 2_000_000_000.0)
-    by_verb = CliRunner().invoke(app, ["report", "one", "--root", str(run.path.parent), "-o", str(tmp_path / "r.html")])
-    assert by_verb.exit_code == 0, by_verb.output
-    assert str(tmp_path / "r.html") in by_verb.output
-    by_python = kit.Run("one", run.path.parent).report()
-    assert by_python.read_text() == (tmp_path / "r.html").read_text()
-    assert CliRunner().invoke(app, ["report", "two", "--root", str(run.path.parent)]).exit_code == 2
-
-
 def test_the_full_configuration_can_be_run_again(make_run: Make, tmp_path: Path) -> None:
     from kit.config import load_config
 
