@@ -136,12 +136,3 @@ def test_a_completion_of_several_turns_is_a_conversation(explorer: Explorer) -> 
             assert text.count('ok">trains<') == 2 * text.count("does not train") > 0
         else:
             assert "answer&gt;" in text
-
-
-@pytest.mark.parametrize("env", [None, "{ half", '{"trainer_arguments": {"reward_weights": [1.0]}}'])
-def test_rewards_without_known_weights_are_said_to_be_so(explorer: Explorer, env: str | None) -> None:
-    run = explorer.site.run("one")
-    modes: list[dict[str, Any]] = [{}, {"search": "="}]
-    assert not any("each counts 1" in look(explorer, **asked) for asked in modes)
-    run.env.unlink() if env is None else run.env.write_text(env)
-    assert all("each counts 1" in look(explorer, **asked) for asked in modes)

@@ -76,11 +76,6 @@ def test_what_is_no_value_is_said_and_stays_in_its_box(form: Form, value: str) -
     assert Draft.read(draft).changes == {"run.seed": 4, "optimisation.steps": value or None}
 
 
-def test_what_a_click_said_stays_until_something_is_changed(form: Form) -> None:
-    assert written(sent(form))[0] == gr.skip()
-    assert written(sent(form, seed="4"))[0] == ""
-
-
 def test_a_section_that_is_switched_off_takes_its_keys_with_it(form: Form) -> None:
     off = sent(form, lora=False, rank="8")
     assert off.draft().changes == {"model.lora": None}

@@ -35,20 +35,3 @@ def test_what_parts_can_earn_and_the_limit_of_shaping() -> None:
     assert "Shaping could outweigh" in weights(
         preset="gsm8k-reasoning", functions=[{"path": "preset:gsm8k-hash", "weight": 2.0}]
     )
-
-
-def test_what_a_part_adds_has_two_ends() -> None:
-    """A punishment never adds, and a checker in [-1, 1] takes as well as it gives."""
-    parts = [
-        {"name": "accuracy", "weight": 1.0, "low": -1.0, "high": 1.0},
-        {"name": "overlong", "weight": 1.0, "low": -1.0, "high": 0.0},
-        {"name": "repeats", "weight": -0.5, "low": 0.0, "high": 1.0},
-    ]
-    text = reward.earnings({"checker": "accuracy", "parts": parts})
-    for adds in ("-1.00 to 1.00", "-1.00 to 0.00", "-0.50 to 0.00"):
-        assert f">{adds}<" in text
-    assert "The other parts can add 1.50, being right (accuracy) 2.00: a wrong answer cannot win." in text
-    parts[1]["weight"] = 2.0
-    assert "can add 2.50, being right (accuracy) 2.00: a wrong answer can win." in reward.earnings(
-        {"checker": "accuracy", "parts": parts}
-    )
