@@ -79,7 +79,9 @@ def parsed(text: str, complex_numbers: bool = False) -> Any:
 
     if not _is_nested_well(text):
         raise Unreadable
-    text = _with_backslashes(text)
+    text = _PI.sub(r"\\pi ", _FUNCTIONS.sub(r"\\\1\2 ", text)).replace("\\bmod", "\\mod")
+    text = _GAMMA.sub(r"\\mathrm{\1ammaletter}", text)
+    text = _PRIMES.sub(lambda match: f"{match[1]}_{{{'p' * len(match[2])}rime}}", text)  # part of the name
     if _DROPPED.search(text if "\\begin" not in text else text.replace("&", " ")):
         raise Opaque
     try:
@@ -106,14 +108,6 @@ def is_complex(text: str) -> bool:
     from math_verify.grader import should_treat_as_complex
 
     return bool(_COMPLEX.search(text)) or bool(should_treat_as_complex(text))
-
-
-def _with_backslashes(text: str) -> str:
-    """Function names with their backslash, primes as part of the name."""
-    text = _FUNCTIONS.sub(r"\\\1\2 ", text)
-    text = _PI.sub(r"\\pi ", text).replace("\\bmod", "\\mod")
-    text = _GAMMA.sub(r"\\mathrm{\1ammaletter}", text)
-    return _PRIMES.sub(lambda match: f"{match[1]}_{{{'p' * len(match[2])}rime}}", text)
 
 
 @lru_cache(maxsize=1)
@@ -224,18 +218,11 @@ def same_expression(expected: str, answer: str, final: bool = False) -> bool:
     Raises:
         Unevaluated: they are, but with `final` the answer would have to be worked out further.
     """
-    complex_numbers = is_complex(expected) or is_complex(answer)
-    left, right = parsed(expected, complex_numbers), parsed(answer, complex_numbers)
-    same = _same(left, right)
-    if same and final and not worked_out(left, right):
-        raise Unevaluated
-    return same
-
-
-def _same(left: Any, right: Any) -> bool:
     import sympy
     from math_verify import verify
 
+    complex_numbers = is_complex(expected) or is_complex(answer)
+    left, right = parsed(expected, complex_numbers), parsed(answer, complex_numbers)
     if isinstance(right, sympy.Eq) and not isinstance(left, sympy.Eq):
         return False  # math-verify would take the last side alone
     slow = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
@@ -244,10 +231,14 @@ def _same(left: Any, right: Any) -> bool:
     if computable and not _confirmed(left, right):
         return False
     if verify(left, right, timeout_seconds=None, allow_set_relation_comp=True):
-        return computable or _confirmed(left, right)
-    if not computable or left.has(sympy.Float) or right.has(sympy.Float):
-        return _is_one_equation(left, right)
-    return bool(left.free_symbols | right.free_symbols) and _same_where_real(left, right)
+        same = computable or _confirmed(left, right)
+    elif not computable or left.has(sympy.Float) or right.has(sympy.Float):
+        same = _is_one_equation(left, right)
+    else:
+        same = bool(left.free_symbols | right.free_symbols) and _same_where_real(left, right)
+    if same and final and not worked_out(left, right):
+        raise Unevaluated
+    return same
 
 
 def _same_where_real(left: Any, right: Any) -> bool:
