@@ -14,10 +14,10 @@ import importlib.util
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,8 +66,12 @@ def find_tools(quantization: str, folder: str | None = None) -> Tools:
     if named is not None and not Path(named).expanduser().is_dir():
         raise EnvironmentUnsupported(f"{named}: there is no such folder. {INSTALL}.")
     folders = [Path(named).expanduser()] if named else [Path(place).expanduser() for place in PLACES]
-    converter = _first(folders, ("",), CONVERTER) or (None if named else _on_path(CONVERTER))
-    quantizer = _first(folders, BINARIES, QUANTIZER) or _on_path(QUANTIZER)
+    path = [Path(place) for place in os.get_exec_path()]
+    converters = (place / CONVERTER for place in [*folders, *(() if named else path)])
+    quantizers = (place / QUANTIZER for place in [*(f / part for f in folders for part in BINARIES), *path])
+    converter, quantizer = (
+        next((file.resolve() for file in files if file.is_file()), None) for files in (converters, quantizers)
+    )
     if converter is None:
         where = f"in {named}" if named else "in the usual places or on the path"
         raise EnvironmentUnsupported(f"GGUF needs llama.cpp's {CONVERTER}, and there is none {where}. {INSTALL}.")
@@ -77,18 +81,6 @@ def find_tools(quantization: str, folder: str | None = None) -> Tools:
             f"path. {INSTALL}; or take --quantization q8_0, which the converter writes by itself."
         )
     return Tools(converter, quantizer)
-
-
-def _first(folders: list[Path], below: tuple[str, ...], name: str) -> Path | None:
-    candidates = (folder / part / name for folder in folders for part in below)
-    return next((path.resolve() for path in candidates if path.is_file()), None)
-
-
-def _on_path(name: str) -> Path | None:
-    path = shutil.which(name) or next(
-        (str(Path(folder, name)) for folder in os.get_exec_path() if Path(folder, name).is_file()), None
-    )
-    return Path(path).resolve() if path else None
 
 
 def check_reader() -> None:
@@ -243,9 +235,13 @@ def take_apart(tokenizer: Any) -> Pieces | None:
         spoken = _render(tokenizer, ["user"], True)
         talk = _render(tokenizer, ["user", "assistant", "user"], False)
         answered = _render(tokenizer, ["user", "assistant"], False)
-        system = _system(tokenizer)
     except Exception:  # a template raises what it likes for what it does not take
         return None
+    system = None
+    with suppress(Exception):  # Gemma's template, for one, raises for a system message
+        before, mark, rest = _render(tokenizer, ["system", "user"], False).partition(MARKS["system"])
+        between, asked, _ = rest.partition(MARKS["user"])
+        system = (before, between) if mark and asked else None
     user, answer = MARKS["user"], MARKS["assistant"]
     if not spoken.startswith(first) or first.count(user) != 1 or talk.count(user) != 2 or talk.count(answer) != 1:
         return None
@@ -260,17 +256,6 @@ def take_apart(tokenizer: Any) -> Pieces | None:
         around["system"] = (system[0].removeprefix(start), system[1].removesuffix(before_user))
     default = bool(start) and system is not None and not system[0].startswith(start)
     return Pieces(start, around, spoken[len(first) :], default)
-
-
-def _system(tokenizer: Any) -> tuple[str, str] | None:
-    """What stands before a system message, and between it and the user's; None where the template takes none."""
-    try:
-        text = _render(tokenizer, ["system", "user"], False)
-    except Exception:  # Gemma's, for one, raises
-        return None
-    before, mark, rest = text.partition(MARKS["system"])
-    between, user, _ = rest.partition(MARKS["user"])
-    return (before, between) if mark and user else None
 
 
 def _render(tokenizer: Any, roles: Sequence[str], opening: bool) -> str:
