@@ -100,8 +100,8 @@ def svg(
     body = [*legend, *_axes(frame, x_label, panel.label)]
     for x, text in marks:
         if frame.x_ticks[0] <= x <= frame.x_ticks[-1]:
-            place = f'<line x1="{frame.x(x):.1f}" y1="{frame.top:.1f}" x2="{frame.x(x):.1f}" y2="{frame.bottom:.1f}" '
-            body.append(Markup('{}class="mark"><title>{}</title></line>').format(Markup(place), text))
+            line = f'<line x1="{frame.x(x):.1f}" y1="{frame.top:.1f}" x2="{frame.x(x):.1f}" y2="{frame.bottom:.1f}" '
+            body.append(Markup('{}class="mark"><title>{}</title></line>').format(Markup(line), text))
     for place, each in enumerate(series):
         color = place if each.color is None else each.color
         body += _dots(frame, each, color) if each.dots else _curve(frame, each, color, smooth=panel.smooth)
