@@ -364,7 +364,7 @@ def nats_off(trainer: Any, batch: dict[str, Any]) -> float:
     from kit.trainer.micro_batch import MicroBatch
     from kit.trainer.sanity_checks import scoring_error
 
-    return scoring_error(trainer, trainer.model, MicroBatch(batch))
+    return scoring_error(trainer.services, trainer.model, MicroBatch(batch))
 
 
 def counted(bench: Bench, batches: list[dict[str, Any]]) -> dict[str, Any]:

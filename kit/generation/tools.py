@@ -102,7 +102,9 @@ def load_tools(config: GenerationConfig) -> ToolSetup:
 
     tools = tuple(_load(path, f"generation.tools.{number}") for number, path in enumerate(config.tools))
     named = config.environment
-    paths: dict[str | None, str] = {None: named} if isinstance(named, str) else {**(named or {})}
+    paths: dict[str | None, str] = (
+        {None: named} if isinstance(named, str) else {name: path for name, path in (named or {}).items()}
+    )
     environments = {name: _load(path, "generation.environment") for name, path in paths.items()} or None
     described = list(zip(config.tools, tools, strict=True))
     names = [tool.__name__ for tool in tools]
