@@ -60,60 +60,56 @@ def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) ->
 
     standby = parts.config.generation.vllm.standby
     with activate_backend(parts.files.backend, standby=standby):  # Unsloth comes before TRL
-        return _measured(parts, folder, say)
+        from transformers import TrainerCallback
+
+        from kit.generation.prompts import lengths_of
+        from kit.models.failures import backoff_message
+        from kit.runner.build import load, make_trainer
+
+        config, times, largest = parts.config, list[float](), dict[str, Any]()
+
+        class Clock(TrainerCallback):  # type: ignore[misc]
+            def on_train_begin(self, *_: Any, **__: Any) -> None:
+                largest.update(largest_update(trainer, longest, config.generation.max_completion_tokens))
+                times.append(time.perf_counter())
+
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                times.append(time.perf_counter())
+
+        ready = load(parts, folder, lambda event: say(backoff_message(event)))
+        args = ready.args
+        args.max_steps, args.save_strategy, args.report_to = STEPS, "no", []
+        args.generation_kwargs = full_length(args, config.generation.max_completion_tokens)
+        rows = worst_rows(parts)
+        longest = max(lengths_of(parts.files.tokenizer, rows, parts.interaction.all_tools()))
+        trainer = make_trainer(
+            config,
+            ready.model,
+            ready.rewards,
+            args,
+            rows,
+            parts.objective,
+            say,
+            parts.interaction,
+            memory=ready.backoff,
+            teacher=ready.teacher,
+            token_budget=ready.token_budget,
+            skip_flat_groups=False,  # with this data every group may be flat
+        )
+        trainer.callback_handler.callbacks.insert(0, Clock())  # the largest update comes before anything else
+        trainer.train()
+        seconds = [after - before for before, after in itertools.pairwise(times)]
+        return {
+            "peak_bytes": peak(parts.files.backend.device),
+            "seconds": seconds,
+            "steps": STEPS,
+            "worst_step": largest,
+        }
 
 
 def full_length(args: Any, tokens: int) -> dict[str, int]:
     """What makes the engine of `args` (a `GRPOConfig`) go on for `tokens`, in the engine's own word."""
     return {"min_tokens" if args.use_vllm else "min_new_tokens": tokens}
-
-
-def _measured(parts: Parts, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    from transformers import TrainerCallback
-
-    from kit.generation.prompts import lengths_of
-    from kit.models.failures import backoff_message
-    from kit.runner.build import load, make_trainer
-
-    config, times, largest = parts.config, list[float](), dict[str, Any]()
-
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            largest.update(largest_update(trainer, longest, config.generation.max_completion_tokens))
-            times.append(time.perf_counter())
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            times.append(time.perf_counter())
-
-    ready = load(parts, folder, lambda event: say(backoff_message(event)))
-    args = ready.args
-    args.max_steps, args.save_strategy, args.report_to = STEPS, "no", []
-    args.generation_kwargs = full_length(args, config.generation.max_completion_tokens)
-    rows = worst_rows(parts)
-    longest = max(lengths_of(parts.files.tokenizer, rows, parts.interaction.all_tools()))
-    trainer = make_trainer(
-        config,
-        ready.model,
-        ready.rewards,
-        args,
-        rows,
-        parts.objective,
-        say,
-        parts.interaction,
-        memory=ready.backoff,
-        teacher=ready.teacher,
-        token_budget=ready.token_budget,
-        skip_flat_groups=False,  # with this data every group may be flat
-    )
-    trainer.callback_handler.callbacks.insert(0, Clock())  # the largest update comes before anything else
-    trainer.train()
-    seconds = [after - before for before, after in itertools.pairwise(times)]
-    return {
-        "peak_bytes": peak(parts.files.backend.device),
-        "seconds": seconds,
-        "steps": STEPS,
-        "worst_step": largest,
-    }
 
 
 def largest_update(trainer: Any, prompt: int, completion: int) -> dict[str, Any]:

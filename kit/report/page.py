@@ -45,10 +45,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"shorten": shorten, "number": number, "anchor": _anchor}
+
+    def anchor(heading: str) -> str:
+        """A heading as the end of an address."""
+        return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
+
+    environment.filters |= {"shorten": shorten, "number": number, "anchor": anchor}
     return environment
-
-
-def _anchor(heading: str) -> str:
-    """A heading as the end of an address."""
-    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -58,11 +58,18 @@ def difference(key: str, before: Scores, after: Scores) -> Difference | None:
     if same and old is not None and new is not None and len(old) == len(new):
         pairs = [(a, b) for a, b in zip(old, new, strict=True) if a is not None and b is not None]
         if pairs:
-            return _paired(pairs, exact=key == "greedy_accuracy")
+            changes = [b - a for a, b in pairs]
+            better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+            chance = sign_test(better, worse) if key == "greedy_accuracy" else None
+            return Difference(*bootstrap_mean(changes), True, len(pairs), better, worse, chance)
     first, last = before.get(key), after.get(key)
     if not (_whole(first) and _whole(last)):
         return None
-    return _unpaired(first, last, int(after.get("problems") or 0))
+    # The interval follows from those of the two (Newcombe's method, 1998).
+    change = last["value"] - first["value"]
+    below = math.hypot(last["value"] - last["low"], first["high"] - first["value"])
+    above = math.hypot(last["high"] - last["value"], first["value"] - first["low"])
+    return Difference(change, change - below, change + above, False, int(after.get("problems") or 0))
 
 
 TITLES = {"better": "Better", "worse": "Worse", "not distinguishable": "No clear difference"}
@@ -90,22 +97,6 @@ def identities(scores: Scores) -> list[str] | None:
     """Content hashes of the problems; evaluations can be paired only if these are equal."""
     ids = (scores.get("per_problem") or {}).get("id")
     return list(ids) if ids else None
-
-
-def _paired(pairs: Sequence[tuple[float, float]], *, exact: bool) -> Difference:
-    changes = [b - a for a, b in pairs]
-    estimate = bootstrap_mean(changes)
-    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-    chance = sign_test(better, worse) if exact else None
-    return Difference(*estimate, True, len(pairs), better, worse, chance)
-
-
-def _unpaired(first: Mapping[str, float], last: Mapping[str, float], problems: int) -> Difference:
-    """The difference of two estimates with the interval that follows from theirs (Newcombe's method, 1998)."""
-    change = last["value"] - first["value"]
-    below = math.hypot(last["value"] - last["low"], first["high"] - first["value"])
-    above = math.hypot(last["high"] - last["value"], first["value"] - first["low"])
-    return Difference(change, change - below, change + above, False, problems)
 
 
 def sign_test(better: int, worse: int) -> float:

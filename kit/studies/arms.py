@@ -98,7 +98,11 @@ def make_plan(
             raise ConfigError(f"--change {change} changes nothing: the baseline has that value already.")
     for of_arm in arms.values():
         check_metric(metric or of_arm.evaluation.metric, of_arm, "--metric" if metric else "evaluation.metric")
-    plan = Plan(name or _name(config, arms), Path(baseline.run.root), arms, parse_seeds(seeds, baseline.run.seed))
+    if name is None:  # the same for the same comparison, however many seeds, so that a command given again goes on
+        content = json.dumps({arm: method(each.model_dump(mode="json")) for arm, each in arms.items()}, sort_keys=True)
+        stem = re.sub(r"[^a-z0-9]+", "-", Path(config).stem.lower()).strip("-")[:16].strip("-") or "compare"
+        name = f"{stem}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
+    plan = Plan(name, Path(baseline.run.root), arms, parse_seeds(seeds, baseline.run.seed))
     longest = max((plan.run_id(arm, seed) for arm in arms for seed in plan.seeds), key=len)
     if not RUN_ID.fullmatch(longest):
         raise ConfigError(
@@ -151,13 +155,6 @@ def parse_seeds(seeds: str | int, first: int) -> tuple[int, ...]:
     if len(numbers) < 2 or min(numbers) < 0 or len(set(numbers)) < len(numbers):
         raise ConfigError(f"--seeds {seeds}: expected a number of seeds such as 3, or different seeds such as 0,1,2.")
     return numbers
-
-
-def _name(config: str | Path, arms: dict[str, RunConfig]) -> str:
-    """The same for the same comparison, however many seeds, so that a command given again goes on."""
-    content = json.dumps({arm: method(tree.model_dump(mode="json")) for arm, tree in arms.items()}, sort_keys=True)
-    stem = re.sub(r"[^a-z0-9]+", "-", Path(config).stem.lower()).strip("-")[:16].strip("-") or "compare"
-    return f"{stem}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
 
 
 def carry_out(plan: Plan, tell: Tell = print, *, quiet: bool = False, **how: Any) -> dict[str, Any]:

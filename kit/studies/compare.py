@@ -153,19 +153,15 @@ def group(runs: Sequence[str | Sequence[str]] | Named, read: Callable[[str], Run
         raise ConfigError(f"{', '.join(doubled)} stands in the comparison twice; name each run once.")
     arms = [[read(name) for name in of_arm] for of_arm in ids]
     if all(isinstance(part, str) for part in parts):
-        arms = _by_configuration([run for of_arm in arms for run in of_arm])
+        by_configuration: dict[str, list[RunScores]] = {}
+        for (run,) in arms:
+            by_configuration.setdefault(json.dumps(method(run.config), sort_keys=True), []).append(run)
+        if len(by_configuration) > 1:  # else a comparison of A with A, each run an arm
+            arms = list(by_configuration.values())
     named = dict(zip(runs, arms, strict=True)) if isinstance(runs, Mapping) else _with_names(arms)
     if len(named) < 2 or not all(named.values()):
         raise ConfigError("A comparison needs two arms with a run each: grpo-kit compare RUN_A RUN_B.")
     return {name: sorted(runs_of, key=lambda run: (run.seed, run.id)) for name, runs_of in named.items()}
-
-
-def _by_configuration(runs: Sequence[RunScores]) -> list[list[RunScores]]:
-    """Runs of one configuration together; each apart when all have the same, as in a comparison of A with A."""
-    arms: dict[str, list[RunScores]] = {}
-    for run in runs:
-        arms.setdefault(json.dumps(method(run.config), sort_keys=True), []).append(run)
-    return list(arms.values()) if len(arms) > 1 else [[run] for run in runs]
 
 
 def _with_names(arms: Sequence[Sequence[RunScores]]) -> dict[str, list[RunScores]]:

@@ -246,7 +246,12 @@ def carry_out(
                 run.write_text("control/stop", "its sweep died\n")
             _try_again(study, trial)
             tell(f"{run.id} had died; its values are tried again")
-        while _incomplete(study, sweep):
+        while True:
+            trials, replaced = study.get_trials(deepcopy=False), _replaced(study)
+            # Failed trials count as made, except those that are tried again.
+            made = [each for each in trials if each.state.name != "WAITING" and each.number not in replaced]
+            if len(made) >= sweep.trials:
+                break
             trial = study.ask(ranges)
             values = _values_of(sweep, trial.params)
             run_id = _run_id(study, trial)
@@ -378,13 +383,6 @@ def _try_again(study: Any, trial: Any) -> None:
 def _replaced(study: Any) -> set[int]:
     """Numbers of the interrupted trials whose values were put in the queue again."""
     return {number for trial in study.get_trials(deepcopy=False) for number in trial.user_attrs.get("replaces", [])}
-
-
-def _incomplete(study: Any, sweep: SweepConfig) -> bool:
-    """Whether trials are still to be made. Failed ones count as made, except those that are tried again."""
-    trials, replaced = study.get_trials(deepcopy=False), _replaced(study)
-    made = [trial for trial in trials if trial.state.name != "WAITING" and trial.number not in replaced]
-    return len(made) < sweep.trials
 
 
 # --- one trial --------------------------------------------------------------------------------------------------------
