@@ -267,8 +267,9 @@ class Run:
         progress: bool = False,
         **options: Any,
     ) -> dict[str, Any]:
-        """Writes the trained model in another form, in a process of its own, holds it against the source, and says how close
-        it is. The result is filed as export/FORMAT.json, too.
+        """Writes the trained model in another form and verifies it against the source.
+
+        Runs in a process of its own. The result is also filed as export/FORMAT.json.
 
         Args:
             to: `adapter`, `merged_16bit`, `merged_4bit`, `gguf`, `ollama` or `hub`.

@@ -74,8 +74,11 @@ class Paid(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """Counts for one attack: rows on which it was tried and was paid, completions tried, on how many of them the
-    reward failed and took too long, and why first, and the longest time."""
+    """Counts for one attack.
+
+    Rows on which it was tried and was paid; completions tried, on how many of them the reward failed and took too long, and
+    the first reason; the longest time.
+    """
 
     attack: str
     rows: int
@@ -95,8 +98,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Audit:
-    """All results, the honest ones first, and the style in which answers were given; `seconds` is what the audit itself
-    allowed the reward for a completion, None where nothing was cut off."""
+    """All results, the honest ones first, and the style in which answers were given.
+
+    `seconds` is what the audit itself allowed the reward for a completion, None where nothing was cut off.
+    """
 
     preset: Preset
     style: str
@@ -106,8 +111,11 @@ class Audit:
 
     @property
     def problems(self) -> list[str]:
-        """Attacks that are paid on more rows than the limit allows, completions on which the reward hangs, and right answers
-        that are not paid at all."""
+        """What is wrong with the reward, a sentence each.
+
+        Attacks that are paid on more rows than the limit allows, completions on which the reward hangs, and right answers that
+        are not paid at all.
+        """
         problems = [
             f"{result.attack} is paid on {result.paid} of {result.rows} rows ({result.rate:.1%}; limit {self.limit:.1%})"
             for result in self.results
@@ -375,8 +383,11 @@ _ANSWERS: Mapping[str, Callable[[str, str, Sequence[str], random.Random], Sequen
 
 
 def _scored(preset: Preset, rows: Sequence[Row], seconds: float | None, cases: list[Case]) -> list[Case]:
-    """Return the cases with their scores; `seconds`: each of them in a child process, which is killed, and replaced for the rest,
-    when a completion takes longer."""
+    """Return the cases with their scores.
+
+    `seconds`: each case is scored in a child process, which is killed, and replaced for the rest, when a completion takes
+    longer.
+    """
     cases = [
         replace(case, completion=[{"role": "assistant", "content": case.completion}])
         if isinstance(rows[case.row].get("prompt"), list)

@@ -288,7 +288,7 @@ def _span_behind(text: str, begin: int) -> tuple[int, int]:
 
 
 def _agree(first: str, second: str) -> bool:
-    """Whether two answers are the same but for wrapping and for words behind: `**6**`, `$6$`, `6 apples.`"""
+    """Whether two answers are the same but for wrapping and for words behind, as `**6**`, `$6$` and `6 apples.`."""
     short, long = sorted(
         (_WRAPPING.sub("", boxed_answer(answer).value or answer).strip("._") for answer in (first, second)), key=len
     )

@@ -1,5 +1,7 @@
-r"""Completions that earn reward without solving anything, wherever a reward is careless, and answers made from a question and its
-reference: near misses, other spellings, copies and constants. No completion and no near miss may score as correct.
+r"""Completions that earn reward without solving anything, wherever a reward is careless.
+
+And answers made from a question and its reference: near misses, other spellings, copies and constants. No completion and no
+near miss may score as correct.
 
 >>> hacks = {hack.name: hack.completion for hack in known_hacks("What is $6 \\cdot 12$?", "72", "70", style="boxed")}
 >>> hacks["hedged"], hacks["formula of the prompt"]
@@ -253,8 +255,10 @@ def echoes(prompt: str) -> list[str]:
 
 
 def same_answer(first: str, second: str) -> bool:
-    """Return whether two answers are the same by spelling, as numbers, or as several numbers in any order;
-    `x = 1` and `1 = 1` are 1, too."""
+    """Return whether two answers are the same by spelling, as numbers, or as several numbers in any order.
+
+    `x = 1` and `1 = 1` are 1, too.
+    """
     *before, last = first.split("=")
     known = bool(before) and all(_NAME_OR_NOTHING.fullmatch(side) or same_answer(side, last) for side in before)
     if known and same_answer(last, second):
@@ -311,8 +315,11 @@ def near_misses(reference: str) -> list[str]:
 
 
 def _other_parts(pieces: Pieces) -> list[Sequence[str]]:
-    """Return other entries: two exchanged if the order counts, one more or fewer, one more and one less, signs, one left out;
-    and, of columns, all of their sum or product in one entry."""
+    """Return other lists of entries, near misses of a list or of columns.
+
+    Two exchanged if the order counts, one more or fewer, one more and one less, signs, one left out; and, of columns, all of
+    their sum or product in one entry.
+    """
     parts = list(pieces.parts)
     values = [number(part) for part in parts]
     variants: list[Sequence[str]] = []

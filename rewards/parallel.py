@@ -32,8 +32,11 @@ def concurrently(function: Callable[[T], R], items: Sequence[T], workers: int | 
 def slow_last(
     attempt: Callable[[T, float], R | None], items: Sequence[T], workers: int | None, patient: bool
 ) -> list[R | None]:
-    """`attempt(item, share)` of every item, in order. A first pass gives each the share `FIRST_TRY` of its time, a second
-    one all of it to those for which the first gave None. `patient` leaves the first pass out."""
+    """Return `attempt(item, share)` of every item, in order.
+
+    A first pass gives each the share `FIRST_TRY` of its time, a second one all of it to those for which the first gave None.
+    `patient` leaves the first pass out.
+    """
     results: list[R | None] = [None] * len(items)
     for share in (1.0,) if patient else (FIRST_TRY, 1.0):
         waiting = [at for at, result in enumerate(results) if result is None]

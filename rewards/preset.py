@@ -186,8 +186,9 @@ class Preset:
 
 
 def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:
-    """Combine several presets: their components with their weights times the preset's, and their gates. The first preset with a
-    checker decides correctness; a component whose name is taken gets its preset's name in front.
+    """Combine several presets: their components, with their weights times the preset's, and their gates.
+
+    The first preset with a checker decides correctness; a component whose name is taken gets its preset's name in front.
 
     Raises:
         PresetError: see `Preset`, also where the parts of the others outweigh the checker.

@@ -77,8 +77,11 @@ def make_sample(
     logps: Sequence[float] | None = None,
     n_tokens: int | None = None,
 ) -> Sample:
-    """Build one sample; `n_tokens` is for trainers that know the length but not the ids. Arrays and numpy's numbers, as
-    Parquet files give them, become lists and plain ones."""
+    """Build one sample.
+
+    `n_tokens` is for trainers that know the length but not the ids. Arrays and numpy's numbers, as Parquet files give them,
+    become lists and plain ones.
+    """
     reference, columns = plain(reference), {name: plain(value) for name, value in columns.items()}
     return Sample(
         index=index,

@@ -39,8 +39,11 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Case:
-    """A completion and its scores. `kind` is good, bad, completion, hack, or an attack of `rewards.audit`; `name` the hack's, the
-    attack's answer, or the beginning of the completion; `seconds` the time that all components took."""
+    """A completion and its scores.
+
+    `kind` is good, bad, completion, hack, or an attack of `rewards.audit`; `name` the hack's, the attack's answer, or the
+    beginning of the completion; `seconds` the time that all components took.
+    """
 
     row: int
     kind: str

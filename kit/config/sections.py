@@ -305,8 +305,11 @@ class GenerationConfig(Section):
 
 
 class DynamicSamplingConfig(Section):
-    """Dynamic sampling (DAPO, arXiv 2503.14476): groups whose completions all have one reward teach nothing, and are made
-    again from fresh prompts. What is still flat in the end stays in the batch, as without it."""
+    """Dynamic sampling (DAPO, arXiv 2503.14476).
+
+    Groups whose completions all have one reward teach nothing and are generated again from fresh prompts. Groups that are still
+    flat in the last round stay in the batch.
+    """
 
     max_rounds: Annotated[int, Field(ge=2)] = 4
     """Rounds of generation a step may take, the first one included."""

@@ -241,8 +241,9 @@ def resolve(
     objective: Objective | None = None,
     machine: Machine | None = None,
 ) -> tuple[RunConfig, Engine]:
-    """The configuration with engine and backend written out, and the engine: hf where `auto` chose a vLLM that the backend
-    or the data refuses.
+    """The configuration with engine and backend written out, and the engine.
+
+    The engine is hf where `auto` chose a vLLM that the backend or the data refuses.
 
     Raises `KitError` as `resolve_backend` does, also where a hook of the objective needs vLLM.
     """

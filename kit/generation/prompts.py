@@ -49,8 +49,10 @@ def thinking_note(files: ModelFiles) -> str | None:
 
 
 def note_opened_thinking(preset: Preset, tokenizer: Any, prompts: Sequence[Any]) -> None:
-    """Tells a preset whether the chat template opens a `<think>` before the model writes, as those of some reasoning
-    models do: rewards see messages only, and would take what follows for an answer."""
+    """Tells a preset whether the chat template opens a `<think>` before the model writes.
+
+    Templates of some reasoning models do. Rewards see messages only, and would take what follows for an answer.
+    """
     if preset.thinking_opened is None and prompts and not isinstance(prompts[0], str):
         preset.thinking_opened = render(tokenizer, prompts[0]).rstrip().endswith("<think>")
 

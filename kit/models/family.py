@@ -156,8 +156,11 @@ class FamilyAdapter:
         return tuple(sorted(name for name in self.accepts if TOKEN_FIELD.fullmatch(name))) if self.multimodal else ()
 
     def rule(self, name: str) -> str:
-        """Returns how the trainer treats a model input: `extend` (an entry a token: zeros over completions), `slice` (belongs to
-        samples in a number that is found by counting), or `drop` (the model does not take it)."""
+        """Returns how the trainer treats a model input: `extend`, `slice` or `drop`.
+
+        `extend`: one entry a token, zeros over completions. `slice`: a number of entries a sample, which is counted. `drop`: the
+        model does not take it.
+        """
         if name not in self.accepts and not name.startswith("pixel_values"):  # pictures are never dropped in silence
             return "drop"
         return "extend" if TOKEN_FIELD.fullmatch(name) else "slice"
@@ -278,8 +281,10 @@ _META: dict[str, Any] = {}
 
 
 def meta_model(config: Any) -> Any:
-    """The architecture without memory for its weights, to be looked at only. Raises `ModelError` for what transformers
-    cannot build."""
+    """The architecture on the meta device, without memory for its weights.
+
+    Raises `ModelError` for what transformers cannot build.
+    """
     import torch
 
     auto, written = auto_class(config), f"{type(config).__name__} {config.to_json_string(use_diff=False)}"

@@ -1,5 +1,4 @@
-"""The libraries below, as a process of the kit wants them: loaded quickly, in tested versions, without noise, and a C
-library that gives freed memory back.
+"""Imports of the libraries below the kit: quick, in tested versions, without noise; and malloc's settings.
 
 transformers, PEFT, datasets and TRL import whatever optional package is installed beside them, used or not: in an
 environment with all of `UNUSED` and `OF_LARGE_MODELS` (Colab's has most) that is a quarter of the 11 s of CPU time before
@@ -57,8 +56,10 @@ def load_libraries(model: ModelConfig, *, training: bool = True, quantized: bool
 
 
 def remember_packages() -> None:
-    """Accelerate looks for peft, and reads its metadata from the disk, whenever a model is unwrapped: several times a step,
-    1 ms each. From here on it asks once."""
+    """Lets accelerate look for peft once.
+
+    Otherwise it reads peft's metadata from the disk whenever a model is unwrapped: several times a step, 1 ms each.
+    """
     from accelerate.utils import imports
 
     ask = getattr(imports, "_is_package_available", None)

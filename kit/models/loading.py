@@ -215,8 +215,9 @@ def place_of(device: str, *, quantized: bool) -> dict[str, Any] | None:
 
 
 def weights_dtype(config: ModelConfig, backend: Backend, *, trains: bool = True) -> torch.dtype:
-    """Precision of the loaded weights: float32 for weights that train, and where transformers computes in it, else as
-    configured. Raises `ModelError`.
+    """Precision of the loaded weights. Raises `ModelError`.
+
+    float32 for weights that train, and where transformers computes in float32; otherwise as configured.
 
     `trains`: a trainer scores with them, whose kernels know no bfloat16 on a GPU without it. To generate, that takes half the
     memory of float32 and overflows as little.

@@ -238,8 +238,10 @@ def gdpo() -> AdvantageFunction:
 
 
 def centred_in_group(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Values (N,) less the mean of those of their group that are not NaN, and 0 where they are NaN; how many these are
-    (groups,); index of each value's group (N,)."""
+    """Values less the mean of their group: (values (N,), NaNs per group (groups,), index of the group (N,)).
+
+    NaN values do not count in the mean and become 0.
+    """
     ids, index = torch.unique(group, return_inverse=True)
     known = ~torch.isnan(values)
     filled = values.masked_fill(~known, 0.0)

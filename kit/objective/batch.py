@@ -1,5 +1,6 @@
-"""What a hook is given: `TokenBatch` for terms of the loss, `RewardBatch` for advantages; and arithmetic on log-probability
-ratios that neither overflows nor loses its gradient.
+"""What a hook is given: `TokenBatch` for terms of the loss, `RewardBatch` for advantages.
+
+And arithmetic on log-probability ratios that neither overflows nor loses its gradient.
 
 Both batches are checked once, when they are built, so that a hook can be written as plain maths.
 """
@@ -325,8 +326,10 @@ class TokenBatch:
 
     @cached_property
     def shielded(self) -> TokenBatch:
-        """The same batch, for functions that nobody has proven: masked tokens get exactly no gradient, even where the
-        gradient of what is done with them is NaN."""
+        """The same batch for custom hooks: masked tokens get exactly no gradient.
+
+        This holds even where the gradient of what a hook does with them is NaN.
+        """
         names = [name for name, spec in TOKEN_FIELDS.items() if spec.gradient and spec.shape == "(B, T)"]
         values = {name: getattr(self, name) for name in ("logps", *names)}
         with torch.enable_grad():

@@ -48,8 +48,10 @@ class LossOutput(NamedTuple):
 
 
 class Objective:
-    """Advantage, clip, weights, regularizers and reduction; each a name, a dict `{"name": ..., **hyper-parameters}`,
-    an import path, a `Hook` (`clips.ppo_clip(eps_high=0.28)`) or a Python callable (see `kit.objective.registry`).
+    """A loss of hooks: advantage, clip, weights, regularizers and reduction.
+
+    Each is a name, a dict `{"name": ..., **hyper-parameters}`, an import path, a `Hook` (`clips.ppo_clip(eps_high=0.28)`) or a
+    Python callable (see `kit.objective.registry`).
 
     A relative `file.py:function` is looked for below `base`. Raises `ConfigError` on an unknown name or hyper-parameter
     and on a value out of range.
@@ -130,8 +132,11 @@ class Objective:
 
     @property
     def divergence(self) -> Divergence | None:
-        """What `TokenBatch.teacher_kl` is, or None where no hook needs it. `function.divergence` of the hook says it, else it is
-        KL(policy || teacher) over the whole vocabulary. Raises `ConfigError` where two hooks want different ones."""
+        """The divergence that `TokenBatch.teacher_kl` holds, or None where no hook needs it.
+
+        `function.divergence` of the hook says it; the default is KL(policy || teacher) over the whole vocabulary. Raises
+        `ConfigError` where two hooks want different ones.
+        """
         hooks = [hook for hook in (self.clip, *self.weights, *self.regularizers) if "teacher_kl" in hook.needs]
         by_divergence = {attribute(hook.at(0), "divergence", Divergence()): hook for hook in hooks}
         if len(by_divergence) > 1:
@@ -213,8 +218,10 @@ class Objective:
         return any(isinstance(hook.values["coef"], Controller) for hook in self.regularizers)
 
     def observe(self, observed: Mapping[str, Mean], completions: int) -> None:
-        """Tell the controllers of an optimiser step: `LossOutput.observed`, added up over its micro-batches and
-        processes, and how many completions these were."""
+        """Tell the controllers what an optimiser step measured.
+
+        `observed` is `LossOutput.observed`, added up over micro-batches and processes; `completions` is their number.
+        """
         hooks = dict(self.hooks)
         for part, mean in observed.items():
             if mean.count > 0:

@@ -1,5 +1,4 @@
-"""Measures the worst case with the real trainer: its largest update first, then two steps of the longest prompts and
-completions of full length.
+"""Measures the worst case with the real trainer: the largest update, then two steps of full length.
 
 `python -m kit.planning.probe REQUEST` does it in a process of its own; `probe` is the face.
 """
@@ -113,8 +112,9 @@ def full_length(args: Any, tokens: int) -> dict[str, int]:
 
 
 def largest_update(trainer: Any, prompt: int, completion: int) -> dict[str, Any]:
-    """One update of the worst case: the longest prompt (tokens) beside a completion of full length in every row. Its gradient
-    is dropped; what it took is returned: `rows`, `tokens`, `peak_bytes`, `seconds`.
+    """One update of the worst case: the longest prompt beside a completion of full length in every row.
+
+    Its gradient is dropped. Returns what it took: `rows`, `tokens`, `peak_bytes`, `seconds`.
 
     No rollout is so bad: the tokens are random, no two prompts are the same, and no completion is without an advantage. What
     it takes is what the largest pass of any step can take. The micro-batch has `per_device_train_batch_size` rows, and goes

@@ -92,8 +92,11 @@ class Signal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`verdict` is one of will learn, too easy, too hard, no signal, truncated, wrong format, reward fails, slow reward,
-    sample more, borderline."""
+    """The verdict of a signal check, its reason, and the change to make.
+
+    `verdict` is one of will learn, too easy, too hard, no signal, truncated, wrong format, reward fails, slow reward, sample
+    more, borderline.
+    """
 
     verdict: str
     because: str

@@ -131,8 +131,10 @@ QUANTILES = {"shortest": 0.0, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
 
 def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
-    """Prompt lengths in tokens of the model's tokenizer (quantiles), how many are over data.max_prompt_tokens, and the first
-    training rows as the model sees them: after its chat template, tools and system prompt in their places."""
+    """Prompt lengths in tokens (quantiles), how many exceed data.max_prompt_tokens, and sample prompts.
+
+    Samples are the first training rows as the model sees them: after its chat template, with tools and system prompt.
+    """
     from kit.generation.prompts import lengths_of, render
     from kit.generation.tools import load_tools
     from kit.planning.plan import tokenizer_of

@@ -76,7 +76,10 @@ TITLES = {"better": "Better", "worse": "Worse", "not distinguishable": "No clear
 
 
 def sentence(key: str, before: Scores, after: Scores, change: Difference) -> str:
-    """The result of a run: `Better: 0 % to 88 % of 100 held-out problems; 88 became right, 0 became wrong.`"""
+    """The result of a run in a sentence.
+
+    For example `Better: 0 % to 88 % of 100 held-out problems; 88 became right, 0 became wrong.`
+    """
     title = TITLES[change.verdict]
     first, last = (percent(key, side[key]["value"]) for side in (before, after))
     if key == "greedy_accuracy":

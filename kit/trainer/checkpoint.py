@@ -66,8 +66,11 @@ class CheckpointState:
         was_stopped: Callable[[], bool] = lambda: False,
         check_anew: bool = False,
     ) -> None:
-        """stateful: further parts, by name. flush: returns once what led to a checkpoint is on disk. services: None without
-        an objective. was_stopped: whether somebody ended the run. check_anew: the first steps are proved again."""
+        """Saves and restores what TRL's checkpoints leave out.
+
+        stateful: further parts, by name. flush: returns once what led to a checkpoint is on disk. services: None without an
+        objective. was_stopped: whether somebody ended the run. check_anew: the first steps are checked again.
+        """
         self.trainer, self.stateful, self.flush, self.memory = trainer, stateful, flush, memory
         self.objective = services.objective if services is not None else None
         self.critic = services.critic if services is not None else None

@@ -27,8 +27,10 @@ Turn = Callable[..., tuple[Any, Any]]
 
 
 class Generator:
-    """Makes the completions of one run. family: what is known of the model. policy: the bare model. backoff: completions at
-    once, after running out of memory; None: all. fast_decoding: generate on a CPU with `kit.generation.decoding`.
+    """Makes the completions of one run.
+
+    family: what is known of the model. policy: the bare model. backoff: completions at once, after running out of memory;
+    None: all. fast_decoding: generate on a CPU with `kit.generation.decoding`.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class MicroBatch:
 
     @property
     def completion_ids(self) -> Tensor:
-        """(B, T)"""
+        """(B, T) token ids of the completions, padded."""
         ids: Tensor = self.inputs["completion_ids"]
         return ids
 
@@ -78,7 +78,7 @@ class MicroBatch:
 
     @property
     def advantages(self) -> Tensor:
-        """(B, 1) or (B, T)"""
+        """(B, 1) or (B, T) advantages."""
         advantages: Tensor = self.inputs["advantages"]
         return advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
 

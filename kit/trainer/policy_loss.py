@@ -315,8 +315,11 @@ class PolicyLoss:
         return result.loss
 
     def _auxiliary_loss(self, batch: MicroBatch, scores: Scores, context: StepContext) -> Tensor | None:
-        """The loss of the value head, a mean over the tokens of the accumulation window whose gradient stays within it; and
-        the load balance of a mixture of experts, of a part by its share of rows."""
+        """The loss of the value head and the load balance of a mixture of experts.
+
+        The first is a mean over the tokens of the accumulation window whose gradient stays within the head; the second is
+        weighted by the part's share of rows.
+        """
         loss: Tensor | None = None
         if self.critic is not None:
             mask = batch.loss_mask

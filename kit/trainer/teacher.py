@@ -170,8 +170,11 @@ class Teacher:
         return self._policy if self.model is None else self.model
 
     def teach(self, batch: MicroBatch, state: RolloutState, group_size: int, *, hidden: bool) -> dict[str, Any]:
-        """Scores a rollout: `teacher_logps` (B, T), NaN without a teacher, and with `hidden` also
-        `teacher_hidden` (B, T, H), 0 without one, and `teacher_known` (B,) bool."""
+        """Scores a rollout by the teacher.
+
+        Returns `teacher_logps` (B, T), NaN without a teacher, and with `hidden` also `teacher_hidden` (B, T, H), 0 without one,
+        and `teacher_known` (B,) bool.
+        """
         prompts = self._prompts(state, group_size)
         read = [row for row, ids in enumerate(prompts) if ids is not None]
         ids, mask = batch.completion_ids, batch.completion_mask

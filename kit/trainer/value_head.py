@@ -1,5 +1,8 @@
-"""The value head of `gae`: a linear layer on the policy's own last hidden states, detached, so that it costs no forward
-pass and pulls on nothing but itself. It has an optimiser group of its own, and goes into checkpoints."""
+"""The value head of `gae`: a linear layer on the policy's own last hidden states.
+
+They are detached, so the head costs no forward pass and its loss changes nothing but the head. It has an optimiser group of
+its own, and is saved in checkpoints.
+"""
 
 from __future__ import annotations
 

@@ -66,8 +66,10 @@ class Loaded:
 
 
 def resolved(run: RunDir, checkpoint: str | None) -> tuple[str | None, str]:
-    """The checkpoint that is meant now, and a text that changes with its files: `best`, `last` and a result that was
-    written anew are other weights under the same name. Raises `RunError`."""
+    """The selected checkpoint, and a text that changes with its files. Raises `RunError`.
+
+    `best`, `last` and a result that was written anew are other weights under the same name.
+    """
     from kit.evaluation.results import checkpoint_now, weights_of
 
     named = checkpoint_now(run, checkpoint)
@@ -93,8 +95,10 @@ ENDS = {"stop": ("complete", "ok"), "length": ("cut at the limit", "fail"), "can
 
 
 def summary(answers: Mapping[str, Mapping[str, Any]], reference: Any, about: Mapping[str, Any]) -> str:
-    """What the reward says of both answers, how they ended, and which weights gave them. `about` is what the process says of
-    the model that it has loaded."""
+    """What the reward says of both answers, how they ended, and which weights gave them.
+
+    `about` is what the process says of the model that it has loaded.
+    """
     lines = [m.tag("div", m.tag("b", NAMES[side]) + _facts(answer), class_="row") for side, answer in answers.items()]
     model = f"{about.get('model')}, weights of step {about.get('step')}, on {about.get('device')}"
     note = m.note(str(about["note"]), "warn") if about.get("note") else Markup("")

@@ -35,8 +35,11 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Draft:
-    """`changes` by dotted key, a whole section's before those of its keys. `aside` is the draft that this one replaced, if
-    that had changes."""
+    """A draft of a configuration: a base and changes to it.
+
+    `changes` are by dotted key, a whole section's before those of its keys. `aside` is the draft that this one replaced, if
+    that had changes.
+    """
 
     preset: str = FIRST
     changes: dict[str, Any] = field(default_factory=dict)

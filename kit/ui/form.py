@@ -176,8 +176,10 @@ class Form:
         gathered.then(call, [*inputs, self.together], list(outputs), **how)
 
     def filled(self, draft: Draft | None, boxes: Sequence[Any]) -> list[Any]:
-        """[base, preset, what was put aside, the button that brings it back, *boxes] for a draft. Boxes that hold already what
-        they should are left alone, as somebody may be typing in one."""
+        """[base, preset, what was put aside, the button that brings it back, *boxes] for a draft.
+
+        Boxes that hold the right value already are left alone, as somebody may be typing in one.
+        """
         if draft is None:
             return [gr.skip()] * (4 + len(self.boxes))
         # The base always changes, so that what follows from the boxes is made anew.
@@ -187,9 +189,11 @@ class Form:
                 *(gr.skip() if old == new else new for old, new in zip(boxes, values, strict=True))]  # fmt: skip
 
     def wire(self, follow: Callable[..., Any], outputs: Sequence[Any]) -> None:
-        """Registers the events that steps have asked for, and `follow(sent)`, which is called when a box is left, a list or
-        switch is used, or all is replaced: one call after the other, the last one with what stands there last. It gives the
-        `outputs` and the draft's text, None for none."""
+        """Registers the events that steps have asked for, and `follow(sent)`.
+
+        `follow` is called when a box is left, a list or switch is used, or all is replaced: one call after the other, the last
+        one with the latest values. It gives the `outputs` and the draft's text, None for none.
+        """
         triggers = [self.base.change]
         for box in self.boxes:
             # A text's own `input` knows of keys that were pressed, and nothing of pasting.

@@ -1,5 +1,7 @@
-"""What a configuration that comes from a browser may say. Gradio's API posts whatever one likes; the page's own lists
-and boxes hold nobody back, so everything is looked at here, before it is planned, tried or started.
+"""Checks of a configuration that comes from a browser.
+
+Gradio's API posts whatever one likes; the page's own lists and boxes hold nobody back, so everything is checked here, before
+it is planned, tried or started.
 
 No code: hooks and rewards by registered names, or functions of the files that the server was started with (--hooks).
 No files but those below the folder that the server was started in, and those given with --folder.
@@ -94,8 +96,10 @@ def _is_path(text: str) -> bool:
 
 
 def _is_here(text: str) -> bool:
-    """Whether an address or host is this machine's to every reader: what a user name or a backslash hides is read in
-    several ways."""
+    """Whether an address or host is this machine's to every reader.
+
+    What a user name or a backslash hides is read in several ways.
+    """
     if re.search(r"[@\\\s\x00-\x1f]", text):
         return False
     try:

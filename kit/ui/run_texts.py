@@ -128,8 +128,10 @@ def _next(run: RunDir, link: bool) -> Markup:
 
 
 def alerts(events: Sequence[Event], columns: Mapping[str, Numbers]) -> tuple[Markup, int]:
-    """(the latest alert of each kind that still holds, the gravest first, and those that have lapsed in one line; how many
-    hold)."""
+    """(alerts as text, how many hold): the latest of each kind that still holds, the gravest first.
+
+    Those that have lapsed follow in one line.
+    """
     raised = [event for event in events if event.get("kind") == "alert"]
     if not raised:
         return Markup(""), 0

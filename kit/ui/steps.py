@@ -69,8 +69,11 @@ SENT = "(file, ...rest) => [file ? {place: file.path, name: file.orig_name} : nu
 
 
 def drop_area(**shown: Any) -> gr.File:
-    """A place to drop a file. The server gets `{place, name}` by `SENT`, checked by `uploads.take`, and never Gradio's own file
-    value, for which Gradio copies or downloads whatever a forged request names."""
+    """A place to drop a file.
+
+    The server gets `{place, name}` by `SENT`, checked by `uploads.take`, and never Gradio's own file value, for which Gradio
+    copies or downloads whatever a forged request names.
+    """
     area = gr.File(**shown)
     area.data_model = None  # not in a class of its own: Gradio would write a stub of it beside this file
     area.api_info = lambda: {"type": "object"}

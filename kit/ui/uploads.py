@@ -62,8 +62,11 @@ def kept(root: Path) -> list[str]:
 
 
 def take(root: Path, sent: Any) -> str:
-    """The file that has arrived, moved to its place, as `data.source` names it. Raises `ConfigError` for what did not arrive
-    there, or is of a kind that is not read. The same content under the same name is one file."""
+    """Moves the file that has arrived to its place, and returns it as `data.source` names it.
+
+    Raises `ConfigError` for what did not arrive there, or is of a kind that is not read. The same content under the same name
+    is one file.
+    """
     clear(root)
     place, name = (sent.get("place"), sent.get("name")) if isinstance(sent, dict) else (None, None)
     if not isinstance(place, str) or not isinstance(name, str) or "\0" in place:

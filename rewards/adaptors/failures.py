@@ -1,5 +1,7 @@
-"""Report failures of rewards to users of trainers that accept only numbers: each component and reason is logged once, and
-a reward that can score nothing from the first batch on is an error."""
+"""Report failures of rewards to users of trainers that accept only numbers.
+
+Each component and reason is logged once, and a reward that can score nothing from the first batch on is an error.
+"""
 
 import logging
 import threading

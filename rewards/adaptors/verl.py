@@ -25,8 +25,10 @@ class _Reward:
         self.__name__ = "compute_score"
 
     def _score(self, rows: Sequence[tuple[Any, Any, Any, Mapping[str, Any], int | None]]) -> list[dict[str, float]]:
-        """Return the weighted sum and each component's native value. Consecutive rows of one prompt (of one
-        reference, if there is no prompt) form a group."""
+        """Return the weighted sum and each component's native value.
+
+        Consecutive rows of one prompt (of one reference, if there is no prompt) form a group.
+        """
         samples: list[Sample] = []
         group, before = -1, object()
         for index, (prompt, completion, reference, columns, n_tokens) in enumerate(rows):
@@ -64,8 +66,10 @@ class EasyR1Reward(_Reward):
     total = "overall"
 
     def __call__(self, reward_inputs: Any, **options: Any) -> Any:
-        """Return a list of scores for a batch, one dict of scores for one dict. `options` (EasyR1's `reward_function_kwargs`)
-        become columns of every row."""
+        """Return a list of scores for a batch, one dict of scores for one dict.
+
+        `options` (EasyR1's `reward_function_kwargs`) become columns of every row.
+        """
         if isinstance(reward_inputs, Mapping):
             return self._score([_easyr1_row(reward_inputs, options)])[0]
         return self._score([_easyr1_row(row, options) for row in reward_inputs])

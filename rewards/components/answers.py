@@ -242,8 +242,11 @@ class ShortAnswer(AnswerComponent):
 
 
 def gold_answers(reference: Any, no_answer: str | None = None) -> list[str]:
-    """Accepted answers: text, a number, a list of them (JSON text too), SQuAD's {"text": [...]} or TriviaQA's
-    {"value", "aliases"}. Blank ones are dropped; nothing usable is an empty list."""
+    """Accepted answers as a list of texts; empty where nothing is usable.
+
+    The reference is text, a number, a list of them (JSON text too), SQuAD's {"text": [...]} or TriviaQA's {"value",
+    "aliases"}. Blank ones are dropped.
+    """
     if isinstance(reference, str) and reference.lstrip()[:1] in ("[", "{"):
         with contextlib.suppress(ValueError, RecursionError):
             reference = json.loads(reference)
@@ -277,8 +280,10 @@ def token_f1(answer: str, gold: str) -> float:
 
 
 def normalise(text: str) -> str:
-    """SQuAD's normalisation: lower case, no punctuation, no English articles, single spaces. Signs that make another
-    answer stay: the minus of -5, the pluses and sharps of C++ and C#."""
+    """SQuAD's normalisation: lower case, no punctuation, no English articles, single spaces.
+
+    Signs that make another answer stay: the minus of -5, the pluses and sharps of C++ and C#.
+    """
     words = (_plain_word(word) for word in text.lower().split())
     return " ".join(word for word in " ".join(words).split() if word not in _ARTICLES)
 

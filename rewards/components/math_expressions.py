@@ -242,9 +242,11 @@ def same_expression(expected: str, answer: str, final: bool = False) -> bool:
 
 
 def _same_where_real(left: Any, right: Any) -> bool:
-    """Logarithms and roots taken apart, where the answer (`right`) has the reference's value wherever that has one:
+    """Logarithms and roots taken apart, where the answer (`right`) has the reference's value wherever that has one.
+
     `\\ln(xy)` and `\\ln(x/y)` for `\\ln x+\\ln y` and `\\ln x-\\ln y`, but not the other way round, where values are lost;
-    nor `\\sqrt{x^2}` for `x`."""
+    nor `\\sqrt{x^2}` for `x`.
+    """
     import sympy
 
     symbols = sorted(left.free_symbols | right.free_symbols, key=str)
@@ -268,8 +270,10 @@ def _same_where_real(left: Any, right: Any) -> bool:
 
 
 def _real_value(side: Any, point: dict[Any, Any]) -> Any:
-    """Its value; None where a logarithm or a root in it has no real one, also if imaginary parts cancel, as in
-    `\\ln x-\\ln y` of two negative numbers."""
+    """The expression's value; None where a logarithm or a root in it has no real one.
+
+    Also where imaginary parts cancel, as in `\\ln x-\\ln y` of two negative numbers.
+    """
     import sympy
 
     roots = [power.base for power in side.atoms(sympy.Pow) if power.free_symbols and not power.exp.is_Integer]
@@ -398,8 +402,11 @@ def worked_out(reference: Any, answer: Any) -> bool:
 
 
 class _Contents(NamedTuple):
-    """What an expression holds: numbers, constants, letters and functions; letters; names of functions and powers of
-    numbers; the largest number under a root, numerator times denominator."""
+    """What an expression holds, in four counts.
+
+    Numbers, constants, letters and functions; letters; names of functions and powers of numbers; the largest number under a
+    root, numerator times denominator.
+    """
 
     size: int
     letters: int

@@ -168,8 +168,10 @@ class Loaded:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def conversation(self, prompt: Sequence[tuple[str, str]], text: str) -> tuple[list[int], list[int]]:
-        """Token ids and types of a prompt with its answer, as the model was trained to read them: through its chat template,
-        else as a pair of texts."""
+        """Token ids and types of a prompt with its answer, as the model was trained to read them.
+
+        Through the model's chat template, else as a pair of texts.
+        """
         if self.tokenizer.chat_template is not None:
             turns = [{"role": role, "content": content} for role, content in (*prompt, ("assistant", text))]
             ids = list(self.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False))
@@ -180,8 +182,10 @@ class Loaded:
         return list(encoded["input_ids"]), list(encoded["token_type_ids"])
 
     def logits(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], batch_tokens: int) -> list[Any]:
-        """Return the logits (labels,) of every row of token ids, in order; rows of like length share a batch of up to
-        `batch_tokens` tokens, padding included."""
+        """Return the logits (labels,) of every row of token ids, in order.
+
+        Rows of like length share a batch of up to `batch_tokens` tokens, padding included.
+        """
         import torch
 
         waiting = sorted(range(len(rows)), key=lambda row: len(rows[row]))
@@ -352,8 +356,10 @@ def label_index(config: Mapping[str, Any], label: str | None, model: str) -> int
 
 
 def _turns(prompt: Any) -> tuple[tuple[str, str], ...]:
-    """(role, text) of each of the prompt's messages; a prompt in text is the user's. An answer that the prompt begins for the
-    assistant, such as an open `<think>`, is left out."""
+    """(role, text) of each of the prompt's messages; a prompt in text is the user's.
+
+    An answer that the prompt begins for the assistant, such as an open `<think>`, is left out.
+    """
     if isinstance(prompt, str):
         return (("user", prompt),)
     turns = [message for message in prompt if isinstance(message, Mapping)] if isinstance(prompt, list) else []

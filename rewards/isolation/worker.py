@@ -57,8 +57,10 @@ class Worker:
         return f"{reply[:-1]}, {json.dumps(ends)}]".encode(), ends
 
     def called(self, function: str, arguments: tuple[Any, ...], alarm: float) -> Any:
-        """Call the function; after `alarm` seconds, if that is not 0, `Overrun` is raised in it, between two steps
-        of the interpreter. What that cannot stop is for the parent to kill."""
+        """Call the function; after `alarm` seconds, if not 0, raise `Overrun` in it.
+
+        That happens between two steps of the interpreter. What it cannot stop is for the parent to kill.
+        """
         if not alarm:
             return self.functions[function](*arguments)
         signal.signal(signal.SIGALRM, _ring)

@@ -73,8 +73,9 @@ def resource_limits(job: Job, uid: int | None) -> dict[str, int]:
 
 
 def server_command(path: str | None, isolated: bool, uid: int | None, control_fd: int, trainer_fd: int) -> list[str]:
-    """Return the command of the launcher, which forks a process for each program, in the interpreter at `path` and as the user
-    `uid`, until the process of the descriptor `trainer_fd` ends.
+    """Return the command of the launcher, which forks a process for each program.
+
+    It runs in the interpreter at `path` and as the user `uid`, until the process of the descriptor `trainer_fd` ends.
 
     Raises:
         OSError: `isolated`, on a machine whose system calls are not known.

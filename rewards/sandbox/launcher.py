@@ -86,9 +86,10 @@ def filter_calls(program: bytes) -> None:
 
 
 def serve(config: dict[str, Any]) -> bytes:
-    """Forks a process for each program, which is locked up and returns the program's source, to be run as if it had just
-    been started. Ends when the other end of the socket is shut, and with the process that started it, whose forked children
-    may hold that end too.
+    """Fork a restricted process for each program and return its source in that process, to be run.
+
+    Ends when the other end of the socket is shut, and with the process that started it, whose forked children may hold that end
+    too.
 
     A program is asked for by a message with four descriptors: its stdin, stdout, stderr, and a file with its limits and its
     source. The answers: `pid` with a descriptor of the process, `ready` from that process when it is locked up or `failed` and
@@ -178,11 +179,13 @@ def _report(control: socket.socket, failure: BaseException) -> None:
 
 
 def run(source: bytes) -> None:
-    """Run a program as `__main__` and end this process, as the interpreter does, but without taking apart the modules that were
-    there before: they lie in memory that is shared with the server, and each page that is written to would be copied, which
-    costs as much as all the rest of a short program. Ends that are out of the ordinary (a text as exit code, a stream that
-    cannot be flushed) are left to the interpreter. A source with a NUL byte is an error, as from Python 3.12 on; before, the
-    interpreter drops the rest of a file's line there.
+    """Run a program as `__main__` and end this process.
+
+    It ends as the interpreter does, but without taking apart the modules that were there before: they lie in memory that is
+    shared with the server, and each page that is written to would be copied, which costs as much as all the rest of a short
+    program. Ends that are out of the ordinary (a text as exit code, a stream that cannot be flushed) are left to the
+    interpreter. A source with a NUL byte is an error, as from Python 3.12 on; before, the interpreter drops the rest of a file's
+    line there.
     """
     import atexit
     import gc

@@ -160,8 +160,10 @@ class _CodeComponent(ItemComponent):
         return [tests[position] for position in sorted(draw.sample(range(len(tests)), self.max_tests))]
 
     def _run(self, share: float, end: float, job: Job) -> Result:
-        """Run a job in a share of its time, until `end` (monotonic seconds) at most; a sandbox that did not start is tried once
-        more."""
+        """Run a job in a share of its time, until `end` (monotonic seconds) at most.
+
+        A sandbox that did not start is tried once more.
+        """
         left = end - time.monotonic()
         if left <= 0:
             raise _NoTime
@@ -190,8 +192,9 @@ class _CodeComponent(ItemComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class CodeStdio(_CodeComponent):
-    """The program reads stdin and prints; each test is a run of its own, and passes when it ends with exit code 0 and
-    the expected lines.
+    """Share of tests passed by a program that reads stdin and prints.
+
+    Each test is a run of its own, and passes when it ends with exit code 0 and the expected lines.
 
     `tolerance` lets numbers differ, see `same_output`. The columns `time_limit` (seconds, times `time_factor`) and
     `memory_limit` (MiB) replace `seconds` and `memory_mb` where a row has them.
@@ -236,8 +239,9 @@ class CodeStdio(_CodeComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class CodeFunction(_CodeComponent):
-    """The program defines a function; all calls are made in one run, on arguments that go in and values that come out
-    as JSON.
+    """Share of calls of a function that return the expected value.
+
+    All calls are made in one run, on arguments that go in and values that come out as JSON.
 
     A value that is not plain (an object with an `__eq__` of its own, a subclass of int) is wrong; where the test makes a
     list, set or sum of it, any iterable will do. `tolerance` lets floats differ by tolerance × max(1, |expected|).

@@ -101,8 +101,11 @@ def spread(items: Collection[T]) -> Collection[T]:
 
 
 def main() -> None:
-    """Make the calls of the request on stdin, {before, source, function, calls: [[args, kwargs, iterate]]}, and print a line of
-    JSON for each: {value}, {raised}, or one line {missing}."""
+    """Make the calls of the request on stdin and print a line of JSON for each.
+
+    The request is {before, source, function, calls: [[args, kwargs, iterate]]}; a line is {value} or {raised}, or there is one
+    line {missing}.
+    """
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)
     sys.setrecursionlimit(10000)
