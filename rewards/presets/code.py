@@ -53,9 +53,7 @@ def code_stdio(
     tolerance: float | None = None,
     options: ProgramOptions,
 ) -> Preset:
-    """Programs that read stdin and print, as in contests, in the last fenced block after `</think>`.
-
-    Python with its standard library; other packages by `python`.
+    """Programs of Python that read stdin and print, as in contests, in the last fenced block after `</think>`.
 
     Formula: accuracy = 1 when every test passes, else 0; with `scoring="share"`, passed / tests. A test passes when the
     program ends with exit code 0 and printed the expected lines: as many, each equal but for white space at its end; with
@@ -107,9 +105,7 @@ def code_function(
     prelude: str | None = None,
     options: ProgramOptions,
 ) -> Preset:
-    """Functions called with given arguments, defined in the last fenced block after `</think>`.
-
-    Python with its standard library; other packages by `python`.
+    """Functions of Python called with given arguments, defined in the last fenced block after `</think>`.
 
     Formula: accuracy = 1 when every call returns the expected value, else 0; with `scoring="share"`, passed / calls.
     Range: [0, 1].
