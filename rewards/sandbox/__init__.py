@@ -13,9 +13,17 @@ strangers on a machine that holds secrets.
 '42'
 """
 
-from rewards.sandbox.commands import Interpreter, interpreter
-from rewards.sandbox.records import Job, Result, SandboxError
-from rewards.sandbox.runner import isolates, problem, run, run_all
+from rewards.sandbox.forkserver import (
+    Interpreter,
+    Job,
+    Result,
+    SandboxError,
+    interpreter,
+    isolates,
+    problem,
+    run,
+    run_all,
+)
 
 __all__ = [
     "Interpreter",

@@ -7,20 +7,26 @@ program at a time.
 
 import atexit
 import fcntl
+import functools
 import itertools
+import math
 import os
 import selectors
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TypeAlias
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from rewards.sandbox import commands
-from rewards.sandbox.records import Job, Result, RunStatus
+from rewards.errors import RewardsError
+from rewards.parallel import concurrently
+from rewards.sandbox.seccomp import filter_program
 
 _CHUNK = 1 << 16
 _START_SECONDS = 20.0  # until a server is ready; a busy machine may take seconds
@@ -34,12 +40,120 @@ _FIRST_UID, _SLOTS = 60578, 600
 # Of an interpreter with packages: numerical ones would start a thread a core, whose stacks count as memory.
 _SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
+_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
+_SYSTEM_PATHS = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin", "/etc/ld.so.cache")
+_OPEN_FILES = 64
+_THREADS = 16
+
 _lock = threading.Lock()
 _idle: dict[tuple[str | None, bool], list["_Server"]] = {}  # by interpreter, and whether their programs are isolated
 _live: set["_Server"] = set()  # idle or in use
 Slot: TypeAlias = tuple[int, socket.socket]  # a user id, and the socket that claims it
 _free: list[Slot] = []
 _claims: list[socket.socket] = []  # of all slots of ours, also those in use
+
+
+class SandboxError(RewardsError):
+    """Programs cannot be isolated on this machine, or an interpreter cannot be run; the message says why."""
+
+
+RunStatus: TypeAlias = Literal["ok", "failed", "timeout", "output", "infra"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One program to run, with its limits.
+
+    Args:
+        program: Python source.
+        stdin: what the program reads, as text.
+        seconds: wall clock and, rounded up, CPU seconds.
+        memory_mb: MiB of address space.
+        output_bytes: bytes of stdout, and of stderr, after which the program is stopped.
+        python: path of an interpreter with its packages, such as a virtual environment's; by default the system's Python with
+            the standard library alone. The program may read the whole environment.
+    """
+
+    program: str
+    stdin: str = ""
+    seconds: float = 5.0
+    memory_mb: int = 512
+    output_bytes: int = 1 << 20
+    python: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a program ended.
+
+    `status`: `ok` exit code 0; `failed` any other end of its own, or no program that could be started; `timeout` and
+    `output` stopped at that limit; `infra` the sandbox did not start, which says nothing about the program. `stdout` and
+    `stderr` hold what was written until then, undecodable bytes replaced. `returncode` is negative for a signal, and None when
+    the program was stopped. `seconds` is wall clock.
+    """
+
+    status: RunStatus
+    stdout: str = ""
+    stderr: str = ""
+    returncode: int | None = None
+    seconds: float = 0.0
+    reason: str = ""
+
+
+_PROBE = Job(program="print(input()[::-1])", stdin="ko", seconds=10.0)
+
+
+@functools.cache
+def problem() -> str:
+    """Return why programs cannot be isolated here, by the output of a small program; empty if they can."""
+    if not sys.platform.startswith("linux"):
+        return f"needs Linux, this is {sys.platform}"
+    result = run_job(True, _PROBE)
+    if result.status == "ok" and result.stdout == "ok\n":
+        return ""
+    return (result.reason or result.stderr.strip() or f"the trial program printed {result.stdout!r}")[-300:]
+
+
+def isolates(allow_unsafe: bool = False) -> bool:
+    """Return whether `run` would isolate a program; raises like it."""
+    if not (reason := problem()):
+        return True
+    if allow_unsafe:
+        return False
+    raise SandboxError(
+        f"Nothing here can keep generated programs apart: {reason}. Run on Linux 5.13 or later with Landlock, or pass "
+        "allow_unsafe=True to run them with mere limits."
+    )
+
+
+def run(program: str, stdin: str = "", *, allow_unsafe: bool = False, **limits: Any) -> Result:
+    """Run a Python program and wait for its end.
+
+    Args:
+        program: Python source.
+        stdin: what the program reads, as text.
+        allow_unsafe: where programs cannot be isolated, run it with mere limits: it then sees your files and your network.
+        limits: the other fields of `Job`: limits and the interpreter.
+
+    Raises:
+        SandboxError: programs cannot be isolated here, and `allow_unsafe` is not given.
+    """
+    return run_job(isolates(allow_unsafe), Job(program=program, stdin=stdin, **limits))
+
+
+def run_all(jobs: Sequence[Job], *, workers: int | None = None, allow_unsafe: bool = False) -> list[Result]:
+    """Run jobs, `workers` at the same time (as many as there are CPUs), and return results in order; raises like `run`."""
+    return concurrently(functools.partial(run_job, isolates(allow_unsafe)), jobs, workers)
+
+
+def run_job(isolated: bool, job: Job) -> Result:
+    """Run a job, isolated or with mere limits. Never raises for what the program, the machine or the job's content does."""
+    try:
+        return run_forked(job, isolated)
+    except UnicodeEncodeError:
+        return Result(status="failed", reason="the program is no valid Unicode text")
+    except OSError as failure:
+        return Result(status="infra", reason=f"{failure}"[:300])
 
 
 def run_forked(job: Job, isolated: bool) -> Result:
@@ -52,7 +166,7 @@ def run_forked(job: Job, isolated: bool) -> Result:
     source = job.program.encode()
     with _server(job.python, isolated) as server, ExitStack() as stack:
         start = time.monotonic()  # not before: a server that has to be started is no time of the program's
-        limits = commands.resource_limits(job, server.slot and server.slot[0])
+        limits = resource_limits(job, server.slot and server.slot[0])
         # In a file that the server does not read: the next program would find it in the server's memory.
         contents = job.stdin.encode("utf-8", "replace"), repr(limits).encode() + b"\n" + source
         stdin, request = (stack.enter_context(sealed_file(content)) for content in contents)
@@ -70,6 +184,93 @@ def run_forked(job: Job, isolated: bool) -> Result:
         with closing(program):
             program.follow(start + job.seconds)
         return program.result(time.monotonic() - start)
+
+
+@functools.cache
+def python() -> str:
+    """Return the interpreter for generated programs: the system's, else the base interpreter of this process."""
+    for candidate in _PYTHONS:
+        if os.access(candidate, os.X_OK):
+            return candidate
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+class Interpreter(NamedTuple):
+    """A Python chosen by the user: its path and version, and the directories that it lies in and reads."""
+
+    path: str
+    version: str
+    directories: tuple[str, ...]
+
+
+@functools.cache
+def interpreter(path: str) -> Interpreter:
+    """Ask the interpreter at `path` for its version and directories.
+
+    Raises:
+        SandboxError: it cannot be run.
+    """
+    ask = (
+        "import platform, sys; print(platform.python_version(), sys.executable, sys.prefix, sys.base_prefix, sep='\\n')"
+    )
+    try:
+        output = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, timeout=60, check=True).stdout
+        version, executable, *prefixes = output.splitlines()
+    except (OSError, ValueError, subprocess.SubprocessError) as failure:
+        raise SandboxError(
+            f"python is {path!r}, which cannot be run: {failure}. Give the path of an interpreter."
+        ) from None
+    outside = [each for each in dict.fromkeys(prefixes) if not f"{os.path.realpath(each)}/".startswith("/usr/")]
+    return Interpreter(executable, version, tuple(outside))
+
+
+def resource_limits(job: Job, uid: int | None) -> dict[str, int]:
+    """Return the limits of a program's process, by their names in the module `resource`.
+
+    The number of threads is limited only for a slot's own user: for anyone else it would count all that the user runs
+    outside too.
+    """
+    limits = {
+        "cpu": math.ceil(job.seconds) + 1,
+        "as": job.memory_mb << 20,
+        "fsize": 0,
+        "nofile": _OPEN_FILES,
+        "core": 0,
+        "msgqueue": 0,
+    }
+    return limits if uid is None else limits | {"nproc": _THREADS + 2}  # with the server and the program itself
+
+
+def server_command(path: str | None, isolated: bool, uid: int | None, control_fd: int, trainer_fd: int) -> list[str]:
+    """Return the command of the launcher, which forks a process for each program.
+
+    It runs in the interpreter at `path` and as the user `uid`, until the process of the descriptor `trainer_fd` ends.
+
+    Raises:
+        OSError: `isolated`, on a machine whose system calls are not known.
+    """
+    code = filter_program() if isolated else b""
+    if code is None:
+        raise OSError(f"no filter of system calls for {os.uname().machine} (x86_64 and aarch64 are known)")
+    readable = [each for each in _SYSTEM_PATHS if os.path.exists(each)]
+    if path is not None:
+        readable += interpreter(path).directories
+    elif not python().startswith("/usr/"):
+        readable.append(os.path.realpath(sys.base_prefix))
+    config = {
+        "readable": readable,
+        "seccomp": code.hex(),
+        "uid": uid,
+        "control_fd": control_fd,
+        "trainer_fd": trainer_fd,
+    }
+    flags = [python(), "-X", "utf8", "-I", "-S"] if path is None else [interpreter(path).path, "-X", "utf8", "-I", "-B"]
+    return [*flags, "-c", _launcher_source(), repr(config)]
+
+
+@functools.cache
+def _launcher_source() -> str:
+    return Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
 
 
 @contextmanager
@@ -137,7 +338,7 @@ class _Server:
             with server_end, sealed_file(b"") as nothing:
                 # Its streams are of the same kinds as a program's, since Python inspects them at its start.
                 self.process = subprocess.Popen(
-                    commands.server_command(python, isolated, self.slot and self.slot[0], server_end.fileno(), trainer),
+                    server_command(python, isolated, self.slot and self.slot[0], server_end.fileno(), trainer),
                     env={} if python is None else _SINGLE_THREADED,
                     cwd="/",
                     stdin=nothing,

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from rewards import sandbox
-from rewards.sandbox import runner
+from rewards.sandbox import forkserver
 
 
 def need_isolation():
@@ -19,7 +19,7 @@ def need_isolation():
 
 def without_walls(program: str) -> sandbox.Result:
     """Result of a program that is run with mere limits."""
-    return runner.run_job(False, sandbox.Job(program=program))
+    return forkserver.run_job(False, sandbox.Job(program=program))
 
 
 @functools.cache
@@ -29,4 +29,4 @@ def together(*programs: str, seconds: float, output_bytes: int = 1 << 20) -> dic
     def run(program: str) -> sandbox.Result:
         return sandbox.run(program, seconds=seconds, output_bytes=output_bytes)
 
-    return dict(zip(programs, runner.concurrently(run, programs, len(programs)), strict=True))
+    return dict(zip(programs, forkserver.concurrently(run, programs, len(programs)), strict=True))

@@ -18,7 +18,7 @@ from pairwise import rest_in_matrix
 from sandboxed import need_isolation, together, without_walls
 
 from rewards import sandbox
-from rewards.sandbox import commands, forkserver
+from rewards.sandbox import forkserver
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux")
 
@@ -369,9 +369,9 @@ def test_the_same_programs_do_get_out_where_nothing_holds_them(name, target):
 @pytest.mark.parametrize("name", ["emptying a file of the trainer", "writing outside", "symbolic link out"])
 def test_files_are_safe_on_older_kernels(abi, name, target, monkeypatch):
     ask = 'abi = syscall("landlock", _LANDLOCK_CREATE, None, 0, 1)'
-    source = commands._launcher_source()
+    source = forkserver._launcher_source()
     assert ask in source
-    monkeypatch.setattr(commands, "_launcher_source", lambda: source.replace(ask, f"abi = {abi}"))
+    monkeypatch.setattr(forkserver, "_launcher_source", lambda: source.replace(ask, f"abi = {abi}"))
     forkserver.close_idle()
     result = sandbox.run(PROGRAMS[name].format(**target[0]))
     forkserver.close_idle()
