@@ -1,8 +1,6 @@
 """Generated Python programs, judged by running their tests in a sandbox."""
 
-from dataclasses import dataclass
-
-from rewards.components.code.graders import CodeFunction, CodeStdio, require_sandbox
+from rewards.components.code.graders import CodeFunction, CodeStdio, ProgramOptions, require_sandbox
 from rewards.parameters import with_options
 from rewards.preset import Preset
 
@@ -16,32 +14,6 @@ from itertools import *
 from math import ceil, comb, floor, gcd, inf, isqrt, lcm, sqrt
 from typing import *
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramOptions:
-    """Options of presets that run programs.
-
-    Args:
-        scoring: "all" or "share".
-        memory_mb: MiB of address space, where the row sets no limit.
-        max_tests: draw that many tests, the same ones for a group; None runs all.
-        workers: completions judged at the same time; None takes the number of CPUs.
-        batch_seconds: wall clock for a batch; slow programs come last, and without a score (`infra`) where no time is left.
-        python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
-            1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
-        allow_unsafe: run with mere limits where no sandbox works.
-        cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
-    """
-
-    scoring: str = "all"
-    memory_mb: int = 512
-    max_tests: int | None = None
-    workers: int | None = None
-    batch_seconds: float | None = 600.0
-    python: str | None = None
-    allow_unsafe: bool = False
-    cache: str | None = None
 
 
 @with_options(ProgramOptions)

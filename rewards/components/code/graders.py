@@ -45,31 +45,45 @@ def require_sandbox(allow_unsafe: bool) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CodeComponent(ItemComponent):
+class ProgramOptions:
+    """Options of presets that run programs.
+
+    Args:
+        scoring: "all" or "share".
+        memory_mb: MiB of address space, where the row sets no limit.
+        max_tests: draw that many tests, the same ones for a group; None runs all.
+        workers: completions judged at the same time; None takes the number of CPUs.
+        batch_seconds: wall clock for a batch; slow programs come last, and without a score (`infra`) where no time is left.
+        python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
+            1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
+        allow_unsafe: run with mere limits where no sandbox works.
+        cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
+    """
+
+    scoring: str = "all"
+    memory_mb: int = 512
+    max_tests: int | None = None
+    workers: int | None = None
+    batch_seconds: float | None = 600.0
+    python: str | None = None
+    allow_unsafe: bool = False
+    cache: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CodeComponent(ProgramOptions, ItemComponent):
     """Base of both graders: takes the program out of the completion and the tests out of the row, and caches verdicts.
 
-    `scoring` is "all" (1 when every test passes, else 0) or "share" (passed / tests). Status is `ok` only when every
-    test passes. `seconds` and `memory_mb` limit one run, `budget_seconds` all runs of one completion; tests that it
-    leaves no time for have failed. `batch_seconds` limits a batch: each completion is first given an eighth of the time
-    for a run, the slow ones are tried again when all others are judged, and one for which no time is left is `infra`.
-    `max_tests` draws that many tests, the same for a group. `workers` completions are judged at the same time. A verdict
-    is remembered by program and tests unless a time limit had a part in it (a busy machine can do that to a right
-    program); `cache` is a SQLite file that keeps them for later runs, too. `python` is the interpreter that runs the
-    programs, by default the system's with its standard library alone; its version stands in the verdict's `info` and
-    decides, as the program does, which verdicts are remembered.
+    With `scoring` "all" the value is 1 when every test passes, else 0; with "share" it is passed / tests. Status is `ok` only
+    when every test passes. `seconds` and `memory_mb` limit one run, `budget_seconds` all runs of one completion; tests that it
+    leaves no time for have failed. In a batch with `batch_seconds` each completion is first given an eighth of the time for a
+    run, and the slow ones are tried again when all others are judged. A verdict is remembered by program, tests and version of
+    the interpreter, unless a time limit had a part in it: a busy machine can do that to a right program.
     """
 
     name: str = "accuracy"
-    scoring: str = "all"
     seconds: float = 5.0
-    memory_mb: int = 512
     budget_seconds: float = 60.0
-    batch_seconds: float | None = 600.0
-    max_tests: int | None = None
-    workers: int | None = None
-    python: str | None = None
-    allow_unsafe: bool = False
-    cache: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.scoring not in SCORING:
