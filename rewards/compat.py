@@ -53,7 +53,6 @@ Completions: TypeAlias = Sequence[Any]
 
 _SECONDS = 5.0  # for one comparison
 _STEPS = re.compile(r"Step \d++:|^\d++\.|\n-|\n\*|First,|Second,|Next,|Finally,", re.MULTILINE)
-_PYTHON = frozenset({"python", "python3", "py"})
 
 # TRL's, see __getattr__.
 accuracy_reward: Callable[..., list[float | None]]
@@ -124,7 +123,9 @@ def get_code_format_reward(language: str = "python") -> Callable[..., list[float
     >>> reward([answer, answer.replace("python", "rust")]), reward([answer], language=["rust"])
     ([1.0, 0.0], [0.0])
     """
-    return _named(functools.partial(code_format_reward, default_language=language))
+    return functools.update_wrapper(
+        functools.partial(code_format_reward, default_language=language), code_format_reward
+    )
 
 
 def code_format_reward(completions: Completions, *, default_language: str, **columns: Any) -> list[float]:
@@ -135,12 +136,6 @@ def code_format_reward(completions: Completions, *, default_language: str, **col
         opened = text.find(f"\n```{language}", text.find("<answer>"))
         rewards.append(float(_has_layout(text) and opened >= 0 and text.find("\n```", opened + 4) >= 0))
     return rewards
-
-
-def _named(function: functools.partial[Any]) -> functools.partial[Any]:
-    """The function with the `__name__` under which trainers log it."""
-    function.__name__ = function.func.__name__  # type: ignore[attr-defined]
-    return function
 
 
 def _has_layout(text: str) -> bool:
@@ -166,17 +161,16 @@ def len_reward(completions: Completions, solution: Sequence[Any], **kwargs: Any)
     >>> len_reward([r"\boxed{3}", r"It is \boxed{3}", r"Well, it is \boxed{4}"], ["3", "3", "3"])
     [0.5, 0.0, -0.5]
     """
-    samples = build_samples([""] * len(completions), completions, reference=solution)
+    prompts = kwargs.get("prompts") or [""] * len(completions)
+    samples = build_samples(prompts, completions, kwargs.get("completion_ids"), reference=solution)
     scores = run_component(MathVerify(answer_in="any", lenient=True, deadline=_SECONDS), samples, Context())
-    groups = [sample.group_id for sample in build_samples(kwargs.get("prompts") or [""] * len(samples), completions)]
-    token_ids = kwargs.get("completion_ids")
-    sizes = [len(sample.text) for sample in samples] if token_ids is None else list(map(len, token_ids))
-    members: dict[int, list[int]] = {}
-    for group, size in zip(groups, sizes, strict=True):
-        members.setdefault(group, []).append(size)
-    shares = [length_share(n, min(members[at]), max(members[at])) for at, n in zip(groups, sizes, strict=True)]
-    correct = [score.status in ("ok", "error", "infra") for score in scores]
-    return [share if right else min(0.0, share) for share, right in zip(shares, correct, strict=True)]
+    sizes = [len(sample.text) if sample.n_tokens is None else sample.n_tokens for sample in samples]
+    rewards = []
+    for sample, score, size in zip(samples, scores, sizes, strict=True):
+        group = [n for other, n in zip(samples, sizes, strict=True) if other.group_id == sample.group_id]
+        share = length_share(size, min(group), max(group))
+        rewards.append(share if score.status in ("ok", "error", "infra") else min(0.0, share))
+    return rewards
 
 
 def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable[..., list[float]]:
@@ -193,7 +187,8 @@ def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0
     """
     if max_penalty > 0:
         raise RewardsError(f"max_penalty {max_penalty} should not be positive: it would reward repetition.")
-    return _named(functools.partial(repetition_penalty_reward, ngram_size=ngram_size, max_penalty=max_penalty))
+    penalty = functools.partial(repetition_penalty_reward, ngram_size=ngram_size, max_penalty=max_penalty)
+    return functools.update_wrapper(penalty, repetition_penalty_reward)
 
 
 def repetition_penalty_reward(
@@ -207,16 +202,12 @@ def repetition_penalty_reward(
     **columns: Any,
 ) -> list[float]:
     """See `get_repetition_penalty_reward`; `items` are token ids or completions."""
-    rows = next((each for each in (items, completion_ids, completions) if each is not None), ())
-    shares = [repeated_share(_items(row), ngram_size) for row in rows]
-    return [share * max_penalty if share else 0.0 for share in shares]
-
-
-def _items(completion: Any) -> Sequence[Any]:
-    """Token ids as they are, the words of anything else."""
-    if isinstance(completion, list) and completion and all(isinstance(item, int) for item in completion):
-        return completion
-    return completion_text(completion)[:MAX_CHARS].lower().split()
+    rewards = []
+    for row in next((each for each in (items, completion_ids, completions) if each is not None), ()):
+        is_ids = isinstance(row, list) and bool(row) and all(isinstance(item, int) for item in row)
+        share = repeated_share(row if is_ids else completion_text(row)[:MAX_CHARS].lower().split(), ngram_size)
+        rewards.append(share * max_penalty if share else 0.0)
+    return rewards
 
 
 def code_reward(completions: Completions, num_parallel: int = 2, **columns: Any) -> list[float | None]:
@@ -257,30 +248,33 @@ def _tested(scoring: str, completions: Completions, parallel: int, tests: Any) -
 
     if not isinstance(tests, Sequence) or isinstance(tests, str) or len(tests) != len(completions):
         raise RewardsError("code rewards need the column verification_info: tests for each completion.")
+    rewards: list[float | None] = [None] * len(completions)
     samples = build_samples([""] * len(completions), completions, verification_info=tests)
-    python = []
-    for sample in samples:
-        row = sample.columns["verification_info"]
-        if isinstance(row, str) and row.lstrip().startswith("{"):
-            with contextlib.suppress(ValueError, RecursionError):
-                row = json.loads(row)
-        if str((row.get("language") if isinstance(row, Mapping) else None) or "python").lower() in _PYTHON:
-            python.append(sample)
+    python = [sample for sample in samples if _is_python(sample.columns["verification_info"])]
     scores = run_component(CodeStdio(scoring=scoring, workers=max(1, parallel)), python, Context())
-    values = {
-        sample.index: score.value for sample, score in zip(python, scores, strict=True) if score.status != "error"
-    }
-    return [values.get(sample.index) for sample in samples]
+    for sample, score in zip(python, scores, strict=True):
+        if score.status != "error":
+            rewards[sample.index] = score.value
+    return rewards
+
+
+def _is_python(tests: Any) -> bool:
+    """Whether a row's tests, which may be JSON, name Python or no language."""
+    if isinstance(tests, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            tests = json.loads(tests)
+    language = tests.get("language") if isinstance(tests, Mapping) else None
+    return language is None or str(language).lower() in ("python", "python3", "py", "")
 
 
 # The ranges, which presets made of functions check their weights against.
-for _function, _low, _high in (
-    (format_reward, 0.0, 1.0),
-    (tag_count_reward, 0.0, 1.0),
-    (reasoning_steps_reward, 0.0, 1.0),
-    (code_format_reward, 0.0, 1.0),
-    (len_reward, -0.5, 0.5),
-    (code_reward, 0.0, 1.0),
-    (binary_code_reward, 0.0, 1.0),
+for _function in (
+    format_reward,
+    tag_count_reward,
+    reasoning_steps_reward,
+    code_format_reward,
+    code_reward,
+    binary_code_reward,
 ):
-    vars(_function).update(low=_low, high=_high)
+    vars(_function).update(low=0.0, high=1.0)
+vars(len_reward).update(low=-0.5, high=0.5)

@@ -384,22 +384,22 @@ def _explain(error: Exception, source: str, config: DataConfig) -> str:
     from kit.data.tasks import task_names
 
     near = did_you_mean(Path(source).name, _data_names(Path(source).parent))
-    local = f"There is no file or folder '{source}' in {Path.cwd()}.{near} It was taken for a hub id. "
-    task = f" Did you mean '{TASK_PREFIX}{source}'?" if "/" not in source and source in task_names() else ""
-    if isinstance(error, ConnectionError):
-        return (
-            f"{local}The hub could not be reached: {reason}.\nCheck the connection (and HF_HUB_OFFLINE), or download "
-            f"the dataset elsewhere and give its folder as data.source.{task}"
-        )
-    if type(error).__name__ == "DatasetNotFoundError":
-        return (
-            f"{local}The hub has no dataset of that name, or it is private or gated: {reason}.\nCheck the name; for a "
-            f"private one, log in with `hf auth login`.{task}"
-        )
-    return (
-        f"{local}The hub dataset did not give {split}: {reason}\n"
-        "Check data.subset, data.split and data.revision on the dataset's page."
+    if "/" not in source and source in task_names():
+        near += f" Did you mean '{TASK_PREFIX}{source}'?"
+    failed, remedy = (
+        f"The hub dataset did not give {split}",
+        "Check data.subset, data.split and data.revision on its page",
     )
+    if isinstance(error, ConnectionError):
+        failed = "The hub could not be reached"
+        remedy = (
+            "Check the connection (and HF_HUB_OFFLINE), or download it elsewhere and give its folder as data.source"
+        )
+    elif type(error).__name__ == "DatasetNotFoundError":
+        failed = "The hub has no dataset of that name, or it is private or gated"
+        remedy = "Check the name; for a private one, log in with `hf auth login`"
+    local = f"There is no file or folder '{source}' in {Path.cwd()}.{near} It was taken for a hub id."
+    return f"{local} {failed}: {reason}\n{remedy}."
 
 
 # --- Arrow ------------------------------------------------------------------------------------------------------------

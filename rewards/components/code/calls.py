@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rewards.components.code.harness import spread
+from rewards.components.code.stdio import paired, unwrapped
 from rewards.components.json_values import same_value
 
 _MAX_ITEMS = 1_000_000
@@ -154,11 +155,9 @@ def parse_calls(reference: Any, function: str | None = None) -> tuple[str, list[
     Raises:
         ValueError: another shape, no calls, no name, or assertions whose expected values cannot stay outside.
     """
-    if isinstance(reference, str) and reference.lstrip()[:1] in ("{", "["):
-        reference = json.loads(reference)
-    if isinstance(reference, Mapping) and "test_cases" in reference:
-        function = function or reference.get("fn_name")
-        reference = reference["test_cases"]
+    if not isinstance(reference, str) or reference.lstrip()[:1] in ("{", "["):
+        reference, named = unwrapped(reference)
+        function = function or named
     if isinstance(reference, str) or (isinstance(reference, list) and reference and isinstance(reference[0], str)):
         return calls_from_asserts(reference, function)
     if isinstance(reference, Mapping) and "calls" in reference:
@@ -169,11 +168,8 @@ def parse_calls(reference: Any, function: str | None = None) -> tuple[str, list[
             args, kwargs = tuple(row.get("args") or ()), row.get("kwargs") or {}
             calls.append(Call(args=args, kwargs=kwargs, expected=row["expected"], from_json=True))
     elif isinstance(reference, Mapping) and "inputs" in reference:
-        name, inputs, outputs = reference.get("fn_name", function), reference["inputs"], reference.get("outputs")
-        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-            raise ValueError("tests need lists `inputs` and `outputs` of one length")
-        calls = []
-        for args, output in zip(inputs, outputs, strict=True):
+        name, calls = reference.get("fn_name", function), []
+        for args, output in paired(reference):
             # These data sets put some outputs into a list of one, others not.
             others = tuple(output) if isinstance(output, list) and len(output) == 1 else ()
             calls.append(Call(args=tuple(args), expected=output, from_json=True, alternatives=others))

@@ -24,23 +24,34 @@ def parse_stdio_tests(reference: Any) -> list[StdioTest]:
     Raises:
         ValueError: another shape, no tests, a test that calls a function, or no test that expects any output.
     """
-    if isinstance(reference, str | bytes):
-        reference = json.loads(reference)
-    if isinstance(reference, Mapping) and "test_cases" in reference:
-        reference = reference["test_cases"]
+    reference, _ = unwrapped(reference)
     if isinstance(reference, Mapping):
         if reference.get("fn_name"):
             raise ValueError("these tests call a function: use the preset code-function")
-        inputs, outputs = reference.get("inputs"), reference.get("outputs")
-        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-            raise ValueError("tests need lists `inputs` and `outputs` of one length")
-        reference = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
+        reference = [{"input": i, "output": o} for i, o in paired(reference)]
     if not isinstance(reference, list) or not reference:
         raise ValueError("no tests: give a list of {input, output}, or {inputs: [...], outputs: [...]}")
     tests = [_test(row) for row in reference]
     if not any(test.output.strip() for test in tests):
         raise ValueError("no test expects any output: a program that prints nothing would pass")
     return tests
+
+
+def unwrapped(reference: Any) -> tuple[Any, str | None]:
+    """Tests that are JSON text, parsed, and without {test_cases: ...} around them; and the `fn_name` beside them."""
+    if isinstance(reference, str | bytes):
+        reference = json.loads(reference)
+    if isinstance(reference, Mapping) and "test_cases" in reference:
+        return reference["test_cases"], reference.get("fn_name")
+    return reference, None
+
+
+def paired(tests: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Pairs of {inputs: [...], outputs: [...]}. Raises `ValueError` for lists of different lengths."""
+    inputs, outputs = tests.get("inputs"), tests.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError("tests need lists `inputs` and `outputs` of one length")
+    return list(zip(inputs, outputs, strict=True))
 
 
 def _test(row: Any) -> StdioTest:
