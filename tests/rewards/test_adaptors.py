@@ -89,13 +89,6 @@ def test_functions_are_picklable_together_and_alone():
     assert pickle.loads(pickle.dumps(rewards[1])).__name__ == "format"
 
 
-def test_the_last_evaluation_tells_the_failing_share():
-    rewards = load("gsm8k-hash").trl()
-    assert rewards.last_evaluation is None
-    call(rewards, ["#### 72"] * 2, answer=["72", "no number"])
-    assert rewards.last_evaluation.failure_share == 0.5
-
-
 def test_seed_step_and_horizon_reach_components():
     seen = []
     component = Fixed("a", act=lambda batch, ctx: seen.append(ctx) or [Score(1.0)])
@@ -148,13 +141,6 @@ def test_process_rewards_are_reported_once_a_batch_weighted_and_summed():
     assert log["token_rewards"] == [[2.5, 4.0], [6.0]]
     assert columns == [[0.0, 0.0], [0.0, 0.0]]
     assert call(rewards, **batch)[1]["token_rewards"] == [[2.5, 4.0], [6.0]]  # the same batch once more
-
-
-def test_prompt_ids_and_log_probabilities_are_taken_where_a_trainer_passes_them():
-    seen = []
-    component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(1.0)])
-    call(Preset([(component, 1.0)]).trl(), ["x"], ids=[[5]], prompt_ids=[[1, 2]], logps=[[-0.5]], answer=["7"])
-    assert (seen[0].prompt_ids, seen[0].logps, dict(seen[0].columns)) == ([1, 2], [-0.5], {"answer": "7"})
 
 
 ROWS = [

@@ -105,16 +105,6 @@ def test_a_sample_of_the_rows_is_drawn_by_seed() -> None:
     assert examples(1) == examples(1) != examples(2)
 
 
-def test_what_cannot_be_audited_is_said() -> None:
-    preset = rewards.load("gsm8k-hash")
-    with pytest.raises(RewardsError, match="No row has a reference"):
-        audit.audit(preset, [{"prompt": "?"}, {"prompt": "?", "answer": None}])
-    with pytest.raises(RewardsError, match="no right program can be made"):
-        audit.audit(preset, ROWS, style="code")
-    with pytest.raises(RewardsError, match=r"No attack 'echos'\. Did you mean 'echo'"):
-        audit.audit(preset, ROWS, attacks=("echos",))
-
-
 def test_a_reward_that_hangs_or_fails_is_told_and_ends_nothing() -> None:
     def careless(completions, answer, **columns):
         if "^{5^" in completions[0]:

@@ -165,23 +165,6 @@ def test_the_shapes_of_data_sets_give_the_same_call(reference, name):
     assert not call.accepts(4)
 
 
-@pytest.mark.parametrize(
-    ("reference", "says"),
-    [
-        (7, "no calls"),
-        ("{", "Expecting"),
-        ({"function": "f", "calls": []}, "no calls"),
-        ({"function": "f()", "calls": [{"expected": 1}]}, "no function name"),
-        ({"function": "f", "calls": [{"args": []}]}, "needs `args` and `expected`"),
-        ({"inputs": [1], "outputs": []}, "one length"),
-        ([{"input": "1", "output": "2", "testtype": "stdin"}], "code-stdio"),
-    ],
-)
-def test_rows_without_usable_calls_say_why(reference, says):
-    with pytest.raises(ValueError, match=says):
-        parse_calls(reference)
-
-
 def test_items_that_are_made_to_collide_take_no_time():
     import time
 

@@ -23,23 +23,6 @@ def test_the_shapes_of_data_sets_give_the_same_tests(reference):
 
 
 @pytest.mark.parametrize(
-    ("reference", "says"),
-    [
-        ([], "no tests"),
-        ({"inputs": ["1"], "outputs": []}, "one length"),
-        ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "code-function"),
-        ([{"input": "1", "output": 2}], "must be text"),
-        ([{"input": "1", "output": "2", "testtype": "functional"}], "code-function"),
-        ([{"input": "1", "output": " \n"}], "no test expects any output"),
-        ("{", "Expecting"),
-    ],
-)
-def test_rows_without_usable_tests_say_why(reference, says):
-    with pytest.raises(ValueError, match=says):
-        parse_stdio_tests(reference)
-
-
-@pytest.mark.parametrize(
     ("printed", "same"),
     [
         ("1\n2\n3\n", True),

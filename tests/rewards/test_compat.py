@@ -2,7 +2,6 @@
 
 import pickle
 import random
-import sys
 import time
 
 import pytest
@@ -77,11 +76,6 @@ def test_code_format_wants_a_block_of_the_language():
     assert reward(texts[-1:], language=["rust"]) == [1.0]
 
 
-def test_format_refuses_junk_second_blocks_and_blanks():
-    texts = [LAYOUT + "\nor 73", LAYOUT.replace("six", "</think>\n<think>"), LAYOUT.replace("72", "")]
-    assert compat.format_reward(texts) == [0.0, 0.0, 0.0]
-
-
 def test_lengths_are_compared_within_a_prompt():
     ids = [[1] * n for n in (10, 20, 1000, 2000)]
     columns = {"prompts": ["p", "p", "q", "q"], "completion_ids": ids}
@@ -139,12 +133,6 @@ def test_trls_names_are_trls_own_functions():
         assert getattr(compat, name) is getattr(theirs, name)
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         compat.nothing_of_the_kind  # noqa: B018
-
-
-def test_without_trl_its_names_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(ImportError, match="pip install trl"):
-        compat.think_format_reward  # noqa: B018
 
 
 @pytest.mark.parametrize("name", sorted(written_here()))

@@ -137,11 +137,6 @@ def test_workers_that_have_grown_are_replaced_between_items():
     pool.close()
 
 
-def test_what_a_function_prints_goes_nowhere(pool, capfd):
-    assert [o.value for o in pool.run([call("chatter", n) for n in range(3)])] == [0, 1, 2]
-    assert capfd.readouterr() == ("", "")
-
-
 def test_no_core_files_and_no_main_module_of_ours(pool):
     assert pool.run([call("limits")])[0].value == [0, 0]
     assert pool.run([call("main_module")])[0].value.endswith("worker.py")

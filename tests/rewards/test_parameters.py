@@ -23,19 +23,6 @@ def test_values_of_another_type_or_range_are_refused(preset, params):
         load(preset, **params)
 
 
-@pytest.mark.parametrize(
-    ("preset", "params"),
-    [
-        ("math-verify", {"format_weight": 0}),
-        ("math-verify", {"format_weight": 0.5, "deadline": 3}),
-        ("code-stdio", {"tolerance": None, "max_tests": None}),
-        ("mcq-letter", {"first_index": 1}),
-    ],
-)
-def test_values_that_fit_are_taken(preset, params):
-    assert load(preset, **params).name == preset
-
-
 @pytest.mark.parametrize("name", names())
 def test_defaults_of_every_preset_are_values_that_fit(name):
     for parameter in parameters(name):

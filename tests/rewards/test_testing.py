@@ -1,7 +1,5 @@
 """rewards.testing finds hacks that earn what an honest answer earns, and every preset stands up to the known ones."""
 
-import json
-
 import pytest
 from pairwise import rest_in_matrix
 
@@ -66,11 +64,6 @@ def test_totals_decide_where_there_is_no_checker():
     assert [case.total for case in report.cases] == [0.4, 0.2, 0.5]
 
 
-def test_a_good_completion_that_the_checker_refuses_is_a_problem():
-    report = testing.check(rewards.load("gsm8k-hash"), [{"answer": "72", "good": ["#### 70"]}], hacks=False)
-    assert report.problems == ["Row 1: good completion '#### 70' is not correct for accuracy."]
-
-
 def test_a_hack_that_breaks_a_function_costs_only_itself():
     def fragile(completions, **kwargs):
         return [float(c.split()[-1] == "72") for c in completions]  # IndexError for blank text
@@ -94,35 +87,6 @@ def test_completions_have_the_shape_that_the_rows_have():
         assert all(isinstance(case.completion, list) for case in report.cases)
 
 
-def test_rows_without_a_good_completion_are_only_shown():
-    report = testing.check(rewards.load("gsm8k-hash"), [{"answer": "72", "completion": "#### 72"}])
-    assert [(case.kind, case.total) for case in report.cases] == [("completion", 1.1)]
-    assert report.passed
-    assert "nothing to compare with" in report.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        ([], "There are no rows"),
-        ([{"prompt": "p"}], "Row 1 has no completions"),
-        ([{"style": "boxd", "right": "1"}], "Did you mean 'boxed'"),
-    ],
-)
-def test_rows_that_cannot_be_scored_say_why(rows, says):
-    with pytest.raises(RewardsError, match=says):
-        testing.check(rewards.load("gsm8k-hash"), rows)
-
-
-def test_files_that_cannot_be_read_say_why(tmp_path):
-    with pytest.raises(RewardsError, match=r"rows\.jsonl cannot be read"):
-        testing.read_rows(tmp_path / "rows.jsonl")
-    for text, says in (("{", "line 2 is no JSON:"), ("[1]", "line 2 is no JSON object")):
-        (tmp_path / "rows.jsonl").write_text(f"\n{text}\n")
-        with pytest.raises(RewardsError, match=says):
-            testing.read_rows(tmp_path / "rows.jsonl")
-
-
 def test_targets_are_presets_or_functions(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def right(completions, **kwargs):\n    return [1.0] * len(completions)\n")
@@ -143,13 +107,6 @@ def test_hacks_fit_the_style_and_have_names_of_their_own(style):
     assert answered(style, "72") not in {hack.completion for hack in hacks}
     assert {"missing", "empty", "prompt echo", "keyword stuffed", "huge text"} <= {hack.name for hack in hacks}
     assert answered(style, " \n ") in {hack.completion for hack in hacks}
-
-
-def test_golden_files_belong_to_presets_and_hold_one_object_a_line():
-    folder = testing._GOLDEN
-    assert {file.stem for file in folder.glob("*")} == set(rewards.names())
-    for file in folder.glob("*.jsonl"):
-        assert all(isinstance(json.loads(line), dict) for line in file.read_text(encoding="utf-8").splitlines())
 
 
 def test_a_reward_that_fails_is_one_problem_and_not_a_list_of_hacks():

@@ -101,10 +101,6 @@ def test_a_call_within_prose_is_no_silence():
     assert evaluation.statuses["accuracy"] == ["wrong", "format"]
 
 
-def test_a_call_in_the_thinking_does_not_count():
-    assert evaluate(f"<think>{hermes(WEATHER)}</think>No.").values["accuracy"] == [-3.0]
-
-
 def test_calls_of_all_assistant_turns_count():
     tool = {"role": "tool", "content": "sunny"}
     turns = [*openai(WEATHER), tool, *openai(TIME), tool, {"role": "assistant", "content": "Sunny."}]

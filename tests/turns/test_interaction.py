@@ -123,14 +123,6 @@ def test_a_template_has_to_render_tools(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "value"),
-    [("12 * 7", "84"), ("(2 + 3) * 4", "20"), ("7 / 2", "3.5"), ("6 / 3", "2"), ("-7 // 2", "-4"), ("9 % 4", "1")],
-)
-def test_the_calculator_calculates(expression: str, value: str) -> None:
-    assert evaluate(expression) == value
-
-
-@pytest.mark.parametrize(
     "expression",
     ["", "1 +", "1 / 0", "2 ** 99", "open('x')", "a", "True", "'a' * 3", "1" * 201, "9e307 * 99", "(" * 150, "1e400"],
 )
