@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import GenerationConfig
 from kit.errors import ConfigError, DataError, EnvironmentUnsupported, ModelError, refuse
+from kit.registry import import_object
 
 if TYPE_CHECKING:
     from kit.data import DataSplit
@@ -100,12 +101,10 @@ def load_tools(config: GenerationConfig) -> ToolSetup:
     """The tools and environments of a configuration, checked: one instance of each environment is made. Raises `KitError`."""
     from transformers.utils import get_json_schema
 
-    tools = tuple(_load(path, f"generation.tools.{number}") for number, path in enumerate(config.tools))
+    tools = tuple(map(import_object, config.tools))
     named = config.environment
-    paths: dict[str | None, str] = (
-        {None: named} if isinstance(named, str) else {name: path for name, path in (named or {}).items()}
-    )
-    environments = {name: _load(path, "generation.environment") for name, path in paths.items()} or None
+    paths: Mapping[Any, str] = {None: named} if isinstance(named, str) else named or {}
+    environments = {name: import_object(path) for name, path in paths.items()} or None
     described = list(zip(config.tools, tools, strict=True))
     names = [tool.__name__ for tool in tools]
     refuse(
@@ -134,16 +133,6 @@ def load_tools(config: GenerationConfig) -> ToolSetup:
                 f"and a docstring that says what it does and what each argument is:{TOOL_EXAMPLE}"
             ) from error
     return ToolSetup(tools, environments, config.max_tool_calling_iterations)
-
-
-def _load(path: str, key: str) -> Callable[..., Any]:
-    from rewards.errors import RewardsError
-    from rewards.functions import load_function
-
-    try:
-        return load_function(path)
-    except RewardsError as error:
-        raise ConfigError(f"{key}: {error}") from error
 
 
 def methods_of(environment: Any) -> list[Callable[..., Any]]:

@@ -82,7 +82,7 @@ def test_what_is_named_is_handed_to_trl(own: str) -> None:
     ("keys", "reason"),
     [
         ({"tools": ["{own}:bare"]}, "A tool needs type hints, and a docstring"),
-        ({"tools": ["{own}:nothing"]}, r"generation.tools.0: .*has no function 'nothing'"),
+        ({"tools": ["{own}:nothing"]}, "has no function 'nothing'"),
         ({"tools": ["{own}:add", "{own}:add"]}, "two tools have one name"),
         ({"environment": "{own}:NoReset"}, r"has no method reset\(self, \*\*row\)"),
         ({"environment": "{own}:Narrow"}, r"takes no \*\*columns"),
