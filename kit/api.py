@@ -272,12 +272,12 @@ class Run:
         Runs in a process of its own. The result is also filed as export/FORMAT.json.
 
         Args:
-            to: `adapter`, `merged_16bit`, `merged_4bit`, `gguf`, `ollama` or `hub`.
+            to: `adapter`, `merged_16bit`, `merged_4bit`, `gguf` or `ollama`.
             out: the folder; None is export/FORMAT in the run's directory.
             checkpoint: `best`, `last` or a step; None is the run's result, or the last checkpoint of a run under way.
             progress: let the process print what it does.
-            options: force, dtype, quantization, prompts, seed, verify, base, llama_cpp, repo, private, push: the command
-                line's options of `grpo-kit export`, which see.
+            options: force, dtype, quantization, prompts, seed, verify, base, llama_cpp: the command line's options of
+                `grpo-kit export`, which see.
 
         Raises:
             NotVerified: it was written and is not what was trained; a `RunError` with the figures in `result`.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def export(
     run_id: RunId,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="adapter, merged-16bit, merged-4bit, gguf, ollama or hub.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="adapter, merged-16bit, merged-4bit, gguf or ollama.")],
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; else export/FORMAT in the run.")] = None,
     checkpoint: Checkpoint = None,
     quantization: Annotated[str, typer.Option(metavar="TYPE", help="Of GGUF: f16, q8_0, q4_k_m, ...")] = "q4_k_m",
@@ -28,13 +28,6 @@ def export(
         str | None, typer.Option(metavar="MODEL", help="16-bit base to merge into; else the run's.")
     ] = None,
     llama_cpp: Annotated[str | None, typer.Option(metavar="FOLDER", help="llama.cpp, for GGUF.")] = None,
-    repo: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Hub repository; the token is in HF_TOKEN.")
-    ] = None,
-    push: Annotated[
-        str, typer.Option(metavar="FORMAT", help="What the hub gets: adapter, merged-16bit, ...")
-    ] = "adapter",
-    private: Annotated[bool, typer.Option("--private", help="Make the hub repository a private one.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of the verification.")] = 16,
     seed: Annotated[int, typer.Option(help="Which prompts those are.")] = 0,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not hold the export against the source.")] = False,
@@ -49,7 +42,7 @@ def export(
     try:
         result = Run(run_id, root).export(
             to, out=out, checkpoint=checkpoint, quantization=quantization, dtype=dtype, base=base, llama_cpp=llama_cpp,
-            repo=repo, push=push, private=private, prompts=prompts, seed=seed, verify=not no_verify, force=force,
+            prompts=prompts, seed=seed, verify=not no_verify, force=force,
             progress=not as_json,
         )  # fmt: skip
     except NotVerified as failure:

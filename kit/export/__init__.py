@@ -7,5 +7,5 @@ source.py   the policy as it was trained; its weights merged in float32, quantis
 verify.py   the same prompts through source and export, its files, and every tensor against base + update
 gguf.py     llama.cpp's file and Ollama's Modelfile
 share.py    a run's report as a folder to publish
-hub.py      the model card of every export, and the push to a hub repository
+card.py     the model card of every export
 """

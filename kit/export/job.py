@@ -1,7 +1,7 @@
 """Exports a run's weights: `python -m kit.export.job REQUEST`, a process of its own. `export` reads from top to bottom.
 
 The request: run_dir, format, checkpoint (best, last, a step, or null), out, force, dtype, quantization, prompts, seed,
-verify, base, llama_cpp, repo, private, push (what a hub repository holds).
+verify, base, llama_cpp.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import ConfigError, ModelError, RunError
 from kit.export import target as places
-from kit.export.request import NOT_VERIFIED, check_place, check_push
+from kit.export.request import NOT_VERIFIED, check_place
 from kit.runs.lock import held_gpu
 
 if TYPE_CHECKING:
@@ -37,61 +37,53 @@ def export_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
 
     run, logs = RunDir(Path(request["run_dir"])), LogCapture()
     # An adapter is copied from file to file; everything else loads the model.
-    what = request["push"] if request["format"] == "hub" else request["format"]
-    needs_model = request["verify"] or what != "adapter"
+    needs_model = request["verify"] or request["format"] != "adapter"
     with held_gpu("an export") if needs_model else nullcontext(), logs.collecting(), logs.written_to(run.log):
         return export(run, request, Reporter(quiet))
 
 
 def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Writes the export beside its place, holds it against the source, and puts it there if it is what was trained."""
-    from kit.export.hub import push
     from kit.export.source import keep_weights
     from kit.export.verify import verify
     from kit.runner.trained import open_source
     from kit.runs.files import human_size
 
-    started, name = time.time(), request["format"]
-    what = request["push"] if name == "hub" else name
-    target = Path(request["out"]) if request["out"] else run.path / "export" / name
+    started, what = time.time(), request["format"]
+    target = Path(request["out"]) if request["out"] else run.path / "export" / what
     check_place(target, run, force=request["force"])
     source, note = open_source(run, request["checkpoint"], request["base"], quantized=what == "merged-4bit")
     if note:
         source.note(note)
     _check(source, what, request)
-    reporter.say(f"Exporting {run.id}, weights of step {source.step}, as {name} to {target}")
+    reporter.say(f"Exporting {run.id}, weights of step {source.step}, as {what} to {target}")
     with places.staged(target) as place:
         keep_weights(source, place / ".weights")
         measured = _measure(source, request, reporter) if request["verify"] else None
         written = write(source, what, place, request, reporter)
-        verdict = pushed = None
+        verdict = None
         if measured is not None:
             reporter.say("Reading the written files back, and asking the same")
             verdict = verify(source, measured, place, what, written)
         shutil.rmtree(place / ".weights")
         good = verdict is None or verdict.verified
-        if name == "hub" and good:
-            repo, message = request["repo"], f"{what} of run {run.id}, step {source.step}"
-            reporter.say(f"Pushing to {repo}")
-            token, private = check_push(repo), request["private"]
-            pushed = {"repo": repo} | push(place, repo, token, private=private, message=message, say=reporter.say)
         final = target if good else target.with_name(target.name + NOT_VERIFIED)
         files = places.listing(place)
         places.publish(place, final)
     result = {
-        "format": name, "holds": what, "run": run.id, "step": source.step, "path": str(final), "files": files,
+        "format": what, "run": run.id, "step": source.step, "path": str(final), "files": files,
         "bytes": sum(each["bytes"] for each in files), "stored": written.kind,
-        "verification": verdict.as_dict() if verdict else None, "notes": source.notes, "hub": pushed,
+        "verification": verdict.as_dict() if verdict else None, "notes": source.notes,
         "time": started, "seconds": time.time() - started,
     }  # fmt: skip
-    run.write_json(f"export/{name}.json", result)
-    outcome = {"format": name, "step": source.step, "path": str(final), "verified": good if verdict else None}
+    run.write_json(f"export/{what}.json", result)
+    outcome = {"format": what, "step": source.step, "path": str(final), "verified": good if verdict else None}
     run.append_event("export", **outcome)
     lines = [f"note: {each}" for each in source.notes]
     if verdict is not None:
         lines += [*summary(result["verification"]), *(f"  fault: {fault}" for fault in verdict.faults)]
     word = "not verified (left out)" if verdict is None else "verified" if good else "not verified"
-    lines += [f"{word}: {final} ({human_size(result['bytes'])})", *([pushed["url"]] if pushed else [])]
+    lines.append(f"{word}: {final} ({human_size(result['bytes'])})")
     for line in lines:
         reporter.say(line)
     return result
@@ -121,8 +113,6 @@ def _check(source: Source, what: str, request: dict[str, Any]) -> None:
         find_tools(request["quantization"], request["llama_cpp"])
         if request["verify"]:
             check_reader()
-    if request["format"] == "hub":
-        check_push(request["repo"])
 
 
 def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Measured:
@@ -148,14 +138,12 @@ def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Mea
 
 def write(source: Source, what: str, place: Path, request: dict[str, Any], reporter: Reporter) -> Written:
     """Writes the files of one format and the model card."""
+    from kit.export.card import model_card
     from kit.export.gguf import ends_left_out, modelfile
-    from kit.export.hub import model_card
 
     quantization, limits = None, []
-    if what == "adapter":
-        written = _write_adapter(source, place, public=request["format"] == "hub")
-    else:
-        written = _write_merged(source, place, what, request, reporter)
+    adapter = what == "adapter"
+    written = _write_adapter(source, place) if adapter else _write_merged(source, place, what, request, reporter)
     if written.gguf is not None:
         quantization = written.kind
         if left := ends_left_out(written.gguf, source.tokenizer, _ends(source)):
@@ -196,20 +184,18 @@ def _ends(source: Source) -> list[int]:
     return source.ends
 
 
-def _write_adapter(source: Source, place: Path, *, public: bool) -> Written:
+def _write_adapter(source: Source, place: Path) -> Written:
     import json
 
     from safetensors import safe_open
 
-    from kit.export.hub import pinned, public_name
+    from kit.export.card import pinned
     from kit.export.source import save_tokenizer
     from kit.export.verify import Written
 
     shutil.copyfile(source.weights / "adapter_model.safetensors", place / "adapter_model.safetensors")
     config = json.loads((source.weights / "adapter_config.json").read_text(encoding="utf-8"))
-    if public and public_name(str(config["base_model_name_or_path"])) is None:  # a path of this machine
-        config["base_model_name_or_path"] = public_name(source.base) or source.run_name.rsplit("/", 1)[-1]
-    elif source.base != source.files.source:
+    if source.base != source.files.source:
         config["base_model_name_or_path"] = source.base
     config["revision"] = pinned(source)
     (place / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

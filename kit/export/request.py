@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.errors import ConfigError, EnvironmentUnsupported, RunError
+from kit.errors import ConfigError, RunError
 from kit.export import target as places
 from kit.registry import did_you_mean
 from kit.runs.store import RunDir
@@ -24,11 +22,7 @@ FORMATS = {
     "merged-4bit": "the same, quantised to NF4 (bitsandbytes); a lossy form",
     "gguf": "one file for llama.cpp and what is built on it",
     "ollama": "the GGUF file with a Modelfile",
-    "hub": "a repository on the Hugging Face hub",
 }
-TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-PUSHED = ("adapter", "merged-16bit", "merged-4bit", "gguf")
-"""What a hub repository may hold."""
 CONVERTED = ("f32", "f16", "bf16", "q8_0")
 """GGUF types that the converter writes by itself; the others take llama-quantize."""
 
@@ -136,15 +130,10 @@ class ExportRequest:
     verify: bool = True
     base: str | None = None
     llama_cpp: str | Path | None = None
-    repo: str | None = None
-    private: bool = False
-    push: str = "adapter"
 
     def request(self, run: RunDir) -> dict[str, Any]:
         """The same, checked, for the process that exports. Raises `KitError` for what would fail there."""
-        name, push = format_name(self.format), format_name(self.push)
-        if push not in PUSHED:
-            raise ConfigError(f"A hub repository cannot hold '{push}'. It can hold: {', '.join(PUSHED)}.")
+        name = format_name(self.format)
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype: '{self.dtype}' is none of {', '.join(DTYPES)}.")
         if self.prompts < 1:
@@ -155,8 +144,6 @@ class ExportRequest:
         if out is not None and ".." in out.parts:
             out = out.resolve()
         check_place(out or run.path / "export" / name, run, force=self.force)
-        if name == "hub":
-            check_push(self.repo)
         return asdict(self) | {
             "run_dir": str(run.path.resolve()),
             "format": name,
@@ -164,7 +151,6 @@ class ExportRequest:
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
             "quantization": quantization_name(self.quantization),
             "llama_cpp": str(self.llama_cpp) if self.llama_cpp else None,
-            "push": push,
         }
 
 
@@ -203,22 +189,3 @@ def check_place(target: Path, run: RunDir, *, force: bool) -> None:
         raise ConfigError(f"{target} lies within the run's own files. Give a folder elsewhere, or leave --out away.")
     places.check_free(target, force=force, keep=run.path)
     places.check_free(target.with_name(target.name + NOT_VERIFIED), force=True)
-
-
-def check_push(repo: str | None) -> str:
-    """The token of the environment. Raises `KitError` where a push could not even begin. Says nothing of the token."""
-    if repo is None or not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", repo):
-        raise ConfigError(
-            f"--repo: {repo!r} is no repository; expected OWNER/NAME of letters, digits, '.', '_' and '-'."
-        )
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        raise EnvironmentUnsupported(
-            "HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, and give the command again."
-        )
-    token = next((os.environ[name] for name in TOKENS if os.environ.get(name)), None)
-    if token is None:
-        raise ConfigError(
-            "A push to the hub needs a token that may write, in the environment variable HF_TOKEN (made at "
-            "https://huggingface.co/settings/tokens). It is read from there only, and written nowhere."
-        )
-    return token

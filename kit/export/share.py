@@ -1,4 +1,4 @@
-"""A run's report as something to show: a folder for any static host, or to push to a Space of the Hugging Face Hub.
+"""A run's report as something to show: a folder for any static host, or to upload to a Space of the Hugging Face Hub.
 
 Completions hold rows of the data: they are left out unless they are asked for.
 """

@@ -71,8 +71,6 @@ def _result(run_id: str, name: str, export: Mapping[str, Any]) -> Markup:
     parts = [head, m.tag("p", facts, class_="dim")]
     if isinstance(verification, Mapping):
         parts.append(_verification(verification))
-    if isinstance(export.get("hub"), Mapping):
-        parts.append(m.note(m.join(f"{key}: {value}  " for key, value in export["hub"].items()), "ok"))
     parts += [m.note(str(text)) for text in export.get("notes") or []]
     if level != "fail":
         parts.append(_files(run_id, name, export))
@@ -133,8 +131,6 @@ JOB = "kit.export.job"
 RESULT, BEST, LAST = "the run's result", "best checkpoint", "last checkpoint"
 STEP = re.compile(r"step (\d{1,12})")
 QUANTISED = ("gguf", "ollama")
-WRITTEN = {name: words for name, words in FORMATS.items() if name != "hub"}
-"""Formats of the page; the command line pushes to the hub."""
 MOST_EXPORTS = 200
 WAITING = "Starting: Python and torch are loaded first …"
 
@@ -165,8 +161,8 @@ def wish_of(kind: Any, which: Any, quantization: Any) -> dict[str, Any]:
 
     Raises `ConfigError`.
     """
-    if kind not in WRITTEN:
-        raise ConfigError(f"There is no such format. Known: {', '.join(WRITTEN)}.")
+    if kind not in FORMATS:
+        raise ConfigError(f"There is no such format. Known: {', '.join(FORMATS)}.")
     if kind in QUANTISED and quantization not in QUANTIZATIONS:
         raise ConfigError(f"There is no such quantisation. Known: {', '.join(QUANTIZATIONS)}.")
     return {
@@ -263,7 +259,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     notice = gr.HTML(elem_id="export-notice")
     with gr.Column(visible=False) as asking:
         kind = gr.Radio(
-            [(f"{name}: {words}", name) for name, words in WRITTEN.items()],
+            [(f"{name}: {words}", name) for name, words in FORMATS.items()],
             value="adapter",
             label="Format",
             elem_id="export-format",
@@ -300,10 +296,10 @@ def report_links(run: RunDir) -> str:
     """The report to open or download, and the command that publishes it."""
     path = f"/runs/{run.id}/report.html"
     command = f"grpo-kit share {shlex.quote(run.id)} --to FOLDER{run.root_option}"
-    push = f"grpo-kit export {shlex.quote(run.id)} --to hub --repo OWNER/NAME{run.root_option}"
+    push = f"hf upload OWNER/NAME {shlex.quote(str(run.path / 'export' / 'adapter'))}"
     publish = m.join(
         m.tag("p", m.join([m.tag("small", words), m.tag("code", line)]))
-        for words, line in (("publish the report: ", command), ("push the weights: ", push))
+        for words, line in (("publish the report: ", command), ("publish an export: ", push))
     )
     if not (run.path / "report.html").is_file():
         return m.page(m.note(f"There is no report.html yet: grpo-kit report {run.id}{run.root_option}"), publish)

@@ -367,7 +367,7 @@ def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) 
 
 
 def test_the_revision_of_the_base_is_in_the_card_and_in_the_adapter(run: RunDir, tmp_path: Path) -> None:
-    from kit.export.hub import model_card
+    from kit.export.card import model_card
 
     source = open_source(run, None)[0]
     source.config.model.revision = "abc123"
@@ -375,7 +375,7 @@ def test_the_revision_of_the_base_is_in_the_card_and_in_the_adapter(run: RunDir,
     assert 'AutoModelForCausalLM.from_pretrained("someone/base", revision="abc123")' in text
     assert "| base's revision | abc123 |" in text
     (tmp_path / "written").mkdir()
-    job._write_adapter(source, tmp_path / "written", public=False)
+    job._write_adapter(source, tmp_path / "written")
     assert json.loads((tmp_path / "written" / "adapter_config.json").read_text())["revision"] == "abc123"
     source.base = "someone/other"  # --base: that revision is of another repository
     assert "revision=" not in model_card(source, "adapter", "someone/other", None, None, [])

@@ -151,7 +151,7 @@ def test_a_long_log_is_shown_from_its_end(site: Site) -> None:
 
 
 def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
-    result = {"format": "adapter", "path": "/x", "bytes": 5, "time": 1.0, "step": 3, "stored": "float32", "holds": "adapter",
+    result = {"format": "adapter", "path": "/x", "bytes": 5, "time": 1.0, "step": 3, "stored": "float32",
               "files": [{"name": "w.safetensors", "bytes": 5, "sha256": "ab" * 32}], "notes": [],
               "verification": {"verified": False, "faults": ["layer 3 is missing"], "limits": {}, "comparison": {}}}  # fmt: skip
     text = export.results("one", {"adapter": result})

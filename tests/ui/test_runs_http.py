@@ -119,7 +119,7 @@ def test_an_export_names_no_folder_program_or_model_of_its_own() -> None:
         ("../adapter", None, ""),
         ("adapter", "step 1/../..", ""),
         ("gguf", None, "q4_k_m; rm"),
-        ("hub", None, ""),
+        ("onnx", None, ""),
     ):
         with pytest.raises(ConfigError):
             wish_of(*forged)

@@ -1,29 +1,19 @@
-"""What a hub repository holds beside weights, and the push: the model card (README.md of every export), and the commit."""
+"""The model card: README.md of every export, as the Hugging Face hub reads it."""
 
 from __future__ import annotations
 
-import fnmatch
-import os
 import re
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from kit.errors import RunError
 from kit.evaluation.results import interval
-from kit.models.failures import first_line
 from kit.report.record import read_tree
 from kit.runs.secrets import redact
 
 if TYPE_CHECKING:
     from kit.runner.trained import Source
-
-# --- the model card ---------------------------------------------------------------------------------------------------
-
 
 LIBRARIES = {
     "adapter": "peft",
@@ -154,79 +144,3 @@ def _training(source: Source) -> str:
         "seed": config.run.seed,
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
-
-
-# --- the push ---------------------------------------------------------------------------------------------------------
-
-
-WEIGHTS = ("*.safetensors", "*.index.json", "adapter_config.json", "adapter_model.*", "*.gguf")
-
-
-def push(
-    folder: Path, repo: str, token: str, *, private: bool, message: str, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Uploads every file of `folder` in one commit. Returns address and commit.
-
-    Weights of an earlier push that are not among them go in that commit: a reader would load them in place of the new. A
-    repository that is public stays unwritten where a private one was asked for.
-
-    Asked again after a failure it sends only what the hub does not have. Raises `RunError` in words of its own.
-    """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-
-    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
-    address = f"{api.endpoint}/{repo}"
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    files = {name: path for name, path in files.items() if not path.name.startswith(".")}
-
-    def create() -> None:
-        # An address that huggingface_hub does not take for a hub's is a ValueError after the repository was made.
-        with suppress(ValueError):
-            api.create_repo(repo, private=private, exist_ok=True)
-
-    _called("creating the repository", repo, create)
-    before = _called("looking at the repository", repo, lambda: api.repo_info(repo))
-    if private and not before.private:
-        raise RunError(
-            f"{repo} exists and is public, and a private one was asked for; nothing was pushed. Make it private in its settings "
-            f"({address}/settings), give another --repo, or leave --private out."
-        )
-    names = [each.rfilename for each in before.siblings or []]
-    # Loaders of the repository take such files for its weights; those in folders nobody loads by themselves.
-    weights = [name for name in names if "/" not in name and any(fnmatch.fnmatchcase(name, each) for each in WEIGHTS)]
-    stale = sorted(set(weights) - files.keys())
-    if stale:
-        say(f"Removing from {repo} in the same commit, as they are of an earlier push: {', '.join(stale)}")
-    # Not upload_folder: where hf_xet is installed that one commits in parts, and a reader may see half an export.
-    parts: list[Any] = [CommitOperationAdd(name, path) for name, path in files.items()]
-    parts += [CommitOperationDelete(name, is_folder=False) for name in stale]
-    commit = partial(api.create_commit, repo, operations=parts, commit_message=message)
-    done = _called("the upload", repo, commit)
-    return {"url": address, "commit": getattr(done, "oid", None), "private": before.private, "removed": stale}
-
-
-def _called(what: str, repo: str, call: Callable[[], Any]) -> Any:
-    """The result of a call to the hub. Raises `RunError` in words of its own for what the hub or the network refuses."""
-    import httpx
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return call()
-    except (HfHubHTTPError, httpx.TransportError, OSError) as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        first = redact(first_line(error))
-        texts = {
-            401: f"The hub does not accept the token in HF_TOKEN (401, {what} of {repo}). Make a new one that may write.",
-            403: f"The token in HF_TOKEN may not write to {repo} (403). Give it write access to that owner's repositories.",
-            404: f"{repo} does not exist, or the token in HF_TOKEN may not see it (404, {what}).",
-        }
-        changed = f"{repo} has changed while it was written to ({status}, {what}). Nothing was replaced; give the command again."
-        text = texts.get(status or 0, f"The hub refused {what} of {repo} ({status}: {first}).")
-        if status in (409, 412):
-            text = changed
-        if status is None or status >= 500 or status == 429:
-            text = (
-                f"The hub could not be reached ({what} of {repo}: {first}). Give the command again: files that arrived are not "
-                "sent twice."
-            )
-        raise RunError(text) from None
