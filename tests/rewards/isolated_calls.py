@@ -61,13 +61,6 @@ def leak(megabytes):
     return len(KEPT)
 
 
-def chatter(value):
-    print("noise " * 1000)
-    sys.stderr.write("noise")
-    os.write(1, b"noise")
-    return value
-
-
 def ask():
     return input()
 
