@@ -53,6 +53,9 @@ def forgetful(batch):
 def lottery(batch):
     return -batch.advantages * batch.ratio * torch.rand_like(batch.logps)
 
+def spread(batch):
+    return batch.rewards - batch.rewards.nanmean()
+
 def columns(batch):
     return -batch.advantages * batch.ratio / batch.logps.shape[1] - batch.logps.mean()
 
@@ -205,7 +208,12 @@ def test_a_defect_is_found_and_ends_with_code_2(function: str, check: str, words
     assert results(output)[check] == "failed"
     assert words in " ".join(output.split())
     closing = output.partition("error: ")[2]
-    assert re.match(rf"clip 'others.py:{function}' failed \d of 11 checks: .*{check}", closing)
+    assert re.match(rf"clip 'others.py:{function}' failed \d of 10 checks: .*{check}", closing)
+
+
+def test_an_advantage_taken_for_a_clip_gets_the_hint_of_its_kind() -> None:
+    assert "--kind advantage" in run("objective", "check", "others.py:spread", code=2)
+    assert "No check failed." in run("objective", "check", "others.py:spread", "--kind", "advantage")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """Is a hook sound? `check_hook` tries it on random batches and says what it found; nothing is trained.
 
     finding             what must hold                                                     kinds of hook
-    runs                right shape; float32 and float64, on and off policy,               all
-                        advantages (B, 1) and (B, T)
+    runs                the contract of a run (`hook.checked`): shape, finite, gradient;   all
+                        float32 and float64, on and off policy, advantages (B, 1) and
+                        (B, T); `clipped` and `metrics` of its function
     needs               runs on a batch that holds no more than it declares                all but reductions
     same again          same inputs, same output                                           all
-    finite              where it counts                                                    all
     gradient            reaches what it should                                             clip, regularizer, reduction
     finite differences  autograd gives the derivative of the value, in float64             clip, regularizer, reduction
     masked tokens       gradient exactly 0, no influence, through an objective             all but advantages
@@ -28,10 +28,8 @@ gradient that is not that of the value is a note and no failure.
 from __future__ import annotations
 
 import copy
-import functools
-import traceback
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,8 +39,8 @@ from kit.errors import KitError
 from kit.objective import check_inputs as inputs
 from kit.objective.batch import REWARD_FIELDS, TOKEN_FIELDS, TokenBatch
 from kit.objective.check_inputs import TOKENS, Fields
-from kit.objective.hook import Hook, underlying
-from kit.objective.objective import Objective
+from kit.objective.hook import Hook, call_on_tokens
+from kit.objective.objective import Objective, call_on_losses
 from kit.objective.reduction import LossScale
 
 __all__ = ["Finding", "check_hook"]
@@ -98,29 +96,27 @@ def _tried(name: str, check: Check, subject: Subject) -> Finding | None:
     except (Fault, KitError) as fault:
         return Finding(name, False, str(fault))
     except Exception as error:
-        return Finding(name, False, f"{type(error).__name__}: {error}{_where(error, subject.hook)}")
+        return Finding(name, False, f"{type(error).__name__}: {error}")
     return None if detail is None else Finding(name, True, str(detail), isinstance(detail, Note))
-
-
-def _where(error: Exception, hook: Hook) -> str:
-    """The line of the hook's own file at which it failed, for people."""
-    build = hook.factory.build
-    target = underlying(build.args[0] if isinstance(build, functools.partial) and build.args else build)
-    file = getattr(getattr(target, "__code__", None), "co_filename", None)
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f" (line {lines[-1].lineno}: {lines[-1].line})" if lines else ""
 
 
 # --- the hook that is looked at, and what it is called with -----------------------------------------------------------
 
 
 class Subject:
-    """The hook that is looked at. Calling it is calling the hook, from the state in which it was handed over."""
+    """The hook that is looked at.
+
+    Calling it calls the hook as a run calls a user's own, from the state in which it was handed over. Raises
+    `ObjectiveError` where the contract is broken.
+    """
 
     def __init__(self, hook: Hook, seed: int) -> None:
         self.hook, self.kind, self.seed = hook, hook.kind, seed
+        self.silent = hook.kind == "regularizer" and hook.values["coef"] == 0.0  # only logged: no gradient is asked for
+        self._contracted = copy.copy(hook)
+        self._contracted.factory = replace(hook.factory, custom=True)
         self._state = {key: copy.deepcopy(part.state_dict()) for key, part in hook.stateful().items()}
-        muted = hook.kind == "regularizer" and hook.coef_at(0) == 0.0
+        muted = hook.kind == "regularizer" and hook.coef_at(0) == 0.0 and not self.silent
         louder = hook.factory(**hook.values | {"coef": 1.0}) if muted else hook
         many = {"weight": "weights", "regularizer": "regularizers"}.get(hook.kind)
         # An objective around the hook, of parts that hide nothing.
@@ -134,14 +130,15 @@ class Subject:
 
     def __call__(self, *arguments: Any) -> Tensor:
         self.restore()
-        out = self.hook(*arguments)
-        if not isinstance(out, Tensor):
-            hint = " If it is a factory, give its parameters defaults." if callable(out) else ""
-            raise Fault(f"returned {type(out).__name__}, expected a tensor.{hint}")
-        return out
+        if self.kind == "advantage":
+            return self.objective.compute_advantages(*arguments)
+        if self.kind == "reduction":
+            return call_on_losses(self._contracted, *arguments)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.silent):
+            return call_on_tokens(self._contracted, *arguments)
 
-    def cases(self, keep: Collection[str] | None = None) -> Iterator[inputs.Case]:
-        """Calls that it must be able to take. `keep`: without optional fields of the batch but these."""
+    def cases(self, keep: Collection[str] | None = None) -> Iterator[tuple[Any, ...]]:
+        """Arguments of calls that it must be able to take. `keep`: without optional fields of the batch but these."""
         return inputs.cases(self.kind, self.seed, keep)
 
     def loss(self, fields: Fields, scale: LossScale | None = None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -152,8 +149,8 @@ class Subject:
 
     def advantages(self, fields: Fields) -> Tensor:
         """The advantages as an objective passes them on; 0 at tokens that do not train."""
-        self.restore()
-        return inputs.live(self.objective.compute_advantages(inputs.reward_batch(fields)), fields)
+        advantages = self(inputs.reward_batch(fields))
+        return advantages if advantages.dim() == 1 else advantages.masked_fill(~fields["mask"], 0.0)
 
 
 Check = Callable[[Subject], str | None]  # the detail, None where it does not apply; raises `Fault`
@@ -193,17 +190,11 @@ def _over_tokens(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _runs(subject: Subject) -> str:
-    for case in subject.cases():
-        out = subject(*case.arguments)
-        if tuple(out.shape) not in case.shapes:
-            stretch = subject.kind in ("clip", "weight", "regularizer") and out.dim() == 2 and out.shape[-1] == 1
-            hint = " Use .expand(-1, T) on a value per completion." if stretch else ""
-            raise Fault(f"returned shape {tuple(out.shape)}, expected {case.expected}.{hint}")
-    if subject.kind == "advantage":
-        return f"{'one for each completion' if out.dim() == 1 else 'one for each token'}, in float32 and float64"
-    if subject.kind == "reduction":
-        return "a scalar, in float32 and float64"
-    return "float32 and float64, on and off policy, advantages (B, 1) and (B, T)"
+    for arguments in subject.cases():
+        out = subject(*arguments)
+    if subject.kind in ("clip", "regularizer"):
+        subject.loss(next(inputs.variants(subject.seed)))  # calls what its function reports, too
+    return f"finite, shape {tuple(out.shape)}, in float32 and float64"
 
 
 def _needs(subject: Subject) -> str:
@@ -212,7 +203,7 @@ def _needs(subject: Subject) -> str:
 
     def error_with(fields: set[str]) -> Exception | None:
         try:
-            subject(*next(subject.cases(fields)).arguments)
+            subject(*next(subject.cases(fields)))
         except Exception as error:
             return error
         return None
@@ -225,13 +216,13 @@ def _needs(subject: Subject) -> str:
         names = ", ".join(f"'{name}'" for name in lacking)
         raise Fault(
             f"reads {', '.join(lacking)} without declaring it; a run fills in only what is declared. Set "
-            f"function.needs = {{{names}}}. ({type(error).__name__}: {error})"
+            f"function.needs = {{{names}}}. ({error})"
         )
     return f"needs {', '.join(sorted(needs))}" if needs else "needs nothing beyond what every batch has"
 
 
 def _same_again(subject: Subject) -> str:
-    first, second = ([subject(*case.arguments) for case in subject.cases()] for _ in range(2))
+    first, second = ([subject(*arguments) for arguments in subject.cases()] for _ in range(2))
     if not all(map(_equal, first, second)):
         raise Fault(
             "gives something else the second time: a run could be neither repeated nor resumed. Draw from a generator "
@@ -240,27 +231,16 @@ def _same_again(subject: Subject) -> str:
     return "to the last bit"
 
 
-def _finite(subject: Subject) -> str:
-    for case in subject.cases():
-        _require_finite(case.counted(subject(*case.arguments)), case.where)
-    if subject.kind == "advantage":
-        return "although some rewards are NaN"
-    return "also with a completion without live tokens" if subject.kind == "reduction" else "at every live token"
-
-
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
 def _gradient(subject: Subject) -> str | None:
+    if subject.silent:
+        return Note("its coef is 0, so it is only logged")
     reached: set[str] = set()
     for fields in inputs.variants(subject.seed):
         batch, leaves = inputs.token_batch(fields)
-        out = inputs.counted(subject(batch), batch.mask)
-        if not out.requires_grad and subject.kind == "regularizer" and subject.hook.coef_at(0) == 0.0:
-            return Note("carries none; its coef is 0, so it is only logged")
-        if not out.requires_grad:
-            _off_the_graph("batch.logps" if subject.kind == "clip" else "batch.logps, entropy or full_kl")
-        for name, slope in _gradients(out, leaves).items():
+        for name, slope in _gradients(subject(batch), leaves).items():
             _require_finite(slope, f"in the gradient to {name}, {inputs.kind_of(fields)}")
             reached |= {name} if slope.any() else set()
     if subject.kind == "clip" and "logps" not in reached:
@@ -273,21 +253,12 @@ def _gradient(subject: Subject) -> str | None:
 def _gradient_of_reduction(subject: Subject) -> str:
     per_token, mask = inputs.losses(subject.seed)
     out = subject(per_token.requires_grad_(), mask, inputs.scale_of(mask))
-    if not out.requires_grad:
-        _off_the_graph("per_token")
     (slope,) = torch.autograd.grad(out, per_token)
     _require_finite(slope, "in the gradient to per_token")
     lost, live = int((mask & (slope == 0)).sum()), int(mask.sum())
     if lost == live:
         raise Fault("the gradient is 0 at every token: the policy would not move.")
     return Note(f"{lost} of {live} live tokens get no gradient") if lost else "to every live token"
-
-
-def _off_the_graph(source: str) -> None:
-    raise Fault(
-        f"carries no gradient, so nothing would be learned. Compute it from {source} without .detach(), .item() or "
-        "torch.no_grad()."
-    )
 
 
 def _finite_differences(subject: Subject) -> str:
@@ -306,10 +277,8 @@ def _finite_differences(subject: Subject) -> str:
         names, leaves = zip(*inputs.token_batch(fields)[1].items(), strict=True)
 
         def value(*leaves: Tensor) -> Tensor:
-            batch = TokenBatch.of(**fields | dict(zip(names, leaves, strict=True)))
-            batch.ratio, batch.sequence_ratio  # noqa: B018  (what these do is not the hook's doing)
-            out = subject(batch)
-            return out if out.dim() == 0 else (torch.where(batch.mask, out, 0.0) * weight).sum()
+            out = subject(TokenBatch.of(**fields | dict(zip(names, leaves, strict=True))))
+            return out if out.dim() == 0 else (out * weight).sum()
 
     if not value(*leaves).requires_grad:
         return Note("skipped: there is no gradient to compare")
@@ -351,24 +320,15 @@ def _padding(subject: Subject) -> str:
     return "more of it changes neither loss nor gradient"
 
 
-_EXTREME = (
-    "at log ratios of ±80 nats in float32. Take batch.ratio or batch.sequence_ratio, which stay finite there, or "
-    "kit.objective.batch.bounded_exp in place of exp."
-)
-
-
 def _extreme_ratios(subject: Subject) -> str:
     for flip in (1.0, -1.0):
         fields = inputs.extreme_fields(subject.seed)
         fields["advantages"] = flip * fields["advantages"]
         batch, leaves = inputs.token_batch(fields)
-        out = inputs.counted(subject(batch), batch.mask)
-        if not torch.isfinite(out).all():
-            raise Fault(f"NaN or infinity {_EXTREME}")
+        out = subject(batch)
         if out.requires_grad and subject.kind != "weight":
             for name, slope in _gradients(out, leaves).items():
-                if not torch.isfinite(slope).all():
-                    raise Fault(f"NaN or infinity in the gradient to {name} {_EXTREME}")
+                _require_finite(slope, f"in the gradient to {name} at log ratios of ±80 nats in float32")
     return "finite at log ratios of ±80 nats in float32"
 
 
@@ -378,10 +338,8 @@ def _empty(subject: Subject) -> str:
         fields = inputs.token_fields(subject.seed)
         fields = inputs.with_rubbish(fields | {"mask": torch.zeros_like(fields["mask"])})
         loss, leaves = subject.loss(fields, LossScale(1.0, window, TOKENS))
-        if not torch.isfinite(loss) or loss != 0:
+        if loss != 0:
             raise Fault(f"{what} has the loss {float(loss):g}, not 0.")
-        if not loss.requires_grad:
-            raise Fault(f"{what} gives a loss off the graph; use 0 * per_token.sum().")
         for name, slope in _over_tokens(loss, leaves).items():
             if not (slope == 0).all():
                 raise Fault(f"{what} gives gradient to {name}.")
@@ -439,8 +397,6 @@ def _unscorable(subject: Subject) -> str:
     fields = inputs.reward_fields(subject.seed)
     unknown = fields["rewards"].isnan()
     before = subject.advantages(fields)
-    if not (before[unknown] == 0).all():
-        raise Fault("a completion whose reward is NaN has an advantage other than 0.")
     changed = dict(fields)
     for name in REWARD_FIELDS.keys() - {"lengths"}:
         value = fields[name].clone()
@@ -476,17 +432,13 @@ def _padding_of_advantages(subject: Subject) -> str:
 
 
 def _no_spread(subject: Subject) -> str:
-    def require(fields: Fields, where: str) -> None:
-        out = inputs.live(subject(inputs.reward_batch(fields)), fields)
-        _require_finite(out[fields["rewards"].isfinite()], where)
-
     for dtype in inputs.DTYPES:
         fields = inputs.reward_fields(subject.seed, dtype)
         known = fields["rewards"].isfinite()
         for rewards in (torch.where(known, 0.5, torch.nan), torch.full_like(fields["rewards"], torch.nan)):
             same = fields | {"rewards": rewards.to(dtype), "components": torch.ones_like(fields["components"])}
-            require(same, "where all rewards of a group are equal, or none is known")
-        require(inputs.rows(fields, torch.tensor([0])), "for a batch of one completion")
+            subject(inputs.reward_batch(same))
+        subject(inputs.reward_batch(inputs.rows(fields, torch.tensor([0]))))
     return "finite where all rewards are equal, for groups of one, and without any reward"
 
 
@@ -496,7 +448,6 @@ _OF_EVERY_HOOK: dict[str, Check] = {
     "runs": _runs,
     "needs": _needs,
     "same again": _same_again,
-    "finite": _finite,
 }
 _DERIVED: dict[str, Check] = {"gradient": _gradient, "finite differences": _finite_differences}
 _OF_A_TERM: dict[str, Check] = {

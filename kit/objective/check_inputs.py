@@ -6,9 +6,7 @@ token. Fields are raw, as a trainer has them, so that what is left of the rubbis
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -152,47 +150,19 @@ def _mask() -> Tensor:
 DTYPES = (torch.float64, torch.float32)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One call of the hook: its arguments, the shapes that it may return, what of the output counts, and a name for people."""
-
-    arguments: tuple[Any, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    expected: str
-    counted: Callable[[Tensor], Tensor]
-    where: str
-
-
-def cases(kind: str, seed: int, keep: Collection[str] | None = None) -> Iterator[Case]:
-    """Calls that a hook of such a kind must be able to take. `keep`: without optional fields but these."""
+def cases(kind: str, seed: int, keep: Collection[str] | None = None) -> Iterator[tuple[Any, ...]]:
+    """Arguments of calls that a hook of such a kind must be able to take. `keep`: without optional fields but these."""
     if kind == "advantage":
         for dtype in DTYPES:
-            fields = reward_fields(seed, dtype)
-            size, width = fields["mask"].shape
-            yield Case(
-                (reward_batch(fields, keep),),
-                ((size,), (size, width)),
-                f"(N,) = ({size},) or (N, T) = {(size, width)}",
-                functools.partial(scored, fields=fields),
-                f"for completions that have a reward, in {dtype}. Two others of the batch have none (NaN): leave them out of "
-                "means and deviations, with batch.scorable or nanmean",
-            )
+            yield (reward_batch(reward_fields(seed, dtype), keep),)
     elif kind == "reduction":
         for dtype in DTYPES:
             per_token, mask = losses(seed, dtype)
             for scale in (scale_of(mask), LossScale(2.0, mask.sum(), TOKENS)):
-                yield Case((per_token, mask, scale), ((),), "a scalar ()", lambda out: out, f"in {dtype}")
+                yield per_token, mask, scale
     else:
         for fields in variants(seed):
-            batch, _ = token_batch(fields, keep)
-            shape = tuple(batch.mask.shape)
-            yield Case(
-                (batch,),
-                (shape, ()) if kind == "regularizer" else (shape,),
-                f"(B, T) = {shape}, with advantages {'(B, 1)' if fields['advantages'].shape[1] == 1 else '(B, T)'}",
-                functools.partial(counted, mask=batch.mask),
-                f"at live tokens, {kind_of(fields)}",
-            )
+            yield (token_batch(fields, keep)[0],)
 
 
 def variants(seed: int) -> Iterator[Fields]:
@@ -218,18 +188,3 @@ def losses(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tenso
 def numbers(shape: torch.Size, seed: int) -> Tensor:
     """Normally distributed, float64."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def scored(advantages: Tensor, fields: Fields) -> Tensor:
-    """What of the advantages counts: those of completions that have a reward."""
-    return live(advantages, fields)[fields["rewards"].isfinite()]
-
-
-def live(advantages: Tensor, fields: Fields) -> Tensor:
-    """What of the advantages is used: 0 at tokens that do not train."""
-    return advantages if advantages.dim() == 1 else advantages.masked_fill(~fields["mask"], 0.0)
-
-
-def counted(out: Tensor, mask: Tensor) -> Tensor:
-    """What of a hook's output counts: live tokens, or all of a scalar."""
-    return out if out.dim() == 0 else out[mask]

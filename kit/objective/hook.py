@@ -345,14 +345,31 @@ def attribute(function: Any, name: str, default: Any = None) -> Any:
     return getattr(underlying(function), name, default)
 
 
-def report_of(function: Any, name: str, batch: TokenBatch) -> Any:
-    """What `function.NAME(batch)` returns, given those hyper-parameters of the function that it takes; None without one."""
+def report_of(hook: Hook, name: str, batch: TokenBatch) -> Mapping[str, Tensor]:
+    """What `function.NAME(batch)` of the hook's function returns, given those hyper-parameters that it takes; empty without one.
+
+    Raises `ObjectiveError` if it raises, or returns anything but tensors (B, T), (B, 1) or () by name.
+    """
+    function = hook.at(batch.step)
     report = attribute(function, name)
     if report is None:
-        return None
+        return {}
     values = function.keywords if isinstance(function, functools.partial) else {}
     taken = signature(report).parameters if values else {}
-    return report(batch, **{key: value for key, value in values.items() if key in taken})
+    title, rows = f"{hook.short_name}.{name} of {hook.title}", len(batch.mask)
+    try:
+        out = report(batch, **{key: value for key, value in values.items() if key in taken})
+    except Exception as error:
+        raise ObjectiveError(f"{title} raised {type(error).__name__}: {error}.") from error
+    shapes = {(), (rows, 1), tuple(batch.mask.shape)}
+    for key, value in out.items() if isinstance(out, Mapping) else [("", out)]:
+        if not key or not isinstance(value, Tensor) or tuple(value.shape) not in shapes:
+            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+            raise ObjectiveError(
+                f"{title} returned {type(value).__name__}{shape}{f' for {key}' if key else ''}. It returns a dict of tensors "
+                f"(B, T), (B, 1) or (), here B = {rows} and T = {batch.mask.shape[1]}."
+            )
+    return dict(out)
 
 
 def underlying(function: Any) -> Any:
@@ -450,10 +467,13 @@ def checked(
     if not torch.isfinite(out).all():
         of_tokens = [name for name in inputs if name in {"logps", "old_logps", "advantages", "ref_logps", "entropy"}]
         broken = [name for name in of_tokens if inputs[name] is not None and not torch.isfinite(inputs[name]).all()]
+        if broken:
+            raise ObjectiveError(f"{hook.title} returned NaN or infinity: the batch holds some in {', '.join(broken)}.")
+        if hook.kind == "advantage":
+            hint = "A reward may be NaN: leave it out of means and deviations, with batch.scorable or nanmean. Bound"
+            raise ObjectiveError(f"{hook.title} returned NaN or infinity. {hint} what it divides by.")
         raise ObjectiveError(
-            f"{hook.title} returned NaN or infinity: the batch holds some in {', '.join(broken)}."
-            if broken
-            else f"{hook.title} returned NaN or infinity, from a finite batch. "
-            "Bound what it exponentiates and what it divides by."
+            f"{hook.title} returned NaN or infinity, from a finite batch. Bound what it divides by and what it exponentiates: "
+            "batch.ratio and batch.sequence_ratio stay finite, as does kit.objective.batch.bounded_exp in place of exp."
         )
     return out

@@ -132,9 +132,7 @@ class Meter:
     @torch.no_grad()
     def log_reports(self, hook: Hook) -> None:
         """Log what the hook's function reports of itself: `clipped` as fractions, `metrics` under their names."""
-        function = hook.at(self._batch.step)
-        clipped = report_of(function, "clipped", self._batch)
-        if clipped is not None:
+        if clipped := report_of(hook, "clipped", self._batch):
             where = {name: self._own(hook, inside) for name, inside in clipped.items()}
             keys = [self.log(f"clip_fraction/{name}", inside, of_all=True) for name, inside in where.items()]
             if hook.factory.custom:
@@ -143,7 +141,7 @@ class Meter:
                 fractions = [self.means[key] for key in keys]
                 total = functools.reduce(torch.add, (mean.total for mean in fractions))
                 self.means["clip_fraction/region"] = Mean(total, fractions[0].count)
-        for name, values in (report_of(function, "metrics", self._batch) or {}).items():
+        for name, values in report_of(hook, "metrics", self._batch).items():
             self.log(name, self._own(hook, values))
 
     def log_batch(self) -> None:

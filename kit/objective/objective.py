@@ -197,14 +197,7 @@ class Objective:
                 whole = coef * penalty if whole is None else whole + coef * penalty
             elif coef != 0.0:
                 per_token = per_token + coef * penalty
-        function = self.reduction.at(batch.step)
-        if self.reduction.factory.custom:
-            inputs = {"per_token": per_token, "mask": batch.mask}
-            loss = checked(
-                self.reduction, lambda: function(per_token, batch.mask, scale), inputs, [()], sources=[per_token]
-            )
-        else:
-            loss = function(per_token, batch.mask, scale)
+        loss = call_on_losses(self.reduction, per_token, batch.mask, scale, batch.step)
         if whole is not None:
             loss = loss + whole / scale.accumulation
         for hook in (self.clip, *self.regularizers):
@@ -252,6 +245,15 @@ class Objective:
     def _stateful(self) -> dict[str, Any]:
         stateful = [(key, hook.stateful()) for key, hook in self.hooks]
         return {f"{key}.{name}".rstrip("."): part for key, parts in stateful for name, part in parts.items()}
+
+
+def call_on_losses(hook: Hook, per_token: Tensor, mask: Tensor, scale: LossScale, step: int = 0) -> Tensor:
+    """A reduction's scalar for a per-token loss (B, T); of the user's own, checked. Raises `ObjectiveError`."""
+    function = hook.at(step)
+    if not hook.factory.custom:
+        return function(per_token, mask, scale)
+    inputs = {"per_token": per_token, "mask": mask}
+    return checked(hook, lambda: function(per_token, mask, scale), inputs, [()], sources=[per_token])
 
 
 def _live_part(hook: Hook, batch: TokenBatch) -> Tensor:

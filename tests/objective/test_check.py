@@ -160,14 +160,14 @@ def adds_advantages(batch: TokenBatch) -> Tensor:
 
 CLIPS: list[tuple[Callable[..., Any], str, str]] = [
     (raises, "runs", "RuntimeError"),
-    (per_sequence, "runs", r"shape (5, 1), expected (B, T) = (5, 9)"),
+    (per_sequence, "runs", "shape (5, 1), expected (5, 9)"),
     (no_tensor, "runs", "returned float, expected a tensor"),
     (undeclared, "needs", "function.needs = {'ref_logps'}"),
-    (edits, "masked tokens", "edited old_logps in place"),
+    (edits, "runs", "edited old_logps in place"),
     (draws_lots, "same again", "something else the second time"),
-    (infinite, "finite", "NaN or infinity at live tokens, on policy"),
+    (infinite, "runs", "NaN or infinity, from a finite batch"),
     (root_of_zero, "gradient", "NaN or infinity in the gradient to logps, on policy"),
-    (detached, "gradient", "carries no gradient"),
+    (detached, "runs", "carries no gradient"),
     (unmoved, "gradient", "is 0 at every token"),
     (counts_columns, "padding", "more padding changes the loss"),
     (plain_product, "extreme ratios", "bounded_exp"),
@@ -183,6 +183,18 @@ def test_a_clip_with_a_defect_fails_where_it_should(function: Callable[..., Any]
     assert words in finding.detail
 
 
+@pytest.mark.parametrize("name", ["clipped", "metrics"])
+def test_what_a_hook_reports_wrongly_fails_under_one_heading(name: str) -> None:
+    def own(batch: TokenBatch) -> Tensor:
+        return -batch.advantages * batch.ratio
+
+    setattr(own, name, lambda batch: {"up": 3})
+    (finding,) = failed(check_hook(objective.clips.build(own)))
+    assert finding.name == "runs"
+    assert f"own.{name} of clip" in finding.detail
+    assert "returned int for up. It returns a dict of tensors" in finding.detail
+
+
 def test_a_mean_over_no_tokens_is_found() -> None:
     hook = objective.regularizers.build(lambda batch: -batch.logps[batch.mask].mean())
     finding = one(check_hook(hook), "empty micro-batch")
@@ -191,8 +203,10 @@ def test_a_mean_over_no_tokens_is_found() -> None:
 
 
 def test_a_detached_regularizer_fails_unless_it_is_only_logged() -> None:
-    assert not one(check_hook(objective.regularizers.build(detached)), "gradient").passed
-    silent = one(check_hook(objective.regularizers.build({"name": detached, "coef": 0.0})), "gradient")
+    assert not one(check_hook(objective.regularizers.build(detached)), "runs").passed
+    findings = check_hook(objective.regularizers.build({"name": detached, "coef": 0.0}))
+    assert failed(findings) == []
+    silent = one(findings, "gradient")
     assert silent.note
     assert "only logged" in silent.detail
 
@@ -303,14 +317,14 @@ def noisy(batch: RewardBatch) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "name", "words"),
     [
-        (wrong_shape, "runs", "expected (N,) = (12,) or (N, T) = (12, 9)"),
-        (mean_with_nan, "finite", "batch.scorable or nanmean"),
+        (wrong_shape, "runs", "expected (12,) or (12, 9)"),
+        (mean_with_nan, "runs", "batch.scorable or nanmean"),
         (by_position, "order", "by batch.group, not by position"),
-        (divides_by_spread, "no spread", "all rewards of a group are equal"),
+        (divides_by_spread, "no spread", "NaN or infinity"),
         (counts_the_unscored, "unscorable", "changes the advantages of others"),
         (averages_over_columns, "padding", "more padding changes the advantages"),
         (reads_lengths, "needs", "function.needs = {'lengths'}"),
-        (edits_rewards, "unscorable", "edited rewards in place"),
+        (edits_rewards, "runs", "edited rewards in place"),
         (noisy, "same again", "something else the second time"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -331,10 +345,10 @@ def reduction(function: Callable[[Tensor, Tensor, LossScale], Any]) -> Hook:
 @pytest.mark.parametrize(
     ("function", "name", "words"),
     [
-        (lambda per_token, mask, scale: per_token.sum(1), "runs", "expected a scalar"),
-        (lambda per_token, mask, scale: per_token.add_(1.0).sum(), "masked tokens", "edited per_token in place"),
+        (lambda per_token, mask, scale: per_token.sum(1), "runs", "expected ()"),
+        (lambda per_token, mask, scale: per_token.add_(1.0).sum(), "runs", "edited per_token in place"),
         (lambda per_token, mask, scale: per_token.sum() * torch.rand(()), "same again", "the second time"),
-        (lambda per_token, mask, scale: (per_token.sum(1) / mask.sum(1)).mean(), "finite", "NaN or infinity"),
+        (lambda per_token, mask, scale: (per_token.sum(1) / mask.sum(1)).mean(), "runs", "NaN or infinity"),
         (lambda per_token, mask, scale: per_token.detach().sum(), "gradient", "carries no gradient"),
         (lambda per_token, mask, scale: per_token.sum() * 0, "gradient", "is 0 at every token"),
         (lambda per_token, mask, scale: per_token.mean(), "padding", "with the mask, not with the number of columns"),
