@@ -22,7 +22,7 @@ from rewards.sandbox.forkserver import (
     isolates,
     problem,
     run,
-    run_all,
+    run_job,
 )
 
 __all__ = [
@@ -34,5 +34,5 @@ __all__ = [
     "isolates",
     "problem",
     "run",
-    "run_all",
+    "run_job",
 ]

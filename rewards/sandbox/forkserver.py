@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rewards.errors import RewardsError
-from rewards.parallel import concurrently
 from rewards.sandbox.seccomp import filter_program
 
 _CHUNK = 1 << 16
@@ -139,11 +138,6 @@ def run(program: str, stdin: str = "", *, allow_unsafe: bool = False, **limits: 
         SandboxError: programs cannot be isolated here, and `allow_unsafe` is not given.
     """
     return run_job(isolates(allow_unsafe), Job(program=program, stdin=stdin, **limits))
-
-
-def run_all(jobs: Sequence[Job], *, workers: int | None = None, allow_unsafe: bool = False) -> list[Result]:
-    """Run jobs, `workers` at the same time (as many as there are CPUs), and return results in order; raises like `run`."""
-    return concurrently(functools.partial(run_job, isolates(allow_unsafe)), jobs, workers)
 
 
 def run_job(isolated: bool, job: Job) -> Result:

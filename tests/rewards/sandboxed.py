@@ -6,6 +6,7 @@ import os
 import pytest
 
 from rewards import sandbox
+from rewards.parallel import concurrently
 from rewards.sandbox import forkserver
 
 
@@ -29,4 +30,4 @@ def together(*programs: str, seconds: float, output_bytes: int = 1 << 20) -> dic
     def run(program: str) -> sandbox.Result:
         return sandbox.run(program, seconds=seconds, output_bytes=output_bytes)
 
-    return dict(zip(programs, forkserver.concurrently(run, programs, len(programs)), strict=True))
+    return dict(zip(programs, concurrently(run, programs, len(programs)), strict=True))

@@ -184,11 +184,11 @@ def test_mbpp_and_humaneval_rows_work_as_they_come():
 def test_expected_values_never_enter_the_sandbox(monkeypatch):
     seen = []
 
-    def record(jobs, **_):
-        seen.extend(jobs)
-        return [Result(status="ok", stdout="")] * len(jobs)
+    def record(isolated, job):
+        seen.append(job)
+        return Result(status="ok", stdout="")
 
-    monkeypatch.setattr(graders, "run_all", record)
+    monkeypatch.setattr(graders, "run_job", record)
     secret = 918273645
     evaluate(
         "code-function", HONEST_FUNCTION, reference={"function": "square", "calls": [{"args": [1], "expected": secret}]}
@@ -200,9 +200,7 @@ def test_expected_values_never_enter_the_sandbox(monkeypatch):
 
 
 def test_a_sandbox_that_does_not_start_is_infra_and_excludes(monkeypatch):
-    monkeypatch.setattr(
-        graders, "run_all", lambda jobs, **_: [Result(status="infra", reason="no processes left")] * len(jobs)
-    )
+    monkeypatch.setattr(graders, "run_job", lambda isolated, job: Result(status="infra", reason="no processes left"))
     evaluation = evaluate("code-stdio", HONEST_STDIO, reference=SQUARES)
     assert evaluation.statuses["accuracy"] == ["infra"]
     assert evaluation.totals == [None]

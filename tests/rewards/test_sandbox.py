@@ -122,11 +122,6 @@ def test_programs_cannot_claim_that_the_sandbox_did_not_start():
     assert sandbox.run(program).status == "failed"
 
 
-def test_many_programs_run_at_once_and_stay_in_order():
-    jobs = [sandbox.Job(program="print(input())", stdin=str(n)) for n in range(12)]
-    assert [result.stdout for result in sandbox.run_all(jobs, workers=4)] == [f"{n}\n" for n in range(12)]
-
-
 def test_no_descriptor_thread_or_child_is_left():
     sandbox.run("print(1)")
     before = (len(os.listdir("/proc/self/fd")), threading.active_count())

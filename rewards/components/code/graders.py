@@ -19,7 +19,7 @@ from rewards.errors import PresetError
 from rewards.isolation.cache import Cache, component_key
 from rewards.parallel import slow_last
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
-from rewards.sandbox import Job, Result, SandboxError, interpreter, isolates, run_all
+from rewards.sandbox import Job, Result, SandboxError, interpreter, isolates, run_job
 
 SCORING = ("all", "share")
 _HARNESS = Path(__file__).with_name("harness.py")
@@ -182,9 +182,10 @@ class _CodeComponent(ProgramOptions, ItemComponent):
         if left <= 0:
             raise _NoTime
         job = replace(job, seconds=min(job.seconds * share, left))
-        [result] = run_all([job], workers=1, allow_unsafe=self.allow_unsafe)
+        isolated = isolates(self.allow_unsafe)
+        result = run_job(isolated, job)
         if result.status == "infra":
-            [result] = run_all([job], workers=1, allow_unsafe=self.allow_unsafe)
+            result = run_job(isolated, job)
         if result.status == "infra":
             raise SandboxError(result.reason)
         if result.status == "timeout" and share < 1.0:
