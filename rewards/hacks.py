@@ -15,11 +15,12 @@ near miss may score as correct.
 """
 
 import functools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rewards.components.math_text import Pieces, bare, decimals, number, plain, split
 from rewards.errors import RewardsError, nearest
@@ -290,6 +291,8 @@ def _read(text: str) -> _Read:
 
 def near_misses(reference: str) -> list[str]:
     """Return wrong answers that come near: another number, order, sign, entry, bracket. Empty if none is sure to be wrong."""
+    if reference.lstrip().startswith("{"):
+        return _other_objects(reference)
     text = plain(reference)
     pieces = split(text)
     if pieces.kind in ("matrix", "tuple", "interval", "list", "set"):
@@ -312,6 +315,27 @@ def near_misses(reference: str) -> list[str]:
             [f"-({text})", f"{text}+1"] if "=" not in text and not set("<>") & set(text) and "\\le" not in text else []
         )
     return list(dict.fromkeys(answer for answer in answers if not same_answer(answer, reference)))
+
+
+def _other_objects(reference: str) -> list[str]:
+    """Return JSON objects like `reference`, each with another value of one key, and one without its last key."""
+    try:
+        value = json.loads(reference)
+    except ValueError:
+        return []
+    others = [value | {key: _other_value(entry)} for key, entry in list(value.items())[:4]]
+    shorter = dict(list(value.items())[:-1])
+    return [json.dumps(other) for other in [*others, *([shorter] if shorter else [])]]
+
+
+def _other_value(value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    if isinstance(value, str):
+        return str(int(value) + 1) if value.isdecimal() else f"not {value}"
+    return value[:-1] if isinstance(value, list) and value else {"other": 0}
 
 
 def _other_parts(pieces: Pieces) -> list[Sequence[str]]:

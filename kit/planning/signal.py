@@ -124,6 +124,8 @@ def judge(signal: Signal) -> Verdict:
     because = f"rewards differ in {_share(spread)} of groups of {signal.spread_group}"
     if spread.low > INFORMATIVE:  # then the length and the format of answers are learned, too
         because += f"; {cut}" if is_cut else ""
+        if right is not None and right.value == 0:
+            because += "; no sampled answer is right, so what is learned first is what else the reward pays"
         seconds = signal.reward_seconds
         if seconds > SLOW * signal.step_seconds and seconds > 1.0:
             because += f"; rewards take {seconds:.1f} s a step, {seconds / signal.step_seconds:.0%} of it"

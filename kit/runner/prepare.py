@@ -296,7 +296,7 @@ def check_reward(
         if isinstance(component, FunctionComponent):
             raise RewardError(
                 f"The reward function '{name}' failed on a trial completion of the first rows: {reason}. Mend the function; "
-                f"the columns that it is given are: {', '.join(columns)}."
+                f"the columns that it is given are: {', '.join(columns)}. The column of right answers is always called reference."
             )
         raise RewardError(
             f"The reward '{name}' of preset '{preset.name}' cannot score the rows of {config.data.source}: {reason}. Choose "

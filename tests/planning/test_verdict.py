@@ -52,6 +52,10 @@ def test_verdicts(changes: dict[str, object], verdict: str, change: str) -> None
     assert "nan" not in found.because
 
 
+def test_rewards_that_differ_although_nothing_is_right_are_pointed_out() -> None:
+    assert "no sampled answer is right" in judge(replace(GOOD, pass_at_1=NEVER)).because
+
+
 def changed(config: RunConfig, change: str) -> RunConfig:
     """`config` with the overrides of a change: raises where it is no valid configuration."""
     return load_config(config, change.removeprefix("-o ").split(" -o "))

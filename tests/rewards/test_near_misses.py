@@ -1,5 +1,6 @@
 """Wrong answers that come near and right ones in other words, made from many references; none may fool a grader."""
 
+import json
 import random
 
 import pytest
@@ -110,3 +111,13 @@ def test_an_equation_that_gives_the_answer_is_the_answer():
     assert not any(same_answer(one, "1") for one in ("8=1", "x=2", "x=y=2", "2=1", "1=2", "x=", "3-2=1"))
     assert not same_answer("2-2=0", "x=5")
     assert not same_answer("1", "x=1")  # its name may be asked for
+
+
+def test_near_misses_of_an_object_change_a_value_or_leave_out_a_key() -> None:
+    others = near_misses('{"order": 27611, "label": "refund", "paid": false}')
+    assert [json.loads(other) for other in others] == [
+        {"order": 27612, "label": "refund", "paid": False},
+        {"order": 27611, "label": "not refund", "paid": False},
+        {"order": 27611, "label": "refund", "paid": True},
+        {"order": 27611, "label": "refund"},
+    ]
