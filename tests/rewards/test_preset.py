@@ -3,7 +3,7 @@ import math
 import pytest
 from reward_parts import Fixed
 
-from rewards import Preset, PresetError, Score, combine, gate
+from rewards import Preset, PresetError, Score, build_samples, combine, gate
 
 OK = Score(1.0)
 
@@ -153,3 +153,11 @@ def test_correct_is_the_checkers_ok_and_nothing_else(samples):
     preset = Preset([(other, 0.1), (checker, 1.0)], checker="accuracy", gates=[gate("format", "accuracy")])
     assert preset.is_correct(samples(*"abcd")) == [True, False, False, False]
     assert other.seen == []
+
+
+def test_groups_of_one_value_have_no_spread():
+    values = [1.0, 1.0, 0.0, 1.0, None, None, None, 0.5]
+    scores = [Score(value, "infra" if value is None else "ok") for value in values]
+    evaluation = Preset([(Fixed("a", scores), 2.0)]).score(build_samples(list("aabbccdd"), ["x"] * 8))
+    # a: 1 1 -> none; b: 0 1 -> some; c: excluded; d: 0.5 alone -> none. 2 of 3
+    assert evaluation.zero_spread_share("a") == pytest.approx(2 / 3)
