@@ -1,4 +1,3 @@
-import functools
 import pickle
 from types import SimpleNamespace
 
@@ -150,7 +149,7 @@ ROWS = [
 ]
 
 
-def test_easyr1_gives_a_batch_of_dicts_for_a_batch_of_dicts():
+def test_easyr1_gives_dicts_for_a_batch_and_for_one():
     compute_score = load("gsm8k-hash").easyr1()
     # right: 1 + 0.1; wrong number: 0.1; no answer: 0
     assert compute_score(ROWS) == [
@@ -158,11 +157,7 @@ def test_easyr1_gives_a_batch_of_dicts_for_a_batch_of_dicts():
         {"overall": 0.1, "accuracy": 0.0, "format": 1.0},
         {"overall": 0.0, "accuracy": 0.0, "format": 0.0},
     ]
-
-
-def test_easyr1_gives_one_dict_for_one_dict():
-    # as its sequential manager calls it, through functools.partial with the configured arguments
-    assert functools.partial(load("gsm8k-hash").easyr1(), split="train")(ROWS[0])["overall"] == 1.1
+    assert compute_score(ROWS[0], split="train")["overall"] == 1.1  # one dict, as its sequential manager gives it
 
 
 def test_easyr1_rows_reach_components():
@@ -201,33 +196,6 @@ def test_verl_passes_extra_info_as_columns():
     assert seen[0].reference == "72"
     assert seen[0].columns["answer"] == "long solution"
     assert seen[0].columns["data_source"] == "d"
-
-
-class Array:
-    """What parquet gives for a list: comparison is by element, and has no one truth value."""
-
-    def __init__(self, *items):
-        self.items = items
-
-    def __eq__(self, other):
-        return Array(*(item == other for item in self.items))
-
-    def __bool__(self):
-        raise ValueError("ambiguous")
-
-    def tolist(self):
-        return list(self.items)
-
-    __hash__ = None
-
-
-def test_verl_takes_prompts_as_arrays_of_messages():
-    extra = [{"prompt": Array({"role": "user", "content": "6 x 12?"})} for _ in range(2)]
-    seen = []
-    component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(1.0)] * 2)
-    Preset([(component, 1.0)]).verl()(solution_strs=["x", "y"], ground_truths=[Array(1), Array(1)], extra_infos=extra)
-    assert [s.group_id for s in seen] == [0, 0]
-    assert seen[0].prompt == [{"role": "user", "content": "6 x 12?"}]
 
 
 ODD = [
@@ -278,6 +246,13 @@ def test_what_fails_is_said_in_the_log_where_a_trainer_takes_numbers_alone(caplo
 def test_arrays_of_a_parquet_file_are_lists_to_a_preset():
     import numpy as np
 
+    seen = []
+    component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(1.0)] * 2)
+    extra = [{"prompt": np.array([{"role": "user", "content": "6 x 12?"}])} for _ in range(2)]
+    truths = [np.array([1, 2]), np.array([1, 2])]  # their comparison has no one truth value
+    Preset([(component, 1.0)]).verl()(solution_strs=["x", "y"], ground_truths=truths, extra_infos=extra)
+    assert [sample.group_id for sample in seen] == [0, 0]
+    assert seen[0].prompt == [{"role": "user", "content": "6 x 12?"}]
     score = load("countdown").verl()
     columns = {"nums": np.array([1, 2, 3])}
     assert score("s", "<answer>1+2+3</answer>", np.int64(6), columns)["score"] >= 1.0

@@ -94,17 +94,6 @@ def test_the_style_is_the_one_that_is_paid() -> None:
     assert audit.audit(rewards.load("gsm8k-hash"), ROWS, attacks=()).style == "hash"
 
 
-def test_a_sample_of_the_rows_is_drawn_by_seed() -> None:
-    preset = reward(PLANTED["shuffles"])
-
-    def examples(seed: int) -> list[object]:
-        result = rates(preset, attacks=("shuffles",), most=5, seed=seed)[1].as_dict()["results"][-1]
-        assert result["rows"] == 5
-        return result["examples"]
-
-    assert examples(1) == examples(1) != examples(2)
-
-
 def test_a_reward_that_hangs_or_fails_is_told_and_ends_nothing() -> None:
     def careless(completions, answer, **columns):
         if "^{5^" in completions[0]:

@@ -36,11 +36,6 @@ def test_repetition_is_that_of_trl_for_ids_and_that_of_open_r1_for_words():
         compat.get_repetition_penalty_reward(3, 1.0)
 
 
-def test_format_wants_open_r1s_line_breaks():
-    assert compat.format_reward(conversational(LAYOUT, LAYOUT + "\n", LAYOUT.replace("\n", ""))) == [1.0, 1.0, 0.0]
-    assert compat.format_reward([LAYOUT.replace("six", "line\n\nline")]) == [1.0]
-
-
 def test_tags_count_a_quarter_each():
     texts = [LAYOUT, LAYOUT + LAYOUT, "<think>\n", "<think>", "<think>\na\n</think>\n<answer>\n"]
     # the fourth has no line break behind the tag; the fifth lacks `\n<answer>\n` because its line break is spent

@@ -339,13 +339,6 @@ def test_another_version_or_configuration_is_not_taken_from_the_cache(tmp_path, 
     assert marks.read_text() == "xx"
 
 
-def test_isolated_components_are_picklable_and_take_no_workers_along():
-    preset = Preset([(Doubled(), 1.0)])
-    samples = build_samples(["p"], ["a"], arguments=[[1]])
-    assert preset.score(samples).totals == [2.0]
-    assert pickle.loads(pickle.dumps(preset)).score(samples).totals == [2.0]
-
-
 def test_content_keys_differ_by_type_and_are_equal_for_equal_values():
     keys = [content_key(v) for v in (1, 1.0, True, "1", b"1", [1], (1,), None, "\ud800", {"a": 1})]
     assert len(set(keys)) == len(keys)

@@ -87,13 +87,6 @@ def test_failure_share_counts_completions_with_any_failed_component(samples):
     assert sum(evaluation.status_shares("b").values()) == 1.0
 
 
-def test_latency_percentiles_are_of_items(samples):
-    scores = [Score(1.0, seconds=s / 1000) for s in range(1, 21)]  # 1 ms ... 20 ms
-    evaluation = Preset([(Fixed("a", scores), 1.0)]).score(samples(*["x"] * 20))
-    assert evaluation.latency_ms("a", 0.5) == pytest.approx(10)  # rank ceil(0.5 x 20) = 10
-    assert evaluation.latency_ms("a", 0.95) == pytest.approx(19)  # rank ceil(0.95 x 20) = 19
-
-
 def test_gate_evaluates_the_second_only_where_the_first_passed(samples):
     first = Fixed(
         "format", [OK, Score(None, "format"), Score(None, "not_applicable"), Score(None, "infra"), Score(0.0)]

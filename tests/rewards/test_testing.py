@@ -87,19 +87,6 @@ def test_completions_have_the_shape_that_the_rows_have():
         assert all(isinstance(case.completion, list) for case in report.cases)
 
 
-def test_targets_are_presets_or_functions(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("def right(completions, **kwargs):\n    return [1.0] * len(completions)\n")
-    assert testing.target(f"{file}:right").weights == {"right": 1.0}
-    assert testing.target("gsm8k-hash", format_weight=0).weights == {"accuracy": 1.0}
-    assert testing.golden(f"{file}:right") == []
-    for wrong, says in ((f"{file}", "name the function"), ("gsm8k-hsh", "Did you mean"), (f"{file}:wrong", "right")):
-        with pytest.raises(RewardsError, match=says):
-            testing.target(wrong)
-    with pytest.raises(RewardsError, match="takes no parameters"):
-        testing.target(f"{file}:right", weight=2)
-
-
 @pytest.mark.parametrize("style", [*STYLES, "Answer: {answer}"])
 def test_hacks_fit_the_style_and_have_names_of_their_own(style):
     hacks = known_hacks("6 x 12?", "72", "70", style)
@@ -116,9 +103,3 @@ def test_a_reward_that_fails_is_one_problem_and_not_a_list_of_hacks():
     rows = [{"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}]
     report = testing.check(rewards.from_functions([(broken, 1.0)]), rows)
     assert report.problems == ["Row 1: the reward failed on 1 of 1 good completions: RuntimeError: no such column"]
-
-
-def test_a_row_may_hold_a_line_separator(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a\u2028b", "good": "x"}\n\n{"prompt": "c", "good": "y"}\n', encoding="utf-8")
-    assert [row["prompt"] for row in testing.read_rows(path)] == ["a\u2028b", "c"]
