@@ -76,19 +76,6 @@ def test_the_backend_follows_from_the_machine_and_what_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("machine", "asked", "words"),
-    [
-        (CPU, "unsloth", "unsloth-cpu"),
-        (CPU_BARE, "unsloth", "not installed"),
-    ],
-)
-def test_a_backend_that_cannot_be_had_is_refused_with_another(machine: Machine, asked: Any, words: str) -> None:
-    with pytest.raises(EnvironmentUnsupported, match=words) as refusal:
-        decide(ModelConfig(backend=asked), machine)
-    assert "model.backend: transformers" in str(refusal.value)
-
-
-@pytest.mark.parametrize(
     ("capability", "asked", "expected"),
     [
         (None, "auto", "float32"),
@@ -99,11 +86,6 @@ def test_a_backend_that_cannot_be_had_is_refused_with_another(machine: Machine, 
 )
 def test_precision_by_compute_capability(capability: Any, asked: str, expected: str) -> None:
     assert precision(asked, capability) == expected
-
-
-def test_a_t4_has_no_bfloat16() -> None:
-    with pytest.raises(ModelError, match=r"Tesla T4.*7\.5.*no bfloat16\. Use float16"):
-        precision("bfloat16", (7, 5), "Tesla T4")
 
 
 # --- what is refused before a run -------------------------------------------------------------------------------------
@@ -119,7 +101,9 @@ ENGINE = "generation.engine=vllm"
 @pytest.mark.parametrize(
     ("machine", "overrides", "words"),
     [
-        (T4, ["model.dtype=bfloat16"], "no bfloat16. Use float16"),
+        (T4, ["model.dtype=bfloat16"], r"Tesla T4.*7\.5.*no bfloat16\. Use float16"),
+        (CPU, ["model.backend=unsloth"], "unsloth-cpu"),
+        (CPU_BARE, ["model.backend=unsloth"], "not installed.*model.backend: transformers"),
         (CPU, ["model.backend=unsloth-cpu", ENGINE], "generation.engine: hf"),
         (T4, ["model.backend=unsloth", ENGINE, "generation.vllm.standby=true"], "standby: false"),
         (P100, ["model.backend=unsloth", ENGINE], "7.0 or newer, not P100.*engine: hf"),

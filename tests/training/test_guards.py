@@ -65,36 +65,6 @@ def test_the_installed_trl_has_every_method_and_parameter_that_is_overridden() -
 
 # --- arguments of TRL's own loss --------------------------------------------------------------------------------------
 
-OTHER_VALUES: dict[str, Any] = {
-    "beta": 0.04,
-    "epsilon": 0.1,
-    "epsilon_high": 0.28,
-    "delta": 2.0,
-    "loss_type": "grpo",
-    "importance_sampling_level": "sequence",
-    "scale_rewards": "none",
-    "multi_objective_aggregation": "normalize_then_sum",
-    "top_entropy_quantile": 0.2,
-    "entropy_coef": 0.01,
-    "use_adaptive_entropy": True,
-    "off_policy_mask_threshold": 0.5,
-    "use_bias_correction_kl": False,
-    "sapo_temperature_neg": 1.5,
-    "sapo_temperature_pos": 1.5,
-    "vespo_k_pos": 1.5,
-    "vespo_lambda_pos": 1.5,
-    "vespo_k_neg": 1.5,
-    "vespo_lambda_neg": 1.5,
-}
-
-
-@pytest.mark.parametrize(("name", "value"), list(OTHER_VALUES.items()))
-def test_an_argument_of_trls_loss_beside_an_objective_is_refused_by_name(
-    arguments: Callable[..., Any], tmp_path: Path, name: str, value: Any
-) -> None:
-    with pytest.raises(ObjectiveError, match=re.escape(f"{name}={value!r} would be ignored")):
-        check_arguments(arguments(tmp_path, **{name: value}))
-
 
 def test_trls_sampler_correction_beside_an_objective_is_refused_and_without_vllm_left_alone(
     arguments: Callable[..., Any], tmp_path: Path

@@ -334,20 +334,6 @@ def test_a_run_halves_files_it_and_remembers_it(attempt: Any, small_machine: Cal
     assert [each["parts"]["memory"] for each in kept] == [{"training": 4}] * 2
 
 
-def test_a_run_that_cannot_halve_further_ends_with_advice(
-    attempt: Any, small_machine: Callable[[str, int], Machine]
-) -> None:
-    machine = small_machine("forward", 0)
-    found = attempt("run.id=halve")
-    assert (found.code, machine.failures) == (2, 3)
-    status = found.folder.status()
-    assert (status["state"], status["exit"]) == ("failed", 2)
-    assert "optimisation.micro_batch_size" in status["reason"]
-    assert "optimisation.micro_batch_size" in found.message
-    assert "Traceback" not in found.message
-    assert sum(event["kind"] == "out_of_memory" for event in found.folder.events()) == 2
-
-
 def test_an_evaluation_goes_on_with_smaller_batches(tree: Any, model_folder: Any) -> None:
     config = ModelConfig(name=str(model_folder), dtype="float32")
     loaded = load_model(find_model(config, chat=True), config)

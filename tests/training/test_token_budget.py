@@ -117,14 +117,6 @@ def test_terms_have_the_same_gradient_in_parts(mixed: tuple[Any, list[dict[str, 
     assert set(passes.alive) == {0}
 
 
-def test_a_value_head_learns_the_same_in_parts(new_trainer: NewTrainer) -> None:
-    trainer, batches = mixed_rollout(new_trainer, "ppo")
-    switch(trainer)
-    want = in_a_step(trainer, batches)
-    switch(trainer, budget=BUDGET)
-    assert_same(in_a_step(trainer, batches), want)
-
-
 # --- defects ----------------------------------------------------------------------------------------------------------
 
 
