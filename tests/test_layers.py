@@ -25,7 +25,7 @@ FLOORS = [
     ["kit.evaluation", "kit.trainer"],
     ["kit.report", "kit.runner"],
     ["kit.train", "kit.launch", "kit.model_check", "kit.planning", "kit.export", "kit.chat"],
-    ["kit.api", "kit.notebook", "kit.studies"],
+    ["kit.api", "kit.studies"],
     ["kit.ui"],
     ["kit.cli"],
 ]

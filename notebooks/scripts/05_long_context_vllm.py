@@ -68,7 +68,6 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 
 # %%
 import kit
-from kit.notebook import smoke
 
 LARGE = "A100" in GPU or "H100" in GPU
 SETTINGS = [
@@ -82,7 +81,6 @@ SETTINGS = [
     "optimisation.token_budget=9216",
     "optimisation.steps=100",
     "evaluation.batch_size=16",
-    *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model and no vLLM: so the notebook is tested
 ]
 Path("countdown-long.yaml").write_text(kit.load_config("countdown", SETTINGS).to_yaml())
 # !grpo-kit validate countdown-long.yaml

@@ -89,16 +89,12 @@ pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
 
 # %%
 from datasets import load_dataset
-from kit.notebook import smoke, smoke_model, smoke_sums
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-if smoke():  # KIT_SMOKE=1: a tiny model and sums, in place of what comes from a hub; so the notebook is tested
-    name, dataset = smoke_model(), smoke_sums(32)
-else:
-    name = "Qwen/Qwen2.5-0.5B-Instruct"
-    dataset = load_dataset("openai/gsm8k", "main", split="train[:512]")
+name = "Qwen/Qwen2.5-0.5B-Instruct"
+dataset = load_dataset("openai/gsm8k", "main", split="train[:512]")
 layout = "Think between <think> and </think>, then give the final number between <answer> and </answer>."
-system = [] if smoke() else [{"role": "system", "content": layout}]  # the tiny model knows it already
+system = [{"role": "system", "content": layout}]
 tokenizer = AutoTokenizer.from_pretrained(name)
 dataset = dataset.map(lambda row: {"prompt": [*system, {"role": "user", "content": row["question"]}]})
 dataset[0]
@@ -112,11 +108,11 @@ reward_functions = preset.trl()
 settings = GRPOConfig(
     output_dir="own-trainer",
     reward_weights=reward_functions.reward_weights,
-    max_steps=4 if smoke() else 100,
+    max_steps=100,
     per_device_train_batch_size=8,
     num_generations=4,
-    max_completion_length=64 if smoke() else 256,
-    learning_rate=1e-4 if smoke() else 1e-5,
+    max_completion_length=256,
+    learning_rate=1e-5,
     logging_steps=1,
     report_to="none",
     save_strategy="no",

@@ -49,11 +49,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 # A hub id or a folder.
 
 # %%
-from kit.notebook import smoke, smoke_model
-
 MODEL = "allenai/OLMo-2-0425-1B-Instruct"
-if smoke():  # KIT_SMOKE=1: the same architecture at a toy size, without the network; so the notebook is tested
-    MODEL = smoke_model("olmo2", "unlisted")
 
 # %% [markdown]
 # ## Check it
@@ -80,7 +76,6 @@ SETTINGS = [
     "model.lora={rank: 16, alpha: 32, targets: [q_proj, k_proj, v_proj, o_proj]}",
     "optimisation.learning_rate=2.0e-5",
     "generation.max_completion_tokens=64",
-    *smoke(),
 ]
 Path("unlisted.yaml").write_text(kit.load_config("quickstart", SETTINGS).to_yaml())
 # !grpo-kit validate unlisted.yaml

@@ -50,9 +50,8 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 
 # %%
 import kit
-from kit.notebook import smoke
 
-run = kit.train("quickstart", steps=30, overrides=smoke())
+run = kit.train("quickstart", steps=30)
 
 # %% [markdown]
 # ## Ask both

@@ -61,7 +61,6 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 
 # %%
 import kit
-from kit.notebook import smoke
 
 SETTINGS = [
     "model.name=Qwen/Qwen3-1.7B",
@@ -75,7 +74,6 @@ SETTINGS = [
     "evaluation.prompts=100",
     "evaluation.batch_size=64",
     "run.save_every=25",
-    *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model: that is how this notebook is tested
 ]
 Path("gsm8k-two.yaml").write_text(kit.load_config("gsm8k", SETTINGS).to_yaml())
 # !grpo-kit validate gsm8k-two.yaml

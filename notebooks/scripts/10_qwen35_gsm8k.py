@@ -64,12 +64,10 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 
 # %%
 import kit
-from kit.notebook import smoke
 
 SETTINGS = [
     "evaluation.every=50",
     "run.save_every=25",
-    *smoke(everything=True),  # nothing, unless KIT_SMOKE=1 asks for a tiny model: that is how this notebook is tested
 ]
 Path("qwen35.yaml").write_text(kit.load_config("qwen35-gsm8k", SETTINGS).to_yaml())
 # !grpo-kit validate qwen35.yaml

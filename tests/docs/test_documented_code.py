@@ -190,9 +190,11 @@ def test_python_runs(block: Block, names: dict[str, Any], tmp_path: Path) -> Non
 @pytest.fixture
 def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What blocks speak of without having made it: a finished run, a model, a dataset. Runs are short, and of a tiny model."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "notebooks")
+    from smoke import SHORT
+
     import kit
     import kit.api
-    from kit.notebook import SHORT
 
     resolve = kit.runner.prepare.resolve_config
     monkeypatch.setattr(
