@@ -101,23 +101,6 @@ def test_a_folder_that_is_no_export_is_never_replaced(tmp_path: Path, marker: st
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis"]
 
 
-def test_a_folder_around_the_run_or_the_working_directory_is_never_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outer, run = tmp_path / "runs", tmp_path / "runs" / "it"
-    published(outer, "as-if")  # a marker alone does not do
-    run.mkdir()
-    for force in (False, True):
-        with pytest.raises(RunError, match="is or holds the run itself"):
-            places.check_free(outer, force=force, keep=run)
-    here = tmp_path / "empty" / "here"
-    here.mkdir(parents=True)
-    monkeypatch.chdir(here)
-    for target in (here, here.parent, Path("/")):
-        with pytest.raises(RunError, match="the directory that you are in"):
-            places.check_free(target, force=True)
-
-
 def test_limits_are_those_of_the_roughest_number_that_plays_a_part() -> None:
     assert limits_of("float16", "float32", base_in_4bit=False) == LIMITS["float16"]
     assert limits_of("float16", "bfloat16", base_in_4bit=False) == LIMITS["bfloat16"]

@@ -59,15 +59,6 @@ def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(
     assert answers["ours"]["savings"]["token_budget"] == "on"
 
 
-def test_the_first_rows_are_runs_of_what_the_kit_is_for(gpu_check: Any) -> None:
-    first = [(row.backend, row.bits, row.more) for row in everything(gpu_check) if row.kind == "train"]
-    awake = {"engine": "vllm", "eager": True}
-    assert first[:4] == [("unsloth", 4, {}), ("transformers", 4, {}), ("unsloth", 4, awake), ("transformers", 4, awake)]
-    assert ("transformers", 4, {"engine": "vllm", "standby": True}) in first
-    assert not any(row.more.get("engine") for row in everything(gpu_check, "vllm"))
-    assert {row.bits for row in everything(gpu_check, "vllm_bnb_plugin") if row.more.get("engine")} == {16}
-
-
 # --- how it is done ---------------------------------------------------------------------------------------------------
 
 

@@ -90,40 +90,30 @@ def written_reward(folder: Path) -> Any:
     return module.compute_score
 
 
-def test_rows_and_reward_are_what_verl_asks_for(run: Tree, tmp_path: Path) -> None:
-    run["data"]["system_prompt"] = "Think."
-    (tmp_path / "mine.py").write_text("def mine(completions, **_):\n    return [0.5] * len(completions)\n")
-    run["reward"]["functions"] = [{"path": f"{tmp_path}/mine.py:mine", "weight": 2.0}]
-    out = scaled(run, tmp_path / "out")
-    out.write(tmp_path / "out", force=False)
-    rows = pyarrow.parquet.read_table(tmp_path / "out/train.parquet").to_pylist()
-    heldout = pyarrow.parquet.read_table(tmp_path / "out/val.parquet").to_pylist()
-    assert (len(rows), len(heldout)) == (32, 8)
-    row = rows[0]
-    answer = row["reward_model"]["ground_truth"]
-    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-    score = written_reward(tmp_path / "out")(row["data_source"], answer, answer, row["extra_info"])
-    assert (score["accuracy"], score["mine"]) == (1.0, 0.5)
-    assert score["score"] == pytest.approx(1.1 + 2.0 * 0.5)
-
-
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("first", ["gsm8k-hash", None])
 def test_further_presets_are_written_as_presets(first: str | None, own: bool, run: Tree, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def mine(completions, **_):\n    return [0.5] * len(completions)\n")
+    run["data"]["system_prompt"] = "Think."
     further = {"path": "preset:length-target", "weight": 0.5, "params": {"target": 3, "tolerance": 2}}
     functions = [further, {"path": f"{tmp_path}/mine.py:mine", "weight": 2.0}]
     run["reward"] = {"preset": first, "functions": functions if own else [further]}
     out = scaled(run, tmp_path / "out")
     out.write(tmp_path / "out", force=False)
     compute_score = written_reward(tmp_path / "out")
-    row = pyarrow.parquet.read_table(tmp_path / "out/train.parquet").to_pylist()[0]
+    rows, heldout = (
+        pyarrow.parquet.read_table(tmp_path / f"out/{name}.parquet").to_pylist() for name in ("train", "val")
+    )
+    assert (len(rows), len(heldout)) == (32, 8)
+    row = rows[0]
+    assert [message["role"] for message in row["prompt"]] == ["system", "user"]
     answer = row["reward_model"]["ground_truth"]
     theirs = build_reward(load_config(run)).verl()
     for text in (answer, "a b c", "no"):
         given = (row["data_source"], text, answer, row["extra_info"])
         found, expected = compute_score(*given), theirs(*given)
         assert found["score"] == pytest.approx(expected["score"])
+        assert found.get("mine", 0.5) == 0.5
         assert found.keys() >= {name for name in ("mine",) if own}
     assert "preset:" not in (tmp_path / "out/grpo_kit_rewards.py").read_text()
 

@@ -110,15 +110,6 @@ def test_a_band_lies_around_its_line_and_whiskers_stand_at_their_points() -> Non
     assert whisker.attrib["d"].startswith(f"M{last:.1f},")
 
 
-def test_an_interval_stands_between_its_ends_and_the_reference_is_marked() -> None:
-    root = ElementTree.fromstring(intervals([("a", 0.5, 0.0, 1.0)], "T", reference=0.0))
-    bar = next(line for line in root.iter(f"{SVG}line") if "stroke-width:3" in line.attrib.get("style", ""))
-    mark = next(line for line in root.iter(f"{SVG}line") if line.attrib.get("class") == "mark")
-    dot = next(root.iter(f"{SVG}circle"))
-    assert float(dot.attrib["cx"]) == pytest.approx((float(bar.attrib["x1"]) + float(bar.attrib["x2"])) / 2, abs=0.06)
-    assert mark.attrib["x1"] == bar.attrib["x1"]
-
-
 def test_a_page_escapes_text_and_takes_pieces_as_they_are() -> None:
     document = page("<T>", [("One", "<b>text</b>"), ("Two", lines({}, "C", "x", "y")), ("Three", "")])
     assert "&lt;b&gt;text&lt;/b&gt;" in document

@@ -131,24 +131,6 @@ def test_secrets_stand_nowhere_in_a_report(make_run: Make, monkeypatch: pytest.M
     assert "[hidden]" in document
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "words"),
-    [
-        (
-            "failed",
-            "RewardError: the judge is down",
-            "failed after 7 of 20 steps. Reason: RewardError: the judge is down.",
-        ),
-        ("stopped", "SIGINT", "was stopped before its end after 7 of 20 steps. Reason: SIGINT."),
-        ("finished", None, "ran to its end after 7 of 20 steps."),
-    ],
-)
-def test_the_state_is_told_as_it_is(make_run: Make, state: str, reason: str | None, words: str) -> None:
-    run = make_run()
-    run.write_status(state, step=7, reason=reason)
-    assert words in Elements(render(read(run))).text
-
-
 def test_damaged_files_are_named_and_the_rest_is_shown(make_run: Make) -> None:
     run = make_run()
     lines = run.metrics_file.read_text().splitlines()
