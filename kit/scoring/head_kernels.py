@@ -1,4 +1,4 @@
-"""The softmax of a tile on a GPU: `fold_tile` and `grad_tile` of `kit.scoring.head_softmax` as Triton kernels, a row a program.
+"""The softmax of a tile on a GPU: `fold_tile` and `grad_tile` of `kit.scoring.head` as Triton kernels, a row a program.
 
 Each reads a tile once from memory, and a second time from the cache. Imported only where there is a GPU, or where
 TRITON_INTERPRET=1 runs them on a CPU.
@@ -46,7 +46,7 @@ def _fold(
     e_ptr += row * width
     if HAS_WEIGHTED:
         weighted_ptr += row * width
-    stats_ptr += row  # (6, rows): kit.scoring.head_softmax names its rows
+    stats_ptr += row  # (6, rows): kit.scoring.head names its rows
     target = tl.load(targets_ptr + row) - start
     best = tl.load(stats_ptr)
     new, z_target, slope_target = best, tl.load(stats_ptr + 3 * rows), tl.load(stats_ptr + 4 * rows)
@@ -101,7 +101,7 @@ def fold(
     scale: float,
     entropy: bool,
 ) -> None:
-    """`kit.scoring.head_softmax.fold_tile`."""
+    """`kit.scoring.head.fold_tile`."""
     rows, width = z.shape
     if rows == 0:
         return
@@ -146,7 +146,7 @@ def grad(
     scale: float,
     entropy: bool,
 ) -> None:
-    """`kit.scoring.head_softmax.grad_tile`."""
+    """`kit.scoring.head.grad_tile`."""
     count, width = z.shape
     if count == 0:
         return

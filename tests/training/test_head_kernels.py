@@ -24,8 +24,7 @@ def test_the_kernels_of_a_gpu_do_what_torch_does():
 
 
 def compare(dtype: torch.dtype, softcap: float | None, bias: bool) -> None:
-    from kit.scoring import head_kernels
-    from kit.scoring import head_softmax as head
+    from kit.scoring import head, head_kernels
 
     n, half = 4, dtype != torch.float32
     targets = torch.tensor([0, 80, 153, 76])  # of the first and second tile, the outermost columns among them
