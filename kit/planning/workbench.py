@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
-from kit.errors import DataError
+from kit.errors import DataError, ObjectiveError
 from kit.runs.files import to_json
 from kit.runs.worker import claim_stdout, is_lost, is_user_error
 
@@ -184,18 +184,15 @@ def score(config: RunConfig, request: Request) -> dict[str, Any]:
     samples = build_samples([prompt] * len(texts), messages, **columns)
     context = scoring_context(config.run.seed)
     verdict = preset.score(samples, context)
-    correct = preset.is_correct(samples, context) if preset.checker is not None else [None] * len(texts)
     items = [
         {
             "text": text[:SHOWN_TEXT],
             "total": verdict.totals[at],
-            "correct": correct[at],
             "parts": [
                 {
                     "name": name,
                     "value": verdict.values[name][at],
                     "status": verdict.statuses[name][at],
-                    "seconds": verdict.latencies[name][at],
                     **{key: _short(verdict.infos[name][at].get(key)) for key in ("reason", "extracted")},
                 }
                 for name in verdict.weights
@@ -204,37 +201,30 @@ def score(config: RunConfig, request: Request) -> dict[str, Any]:
         for at, text in enumerate(texts)
     ]
     return {
-        "prompt": plain(prompt)[:SHOWN_TEXT],
         "reference": _short(row.get("reference")),
-        "checker": preset.checker,
         "weights": dict(verdict.weights),
         "items": items,
-        "advantages": advantages(verdict.totals, advantage_kind(config)),
+        "advantages": advantages(config, verdict.totals),
     }
 
 
-def advantages(totals: Sequence[float | None], kind: str = "group_zscore") -> list[float | None]:
-    """The advantages of a group by the estimator `kind`; all None for one that needs more than a group's rewards."""
-    known = [total for total in totals if total is not None]
-    if not known or kind not in ("group_zscore", "group_mean", "leave_one_out"):
-        return [None] * len(totals)
-    mean, others = sum(known) / len(known), max(1, len(known) - 1)
-    scale = 1.0
-    if kind == "group_zscore":  # the deviation with n - 1, as TRL has it; 0 where all rewards are equal
-        deviation = (sum((total - mean) ** 2 for total in known) / others) ** 0.5
-        scale = 1.0 / deviation if deviation > 1e-9 else 0.0
-    elif kind == "leave_one_out":
-        scale = len(known) / others
-    return [None if total is None else (total - mean) * scale for total in totals]
+def advantages(config: RunConfig, totals: Sequence[float | None]) -> list[float | None]:
+    """The advantages of a group by the configured objective; all None where it needs more than a group's rewards."""
+    import torch
 
-
-def advantage_kind(config: RunConfig) -> str:
-    """The name of the estimator that the configured objective has."""
-    from kit.objective.recipes import resolve
+    from kit.objective import Objective
+    from kit.objective.batch import RewardBatch
 
     own = config.objective.advantage
-    hook = resolve({"recipe": config.objective.recipe} | ({} if own is None else {"advantage": own}))["advantage"]
-    return str(hook["name"] if isinstance(hook, Mapping) else hook)
+    objective = Objective.from_spec({"recipe": config.objective.recipe} | ({} if own is None else {"advantage": own}))
+    rewards = torch.tensor([math.nan if total is None else total for total in totals])
+    try:
+        values = objective.compute_advantages(
+            RewardBatch(rewards, torch.zeros(len(totals), dtype=torch.int64))
+        ).tolist()
+    except ObjectiveError:
+        return [None] * len(totals)
+    return [None if total is None else value for total, value in zip(totals, values, strict=True)]
 
 
 def guess(config: RunConfig, request: Request) -> dict[str, Any]:
