@@ -469,17 +469,10 @@ SCHEMA = json.dumps({
 NAMES = """Ada Alan Amir Anna Arjun Astrid Bella Bruno Carla Cem Chloe Clara Daniel Dilara Diego Elif Elena Emil Erik Eva Farah
 Felix Fiona Greta Hana Hugo Ida Imran Ines Ivan Jana Jonas Julia Kaito Karim Lars Laura Lena Leo Lina Luca Maja Marco Maria Mei
 Mila Nadia Nina Noah Nora Olga Omar Oscar Paula Pedro Petra Rosa Samir Sara Sven Tara Theo Tom Vera Wei Yara Yusuf Zoe"""
-CITIES = """Aachen Aarhus Accra Adelaide Algiers Alicante Amman Ankara Antwerp Arequipa Athens Atlanta Auckland Austin Baku
-Bamako Bangkok Bari Basel Beirut Belfast Belgrade Bergen Berlin Bilbao Bogota Bologna Bordeaux Boston Bratislava Bremen
-Brisbane Bristol Brno Brussels Bucharest Budapest Cairo Calgary Canberra Cardiff Chennai Chicago Cologne Cordoba Cork Dakar
-Dallas Delhi Denver Dresden Dubai Dublin Durban Edinburgh Essen Fez Florence Gdansk Geneva Genoa Ghent Glasgow Granada Graz
-Groningen Hamburg Hanoi Havana Helsinki Houston Istanbul Izmir Jakarta Kampala Kassel Kigali Krakow Kumasi Kyoto Lagos Leeds
-Leipzig Lille Lima Linz Lisbon Liverpool Ljubljana London Luanda Lublin Lucerne Lyon Madrid Malaga Malmo Manchester Manila
-Maputo Marseille Medellin Melbourne Memphis Miami Milan Minsk Mombasa Montreal Moscow Mumbai Munich Nagoya Nairobi Nantes
-Naples Nice Odessa Oran Orlando Osaka Oslo Ottawa Oviedo Oxford Padua Palermo Paris Parma Perth Phoenix Pisa Portland Porto
-Prague Pune Quito Rabat Reykjavik Riga Rome Rotterdam Salzburg Santiago Sapporo Sarajevo Seattle Seoul Seville Siena Skopje
-Sofia Split Sydney Tallinn Tampere Tbilisi Tirana Tokyo Toronto Toulouse Trieste Tripoli Trondheim Tulsa Tunis Turin Turku
-Utrecht Valencia Verona Vienna Vigo Vilnius Warsaw Wellington York Zagreb Zurich"""
+CITIES = """Accra Athens Basel Berlin Bilbao Bogota Boston Bremen Cairo Chicago Dakar Delhi Denver Dublin Dubai Florence Geneva
+Ghent Hamburg Hanoi Helsinki Istanbul Jakarta Kyoto Lagos Leeds Lima Lisbon London Lyon Madrid Manila Miami Milan Munich Nairobi
+Naples Nice Osaka Oslo Ottawa Paris Perth Porto Prague Quito Riga Rome Seattle Seoul Seville Sofia Split Sydney Tallinn Tokyo
+Toronto Tunis Turin Utrecht Valencia Vienna Vilnius Warsaw York Zagreb Zurich"""
 FORMS = (
     "{name}, who is {age}, lives in {city}.",
     "{name} is {age} years old and comes from {city}.",
