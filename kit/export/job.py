@@ -215,11 +215,10 @@ def _write_merged(source: Source, place: Path, what: str, request: dict[str, Any
     if what in ("gguf", "ollama") and dtype == "auto":
         dtype = HALVES.get(quantization, "auto")
     reporter.say("Merging in float32" if source.lora else "Casting the trained weights")
-    model = merged(source, dtype)
-    dtype, kept = model.dtype, model.kept
+    model, dtype, kept = merged(source, dtype)
     reporter.say(f"Writing {dtype}")
     middle = place if what == "merged-16bit" else place / ".merged"
-    write_merged(source, model.model, source.tokenizer, ends, middle)
+    write_merged(source, model, source.tokenizer, ends, middle)
     del model
     if what == "merged-16bit":
         return Written(dtype, kept=kept)

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,21 +84,12 @@ def load_plain(source: Source, place: str, **keywords: Any) -> Any:
         raise ModelError(f"{place}: its weights cannot be loaded ({error}).") from error
 
 
-@dataclass
-class Merged:
-    """A model with its update added. `kept` is the share of the update that its numbers hold; None without an adapter."""
-
-    model: Any
-    dtype: str
-    kept: float | None = None
-
-
-def merged(source: Source, dtype: str) -> Merged:
+def merged(source: Source, dtype: str) -> tuple[Any, str, float | None]:
     """The model with PEFT's update added to each matrix in float32 and everything cast once, in RAM.
 
     `dtype`: float32, float16, bfloat16, or `auto`: the base's own 16-bit precision if that keeps the update, else float16.
-    With all weights trained `auto` is the precision that they were saved in. Raises `ModelError` for an adapter of another
-    model.
+    With all weights trained `auto` is the precision that they were saved in. Returns the model, its precision, and the share of
+    the update that its numbers hold (None without an adapter). Raises `ModelError` for an adapter of another model.
     """
     import torch
     from peft.tuners.lora import LoraLayer
@@ -125,7 +116,7 @@ def merged(source: Source, dtype: str) -> Merged:
             model, kept = policy.unload(), held / total if total else 1.0
         model.to(target)
     model.config.dtype = target
-    return Merged(model.eval(), dtype, kept)
+    return model.eval(), dtype, kept
 
 
 def choose_dtype(model: Any, changes: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> str:

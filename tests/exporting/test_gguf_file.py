@@ -21,7 +21,7 @@ def write(
     """The merged model of `source` in float16; `spoil` may change header and tensors first."""
     from kit.export.source import merged
 
-    model = merged(source, "float16").model
+    model, _, _ = merged(source, "float16")
     config, tokenizer = model.config, source.tokenizer
     words = [word for word, _ in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])]
     header = {
