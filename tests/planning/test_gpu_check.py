@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -78,17 +75,6 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     assert done["1 doctor"]["wrong"] == "ended after 1 s"
     assert "cli.py" in done["1 doctor"]["error"], "the stack"
     assert json.loads(file.read_text())["rows"].keys() == done.keys()
-
-
-def test_what_a_killed_check_has_left_is_ended(gpu_check: Any, tmp_path: Path) -> None:
-    left = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"],
-        env=os.environ | {gpu_check.MARK: str(tmp_path)},
-        start_new_session=True,
-    )
-    assert gpu_check.end_leftovers(tmp_path / "another") == 0
-    assert gpu_check.end_leftovers(tmp_path) == 1
-    assert left.wait(1) is not None
 
 
 @pytest.mark.parametrize(

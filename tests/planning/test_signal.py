@@ -90,14 +90,6 @@ def test_a_task_that_is_solved_sometimes_will_be_learned(loaded: Any) -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_completions_that_are_cut_are_named_before_anything_else(loaded: Any) -> None:
-    found = verdict_of(loaded, never, max_completion_tokens=4)
-    assert found["verdict"]["verdict"] == "truncated"
-    assert found["verdict"]["change"] == "-o generation.max_completion_tokens=8"
-    assert found["truncated_share"]["value"] > 0.9
-    assert 3.5 < found["completion_tokens_mean"] <= 4
-
-
 def test_three_sampled_answers_are_shown_with_reward_status_and_reason(loaded: Any) -> None:
     found = verdict_of(loaded, unreadable, max_completion_tokens=4)
     assert len(found["samples"]) == 3
