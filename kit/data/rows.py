@@ -227,12 +227,16 @@ def _make_row(values: dict[str, Any], mapping: Mapping, config: DataConfig) -> t
             raise ValueError(f"'{column}' has pictures, and data.chat: false sends plain text; set data.chat: true")
         image_key = digest(row[IMAGES])
         content += image_key
-    texts = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
-    for column, text in ((mapping.prompt, texts), (mapping.reference, reference), ("the row", content)):
-        if match := UNREADABLE.search(text or ""):
-            kind = "NUL character" if match[0] == "\0" else "lone surrogate; it is not valid Unicode"
-            raise ValueError(f"'{column or mapping.prompt}' holds a {kind}")
+    require_readable(reference or "", mapping.reference or mapping.prompt)
+    require_readable(content, "the row")
     return row, prompt_key(prompt, ignore_system=bool(config.system_prompt)) + image_key, content
+
+
+def require_readable(text: str, column: str) -> None:
+    """Raises `ValueError` for characters that tokenizers and Arrow do not take: NUL and lone surrogates."""
+    if match := UNREADABLE.search(text):
+        kind = "NUL character" if match[0] == "\0" else "lone surrogate; it is not valid Unicode"
+        raise ValueError(f"'{column}' holds a {kind}")
 
 
 # --- prompts: texts and conversations, checked one by one -------------------------------------------------------------
@@ -264,6 +268,7 @@ def read_prompt(value: Any, column: str) -> tuple[Prompt, str | None]:
     if kind_of(value, column) == TEXT:
         if not value.strip():
             raise ValueError(f"'{column}' is empty")
+        require_readable(value, column)
         return value, None
     if not value:
         raise ValueError(f"'{column}' has no messages")
@@ -284,6 +289,7 @@ def read_prompt(value: Any, column: str) -> tuple[Prompt, str | None]:
             raise ValueError(f"{where} is a system message; only the first message may be one")
         if role == "user" and not content.strip():
             raise ValueError(f"{where} is empty")
+        require_readable(content, column)
         messages.append({"role": role, "content": content})
     answer = messages.pop()["content"] if messages[-1]["role"] == "assistant" else None
     if not any(message["role"] == "user" for message in messages):

@@ -128,7 +128,13 @@ class CheckpointState:
     def loading(self, checkpoint: str | None) -> Iterator[None]:
         """Wraps transformers' loading of optimiser and schedule, and loads the rest of a checkpoint after it."""
         trainer = self.trainer
-        yield
+        args, device = trainer.args, trainer.args.device
+        if device.type == "cpu":  # torch.load knows `cpu`, but not the `cpu:1` of several processes
+            vars(args)["_setup_devices"] = torch.device("cpu")  # where the cached property keeps it
+        try:
+            yield
+        finally:
+            vars(args)["_setup_devices"] = device
         if checkpoint is None:
             return
         folder = Path(checkpoint)
@@ -152,8 +158,8 @@ class CheckpointState:
         if self.checks is not None and progress["first_steps"] is not None and not self.check_anew:
             self.checks.load_state_dict(progress["first_steps"])
         if (rollout := self._rollout_file(folder)).is_file():
-            device = trainer.accelerator.device
-            batches = trainer._buffered_inputs = torch.load(rollout, map_location=device, weights_only=True)
+            target = torch.device("cpu") if device.type == "cpu" else trainer.accelerator.device
+            batches = trainer._buffered_inputs = torch.load(rollout, map_location=target, weights_only=True)
             if "ref_hidden" in batches[0]:
                 self.restore_reference_head(batches[0])
             if "teacher_hidden" in batches[0]:

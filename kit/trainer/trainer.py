@@ -352,7 +352,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if training:
             window = window * accumulation / self.args.steps_per_generation
         scale = LossScale(accumulation, window, self.max_completion_length)
-        checks = self.checks if self._stepping and self.checks is not None and not self.checks.done else None
+        checks = self.checks if self._stepping and self.is_in_train else None  # a loop of one's own is not checked
+        if checks is not None and checks.done:
+            checks = None
         batch, context = MicroBatch(inputs), StepContext(scale, self.state.global_step, checks)
         if not self._stepping:
             return loss.whole(model, batch, context)
