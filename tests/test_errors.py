@@ -35,6 +35,7 @@ REFUSED = {
     "no dataset file": ("data.source=rows.jsonl", "DataError", ["rows.jsonl", "no file"]),
     "unknown task": ("data.source=reasoning-gym:chain_sm", "DataError", ["chain_sum"]),
     "no held-out rows to evaluate on": (["data.heldout=0", "evaluation.after=true"], "ConfigError", ["data.heldout"]),
+    "no step": ("optimisation.batch_size=4096", "ConfigError", ["would have no step", "training rows"]),
     "prompts all too long": ("data.max_prompt_tokens=3", "DataError", ["data.max_prompt_tokens", "median"]),
     "longer than the context": ("generation.max_completion_tokens=4000", "ConfigError", ["context of 1024", "Lower"]),
     "kl without a reference": (

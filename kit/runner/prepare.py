@@ -135,6 +135,16 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     check_prompts(config, data, files)
     check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
     data = fit_pictures(config, fit_prompts(config, data, files.tokenizer, interaction), files)
+    prompts, rows = config.optimisation.batch_size // config.generation.num_generations, len(data.train)
+    refuse(
+        ConfigError,
+        (
+            prompts > rows,
+            f"A step takes {prompts} prompts (optimisation.batch_size / generation.num_generations), and there are {rows} "
+            "training rows, so the run would have no step.",
+            f"Lower optimisation.batch_size to {rows * config.generation.num_generations} or less, or raise data.limit.",
+        ),
+    )
     check_heldout(config, len(data.heldout))
     teacher = find_teacher(config, files.tokenizer, pictures=pictures)
     note_opened_thinking(preset, files.tokenizer, data.train.select(range(min(1, len(data.train))))["prompt"])
