@@ -46,8 +46,8 @@ GPUS = (
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU whose name contains every word of `name` ("t4", "a100 80"). Raises `ConfigError`."""
-    words = name.lower().replace("-", " ").split()
+    """The GPU whose name contains every word of `name` ("t4", "a100 80", "rtx3060"). Raises `ConfigError`."""
+    words = name.lower().replace("-", " ").replace("rtx", "rtx ").split()
     matches = [gpu for gpu in GPUS if all(word in gpu.name.lower() for word in words)]
     if words and matches:
         return matches[0]

@@ -21,15 +21,15 @@ EXPECTED: dict[str, dict[str, int]] = {
         "lora": 2_114_158_592,
         "linear": 58_778_976_256,
         "head": 161_183_432_704,
-        "launches": 690,
-        "peak": 400_200_704,
+        "launches": 692,
+        "peak": 400_201_216,
     },
     "gemma-3-4b": {
         "attention": 1_341_077_504,
         "lora": 5_104_992_256,
         "linear": 412_216_197_120,
         "head": 794_762_936_320,
-        "launches": 1_010,
+        "launches": 1_012,
         "peak": 1_813_481_472,
     },
 }
