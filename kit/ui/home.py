@@ -64,7 +64,7 @@ DOORS = (
     ),
     (
         "Train a real model",
-        "SmolLM2 (135 million weights) learns to turn a sentence into JSON on a CPU, in some ten minutes.",
+        "SmolLM2 (135 million weights) learns to turn a sentence into JSON on a CPU, in six to ten minutes.",
     ),
     (
         "My data, my model",

@@ -111,7 +111,7 @@ another.watch()
 # ## The same on a real model
 #
 # SmolLM2-135M-Instruct learns to turn a sentence into JSON. Its weights, rounded to 4 bits, come in a Python package of 93 MB: no
-# model hub is needed. On two CPU cores this takes about ten minutes; set `REAL` to start it. Half of the held-out sentences have
+# model hub is needed. On two CPU cores this takes six to ten minutes; set `REAL` to start it. Half of the held-out sentences have
 # forms that training never shows, and all of them have names and cities that it never shows.
 
 # %%
