@@ -237,3 +237,8 @@ def test_the_top_level_of_the_repository_is_the_fixed_list() -> None:
         pytest.skip("not a git checkout")
     top = {name.partition("/")[0] for name in listed}
     assert top <= fixed | customary, f"not in the fixed list: {sorted(top - fixed - customary)}"
+
+
+def test_files_of_tests_outside_packages_have_names_of_their_own() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    assert sorted(names) == sorted(set(names)), "pytest cannot import two modules of one name"
