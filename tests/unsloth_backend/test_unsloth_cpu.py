@@ -105,7 +105,7 @@ for name in preset_names():
 
 def test_no_preset_imports_trl_before_its_backend_is_active(folder: Path) -> None:
     """Unsloth rewrites TRL while it is imported, and not one that is there already."""
-    rows = [{"question": f"What is {one} + 1?", "answer": f"#### {one + 1}"} for one in range(8)]
+    rows = [{"question": f"What is {one} + 1?", "answer": f"#### {one + 1}"} for one in range(80)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "my_rewards.py").write_text(
         "def short(prompts, completions, **_):\n    return [0.0] * len(completions)\n"
