@@ -107,6 +107,12 @@ def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
     if device == "cuda":
         if colocated and not config.generation.vllm.standby:
             yield Change("generation.vllm.standby=true", "same result; the engine takes its weights anew at each step")
+        if colocated:
+            for share in (0.7, 0.5, 0.3):
+                if share < config.generation.vllm.gpu_memory_utilization:
+                    yield Change(
+                        f"generation.vllm.gpu_memory_utilization={share}", "vLLM generates fewer answers at once"
+                    )
         if config.model.dtype == "float32":
             yield Change("model.dtype=auto", "half precision, the usual choice on a GPU; faster")
         yield Change("optimisation.optimizer=adamw_8bit", "optimiser states are rounded; needs bitsandbytes")

@@ -25,6 +25,7 @@ from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, fi
 from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
 from kit.generation.prompts import lengths_of, thinking_note
+from kit.models.loading import autocast_dtype
 from kit.planning.gpus import estimate_update, run_seconds
 from kit.planning.workbench import audit, plain
 from kit.runs.lock import held_gpu
@@ -269,6 +270,7 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
     )
     who = (parts.preset, parts.files.tokenizer, evaluation, config.generation, parts.checker)
     base = BaseModel(chosen.to_list(), *who, interaction=parts.interaction, processor=parts.files.processor)
+    base.half = autocast_dtype(config.model, parts.files.backend)
     sampled = base.sample(model, progress)
     lengths = lengths_of(parts.files.tokenizer, chosen, parts.interaction.all_tools())
     prompt = _mean([float(length) for length in lengths])

@@ -23,13 +23,13 @@ def config() -> RunConfig:
 class Planned:
     """Plans of one shape, and how often they were asked for."""
 
-    def __init__(self, shape: ModelShape, device: str = "cpu") -> None:
+    def __init__(self, shape: ModelShape, device: str = "cpu", card: float | None = None) -> None:
         from kit.objective import Objective
 
-        self.shape, self.device, self.objective = shape, device, Objective.from_spec("grpo")
+        self.shape, self.device, self.card, self.objective = shape, device, card, Objective.from_spec("grpo")
 
     def work(self, config: RunConfig) -> Any:
-        return workload(config, self.device, self.objective, 128)
+        return workload(config, self.device, self.objective, 128, self.card)
 
     def __call__(self, config: RunConfig) -> MemoryPlan:
         return plan_memory(self.shape, self.work(config))
@@ -68,6 +68,14 @@ def test_weights_in_4_bits_come_with_adapters(shape: ModelShape, config: RunConf
     assert fixed.model.load_in_4bit
     assert fixed.model.lora is not None
     assert apply(config, [FOUR_BIT]) is None  # such a run would be refused: nothing is left to train
+
+
+def test_vllm_gets_less_of_the_card_where_its_share_leaves_too_little(shape: ModelShape, config: RunConfig) -> None:
+    engine = ["generation.engine=vllm", "generation.vllm.standby=true", "generation.vllm.gpu_memory_utilization=0.95"]
+    config = load_config(config, [*engine, "model.dtype=float16"])
+    changes = fixes(config, Planned(shape, "cuda", 16 * 2**30), 14 * 2**30, "cuda")
+    assert changes is not None
+    assert [change.override for change in changes] == ["generation.vllm.gpu_memory_utilization=0.7"]
 
 
 def test_a_model_that_is_too_large_has_no_fix(shape: ModelShape, config: RunConfig) -> None:
