@@ -1,5 +1,3 @@
 """The command line."""
 
-from kit.cli.app import main
-
-__all__ = ["main"]
+from kit.cli.app import main as main

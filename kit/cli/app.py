@@ -17,8 +17,7 @@ from kit.cli import chat as cli_chat
 from kit.cli import plan as cli_plan
 from kit.cli import runs as cli_runs
 from kit.cli.objective import objective_app
-from kit.cli.options import Config, Detach, Overrides, print_json
-from kit.cli.tables import print_table
+from kit.cli.options import Config, Detach, Overrides, print_json, print_table
 from kit.runs.files import one_line
 from kit.runs.worker import CRASHED, STOPPED, USER_ERROR, is_user_error
 

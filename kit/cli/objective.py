@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kit.cli.tables import print_table
+from kit.cli.options import print_table
 
 if TYPE_CHECKING:
     from kit.objective import Hook, Objective
@@ -125,7 +125,7 @@ def objective_check(name: Name, kind: Kind = None, override: Settings = None) ->
 
 
 def _find(name: str, kind: str | None, overrides: list[str]) -> type[Schedule] | Objective | list[Hook]:
-    """What a name stands for, with its hyper-parameters: a schedule, a recipe, or hooks, several where kinds share the name.
+    """Finds the schedule, the recipe or the hooks of a name, with hyper-parameters; hooks of several kinds may share one.
 
     Raises `ConfigError`.
     """

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kit.cli.options import AsJson, Config, Overrides, print_json
-from kit.cli.tables import print_table
+from kit.cli.options import AsJson, Config, Overrides, print_json, print_table
 from kit.runs.files import duration, one_line
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kit.cli.options import AsJson, Checkpoint, Detach, Root, RunId, print_json
-from kit.cli.tables import print_plain
+from kit.cli.options import AsJson, Checkpoint, Detach, Root, RunId, print_json, print_plain, print_table
 from kit.runs.files import duration
 
 if TYPE_CHECKING:
@@ -260,7 +259,6 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: better, worse or luck. With CONFIG and --change they are made first."""
-    from kit.cli.tables import print_table
     from kit.studies.arms import carry_out, make_plan
     from kit.studies.compare import compare_and_file, file_page, table
 
@@ -303,7 +301,6 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Search over any keys of a configuration with Optuna. Given again, it goes on where it was."""
-    from kit.cli.tables import print_table
     from kit.studies.sweep import base_config, carry_out, load_sweep, look, table
 
     sweep = load_sweep(path)
