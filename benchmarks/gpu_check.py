@@ -310,7 +310,7 @@ def build_apart(name: str, folder: Path, end: float) -> dict[str, Any] | None:
 
 
 def by_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
-    """What a command of the kit does with the configuration of a row. Raises `TimeoutError` at the end, before its own limit."""
+    """Runs the kit's command of a row and returns what it measured. Raises `TimeoutError` at `end` (monotonic seconds)."""
     run, place = f"{row.kind}-{time.time_ns()}", folder / "run.yaml"
     own = ["-o", f"run.id={run}", "-o", f"run.root={folder / 'runs'}"]
     commands = {  # runs without a supervisor, whose process would go on when this one is killed

@@ -1,4 +1,4 @@
-"""What can be asked of an export and what came of it, without torch: formats, the checked request, the result."""
+"""Requests and results of exports, without torch: the formats, the checked request, the result that is filed."""
 
 from __future__ import annotations
 

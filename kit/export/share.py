@@ -20,7 +20,7 @@ from kit.runs.secrets import redact
 from kit.runs.store import RunDir
 
 MARKER = "grpo-kit-run.json"
-"""By this file a folder is known to hold a shared run, and may be written over by the next."""
+"""File that marks a folder as a shared run, which the next one may overwrite."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Publication:
 
     @property
     def contents(self) -> list[str]:
-        """What the files hold, and what they do not, one line each."""
+        """Lists what the files hold and what they leave out, a line each."""
         size = human_size(sum(len(text.encode()) for text in self.files.values()))
         rows = (
             "INCLUDED: sampled completions with the prompts and references of the data. Publish them only if you may publish the "

@@ -31,7 +31,7 @@ MOST_WRONG_ENDS = 0.25
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: the precision of the numbers, the GGUF file if it is one, and the share of the update that is left."""
+    """A written export: the precision of its numbers, its GGUF file if it has one, and the share of the update that is left."""
 
     kind: str
     gguf: Path | None = None

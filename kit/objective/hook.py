@@ -460,7 +460,8 @@ def checked(
         hint = " A regularizer that is only logged has coef: 0." if hook.kind == "regularizer" else ""
         raise ObjectiveError(
             f"{hook.title} returned a tensor that carries no gradient, so nothing would be learned. "
-            f"Compute it from batch.logps without .detach(), .item() or torch.no_grad().{hint}"
+            f"Compute it from {'per_token' if hook.kind == 'reduction' else 'batch.logps'} without .detach(), .item() or "
+            f"torch.no_grad().{hint}"
         )
     if mask is not None and out.dim():
         out = torch.where(mask if mask.dim() == out.dim() else mask[:, None], out, torch.zeros_like(out))

@@ -54,13 +54,11 @@ def prctl(name: str, option: int, *args: Any) -> None:
 def restrict_files(readable: list[str]) -> None:
     """Restrict files by Landlock: read and run what is below these paths, write nothing but /dev/null."""
     abi = syscall("landlock", _LANDLOCK_CREATE, None, 0, 1)
-    rights = (
-        1 << (12 + min(abi, 3))
-    ) - 1  # all that this kernel knows: links across folders since 2, truncation since 3
+    known = (1 << (12 + min(abi, 3))) - 1  # all rights of this kernel: links across folders since 2, truncation since 3
     net = 3 if abi >= 4 else 0  # bind and connect TCP
     scope = 3 if abi >= 6 else 0  # abstract sockets, signals
     device = 1 << 15 if abi >= 5 else 0  # ioctl on devices
-    attributes = (ctypes.c_uint64 * 3)(rights | device, net, scope)
+    attributes = (ctypes.c_uint64 * 3)(known | device, net, scope)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     rules = syscall("landlock_create_ruleset", _LANDLOCK_CREATE, attributes, size, 0)
     allowed = [(path, _READ_AND_RUN) for path in readable]
