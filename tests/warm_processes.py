@@ -45,7 +45,7 @@ MODULES = ("kit.", "ipykernel_launcher", "accelerate.commands.accelerate_cli")
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 """The code with which a worker of pytest-xdist begins (execnet's `popen_bootstrapline`)."""
 PRELOADED = (
-    "accelerate", "alembic.command", "datasets", "gradio", "math_verify", "optuna",
+    "accelerate", "datasets", "gradio", "math_verify",
     "pandas", "peft", "pyarrow.parquet", "rewards", "torch", "transformers.models.qwen3.modeling_qwen3",
     "trl.trainer.grpo_trainer", "kit.chat.answering", "kit.cli.app", "kit.evaluation.heldout", "kit.runner.build",
     "kit.runner.console", "kit.runner.evaluation", "kit.runner.prepare", "kit.runner.recording", "kit.runner.resume",

@@ -158,7 +158,6 @@ app.command()(cli_runs.share)
 app.command()(cli_chat.export)
 app.command()(cli_chat.chat)
 app.command()(cli_runs.compare)
-app.command()(cli_runs.sweep)
 
 
 @app.command(

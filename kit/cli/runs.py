@@ -1,4 +1,4 @@
-"""The verbs about runs: `ps`, `logs`, `stop`, `resume`, and what they have learned: `eval`, `report`, `compare`, `sweep`."""
+"""The verbs about runs: `ps`, `logs`, `stop`, `resume`, and what they have learned: `eval`, `report`, `compare`."""
 
 from __future__ import annotations
 
@@ -290,33 +290,6 @@ def compare(
     ]:
         typer.echo(line)
     typer.echo(f"\n{page}\n{folder / 'comparison.json'}")
-
-
-def sweep(
-    path: Annotated[Path, typer.Argument(metavar="SWEEP.YAML", help="What is searched; see docs/sweep.md.")],
-    show: Annotated[bool, typer.Option("--show", help="Only show the table of what is there.")] = False,
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials in all, in place of the file's.")] = None,
-    root: Annotated[Path | None, typer.Option(help="Folder that holds the runs; else the configuration's.")] = None,
-    progress: Annotated[bool, typer.Option("--progress", help="Show what each trial prints.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Search over any keys of a configuration with Optuna. Given again, it goes on where it was."""
-    from kit.studies.sweep import base_config, carry_out, load_sweep, look, table
-
-    sweep = load_sweep(path)
-    sweep.trials = trials or sweep.trials
-    folder = root or Path(base_config(sweep).run.root)
-    if show:
-        results = look(sweep, folder)
-    else:
-        results = carry_out(sweep, folder, _silent if as_json else typer.echo, quiet=as_json or not progress)
-    if as_json:
-        print_json(results)
-        return
-    print_table(*table(results))
-    if results["best"] is not None:
-        best = Path(results["folder"]) / "best.yaml"
-        typer.echo(f"Best: {results['best']['run']}. Train it again: grpo-kit train {best}")
 
 
 def _silent(_: str) -> None:

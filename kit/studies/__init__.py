@@ -1,1 +1,1 @@
-"""Several runs at once: comparisons with a verdict, and sweeps."""
+"""Comparisons of several runs, with a verdict."""

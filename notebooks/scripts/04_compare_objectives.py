@@ -103,4 +103,4 @@ from IPython.display import FileLink
 FileLink(comparison.page)  # on Colab: download it by the folder symbol on the left
 
 # %% [markdown]
-# How the verdict is computed: `docs/compare.md`. To search over many values: `docs/sweep.md`.
+# How the verdict is computed: `docs/compare.md`. To search over many values with Optuna: `docs/sweep.md`.
