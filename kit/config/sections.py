@@ -390,9 +390,9 @@ class EvaluationConfig(Section):
     accuracy where something says what is right, else the greedy reward."""
     patience: Annotated[int, Field(ge=1)] | None = None
     """Stop early after so many evaluations in a row without a better score. Null: never."""
-    alarm: Literal["off", "warn", "stop", "rollback"] = "warn"
-    """What to do when the training reward rises while the held-out score falls (reward hacking): only say so, stop the
-    run, or stop it with the weights of its best checkpoint."""
+    alarm: Literal["off", "warn", "stop"] = "warn"
+    """What to do when the training reward rises while the held-out score falls (reward hacking): only say so, or stop the
+    run."""
 
     @field_validator("alarm", mode="before")
     @classmethod

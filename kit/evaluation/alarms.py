@@ -6,7 +6,7 @@ again gives the same alerts. `conditions` has them.
 
 `reward_hacking` compares evaluations: see there.
 
-`decide` says what follows from the held-out scores so far: keep this checkpoint, go on, end, or go back to the best. A
+`decide` says what follows from the held-out scores so far: keep this checkpoint, go on, or end. A
 function of what lies in the run directory, so that a resumed run decides as the uninterrupted one would have.
 """
 
@@ -218,7 +218,6 @@ class Decision:
     cause: Literal["patience", "reward_hacking"] | None = None
     hacking: Hacking | None = None
     hacking_begins: bool = False
-    rollback: bool = False
 
     @property
     def score(self) -> str:
@@ -259,14 +258,12 @@ def decide(results: Sequence[Result], lines: Sequence[Line], config: EvaluationC
     now = standing(results, key)
     hacking = reward_hacking(results, lines, key) if config.alarm != "off" else None
     begins = hacking is not None and reward_hacking(results[:-1], lines, key) is None
-    acts = hacking is not None and config.alarm in ("stop", "rollback")
     waited = config.patience is not None and now.waited >= config.patience
     return Decision(
         key=key,
         standing=now,
         new_best=now.best_trained is not None and now.best_trained == now.last,
-        cause="reward_hacking" if acts else "patience" if waited else None,
+        cause="reward_hacking" if hacking is not None and config.alarm == "stop" else "patience" if waited else None,
         hacking=hacking,
         hacking_begins=begins,
-        rollback=acts and config.alarm == "rollback",
     )

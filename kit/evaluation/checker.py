@@ -37,12 +37,11 @@ def build_checker(config: RunConfig, preset: Preset) -> Preset:
                 f"evaluation.checker: preset '{name}' has no component that says whether a completion is right. Choose "
                 f"another one {advice}."
             )
-    acts = evaluation.alarm in ("stop", "rollback")
-    key = "patience" if evaluation.patience is not None else f"alarm: {evaluation.alarm}"
+    key = "patience" if evaluation.patience is not None else "alarm: stop"
     refuse(
         ConfigError,
         (
-            (evaluation.patience is not None or acts) and not evaluation.every,
+            (evaluation.patience is not None or evaluation.alarm == "stop") and not evaluation.every,
             f"evaluation.{key} acts on held-out scores during training, and evaluation.every is 0: there are none.",
             f"Set evaluation.every, for example to {max(1, config.optimisation.steps // 10)}.",
         ),

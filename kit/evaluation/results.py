@@ -139,10 +139,7 @@ def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
                 f"Run '{run.id}' has no trained weights in {run.adapter}; they are written at its end. {there} "
                 "Choose one with --checkpoint (best, last or a step)."
             )
-        last = int(run.status().get("step") or 0)
-        turns = [event for event in run.events() if event.get("kind") in ("rollback", "resumed")]
-        rolled_back = turns and turns[-1]["kind"] == "rollback"
-        return (int(turns[-1]["to_step"]) if rolled_back else last), run.adapter
+        return int(run.status().get("step") or 0), run.adapter
     if which == "last":
         if not by_step:
             raise RunError(f"Run '{run.id}' has no whole checkpoint yet; the first comes after run.save_every steps.")

@@ -134,7 +134,5 @@ def words(event: Tree) -> str:
             return f"Stopped: the training reward rose while the held-out score fell ({score})."
         case "early_stop":
             return f"Stopped early: {score}, no better than at step {event.get('best_step')}."
-        case "rollback":
-            return f"Went back to the weights of step {event.get('to_step')} ({event.get('checkpoint')})."
     rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("time", "kind", "step"))
     return f"{event.get('kind')}: {rest}" if rest else str(event.get("kind"))

@@ -24,7 +24,7 @@ from kit.report.panels import LEARNING, MACHINE, columns_of, panels
 from kit.report.record import Record, Tree, read, words
 from kit.report.scores import Difference, difference, ends, estimates, sentence, signed
 from kit.runs.files import clock, shorten, write_atomic
-from kit.runs.metrics import is_number, placed, points, result_of
+from kit.runs.metrics import is_number, placed, points
 from kit.runs.secrets import redact, redacted
 from kit.runs.store import ALIVE, RunDir
 
@@ -151,10 +151,6 @@ def figures(record: Record) -> list[tuple[str, str]]:
         last = rewards[-LAST:]
         tiles.append((f"Reward: first, mean of last {len(last)}", f"{rewards[0]:.3f} → {sum(last) / len(last):.3f}"))
     evaluations = [score for _, score in placed(record.evaluations)]
-    if (result := result_of(record.evaluations)) is not None:
-        # After a rollback the result is not that of the highest step.
-        final = record.evaluations[result]
-        evaluations = [*(score for score in evaluations if score is not final), final]
     for key, name in {"greedy_accuracy": "Held-out accuracy", "greedy_reward": "Held-out reward"}.items():
         values = [estimate["value"] for score in evaluations if isinstance(estimate := score.get(key), dict)
                   and is_number(estimate.get("value"))]  # fmt: skip
@@ -259,7 +255,7 @@ def events(record: Record) -> Markup:
 
 def marks(record: Record) -> list[tuple[float, str]]:
     """(step, words) of the vertical lines in the charts."""
-    kinds = ("resumed", "early_stop", "rollback", "out_of_memory")
+    kinds = ("resumed", "early_stop", "out_of_memory")
     chosen = [event for event in record.events if event.get("kind") in kinds and is_number(event.get("step"))]
     return [(float(event["step"]), words(event)) for event in chosen[:MOST_OF_A_KIND]]
 

@@ -1,8 +1,7 @@
-"""Held-out scores during training and at its end, and what follows from them: best checkpoint, early stop, rollback."""
+"""Held-out scores during training and at its end, and what follows from them: best checkpoint, early stop."""
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,11 +13,10 @@ from transformers import TrainerCallback
 from kit.config import EvaluationConfig
 from kit.evaluation.alarms import Alert, AlertMonitor, Decision, decide
 from kit.evaluation.heldout import HeldOut
-from kit.evaluation.results import BEST_FILE, Mark, Result, course, read_best
+from kit.evaluation.results import BEST_FILE, Mark, course, read_best
 from kit.models.loading import autocast_dtype
 from kit.runner.lifecycle import Stopped, StopSignal
 from kit.runner.recording import HEARTBEAT_SECONDS
-from kit.runs.files import disk_errors
 from kit.runs.store import RunDir, step_of
 
 if TYPE_CHECKING:
@@ -28,11 +26,6 @@ if TYPE_CHECKING:
 
 
 Score = Callable[[Any, str, int], dict[str, Any]]  # (model, name of the evaluation, its step) -> what was filed
-TRAINING_STATE = (
-    "optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json", "training_args.bin", "objective_state.json",
-    "value_head*", "progress.json", "rollout*.pt", "manifest.json",
-)  # fmt: skip
-"""Files of a checkpoint that are about training, not about the model."""
 
 
 class HeldOutScores:
@@ -191,45 +184,23 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
     def conclude(self, trainer: HookedGRPOTrainer) -> None:
         """The end of training: the result goes to adapter/, and unless somebody stopped the run its score follows."""
         step = trainer.state.global_step or max((step_of(path) for path in self.run.checkpoints), default=0)
-        decision = self.decision(step)
-        if self.stop.asked() or not decision.rollback:
-            trainer.save_model(str(self.run.adapter))
+        trainer.save_model(str(self.run.adapter))
         if self.stop.asked():
             return
+        decision = self.decision(step)
         if decision.standing.last is not None and decision.standing.last.step == step:
             self.stop.ended = decision.reason()  # said already, unless this is a resumed run
-        result_step = self.roll_back(decision, step)
         if not self.config.after:
             return
-        # The evaluation `after` is of the weights in adapter/, and not made again where it is there under another name.
-        result = self._result_at(result_step)
-        if result is None:
-            self.score(trainer.model, "after", step)
-            final = self.decision()
-            if alert := final.alert():
-                self.alert(alert)
-            self.file_best(final.standing.best_trained)
-            result = self._result_at(self.roll_back(final, step)) if final.rollback else None
-        if result is not None:
+        result = next((result for result in course(self.run) if result["step"] == step), None)
+        if result is not None:  # it is there under another name
             self.run.write_json("eval/after.json", result)
-
-    def roll_back(self, decision: Decision, step: int) -> int:
-        """Puts the model of the best checkpoint into adapter/ where that is decided. Returns the step of adapter/'s weights."""
-        if not decision.rollback:
-            return step
-        assert decision.standing.best_trained is not None
-        run, best = self.run, decision.standing.best_trained.step
-        source = run.path / f"checkpoint-{best}"
-        with disk_errors(run.adapter):
-            shutil.rmtree(run.adapter, ignore_errors=True)
-            shutil.copytree(source, run.adapter, ignore=shutil.ignore_patterns(*TRAINING_STATE))
-        if not any(event["kind"] == "rollback" and event["step"] == step for event in run.events()):
-            run.append_event("rollback", step=step, to_step=best, checkpoint=source.name)
-        self.on_message(f"Rolled back to the best checkpoint, step {best}: adapter/ holds its weights.")
-        return best
-
-    def _result_at(self, step: int) -> Result | None:
-        return next((result for result in course(self.run) if result["step"] == step), None)
+            return
+        self.score(trainer.model, "after", step)
+        final = self.decision()
+        if alert := final.alert():
+            self.alert(alert)
+        self.file_best(final.standing.best_trained)
 
 
 def wrong_answer(run: RunDir) -> str:

@@ -42,8 +42,7 @@ def placed(evaluations: Evaluations) -> list[tuple[int, Mapping[str, Any]]]:
 def result_of(evaluations: Evaluations) -> str | None:
     """The name of the evaluation of a run's result: `after` where there is one, else that of the latest step.
 
-    After a rollback `after` is of an earlier step than others, whose weights were thrown away. None where nothing was scored
-    after training began.
+    None where nothing was scored after training began.
     """
     if evaluations.get("after"):
         return "after"

@@ -22,7 +22,7 @@ from kit.evaluation.heldout import GENERATION
 from kit.evaluation.results import course, problem_scores, value_of
 from kit.report.panels import Point, downsample
 from kit.runs.files import read_result
-from kit.runs.metrics import is_number, points, result_of
+from kit.runs.metrics import is_number, points
 from kit.runs.store import RunDir, RunStore
 from kit.studies.statistics import Floats, difference, scalar_difference
 
@@ -172,7 +172,7 @@ def last_evaluation(run: RunDir, name: str | None = None) -> dict[str, Any]:
             f"grpo-kit eval {run.id}"
         )
     last = max(evaluations, key=lambda stem: (int(evaluations[stem].get("step") or 0), stem))
-    return evaluations[name or result_of({"after": evaluations.get("after", {})}) or last]
+    return evaluations[name or ("after" if evaluations.get("after") else last)]
 
 
 def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -28,7 +28,7 @@ BUTTONS = ("like", "stop", "now", "resume", "delete")
 RESUME, AGAIN = "Resume", "Start again"
 TABS = ("charts", "completions", "log", "more")
 FIRST_CHARTS = 5
-MARKED = ("resumed", "early_stop", "rollback", "out_of_memory", "alert")
+MARKED = ("resumed", "early_stop", "out_of_memory", "alert")
 """Events that stand as vertical lines in the charts."""
 MOST_MARKS = 24
 ENDED_POLL_SECONDS = 8.0

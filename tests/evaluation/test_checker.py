@@ -38,7 +38,6 @@ def test_the_training_presets_parameters_go_with_its_name_only() -> None:
     [
         (["evaluation.patience=2", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.patience acts on .*every, for example"),
         (["evaluation.alarm=stop", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.alarm: stop acts on"),
-        (["evaluation.alarm=rollback", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.alarm: rollback acts on"),
         (["evaluation.metric=maj@k"], None, r"maj@k is a share of right answers.*evaluation\.checker"),
         (["evaluation.metric=greedy_accuracy"], None, r"the reward has no checker"),
     ],

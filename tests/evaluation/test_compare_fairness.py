@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from study_runs import draw, evaluation, make_run
+from study_runs import draw, make_run
 
 from kit.config import load_config
 from kit.errors import ConfigError
 from kit.runs.store import RunDir
 from kit.studies.compare import compare_runs
-from kit.studies.scores import last_evaluation
 
 BETTER = ["objective.clip.eps_high=0.4"]
 
@@ -29,19 +28,6 @@ def change(run: RunDir, edit: Callable[[dict[str, Any]], Any], name: str = "afte
     result = json.loads((run.eval / f"{name}.json").read_text())
     edit(result)
     run.write_json(f"eval/{name}.json", result)
-
-
-def test_after_a_rollback_the_run_is_judged_by_the_weights_that_were_kept(tmp_path: Path) -> None:
-    good, bad = [[4, 1]] * 32 + [[0, 0]] * 8, [[0, 0]] * 32 + [[4, 1]] * 8
-    run = make_run(tmp_path, "back", good, step=10)  # after.json: step 10, 0.80
-    for step in (20, 30):
-        run.write_json(f"eval/step-{step:05d}.json", evaluation(bad, step=step))
-    assert last_evaluation(run)["step"] == 10
-    make_run(tmp_path, "base", good, overrides=BETTER)
-    found = compare_runs(["base", "back"], tmp_path)
-    assert found["arms"][1]["value"] == pytest.approx(0.8)
-    (run.eval / "after.json").unlink()
-    assert last_evaluation(run)["step"] == 30
 
 
 def test_different_data_has_no_verdict(tmp_path: Path) -> None:

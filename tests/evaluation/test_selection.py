@@ -103,8 +103,6 @@ def test_weights_are_found_by_name_or_step(run: RunDir) -> None:
     assert weights_of(run, "best") == (10, run.path / "checkpoint-10")
     assert weights_of(run, "last") == (20, run.path / "checkpoint-20")
     assert weights_of(run, 20) == weights_of(run, "20") == (20, run.path / "checkpoint-20")
-    run.append_event("rollback", step=33, to_step=10, checkpoint="checkpoint-10")
-    assert weights_of(run, None) == (10, run.adapter)
 
 
 @pytest.mark.parametrize("which", [None, "best", "last", "30", "nonsense"])
@@ -116,16 +114,6 @@ def test_weights_that_are_not_there_are_refused_with_what_there_is(run: RunDir, 
     if which != "last":
         with pytest.raises(RunError, match="Its checkpoints: 40"):
             weights_of(run, which)
-
-
-def test_a_rollback_leaves_behind_what_only_training_needs(run: RunDir) -> None:
-    checkpoint(run, 10)
-    model = {"adapter_model.safetensors", "adapter_config.json"}
-    for name in (*model, "optimizer.bin", "rng_state_0.pth"):
-        (run.path / "checkpoint-10" / name).write_text("")
-    decision: Any = SimpleNamespace(rollback=True, standing=SimpleNamespace(best_trained=Mark(10, 0.9)))
-    assert evaluator(run).roll_back(decision, 30) == 10
-    assert {path.name for path in run.adapter.iterdir()} == model
 
 
 def test_a_resumed_run_makes_the_evaluation_that_a_stop_had_cut_short(run: RunDir) -> None:

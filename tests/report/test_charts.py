@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kit.report.charts import intervals, lines, number, svg, ticks
 from kit.report.page import page
 from kit.report.panels import PHASES, Panel, Series, columns_of, downsample, panels
-from kit.runs.metrics import placed, points
+from kit.runs.metrics import placed, points, result_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 NUMBERS = st.floats(-1e6, 1e6)
@@ -133,6 +133,9 @@ def test_evaluations_stand_at_their_step_and_later_ones_by_hand_at_none() -> Non
         "step-00010": {},
     }
     assert [step for step, _ in placed(found)] == [0, 20, 30]
+    assert result_of(found) == "after"
+    assert result_of(found | {"after": {}}) == "step-00020", "an unreadable one counts for nothing"
+    assert result_of({"before": {"step": 0}}) is None
 
 
 def test_shares_are_drawn_in_per_cent_with_their_intervals() -> None:

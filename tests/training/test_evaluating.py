@@ -1,4 +1,4 @@
-"""Held-out scores during training and what follows from them: best checkpoint, early end, alarm, rollback. Real runs of
+"""Held-out scores during training and what follows from them: best checkpoint, early end, alarm. Real runs of
 the tiny model whose scores are scripted, so that what follows is known."""
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 import kit
 from kit.config import load_config
 from kit.evaluation.heldout import HeldOut
-from kit.evaluation.results import weights_of
 from kit.runner.evaluate import evaluate_run
 
 PROBLEMS = 40
@@ -124,25 +123,9 @@ def test_the_alarm_stops_the_run(scripted: Any, hacked: dict[int, float]) -> Non
     status = result.folder.status()
     assert (status["state"], status["step"]) == ("finished", 27)
     assert status["reason"].startswith("reward hacking: held-out greedy accuracy fell from 0.900 (step 9) to 0.300")
-    assert kinds(result, "early_stop", "rollback") == [("early_stop", 27)]
+    assert kinds(result, "early_stop") == [("early_stop", 27)]
     last = weights(result.folder.path / "checkpoint-27")
     assert all((last[name] == value).all() for name, value in weights(result.folder.adapter).items())
-
-
-def test_a_rollback_ends_with_the_weights_of_the_best_checkpoint(scripted: Any, hacked: dict[int, float]) -> None:
-    result = scripted(hacked, "evaluation.alarm=rollback", "evaluation.every=9")
-    run = result.folder
-    (event,) = [event for event in run.events() if event["kind"] == "rollback"]
-    assert (event["step"], event["to_step"], event["checkpoint"]) == (27, 9, "checkpoint-9")
-    kept, result_weights, last = (weights(run.path / name) for name in ("checkpoint-9", "adapter", "checkpoint-27"))
-    assert result_weights.keys() == kept.keys()
-    assert all((kept[name] == value).all() for name, value in result_weights.items())
-    assert any((last[name] != value).any() for name, value in result_weights.items())
-    assert not {"optimizer.pt", "trainer_state.json", "rng_state.pth"} & {path.name for path in run.adapter.iterdir()}
-    after = json.loads((run.eval / "after.json").read_text())
-    assert (after["step"], after["greedy_accuracy"]["value"]) == (9, 0.9)
-    assert run.status()["state"] == "finished"
-    assert weights_of(run, None)[0] == weights_of(run, "best")[0] == 9
 
 
 def test_alerts_on_the_metric_lines_are_filed_once(attempt: Any) -> None:
