@@ -57,6 +57,11 @@ def train(folder: Path, name: str, *overrides: str, **environment: str) -> list[
     settings = [f"{key}={value}" for key, value in SMALL.items()] + [f"run.id={name}", *overrides]
     options = [word for setting in settings for word in ("-o", setting)]
     command(folder, "train", "quickstart-real", *options, **environment)
+    return logged_steps(folder, name)
+
+
+def logged_steps(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Metrics of the two steps of the run `name`."""
     lines = (folder / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [row for row in map(json.loads, lines) if "loss" in row]
     assert len(metrics) == 2
@@ -129,8 +134,27 @@ def test_unsloth_on_the_cpu_learns_and_packs(folder: Path) -> None:
     check_learned(folder, "unsloth", train(folder, "unsloth", "model.backend=unsloth-cpu"))
 
 
-def test_four_bits_learn_and_pack(folder: Path) -> None:
-    check_learned(folder, "nf4", train(folder, "nf4", "model.load_in_4bit=true"))
+def test_four_bits_learn_and_pack_on_frozen_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kit.train
+    from kit.config import load_config
+    from kit.runner.resume import train_on
+
+    frozen_dtypes, changed = set(), []
+
+    def compare_weights(trainer: Any, resumption: Any) -> None:
+        frozen = {name: weight for name, weight in trainer.model.named_parameters() if not weight.requires_grad}
+        before = {name: weight.detach().clone() for name, weight in frozen.items()}
+        train_on(trainer, resumption)
+        frozen_dtypes.update(weight.dtype for weight in frozen.values())
+        changed.extend(name for name, weight in frozen.items() if not torch.equal(weight, before[name]))
+
+    monkeypatch.setattr("kit.runner.resume.train_on", compare_weights)
+    monkeypatch.chdir(folder)
+    settings = [f"{key}={value}" for key, value in SMALL.items()]
+    kit.train.run(load_config("quickstart-real", [*settings, "run.id=nf4", "model.load_in_4bit=true"]), quiet=True)
+    assert torch.uint8 in frozen_dtypes
+    assert changed == []
+    check_learned(folder, "nf4", logged_steps(folder, "nf4"))
 
 
 def test_a_merged_export_answers_as_the_run_and_the_run_can_be_asked(

@@ -43,6 +43,26 @@ def test_completions_come_from_the_engine_and_its_log_probabilities_are_the_trai
     assert "vllm" not in one.message.lower(), "the engine's own log stays off the terminal"
 
 
+def test_a_real_models_log_probabilities_are_the_trainers(attempt: Callable[..., Any], tree: Any) -> None:
+    """Two steps of SmolLM2. The second one samples with the adapter that the first one has changed."""
+    from kit.config import load_config
+
+    small = ["data.limit=60", "data.heldout=8", "evaluation.before=false", "evaluation.after=false"]
+    reward = ["reward.preset=length-target", "reward.params={target: 40, tolerance: 40}"]
+    batch = ["optimisation.steps=2", "optimisation.batch_size=8", "optimisation.micro_batch_size=8"]
+    rollout = ["generation.engine=vllm", "generation.num_generations=4", "generation.max_completion_tokens=40"]
+    tree.clear()
+    tree.update(
+        load_config("quickstart-real", [*small, *reward, *batch, *rollout, "run.id=real"]).model_dump(mode="json")
+    )
+    one = attempt()
+    assert one.code == 0, one.message
+    assert max(metrics(one.folder, "grad_norm")) > 0
+    assert max(metrics(one.folder, "sampler/logp_difference")) < 0.02
+    weights_of_b = [tensor for name, tensor in weights(one.folder, 2).items() if "lora_B" in name]
+    assert max(float(tensor.abs().max()) for tensor in weights_of_b) > 1e-4
+
+
 def test_a_hung_engine_ends_the_run_as_failed_within_its_timeout(
     attempt: Callable[..., Any], engine_tree: Any, plant: Callable[..., None]
 ) -> None:
