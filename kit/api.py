@@ -197,14 +197,15 @@ class Run:
 
         return stop(self._dir, timeout=timeout, now=now)
 
-    def report(self, path: str | Path | None = None) -> Path:
+    def report(self, path: str | Path | None = None, *, completions: bool = True) -> Path:
         """Writes the run's report, one self-contained HTML file, and returns its path: `report.html` in the run's directory.
 
-        Works in any state; what is missing or damaged is named in it. Raises `RunError` when it cannot be written.
+        Without `completions` it has no samples, which hold rows of the data. Works in any state; what is missing or damaged
+        is named in it. Raises `RunError` when it cannot be written.
         """
         from kit.report.run_report import write_report
 
-        return write_report(self._dir, path)
+        return write_report(self._dir, path, completions=completions)
 
     def evaluate(
         self,

@@ -212,7 +212,6 @@ def test_only_the_backend_imports_unsloth() -> None:
         "import kit.data",
         "import kit.objective.recipes",
         "import kit.runs.worker",
-        "import kit.export.share",
         "import kit.config.schema",
         "import kit.studies.compare, kit.studies.arms",
         "import sys; sys.argv = ['grpo-kit', '--help']\nfrom kit.cli.app import main\ntry: main()\nexcept SystemExit: pass",

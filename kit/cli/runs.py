@@ -207,31 +207,15 @@ def report(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to; else report.html in the run.")
     ] = None,
+    no_completions: Annotated[
+        bool, typer.Option("--no-completions", help="Leave out samples, which hold rows of the data.")
+    ] = False,
     root: Root = Path("runs"),
 ) -> None:
     """Write RUN_ID's report, one HTML file. It has scores, curves, samples, and how to do it again."""
     from kit.api import Run
 
-    typer.echo(Run(run_id, root).report(output))
-
-
-def share(
-    run_id: RunId,
-    to: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder: for any static host.")],
-    completions: Annotated[
-        bool, typer.Option("--completions", help="With samples of completions, which hold rows of the data.")
-    ] = False,
-    root: Root = Path("runs"),
-) -> None:
-    """Write a run's report as a folder to publish. What is in it is listed."""
-    from kit.export.share import publication
-    from kit.runs.store import RunStore
-
-    content = publication(RunStore(root).open(run_id), completions=completions)
-    content.write(to)
-    for line in content.contents:
-        typer.echo(line)
-    typer.echo(f"written: {to / 'index.html'}")
+    typer.echo(Run(run_id, root).report(output, completions=not no_completions))
 
 
 def compare(

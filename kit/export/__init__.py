@@ -6,6 +6,5 @@ target.py   a folder that is whole or not there
 source.py   the policy as it was trained; its weights merged in float32, quantised, written
 verify.py   the same prompts through source and export, its files, and every tensor against base + update
 gguf.py     llama.cpp's file and Ollama's Modelfile
-share.py    a run's report as a folder to publish
 card.py     the model card of every export
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,6 @@ from kit.runs.secrets import redact, redacted
 from kit.runs.store import ALIVE, RunDir
 
 NAME = "report.html"
-WITH_ROWS = ("Samples",)
-"""Sections that hold rows of the data."""
 LAST = 10
 """Steps over which the reward at the end is averaged."""
 MOST_ALERTS = 4
@@ -57,34 +55,41 @@ _PROGRESS = re.compile(r"(?P<title>\S.*?)  (?P<done>\d+)/(?P<total>\d+)  (?P<not
 section = partial(piece, "report.html")
 
 
-def write_report(run: RunDir, path: str | Path | None = None, *, ending: Mapping[str, Any] | None = None) -> Path:
+def write_report(
+    run: RunDir,
+    path: str | Path | None = None,
+    *,
+    completions: bool = True,
+    ending: Mapping[str, Any] | None = None,
+) -> Path:
     """Writes the report of a run in whatever state it is; to `report.html` in its directory unless `path` is given.
 
-    `ending` is what its status is about to say. Missing or damaged files of the run are named in the report. Raises
-    `RunError` when the file cannot be written.
+    Without `completions` it has no rows of the data. `ending` is what its status is about to say. Missing or damaged files of
+    the run are named in the report. Raises `RunError` when the file cannot be written.
     """
     target = run.path / NAME if path is None else Path(path)
     record = read(run)
     if ending is not None:
         record.status.update(ending)
-    write_atomic(target, render(record))
+    write_atomic(target, render(record, completions=completions))
     return target
 
 
-def render(record: Record, leave_out: Collection[str] = ()) -> str:
-    """The report as HTML, keys and tokens hidden, without the sections to `leave_out`."""
+def render(record: Record, *, completions: bool = True) -> str:
+    """The report as HTML, keys and tokens hidden, `~` for the home folder, and without samples unless `completions`."""
     parts: dict[str, Callable[[Record], Markup]] = {
         "Summary": summary,
         "Held-out scores": scores,
         "Curves": lambda of: section("curves", curves(of, LEARNING)),
         "What the machine did": lambda of: section("curves", curves(of, MACHINE)),
-        "Samples": samples,
+        **({"Samples": samples} if completions else {}),
         "Events": events,
         "Configuration": configuration,
         "Data and environment": provenance,
     }
-    sections = [(title, _part(make, record)) for title, make in parts.items() if title not in leave_out]
-    return redact(page(record.id, sections, subtitle=subtitle(record)))
+    sections = [(title, _part(make, record)) for title, make in parts.items()]
+    text, home = page(record.id, sections, subtitle=subtitle(record)), str(Path.home())
+    return redact(text.replace(home, "~") if len(home) > 1 else text)
 
 
 def _part(make: Callable[[Record], Markup], record: Record) -> Markup:

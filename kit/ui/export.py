@@ -272,7 +272,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             stop = gr.Button("Stop", variant="stop", visible=False, elem_id="export-stop")
     said, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
     results = gr.HTML(elem_id="export-results")
-    report = gr.HTML(elem_id="share-report")
+    report = gr.HTML(elem_id="export-report")
     outputs = [seen, notice, progress, results, stop, asking]
     look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | QUIET
     first = blocks.load(
@@ -295,7 +295,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 def report_links(run: RunDir) -> str:
     """The report to open or download, and the command that publishes it."""
     path = f"/runs/{run.id}/report.html"
-    command = f"grpo-kit share {shlex.quote(run.id)} --to FOLDER{run.root_option}"
+    command = f"grpo-kit report {shlex.quote(run.id)} --no-completions -o index.html{run.root_option}"
     push = f"hf upload OWNER/NAME {shlex.quote(str(run.path / 'export' / 'adapter'))}"
     publish = m.join(
         m.tag("p", m.join([m.tag("small", words), m.tag("code", line)]))

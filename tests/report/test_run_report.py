@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from kit.cli.app import app
 from kit.report.record import read
 from kit.report.run_report import render, write_report
 from kit.runs.store import RunDir
@@ -129,6 +131,22 @@ def test_secrets_stand_nowhere_in_a_report(make_run: Make, monkeypatch: pytest.M
         assert secret not in document, secret
     assert "max_completion_tokens" in document  # a number of tokens is no secret
     assert "[hidden]" in document
+
+
+def test_rows_of_the_data_and_the_home_folder_can_be_left_out(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = make_run()
+    run.append_event("alert", step=1, name="x", message=f"see {tmp_path}/notes", severity="warning")
+    whole, path = render(read(run)), tmp_path / "index.html"
+    command = ["report", run.id, "--no-completions", "-o", str(path), "--root", str(run.path.parent)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    public = path.read_text(encoding="utf-8")
+    assert "2 + 2 =" in whole
+    assert "2 + 2 =" not in public
+    assert "see ~/notes" in public
+    assert str(tmp_path) not in public + whole
 
 
 def test_damaged_files_are_named_and_the_rest_is_shown(make_run: Make) -> None:
