@@ -156,7 +156,7 @@ def trl_accuracy(completions: list[Any], solution: list[str], **_: Any) -> list[
 
 def graders() -> Iterator[Preset]:
     """This library's maths presets, and TRL's function."""
-    yield from map(load, ("math-verify", "math-dapo", "math-match", "r1-zero"))
+    yield from map(load, ("math-verify", "math-dapo", "r1-zero"))
     yield load("math-verify", lenient=True)
     yield Preset([(from_function(without_prompt)[0], 1.0)], name="math-verify, prompt not known")
     yield Preset([(from_function(trl_accuracy)[0], 1.0)], name="TRL accuracy_reward")

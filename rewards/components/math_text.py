@@ -442,7 +442,7 @@ def split(text: str) -> Pieces:
 
 
 def match_form(text: str, letters: bool = False) -> str:
-    """The spelling by which `math-match` compares: `plain`, `bare`, `\\text` and `x =` taken off, fractions in one form."""
+    """One spelling for answers that are written alike: `plain`, `bare`, `\\text` and `x =` taken off, fractions in one form."""
     text = re.sub(
         r"(?<=\d) (?=[A-Za-z])", "", bare(_TEXT.sub(r"\1", plain(text, letters=letters)).removesuffix("%").strip())
     )

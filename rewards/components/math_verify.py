@@ -1,15 +1,14 @@
-"""Compare an answer with the reference: by mathematical meaning, or by normalised spelling."""
+"""Compare an answer with the reference by mathematical meaning."""
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.components.final_text import AnswerComponent, check_place, unboxed_answer, verdict
+from rewards.components.final_text import check_place, unboxed_answer
 from rewards.components.math_expressions import is_copied
 from rewards.components.math_text import (
     MAX_MATH_CHARS,
     is_number,
-    match_form,
     number,
     plain,
     reference_text,
@@ -110,30 +109,3 @@ class MathVerify(IsolatedComponent):
 def _no_reference(sample: Sample) -> Score:
     reason = f"reference cannot be read: {shown(sample.reference, 150)}"
     return Score(None, "error", {"reason": f"{reason}; give the answer in a column such as `reference`"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class MathMatch(AnswerComponent):
-    r"""1 when answer and reference have one normalised spelling, or are the same number, else 0. Computes nothing else.
-
-    Normalised away: spaces but between digits or words, `$`, `\left`, `\text`, units, `%`, digit grouping, `\dfrac`,
-    `\frac12`, `x =`.
-    """
-
-    find = staticmethod(unboxed_answer)
-
-    answer_in: str = "boxed"
-
-    def expected(self, sample: Sample) -> str:
-        reference = reference_text(sample.reference)
-        if reference is None:
-            raise ValueError(_no_reference(sample).info["reason"])
-        return match_form(reference)
-
-    def judge(self, answer: str, expected: str, sample: Sample) -> Score:
-        if len(answer) > MAX_MATH_CHARS:
-            return Score(None, "format", {"reason": "too_long"})
-        written, value = match_form(answer, letters=is_number(expected)), number(expected)
-        return verdict(
-            bool(expected) and (expected == written or (value is not None and value == number(written))), answer
-        )

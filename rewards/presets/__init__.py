@@ -29,7 +29,6 @@ _PRESETS = {
     "math-dapo": ("math", "math-verify"),
     "math-kimi-length": ("math", "math-verify"),
     "math-length-budget": ("math", "math-verify"),
-    "math-match": ("math", None),
     "math-verify": ("math", "math-verify"),
     "mcq-letter": ("reasoning", None),
     "qa-short": ("text", None),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rewards.components.lengths import CosineLength, KimiLength, LengthBudget, RepetitionPenalty, Shared, SoftOverlong
-from rewards.components.math_verify import MathMatch, MathVerify
+from rewards.components.math_verify import MathVerify
 from rewards.components.tags import Format
 from rewards.extract import boxed_answer
 from rewards.parameters import with_options
@@ -23,33 +23,6 @@ class MathOptions:
     answer_in: str = "boxed"
     lenient: bool = False
     deadline: float = 2.0
-
-
-def math_match(*, answer_in: str = "boxed", lenient: bool = False) -> Preset:
-    r"""Mathematics by normalised spelling: quick, nothing is computed, right answers in another form are missed.
-
-    Formula: 1 when answer and reference have one spelling once spaces (not those between digits or words), `$`, colour,
-    `\text`, units, `%`, digit grouping, `\dfrac`, `\frac12`, repeating decimals and `x =` are normalised, or when both
-    are the same number, `1.5e3` and `3 1/2` included; else 0.
-    Range: [0, 1].
-    Checker: accuracy.
-    Columns: `reference`, `answer`, `solution` or `ground_truth`: the answer, or a solution that ends in `#### 72` or
-    holds the answer in its last `\boxed{…}`.
-    Source: the string comparison that came with MATH (2103.03874).
-    Hacks: several answers: boxes that differ, or hedges (`7 or 8`), are no match. An answer before an unclosed box or
-    within the reasoning: not looked at. Units are ignored, so a wrong unit goes unnoticed.
-
-    Args:
-        answer_in: where the answer stands: `boxed`, `tag`, `hash`, `line` or `any`.
-        lenient: the last answer counts of several, and text may follow it.
-
-    >>> from rewards import build_samples, load
-    >>> completions = [r"so \boxed{\dfrac12}", r"so \boxed{0.5}", r"so \boxed{1/2 or 1}"]
-    >>> load("math-match").score(build_samples(["?"] * 3, completions, answer=[r"\frac{1}{2}"] * 3)).totals
-    [1.0, 1.0, 0.0]
-    """
-    accuracy = MathMatch(answer_in=answer_in, strict=not lenient)
-    return Preset([(accuracy, 1.0)], checker="accuracy")
 
 
 @with_options(MathOptions)

@@ -12,7 +12,7 @@ CASES = {
     "gsm8k-hash": ({"answer": "72"}, "\n#### 72"),
     "qa-short": ({"answer": "Paris"}, "<answer>Paris</answer>"),
     "mcq-letter": ({"answer": "C"}, "<answer>C</answer>"),
-    "math-match": ({"answer": "72"}, "\\boxed{72}"),
+    "math-verify": ({"answer": "72"}, "\\boxed{72}"),
     "countdown": ({"nums": [70, 2], "target": 72}, "<answer>70 + 2</answer>"),
     "classification-label": ({"answer": "spam"}, "<answer>spam</answer>"),
     "code-stdio": ({"reference": [{"input": "", "output": "72"}]}, f"\n{PROGRAM}\n"),
