@@ -67,7 +67,12 @@ def _by_values(values: Sequence[str]) -> tuple[str, dict[str, Any], str, str]:
         return "classification-label", {"labels": labels}, system, f"are {len(labels)} labels"
     if sum(map(len, values)) / len(values) <= SHORT:
         return "qa-short", {}, "Give the answer in a few words between <answer> and </answer>.", "are a few words"
-    return "summarize", {}, "Answer in plain words.", "are whole texts, so answers are compared by the words they share"
+    return (
+        "text-overlap",
+        {},
+        "Answer in plain words.",
+        "are whole texts, so answers are compared by the characters they share",
+    )
 
 
 def _roles(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:

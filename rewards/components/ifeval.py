@@ -20,7 +20,7 @@ from typing import Any
 
 from rewards.components.final_text import AnswerComponent, column
 from rewards.components.json_values import parse_json
-from rewards.components.languages import language_code, language_of
+from rewards.components.languages import language_of
 from rewards.errors import nearest
 from rewards.protocol import Sample, Score
 
@@ -255,8 +255,8 @@ def capital_words(text: str, capital_frequency: int, capital_relation: str) -> b
 CONSTRAINTS: Mapping[str, Callable[..., bool]] = MappingProxyType(
     {
         "change_case:capital_word_frequency": capital_words,
-        "change_case:english_capital": lambda text: text.isupper() and language_of(text.lower())[0] == "en",
-        "change_case:english_lowercase": lambda text: text.islower() and language_of(text)[0] == "en",
+        "change_case:english_capital": lambda text: text.isupper() and language_of(text.lower()) == "en",
+        "change_case:english_lowercase": lambda text: text.islower() and language_of(text) == "en",
         "combination:repeat_prompt": repeat_prompt,
         "combination:two_responses": two_responses,
         "detectable_content:number_placeholders": number_placeholders,
@@ -271,7 +271,7 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = MappingProxyType(
         "keywords:forbidden_words": forbidden_words,
         "keywords:frequency": keyword_frequency,
         "keywords:letter_frequency": letter_frequency,
-        "language:response_language": lambda text, language: language_of(text)[0] == language_code(language),
+        "language:response_language": lambda text, language: language_of(text) == language.lower(),
         "length_constraints:nth_paragraph_first_word": nth_paragraph_first_word,
         "length_constraints:number_paragraphs": number_paragraphs,
         "length_constraints:number_sentences": number_sentences,

@@ -36,9 +36,8 @@ _PRESETS = {
     "reasoning-gym": ("reasoning", None),
     "reward-model": ("reward_model", None),
     "sql-exec": ("structured", None),
-    "summarize": ("text", "rouge-score"),
+    "text-overlap": ("text", "sacrebleu"),
     "tool-call": ("structured", "scipy"),
-    "translate": ("text", "sacrebleu"),
 }
 
 

@@ -1,116 +1,45 @@
-"""Text: summaries, translations, lengths, instructions to follow, facts, and labels from a fixed set."""
+"""Text: resemblance to a reference, lengths, instructions to follow, facts, and labels from a fixed set."""
 
 from collections.abc import Sequence
 
 from rewards.components.answers import LabelAccuracy, LabelFormat, ShortAnswer
 from rewards.components.ifeval import InstructionFollowing
-from rewards.components.languages import TargetLanguage
 from rewards.components.lengths import LengthTarget
-from rewards.components.overlap import Chrf, LengthBand, RougeL
+from rewards.components.overlap import TextOverlap
 from rewards.components.tags import TagsFormat
-from rewards.errors import require
-from rewards.preset import Preset, gate, weighted
+from rewards.preset import Preset, weighted
 
 
-def summarize(
-    *,
-    correct_at: float = 0.4,
-    max_ratio: float = 1.6,
-    length_weight: float = 0.2,
-    min_words: int | None = None,
-    max_words: int | None = None,
-    stem: bool = True,
-    style: str = "text",
-) -> Preset:
-    """A summary that shares words with a reference summary and has about its length.
+def text_overlap(*, correct_at: float = 0.5, max_ratio: float = 1.6, style: str = "text") -> Preset:
+    """A free text that resembles a reference: a summary, a translation, a long answer.
 
-    Formula: rouge + 0.2 length. rouge is ROUGE-L, the F1 of the longest
-    common subsequence of words, the best over the references, and 0 for more than 1.6 times the reference's words;
-    length is 1 between 0.6 and 1.3 times the reference's words, and falls in proportion outside.
-    Range: [0, 1.2].
-    Checker: rouge, `ok` from 0.4 upwards.
-    Columns: `reference`, `answer`, `solution` or `ground_truth`: a summary, or a list of them.
-    Source: ROUGE (Lin 2004, aclanthology W04-1013), by the rouge-score library, with words of any script; as a reward
-    for summaries in Paulus et al. (1705.04304).
-    Hacks: keywords and copied sentences raise ROUGE without making a summary: add a reward model or a judge, and
-    mind that a copy of the beginning is a strong baseline for news. Long answers, several summaries in one, the
-    document itself: 0 over 1.6 times the reference's words. One word, or none: F1 keeps it low. Other scripts, empty to
-    the library's own tokenizer, are read.
+    Formula: chrF / 100, the F-score over character n-grams of one to six, the best over the references; 0 for more than 1.6
+    times the characters of the longest reference.
+    Range: [0, 1].
+    Checker: overlap, `ok` from 0.5 upwards.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`: a text, or a list of them.
+    Source: chrF (Popović 2015, aclanthology W15-3049), by the sacrebleu library (1804.08771). Works for any script.
+    Hacks: words of the reference without its meaning, sentences copied from the prompt: both raise the overlap, and nothing
+    here notices, so add a judge or a reward model where meaning counts. Several answers in one, the prompt itself: 0 over 1.6
+    times the reference's characters. One word, or letters at random: few n-grams of six.
 
     Args:
-        correct_at: ROUGE-L from which a summary counts as correct in evaluation.
-        max_ratio: words, as a multiple of the longest reference, over which rouge is 0.
-        length_weight: weight of the length; 0 leaves it out.
-        min_words: fewest words, instead of 0.6 times the reference's.
-        max_words: most words, instead of 1.3 times the reference's.
-        stem: strip English endings before comparing.
-        style: where the summary stands: `text`, all that follows the thinking, or `answer` for tags.
+        correct_at: overlap from which a text counts as correct in evaluation.
+        max_ratio: characters, as a multiple of the longest reference, over which a text earns 0.
+        style: where the text stands: `text`, all that follows the thinking, or `answer` for tags.
 
     Raises:
-        PresetError: rouge-score is not installed, or an empty length band.
+        PresetError: sacrebleu is not installed, or a parameter is out of its range.
 
     >>> from rewards import build_samples, load
     >>> reference = "The council closed the old bridge after the flood."
     >>> texts = [reference, "The old bridge is closed after the flood.", "A flood."]
-    >>> evaluation = load("summarize").score(build_samples(["Summarise: ..."] * 3, texts, reference=[reference] * 3))
-    >>> [round(total, 3) for total in evaluation.totals], evaluation.statuses["rouge"]
-    ([1.2, 0.906, 0.256], ['ok', 'ok', 'wrong'])
+    >>> evaluation = load("text-overlap").score(build_samples(["Summarise: ..."] * 3, texts, reference=[reference] * 3))
+    >>> [round(total, 2) for total in evaluation.totals], evaluation.statuses["overlap"]
+    ([1.0, 0.63, 0.11], ['ok', 'ok', 'wrong'])
     """
-    rouge = RougeL(correct_at=correct_at, max_ratio=max_ratio, stem=stem, answer_in=style)
-    length = LengthBand(min_words=min_words, max_words=max_words, answer_in=style)
-    return Preset(weighted((rouge, 1.0), (length, length_weight)), checker="rouge")
-
-
-def translate(
-    *,
-    language: str | None = None,
-    correct_at: float = 0.5,
-    max_ratio: float = 1.6,
-    language_weight: float = 0.1,
-    word_order: int = 0,
-    style: str = "text",
-) -> Preset:
-    """A translation into the asked language that is close to a reference.
-
-    Formula: chrf + 0.1 language, chrf only where the language is right. chrf is chrF / 100, the best over the
-    references, and 0 for more than 1.6 times the reference's characters; language is 1 when the answer is in the target
-    language.
-    Range: [0, 1.1].
-    Checker: chrf, `ok` from 0.5 upwards.
-    Columns: `reference`, `answer`, `solution` or `ground_truth`: a translation, or a list of them; `target_language`,
-    `target_lang` or `tgt_lang`: a code or name, if not given as a parameter.
-    Source: chrF (Popović 2015, aclanthology W15-3049), by the sacrebleu library (1804.08771).
-    Hacks: the source text copied, which shares names and numbers with the translation: the language is wrong, and chrf
-    is 0. Several translations in one, which chrF's stress on recall would pay for: 0 over 1.6 times the reference's
-    characters. Letters stuffed at random share few n-grams of six. Explanations around the translation: lower
-    precision. Where even the reference is too short to tell its language, the language does not count.
-
-    Args:
-        language: target language for rows that do not name one; None needs the column.
-        correct_at: chrF / 100 from which a translation counts as correct in evaluation.
-        max_ratio: characters, as a multiple of the longest reference, over which chrf is 0.
-        language_weight: weight of the language; 0 leaves language and gate out.
-        word_order: 2 for chrF++.
-        style: where the translation stands: `text`, all that follows the thinking, or `answer` for tags.
-
-    Raises:
-        PresetError: sacrebleu or py3langid is not installed.
-
-    >>> from rewards import build_samples, load
-    >>> reference = "Der Hund schläft heute den ganzen Tag im Garten."
-    >>> texts = [reference, "The dog sleeps in the garden all day today."]
-    >>> samples = build_samples(["Translate: ..."] * 2, texts, reference=[reference] * 2, target_language=["de"] * 2)
-    >>> evaluation = load("translate").score(samples)
-    >>> evaluation.totals, evaluation.statuses["language"]
-    ([1.1, 0.0], ['ok', 'wrong'])
-    """
-    chrf = Chrf(correct_at=correct_at, max_ratio=max_ratio, word_order=word_order, answer_in=style)
-    if not language_weight:
-        return Preset([(chrf, 1.0)], checker="chrf")
-    require("translate", "py3langid", "py3langid")
-    target_language = TargetLanguage(language=language, answer_in=style)
-    gates = [gate("language", "chrf")]
-    return Preset([(chrf, 1.0), (target_language, language_weight)], checker="chrf", gates=gates)
+    component = TextOverlap(correct_at=correct_at, max_ratio=max_ratio, answer_in=style)
+    return Preset([(component, 1.0)], checker="overlap")
 
 
 def length_target(*, target: int = 200, tolerance: int = 100) -> Preset:

@@ -34,7 +34,7 @@ def test_loading_a_preset_imports_nothing_heavy():
         "    except rewards.RewardsError:\n"
         "        pass\n"
         "heavy = {'torch', 'transformers', 'trl', 'numpy', 'sympy', 'reasoning_gym'}\n"
-        "optional = {'jsonschema', 'rouge_score', 'sacrebleu', 'py3langid', 'nltk'}\n"
+        "optional = {'jsonschema', 'sacrebleu', 'py3langid'}\n"
         "print(sorted((heavy | optional) & set(sys.modules)))"
     )
     assert _run(code).strip() == "[]"

@@ -23,7 +23,6 @@ class Row(NamedTuple):
 
 
 SUMMARY = "The council closed the old bridge after the flood and will build a new one next year."
-GERMAN = "Der Hund schläft heute den ganzen Tag im Garten und träumt von der Jagd."
 SETUP = "CREATE TABLE t (x); INSERT INTO t VALUES (1), (2), (3)"
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
 SCHEMA = '{"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}'
@@ -40,9 +39,8 @@ ROWS = [
     Row("qa-short", "answer", "Paris", {"reference": ["Paris", "City of Paris"]}),
     Row("qa-short", "plain", "Paris", {"reference": "Paris"}, {"style": "text"}),
     Row("sql-exec", "sql", "SELECT max(x) FROM t", {"setup": SETUP, "reference": "SELECT 3 FROM t LIMIT 1"}),
-    Row("summarize", "prose", SUMMARY, {"reference": SUMMARY}),
+    Row("text-overlap", "prose", SUMMARY, {"reference": SUMMARY}),
     Row("tool-call", "tool", CALL, {"reference": f"[{CALL}]"}),
-    Row("translate", "prose", GERMAN, {"reference": GERMAN, "target_language": "de"}),
 ]
 
 
