@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rewards.components.lengths import length_share, repeated_share
+from rewards.components.lengths import length_share
 from rewards.components.math_verify import MathVerify
 from rewards.errors import RewardsError
 from rewards.evaluation import run_component
@@ -205,8 +205,9 @@ def repetition_penalty_reward(
     rewards = []
     for row in next((each for each in (items, completion_ids, completions) if each is not None), ()):
         is_ids = isinstance(row, list) and bool(row) and all(isinstance(item, int) for item in row)
-        share = repeated_share(row if is_ids else completion_text(row)[:MAX_CHARS].lower().split(), ngram_size)
-        rewards.append(share * max_penalty if share else 0.0)
+        parts = row if is_ids else completion_text(row)[:MAX_CHARS].lower().split()
+        ngrams = list(zip(*(parts[at:] for at in range(ngram_size)), strict=False))
+        rewards.append(max_penalty * (1.0 - len(set(ngrams)) / len(ngrams)) or 0.0 if ngrams else 0.0)
     return rewards
 
 

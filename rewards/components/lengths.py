@@ -1,44 +1,14 @@
-"""Reward lengths: near a target, within a limit, shorter than siblings; and penalise repetition.
+"""Reward lengths: near a target, below a limit, shorter than the others of the group.
 
-Some scale another component's verdict by length. Lengths are in tokens where token ids are given.
+Lengths are in tokens where token ids are given.
 """
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
 
 from rewards.errors import PresetError
 from rewards.evaluation import run_component
-from rewards.extract import MAX_CHARS
-from rewards.protocol import Component, Context, ItemComponent, Sample, Score, shown
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shared:
-    """A component whose scores are kept with the samples, so that shaping may ask again at no cost.
-
-    For checkers whose verdict does not depend on the context or on the other samples.
-    """
-
-    component: Component
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "component":  # what copies and pickles ask for before there is one
-            raise AttributeError(name)
-        return getattr(self.component, name)
-
-    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        """Score the samples that were not scored before; the others took no time."""
-        key = ("verdict", self.component)
-        known = {sample.index: replace(sample._memo[key], seconds=0.0) for sample in samples if key in sample._memo}
-        missing = [sample for sample in samples if sample.index not in known]
-        for sample, score in zip(missing, run_component(self.component, missing, ctx), strict=True):
-            known[sample.index] = sample._memo[key] = score
-        return [known[sample.index] for sample in samples]
-
+from rewards.protocol import Component, Context, ItemComponent, Sample, Score
 
 CHARACTERS_A_TOKEN = 4  # of English, by common tokenizers
 
@@ -104,84 +74,6 @@ class SoftOverlong(ItemComponent):
         return Score(value, "ok" if value == 0 else "wrong", {"length": length, "counted": unit})
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShapedByLength(ABC):
-    """The verdict of `checker`, shaped by the length n in tokens (see `length_in_tokens`); its status is the checker's.
-
-    Where the checker fails, so does this.
-    """
-
-    checker: Component
-    name: str = "length"
-    version: str = "1"
-
-    @abstractmethod
-    def value(self, sample: Sample, is_correct: bool, length: int, group: Sequence[int]) -> float:
-        """The value of a right or wrong answer of this length, among the lengths of its group in the batch.
-
-        Raises:
-            ValueError: the row has no usable number; the message is the reason of an `error`.
-        """
-
-    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        lengths = [length_in_tokens(sample) for sample in samples]
-        groups: dict[int, list[int]] = {}
-        for sample, (length, _) in zip(samples, lengths, strict=True):
-            groups.setdefault(sample.group_id, []).append(length)
-        scores = []
-        for sample, (length, unit), verdict in zip(
-            samples, lengths, run_component(self.checker, samples, ctx), strict=True
-        ):
-            score = verdict
-            if verdict.status in ("ok", "wrong", "format"):
-                info = {**verdict.info, "length": length, "counted": unit}
-                try:
-                    value = self.value(sample, verdict.status == "ok", length, groups[sample.group_id])
-                    score = Score(value, verdict.status, info, verdict.seconds)
-                except ValueError as failure:
-                    score = Score(None, "error", {"reason": str(failure)})
-            scores.append(score)
-        return scores
-
-
-@dataclass(frozen=True, kw_only=True)
-class LengthBudget(ShapedByLength):
-    """c · clip(slope (N − n) + offset, 0, 1): the verdict of `checker` c (1 or 0), with n tokens against a budget of N.
-
-    A right answer within the budget earns at least `offset` and one far over it nothing. N is the row's column `column` if
-    there is one, else `budget`. A row without a usable budget is an `error`.
-
-    Source: LCPO-Max of L1, 2503.04697, equation 2; slope 0.0003, offset 0.5.
-    """
-
-    name: str = "budget"
-    floor: float = 0.0
-    low: float = 0.0
-    high: float = 1.0
-    budget: int | None = None
-    column: str = "budget"
-    slope: float = 0.0003
-    offset: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.slope <= 0 or not 0 < self.offset <= 1:
-            raise PresetError(f"Needs slope > 0 and 0 < offset <= 1, got slope {self.slope}, offset {self.offset}.")
-        if self.budget is not None and self.budget <= 0:
-            raise PresetError(f"budget is {self.budget}. Give a number of tokens, or None to take it from each row.")
-
-    def value(self, sample: Sample, is_correct: bool, length: int, group: Sequence[int]) -> float:
-        cell = sample.columns.get(self.column, self.budget)
-        cell = self.budget if cell is None else cell
-        try:
-            budget = 0.0 if cell is None or isinstance(cell, bool) else float(cell)
-        except (TypeError, ValueError, OverflowError):
-            budget = 0.0
-        if not (math.isfinite(budget) and budget > 0):
-            reason = f"no budget: column {self.column!r} holds {shown(cell, 100)}"
-            raise ValueError(f"{reason}; give a positive number there, or budget=")
-        return is_correct * min(1.0, max(0.0, self.slope * (budget - length) + self.offset))
-
-
 def length_share(length: float, shortest: float, longest: float) -> float:
     """0.5 for the shortest of a group, −0.5 for the longest, 0 where all are equally long.
 
@@ -192,123 +84,33 @@ def length_share(length: float, shortest: float, longest: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KimiLength(ShapedByLength):
+class KimiLength:
     """λ = 0.5 − (n − n_min) / (n_max − n_min) within the group; λ for a right answer, min(0, λ) for a wrong one.
 
     n_min and n_max are taken over the samples of one `group_id` in the batch; 0 for all when they are equally long, as in a
-    group of one.
+    group of one. The status is that of `checker`, which decides what is right; where it fails, so does this.
 
     Source: Kimi k1.5, 2501.12599, section 2.3.3.
     """
 
+    checker: Component
+    name: str = "length"
+    version: str = "1"
     floor: float = -0.5
     low: float = -0.5
     high: float = 0.5
 
-    def value(self, sample: Sample, is_correct: bool, length: int, group: Sequence[int]) -> float:
-        share = length_share(length, min(group), max(group))
-        return share if is_correct else min(0.0, share)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CosineLength(ShapedByLength):
-    """The verdict of `checker`, scaled: right answers fall with length, wrong ones rise.
-
-    right: η = correct_short at length 0, correct_long at max_length; wrong: wrong_short, wrong_long;
-    η(n) = η_long + ½(η_short − η_long)(1 + cos(π n / max_length)), n clamped to [0, max_length]. Beyond max_length the value
-    is `exceeded` when that is given, whatever the answer.
-
-    Source: the cosine reward of 2502.03373, which gives `exceeded` for a completion that reaches the maximum. Without
-    the clamp the cosine turns back beyond it, and twice the maximum earns what nothing at all does.
-    """
-
-    name: str = "cosine"
-    max_length: int
-    correct_short: float = 1.0
-    correct_long: float = 0.5
-    wrong_short: float = -1.0
-    wrong_long: float = -0.5
-    exceeded: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_length <= 0:
-            raise PresetError(f"max_length is {self.max_length}. Give the number of tokens a completion may have.")
-        if min(self.correct_short, self.correct_long) <= max(self.wrong_short, self.wrong_long):
-            raise PresetError(
-                "A wrong answer could earn as much as a right one: "
-                f"correct {self.correct_short} to {self.correct_long}, wrong {self.wrong_short} to {self.wrong_long}. "
-                "Set both correct values above both wrong ones."
-            )
-
-    @property
-    def low(self) -> float:
-        return min(self.wrong_short, self.wrong_long, *([] if self.exceeded is None else [self.exceeded]))
-
-    @property
-    def high(self) -> float:
-        return max(self.correct_short, self.correct_long)
-
-    @property
-    def floor(self) -> float:
-        return self.low
-
-    def value(self, sample: Sample, is_correct: bool, length: int, group: Sequence[int]) -> float:
-        if self.exceeded is not None and length > self.max_length:
-            return self.exceeded
-        short, long = (self.correct_short, self.correct_long) if is_correct else (self.wrong_short, self.wrong_long)
-        return long + 0.5 * (short - long) * (1.0 + math.cos(math.pi * min(length / self.max_length, 1.0)))
-
-
-MAX_ITEMS = 32_768  # tokens or words looked at, from the end, where loops are
-
-
-def repeated_share(items: Sequence[Hashable], ngram: int) -> float:
-    """1 − distinct n-grams / all n-grams, in [0, 1); 0 where there is no n-gram.
-
-    >>> repeated_share("the cat the cat the".split(), 2)  # the cat, cat the, the cat, cat the: 2 of 4 distinct
-    0.5
-    """
-    total = len(items) - ngram + 1
-    if total <= 0:
-        return 0.0
-    return 1.0 - len(set(zip(*(islice(items, at, None) for at in range(ngram)), strict=False))) / total
-
-
-def items_of(sample: Sample) -> tuple[Sequence[Hashable], str]:
-    """The last `MAX_ITEMS` (items, kind): tokens when their ids are given, else words, lower-cased.
-
-    Text with hardly any white space, as in Chinese or one endless word, is taken by characters.
-    """
-    if sample.token_ids is not None:
-        return sample.token_ids[-MAX_ITEMS:], "tokens"
-    text = sample.text[-MAX_CHARS:].lower()
-    words = text.split()
-    if len(words) * 20 < len(text.strip()):
-        return text.strip()[-MAX_ITEMS:], "characters"
-    return words[-MAX_ITEMS:], "words"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepetitionPenalty(ItemComponent):
-    """−(share of n-grams that are repeated), in (−1, 0]; 0 for a completion of fewer than `ngram` items.
-
-    Items are tokens, words or characters, see `items_of`. `ok` while nothing is repeated.
-
-    Source: the n-gram repetition penalty of 2502.03373, there a process reward on each repeated token; as one number
-    for the whole completion it is what open-r1 uses.
-    """
-
-    name: str = "repetition"
-    floor: float = -1.0
-    low: float = -1.0
-    high: float = 0.0
-    ngram: int = 20
-
-    def __post_init__(self) -> None:
-        if self.ngram < 1:
-            raise PresetError(f"ngram is {self.ngram}. Give at least 1.")
-
-    def score_one(self, sample: Sample, ctx: Context) -> Score:
-        items, kind = items_of(sample)
-        share = repeated_share(items, self.ngram)
-        return Score(-share, "ok" if share == 0 else "wrong", {"repeated": round(share, 4), "counted": kind})
+    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
+        lengths = [length_in_tokens(sample) for sample in samples]
+        groups: dict[int, list[int]] = {}
+        for sample, (length, _) in zip(samples, lengths, strict=True):
+            groups.setdefault(sample.group_id, []).append(length)
+        scores = run_component(self.checker, samples, ctx)
+        for at, (sample, (length, unit), verdict) in enumerate(zip(samples, lengths, scores, strict=True)):
+            if verdict.status in ("ok", "wrong", "format"):
+                group = groups[sample.group_id]
+                share = length_share(length, min(group), max(group))
+                value = share if verdict.status == "ok" else min(0.0, share)
+                info = {**verdict.info, "length": length, "counted": unit}
+                scores[at] = replace(verdict, value=value, info=info)
+        return scores

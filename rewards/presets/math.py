@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rewards.components.lengths import CosineLength, KimiLength, LengthBudget, RepetitionPenalty, Shared, SoftOverlong
+from rewards.components.lengths import KimiLength, SoftOverlong
 from rewards.components.math_verify import MathVerify
 from rewards.components.tags import Format
 from rewards.extract import boxed_answer
@@ -124,63 +124,6 @@ def math_dapo(
 
 
 @with_options(MathOptions)
-def math_cosine(
-    *,
-    max_length: int = 4_096,
-    correct_short: float = 1.0,
-    correct_long: float = 0.5,
-    wrong_short: float = -1.0,
-    wrong_long: float = -0.5,
-    exceeded: float | None = None,
-    repetition_weight: float = 0.5,
-    ngram: int = 20,
-    options: MathOptions,
-) -> Preset:
-    r"""Right answers earn more when short, wrong ones lose less when long, and repetition costs.
-
-    Formula: cosine + 0.5 repetition. cosine is v_long + (v_short - v_long) (1 + cos(pi n / L)) / 2 with n clamped to
-    [0, L], from 1 to 0.5 for a right answer and from -1 to -0.5 for a wrong one; n in tokens when token ids are given,
-    else a quarter of the characters. repetition is -(1 - distinct n-grams / n-grams), of tokens or words.
-    Range: [-1.5, 1].
-    Checker: cosine, `ok` for a right answer of any length.
-    Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`.
-    Source: 2502.03373, cosine reward and repetition penalty; the values are open-r1's.
-    Hacks: padding a wrong answer to lose less: that is the formula's intent, and the repetition penalty is what keeps it
-    from being done by saying things again. A length beyond L, where an unclamped cosine comes back: clamped, or
-    `exceeded`. Otherwise as for `math-verify`.
-
-    Args:
-        max_length: L, tokens.
-        correct_short, correct_long: what a right answer earns at length 0 and at L.
-        wrong_short, wrong_long: what a wrong one does; both below the former.
-        exceeded: what any completion longer than L earns, or None for the value at L.
-        repetition_weight: factor on the penalty; 0 leaves it out.
-        ngram: tokens or words that count as one repeated phrase.
-        options: see `MathOptions`.
-
-    Raises:
-        PresetError: math-verify is not installed, or a wrong answer could earn as much as a right one.
-
-    >>> from rewards import build_samples, load
-    >>> texts = [r"\boxed{72}", r"\boxed{72}", r"\boxed{70}", r"\boxed{70}"]
-    >>> samples = build_samples(["?"] * 4, texts, answer=["72"] * 4,
-    ...     completion_ids=[range(50), range(300), range(50), range(300)])
-    >>> [round(total, 6) for total in load("math-cosine", max_length=100).score(samples).totals]
-    [0.75, 0.5, -0.75, -0.5]
-    """
-    cosine = CosineLength(
-        checker=MathVerify(**vars(options)),
-        max_length=max_length,
-        correct_short=correct_short,
-        correct_long=correct_long,
-        wrong_short=wrong_short,
-        wrong_long=wrong_long,
-        exceeded=exceeded,
-    )
-    return Preset(weighted((cosine, 1.0), (RepetitionPenalty(ngram=ngram), repetition_weight)), checker="cosine")
-
-
-@with_options(MathOptions)
 def math_kimi_length(
     *,
     length_weight: float = 1.0,
@@ -213,47 +156,8 @@ def math_kimi_length(
     >>> load("math-kimi-length").score(samples).totals
     [1.5, 1.0, 0.5, 0.0]
     """
-    accuracy = Shared(component=MathVerify(**vars(options)))
+    accuracy = MathVerify(**vars(options))
     return Preset(
         [(accuracy, 1.0), (KimiLength(checker=accuracy), length_weight)],
         checker="accuracy",
     )
-
-
-@with_options(MathOptions)
-def math_length_budget(
-    *,
-    budget: int | None = None,
-    slope: float = 0.0003,
-    offset: float = 0.5,
-    options: MathOptions,
-) -> Preset:
-    r"""The answer within a number of tokens that the prompt asks for.
-
-    Formula: c clip(slope (N - n) + offset, 0, 1), with c = 1 for a right answer, else 0, N the budget and n the length, in
-    tokens when token ids are given, else a quarter of the characters.
-    Range: [0, 1].
-    Checker: budget, `ok` for a right answer of any length.
-    Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`; `budget`, tokens, in rows that
-    set their own.
-    Source: L1 (2503.04697), LCPO-Max, slope 0.0003, offset 0.5; the paper does not bound the latter.
-    Hacks: giving up early to meet the length: a wrong answer earns nothing. Otherwise as for `math-verify`.
-
-    Args:
-        budget: tokens, for rows without a column `budget`.
-        slope: reward a token is worth.
-        offset: what a right answer earns that uses the budget up exactly.
-        options: see `MathOptions`.
-
-    Raises:
-        PresetError: math-verify is not installed, or a number is out of its range.
-
-    >>> from rewards import build_samples, load
-    >>> samples = build_samples(["?"] * 3, [r"\boxed{72}", r"\boxed{72}", r"\boxed{70}"], answer=["72"] * 3,
-    ...     budget=[1000] * 3, completion_ids=[[1] * 1000, [1] * 2000, [1] * 1000])
-    >>> [round(total, 6) for total in load("math-length-budget").score(samples).totals]
-    [0.5, 0.2, 0.0]
-    """
-    checker = MathVerify(**vars(options))
-    component = LengthBudget(checker=checker, budget=budget, slope=slope, offset=offset)
-    return Preset([(component, 1.0)], checker="budget")
