@@ -13,16 +13,13 @@ Of the functions that are written here each docstring names the differences from
 - format checks scan the text once; the originals backtrack for seconds on some texts of a few kilobytes;
 - factories return objects that can be pickled, with the `__name__` under which trainers log.
 
-Not here: `ioi_code_reward` and `cf_code_reward` of open-r1. Both need a Piston server with the problem packages of
-their contests on it. For problems with inputs and expected outputs there is the preset `code-stdio`. Those of the GSM8K
-notebooks are the preset `gsm8k-xml`.
+Presets replace the functions that are not here: `code-stdio` is open-r1's `code_reward` (with `scoring="share"`) and
+`binary_code_reward`, and reads the same column `verification_info`; `gsm8k-xml` is those of the GSM8K notebooks.
 """
 
-import contextlib
 import functools
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from rewards.components.lengths import length_share
@@ -35,8 +32,6 @@ from rewards.samples import build_samples, completion_text
 
 __all__ = [
     "accuracy_reward",
-    "binary_code_reward",
-    "code_reward",
     "format_reward",
     "get_code_format_reward",
     "get_cosine_scaled_reward",
@@ -211,71 +206,7 @@ def repetition_penalty_reward(
     return rewards
 
 
-def code_reward(completions: Completions, num_parallel: int = 2, **columns: Any) -> list[float | None]:
-    r"""The share of the row's tests that the last fenced Python program passes (open-r1).
-
-    Column `verification_info`: {"language": "python", "test_cases": [{"input", "output"}, ...]}, as open-r1's data has
-    it, or any tests that the preset `code-stdio` takes; `language` may be left out. `num_parallel` programs run at once.
-
-    Different from open-r1: programs run in `rewards.sandbox` on this machine, whatever `provider_type` says; all lines
-    must agree, where a prefix of the expected output, or nothing, passed; only Python is run, rows of another language
-    are None; where no sandbox can be had the value is None and not 0.0.
-
-    Raises:
-        RewardsError: no `verification_info`.
-
-    >>> tests = {"language": "python", "test_cases": [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]}
-    >>> programs = ["print(int(input()) * 2)", "print(4)", "print()"]
-    >>> code_reward([f"```python\n{program}\n```" for program in programs], verification_info=[tests] * 3)
-    [1.0, 0.5, 0.0]
-    """
-    return _tested("share", completions, num_parallel, columns.get("verification_info"))
-
-
-def binary_code_reward(completions: Completions, num_parallel: int = 2, **columns: Any) -> list[float | None]:
-    r"""1.0 where the last fenced Python program passes all of the row's tests, else 0.0 (open-r1).
-
-    Different from open-r1: as for `code_reward`; and all means all, where more than 99 % were enough.
-
-    >>> tests = [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]
-    >>> binary_code_reward(["```python\nprint(4)\n```"], verification_info=[tests])
-    [0.0]
-    """
-    return _tested("all", completions, num_parallel, columns.get("verification_info"))
-
-
-def _tested(scoring: str, completions: Completions, parallel: int, tests: Any) -> list[float | None]:
-    from rewards.components.code.graders import CodeStdio
-
-    if not isinstance(tests, Sequence) or isinstance(tests, str) or len(tests) != len(completions):
-        raise RewardsError("code rewards need the column verification_info: tests for each completion.")
-    rewards: list[float | None] = [None] * len(completions)
-    samples = build_samples([""] * len(completions), completions, verification_info=tests)
-    python = [sample for sample in samples if _is_python(sample.columns["verification_info"])]
-    scores = run_component(CodeStdio(scoring=scoring, workers=max(1, parallel)), python, Context())
-    for sample, score in zip(python, scores, strict=True):
-        if score.status != "error":
-            rewards[sample.index] = score.value
-    return rewards
-
-
-def _is_python(tests: Any) -> bool:
-    """Whether a row's tests, which may be JSON, name Python or no language."""
-    if isinstance(tests, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            tests = json.loads(tests)
-    language = tests.get("language") if isinstance(tests, Mapping) else None
-    return language is None or str(language).lower() in ("python", "python3", "py", "")
-
-
 # The ranges, which presets made of functions check their weights against.
-for _function in (
-    format_reward,
-    tag_count_reward,
-    reasoning_steps_reward,
-    code_format_reward,
-    code_reward,
-    binary_code_reward,
-):
+for _function in (format_reward, tag_count_reward, reasoning_steps_reward, code_format_reward):
     vars(_function).update(low=0.0, high=1.0)
 vars(len_reward).update(low=-0.5, high=0.5)

@@ -78,36 +78,9 @@ def test_lengths_are_compared_within_a_prompt():
     assert compat.len_reward([r"\boxed{3}"] * 4, ["3"] * 4, **columns) == [0.5, -0.5, 0.5, -0.5]
 
 
-# --- code ------------------------------------------------------------------------------------------------------------
-
-TESTS = {"language": "python", "test_cases": [{"input": "2", "output": "4\n6"}, {"input": "5", "output": "10\n12"}]}
-
-
-def fenced(program):
-    return [{"role": "assistant", "content": f"```python\n{program}\n```"}]
-
-
-def test_code_earns_the_share_of_tests_that_pass():
-    right = "n = int(input())\nprint(2 * n)\nprint(2 * n + 2)"
-    completions = [fenced(right), fenced("print(4)\nprint(6)"), fenced("print(0)"), right]
-    columns = {"verification_info": [TESTS] * 4, "num_parallel": 2, "provider_type": "e2b"}
-    assert compat.code_reward(completions, **columns) == [1.0, 0.5, 0.0, 0.0]
-    assert compat.binary_code_reward(completions, **columns) == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_code_rows_that_cannot_be_judged_are_none():
-    rows = [TESTS | {"language": "rust"}, {"test_cases": []}, None, TESTS]
-    assert compat.code_reward([fenced("print(1)")] * 4, verification_info=rows) == [None, None, None, 0.0]
-    with pytest.raises(RewardsError, match="verification_info"):
-        compat.code_reward([fenced("print(1)")])
-    assert compat.code_reward(HOSTILE, verification_info=[TESTS] * len(HOSTILE)) == [0.0] * len(HOSTILE)
-
-
 def written_here():
-    """The functions that are not TRL's, factories called; those that run programs left out."""
-    made = {
-        name: getattr(compat, name) for name in compat.__all__ if name in vars(compat) and "code_reward" not in name
-    }
+    """The functions that are not TRL's, factories called."""
+    made = {name: getattr(compat, name) for name in compat.__all__ if name in vars(compat)}
     made["get_repetition_penalty_reward"] = compat.get_repetition_penalty_reward()
     made["get_code_format_reward"] = compat.get_code_format_reward()
     return made
