@@ -31,14 +31,15 @@ def styled(svg: str, width: int) -> str:
 
 def spread() -> str:
     """How likely a group has anything to teach, by how often the model is right."""
-    from kit.planning.signal import chance_of_spread
     from kit.report.charts import lines
 
     samples, series = 200, {}
     for size in (4, 8, 16):
         right = range(0, samples + 1, 2)
-        rewards = [[1.0] * count + [0.0] * (samples - count) for count in right]
-        chances = [chance_of_spread(list(totals), size) for totals in rewards]
+        chances = [
+            1.0 - (math.comb(count, size) + math.comb(samples - count, size)) / math.comb(samples, size)
+            for count in right
+        ]
         series[f"{size} completions a problem"] = [
             (100 * count / samples, 100 * chance) for count, chance in zip(right, chances, strict=True)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,6 @@ def doctor(
     ] = None,
     override: Overrides = None,
     prompts: Annotated[int, typer.Option(min=2, help="Training prompts to sample.")] = 32,
-    k: Annotated[int | None, typer.Option(min=2, help="Completions a prompt; by default the group size.")] = None,
     as_json: AsJson = False,
     root: Annotated[Path | None, typer.Option(help="Folder that holds the runs.")] = None,
 ) -> None:
@@ -43,7 +43,7 @@ def doctor(
     if loaded is not None and not failed(checks):
         from kit.planning.signal import check
 
-        result["signal"] = check(loaded, prompts=prompts, k=k, progress=not as_json)
+        result["signal"] = check(loaded, prompts=prompts, progress=not as_json)
         if not as_json:
             _show_signal(result["signal"])
     if as_json:
@@ -66,7 +66,7 @@ def plan(
 
     loaded = load_config(config, override or [])
     name = " ".join([config, *(f"-o {change}" for change in override or [])]) if override else config
-    memory_plan = make_plan(loaded, gpu=find_gpu(gpu) if gpu else None, name=config, given=override or [])
+    memory_plan = make_plan(loaded, gpu=find_gpu(gpu) if gpu else None)
     if probe:
         from kit.planning.probe import probe as measure
 
@@ -91,11 +91,11 @@ def _show_plan(name: str, result: dict[str, Any]) -> None:
     print_table(["when", "what", "GiB"], rows)
     verdict = "fits" if result["fits"] else "does not fit"
     typer.echo(f"Peak {_gib(memory['peak_bytes'])} GiB of {_gib(result['room_bytes'])} GiB: {verdict}.")
+    if result["fixes"]:
+        typer.echo("It fits with:")
     for fix in result["fixes"] or []:
-        typer.echo(f"  -o {fix['override']}   ({fix['harm']})")
-    if result["command"]:
-        typer.echo(f"Would fit: {result['command']}")
-    elif not result["fits"]:
+        typer.echo(f"  -o {shlex.quote(fix['override'])}   ({fix['harm']})")
+    if not result["fits"] and not result["fixes"]:
         typer.echo("No change of this configuration makes it fit: choose a smaller model or a larger machine.")
     seconds = result["seconds_per_step"]
     step = seconds.get("measured", seconds["step"])
@@ -105,8 +105,6 @@ def _show_plan(name: str, result: dict[str, Any]) -> None:
     )
     if "probe" in result:
         typer.echo(f"Measured peak: {_gib(result['probe']['peak_bytes'])} GiB.")
-    if worst := result.get("probe", {}).get("worst_step"):
-        typer.echo(f"The largest update, {worst['tokens']} tokens at once: {_gib(worst['peak_bytes'])} GiB.")
     for note in result["notes"]:
         typer.echo(f"note: {note}")
 
@@ -117,11 +115,7 @@ def _show_signal(signal: dict[str, Any]) -> None:
     rows = [
         [name, interval(signal[name])] for name in signal if isinstance(signal[name], dict) and "low" in signal[name]
     ]
-    rows += [
-        ["step (update estimated)", "{step:.1f} s: rollout {rollout:.1f}, reward {reward:.1f}, update {update:.1f}".format(
-            **signal["seconds"])],
-        ["whole run (estimate)", duration(3600 * signal["hours"])],
-    ]  # fmt: skip
+    rows.append(["seconds a batch", "completions {rollout:.1f}, rewards {reward:.1f}".format(**signal["seconds"])])
     print_table([f"{signal['prompts']} prompts x {signal['k']}", "value [95 % interval]"], rows)
     for sample in signal["samples"]:
         reward = "none" if sample["reward"] is None else f"{sample['reward']:.2f}"
@@ -132,9 +126,8 @@ def _show_signal(signal: dict[str, Any]) -> None:
     typer.echo(f"Verdict: {verdict['verdict']}: {verdict['because']}.")
     if verdict["change"]:
         typer.echo(f"Change: {verdict['change']}")
-    for name in ("note", "thinking"):
-        if signal.get(name):
-            typer.echo(f"note: {signal[name]}")
+    if signal.get("thinking"):
+        typer.echo(f"note: {signal['thinking']}")
 
 
 def _gib(size: float) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kit.errors import ConfigError
-from kit.models.memory import Workload, fixed_terms, teacher_load, workload
+from kit.models.memory import Workload, fixed_terms
 from kit.models.shape import ModelShape
 from kit.registry import did_you_mean
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
-    from kit.runner.prepare import Parts
 
 
 @dataclass(frozen=True)
@@ -139,25 +138,6 @@ def run_seconds(config: RunConfig, step: float, completion: float) -> dict[str, 
     problems = min(evaluation.prompts, config.data.heldout)
     scored = times * problems * (1 + evaluation.k) * completion
     return {"start": START_SECONDS, "held-out scores": scored, "steps": steps * step}
-
-
-def estimate_update(parts: Parts, prompt: int, completion: int) -> float:
-    """Seconds of the passes other than the rollout, on this machine, for completions of usual length.
-
-    0 where the model's shape is not known.
-    """
-    import torch
-
-    shape, config = parts.files.shape, parts.config
-    if shape is None:
-        return 0.0
-    device = parts.files.backend.device
-    other = parts.teacher.shape if parts.teacher is not None else None
-    teacher = teacher_load(config, device, parts.objective, prompt, other)
-    work = replace(workload(config, device, parts.objective, prompt, teacher=teacher), completion=completion)
-    speed = cpu_speed(work.compute_bytes) if device == "cpu" else speed_of(this_gpu(torch.cuda.get_device_name()))
-    seconds = estimate(shape, work, speed, config.optimisation.iterations)
-    return seconds["scoring"] + seconds["update"]
 
 
 def this_gpu(name: str) -> Gpu:

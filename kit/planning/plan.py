@@ -7,7 +7,6 @@ measured; else `data.max_prompt_tokens` stands for it.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -265,18 +264,10 @@ def tokenizer_of(config: RunConfig) -> Any:
     return load_tokenizer(source, chat=config.data.chat, chat_template=config.model.chat_template, **keywords)
 
 
-def plan(
-    config: RunConfig,
-    *,
-    gpu: Gpu | None = None,
-    room: float | None = None,
-    name: str = "CONFIG",
-    given: Sequence[str] = (),
-) -> dict[str, Any]:
+def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None) -> dict[str, Any]:
     """The plan as plain values, for this machine, or for `gpu`.
 
-    `room` (bytes) replaces what is free on this machine. `name` and `given` are what the user calls the configuration and
-    the overrides that came with it, for the command that is printed. Raises `KitError`.
+    `room` (bytes) replaces what is free on this machine. Raises `KitError`.
     """
     planned = subject(config if gpu else with_own_engine(config))
     place = _place(gpu, room)
@@ -298,7 +289,6 @@ def plan(
         "fits": fits,
         "memory": memory.as_dict(),
         "fixes": None if changes is None else [{"override": c.override, "harm": c.harm} for c in changes],
-        "command": None if not changes else command(name, given, changes),
         "prompt_tokens": planned.prompt,
         "seconds_per_step": seconds,
         "run_seconds": run,
@@ -341,17 +331,3 @@ def _place(gpu: Gpu | None, room: float | None) -> Place:
     name = torch.cuda.get_device_name() if device == "cuda" else "this machine's CPU"
     bf16 = device == "cpu" or torch.cuda.get_device_capability() >= BFLOAT16
     return Place(device, name, room_of(device, waits=True) if room is None else room, card_of(device), bf16)
-
-
-def command(name: str, given: Sequence[str], changes: Sequence[Change]) -> str:
-    """The training command with `given` overrides and changes, quoted for a shell; a changed key stands there once."""
-    keys = {change.key for change in changes}
-
-    def is_replaced(override: str) -> bool:
-        own = override.partition("=")[0].strip()
-        return any(own == key or own.startswith(f"{key}.") for key in keys)
-
-    overrides = [*(each for each in given if not is_replaced(each)), *(change.override for change in changes)]
-    return " ".join(
-        ["grpo-kit", "train", shlex.quote(name), *(f"-o {shlex.quote(override)}" for override in overrides)]
-    )

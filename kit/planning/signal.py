@@ -26,7 +26,6 @@ from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilso
 from kit.generation.multi_turn import own_tokens
 from kit.generation.prompts import lengths_of, thinking_note
 from kit.models.loading import autocast_dtype
-from kit.planning.gpus import estimate_update, run_seconds
 from kit.planning.workbench import audit, plain
 from kit.runs.lock import held_gpu
 from kit.runs.worker import call_for_result
@@ -50,8 +49,6 @@ INFORMATIVE = 0.25
 """Share of groups with spread below which most of the work of a step is wasted (DAPO, arXiv 2503.14476, drops the others)."""
 EASY, HARD = 0.75, 0.25
 """pass@1 above which groups without spread are mostly solved ones, and below which they are mostly failed ones."""
-SLOW = 0.5
-"""Share of a step's time that is spent on rewards."""
 MOST_PROMPTS = 4096
 SAMPLES = 3
 """Sampled answers that are shown, of as many prompts."""
@@ -59,19 +56,18 @@ SAMPLES = 3
 
 @dataclass(frozen=True)
 class Signal:
-    """What was measured of N prompts with k completions each; shares and rates with 95 % intervals over prompts."""
+    """What was measured of N groups as training has them; shares and rates with 95 % intervals over prompts."""
 
     prompts: int
-    k: int
-    spread: Estimate  # share of groups of `spread_group` whose rewards differ
+    spread: Estimate  # share of groups whose rewards differ
     truncated: Estimate
     malformed: Estimate
     failures: Estimate
     pass_at_1: Estimate | None  # None: nothing says what is right
     constant: bool  # every reward is the same number
     reward: Estimate
-    reward_seconds: float  # a step, as measured
-    step_seconds: float  # a step, rewards included
+    reward_seconds: float  # per generation batch
+    rollout_seconds: float  # likewise, without rewards
     config: RunConfig
     failure: str | None = None
     rows: int | None = None  # prompts that there are; None: not known
@@ -79,16 +75,6 @@ class Signal:
     ended_right: Estimate | None = (
         None  # share of right answers among completions that ended by themselves; None: not known
     )
-
-    @property
-    def group(self) -> int:
-        """Completions a prompt in training."""
-        return self.config.generation.num_generations
-
-    @property
-    def spread_group(self) -> int:
-        """Completions of the groups that `spread` is about: training's, where as many were sampled."""
-        return min(self.k, self.group)
 
 
 @dataclass(frozen=True)
@@ -122,14 +108,15 @@ def judge(signal: Signal) -> Verdict:
     ended = signal.ended_right
     is_cut = signal.truncated.value > TRUNCATED and (ended is None or ended.high >= NEVER)  # and longer ones would help
     longer = longer_completions(signal.config, signal.room) if is_cut else ""
-    because = f"rewards differ in {_share(spread)} of groups of {signal.spread_group}"
+    because = f"rewards differ in {_share(spread)} of groups of {signal.config.generation.num_generations}"
     if spread.low > INFORMATIVE:  # then the length and the format of answers are learned, too
         because += f"; {cut}" if is_cut else ""
         if right is not None and right.value == 0:
             because += "; no sampled answer is right, so what is learned first is what else the reward pays"
-        seconds = signal.reward_seconds
-        if seconds > SLOW * signal.step_seconds and seconds > 1.0:
-            because += f"; rewards take {seconds:.1f} s a step, {seconds / signal.step_seconds:.0%} of it"
+        if signal.reward_seconds > max(1.0, signal.rollout_seconds):
+            because += (
+                f"; rewards take {signal.reward_seconds:.1f} s a batch, completions {signal.rollout_seconds:.1f} s"
+            )
             change = (
                 "Make the reward faster (batch it, cache it, lower its timeout): the run will learn, but waits for it"
             )
@@ -145,9 +132,6 @@ def judge(signal: Signal) -> Verdict:
             "Say in data.system_prompt which format the answer must have, or choose a reward.preset that reads this one"
         )
         return Verdict("wrong format", because, change)
-    if signal.k < signal.group:
-        because += f", and may differ in more of training's groups of {signal.group}"
-        return Verdict("sample more", because, f"--k {signal.group}")
     if spread.high >= INFORMATIVE:
         return _unsure(signal, because, INFORMATIVE, larger_groups(signal.config))
     if right is not None:
@@ -218,7 +202,7 @@ MODULE = "kit.planning.signal"
 
 @dataclass(frozen=True)
 class Sampled:
-    """Completions of N prompts, k each, and their scores."""
+    """Completions of N prompts, a group each, and their scores."""
 
     completions: list[Completion]
     verdict: Evaluation
@@ -246,20 +230,19 @@ class BaseModel(HeldOut):
         return Sampled(completions, verdict, correct, generated - started, scored - generated)
 
 
-def check(config: RunConfig, *, prompts: int = 32, k: int | None = None, progress: bool = True) -> dict[str, Any]:
-    """Samples `prompts` training prompts `k` times (default: the group size) and says whether the run will learn.
+def check(config: RunConfig, *, prompts: int = 32, progress: bool = True) -> dict[str, Any]:
+    """Samples a group of completions for `prompts` training prompts and says whether the run will learn.
 
     Returns plain numbers: `verdict` {verdict, because, change}, `pass@1`, `pass@k`, `reward`, `spread` and the other rates
-    with intervals, `seconds`, `hours`. Raises `KitError` for a mistake of the user's, `RunError` when the process crashes.
+    with intervals, `seconds`. Raises `KitError` for a mistake of the user's, `RunError` when the process crashes.
     """
-    k = k or config.generation.num_generations
-    request = {"config": config.model_dump(mode="json"), "prompts": prompts, "k": k}
+    request = {"config": config.model_dump(mode="json"), "prompts": prompts}
     return call_for_result(MODULE, request, "The signal check was stopped before it had a result.", quiet=not progress)
 
 
-def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress | None = None) -> dict[str, Any]:
+def measure(parts: Parts, model: Any, prompts: int, progress: Progress | None = None) -> dict[str, Any]:
     """The check on a loaded model; see `check`."""
-    config, available = parts.config, len(parts.data.train)
+    config, available, k = parts.config, len(parts.data.train), parts.config.generation.num_generations
     chosen = parts.data.train.select(draw(available, prompts, config.run.seed, config.data.seed))
     evaluation = EvaluationConfig(
         prompts=len(chosen),
@@ -272,13 +255,12 @@ def measure(parts: Parts, model: Any, prompts: int, k: int, progress: Progress |
     base = BaseModel(chosen.to_list(), *who, interaction=parts.interaction, processor=parts.files.processor)
     base.half = autocast_dtype(config.model, parts.files.backend)
     sampled = base.sample(model, progress)
-    lengths = lengths_of(parts.files.tokenizer, chosen, parts.interaction.all_tools())
-    prompt = _mean([float(length) for length in lengths])
-    completion = _mean([float(len(ids)) for ids, _ in sampled.completions])  # those of tools are scored, too
     context = getattr(parts.files.config.get_text_config(), "max_position_embeddings", None)
-    room = None if context is None else context - (config.data.max_prompt_tokens or max(lengths, default=0))
-    update = estimate_update(parts, math.ceil(prompt or 1), math.ceil(completion or 1))
-    measured = describe(config, sampled, k, update, rows=available, room=room)
+    longest = config.data.max_prompt_tokens or max(
+        lengths_of(parts.files.tokenizer, chosen, parts.interaction.all_tools())
+    )
+    room = None if context is None else context - longest
+    measured = describe(config, sampled, rows=available, room=room)
     measured["samples"] = [show_sample(base, sampled, prompt * k) for prompt in range(min(SAMPLES, len(chosen)))]
     return measured | {"thinking": thinking_note(parts.files) if config.data.chat else None}
 
@@ -321,22 +303,17 @@ def draw(available: int, prompts: int, *seeds: int) -> list[int]:
 
 
 def describe(
-    config: RunConfig, sampled: Sampled, k: int, update: float, *, rows: int | None = None, room: int | None = None
+    config: RunConfig, sampled: Sampled, *, rows: int | None = None, room: int | None = None
 ) -> dict[str, Any]:
-    """Rates with intervals over prompts, seconds a step, and the verdict. `update` are the seconds of learning a step.
+    """Rates with intervals over prompts, seconds per generation batch, and the verdict.
 
     `rows` is how many prompts there are to sample, `room` the tokens that the context leaves to a completion; None: unknown.
     """
     from rewards.protocol import FAILURES
 
-    verdict, count = sampled.verdict, len(sampled.completions)
+    verdict, count, k = sampled.verdict, len(sampled.completions), config.generation.num_generations
     groups = [slice(start, start + k) for start in range(0, count, k)]
     totals = verdict.totals
-    group_size = config.generation.num_generations
-    size = min(k, group_size)
-    spread = bootstrap_mean([chance_of_spread(totals[group], size) for group in groups], shares=True)
-    if size == k:
-        spread = wilson(sum(_differ(totals[group]) for group in groups), len(groups))
     cut = [float(cut) for _, cut in sampled.completions]
     ended = [right for right, is_cut in zip(sampled.correct or (), cut, strict=False) if not is_cut]
     malformed = [float("format" in row) for row in zip(*verdict.statuses.values(), strict=True)]
@@ -345,13 +322,11 @@ def describe(
     batch = config.optimisation.batch_size
     rollout = sampled.generation_seconds / count * batch
     scoring = sampled.reward_seconds / count * batch
-    step = (rollout + scoring) / config.optimisation.iterations + update
     tokens = [own_tokens(completion) for completion in sampled.completions]
     hits = None if sampled.correct is None else [sum(sampled.correct[group]) for group in groups]
     signal = Signal(
         prompts=len(groups),
-        k=k,
-        spread=spread,
+        spread=wilson(sum(_differ(totals[group]) for group in groups), len(groups)),
         truncated=_over_prompts(cut, groups),
         malformed=_over_prompts(malformed, groups),
         failures=_over_prompts(failing, groups),
@@ -359,23 +334,17 @@ def describe(
         constant=len(set(numbers)) <= 1,
         reward=bootstrap_mean([mean for group in groups if (mean := _mean(totals[group])) is not None]),
         reward_seconds=scoring,
-        step_seconds=step,
+        rollout_seconds=rollout,
         config=config,
         failure=first_failure(verdict) if verdict.failure_share else None,
         rows=rows,
         room=room,
         ended_right=wilson(sum(ended), len(ended)) if ended else None,
     )
-    run = run_seconds(config, step, (rollout + scoring) / batch)
     passes = {}
     if hits is not None:
         for n in {1: 1, k: k}:
             passes[f"pass@{n}"] = bootstrap_mean([pass_at_k(k, hit, n) for hit in hits], shares=True)._asdict()
-    note = None
-    if k > group_size:
-        note = f"spread is that of training's groups of {group_size}, estimated from {k} completions a prompt"
-    elif k < group_size:
-        note = f"spread is that of groups of {k}; training has groups of {group_size}, in which rewards differ at least as often"
     return {
         "verdict": judge(signal).as_dict(),
         "prompts": signal.prompts,
@@ -383,15 +352,12 @@ def describe(
         **passes,
         "reward": signal.reward._asdict() if numbers else None,
         "spread_share": signal.spread._asdict(),
-        "note": note,
         "truncated_share": signal.truncated._asdict(),
         "wrong_format_share": signal.malformed._asdict(),
         "failure_share": signal.failures._asdict(),
         "failure": signal.failure,
         "completion_tokens_mean": sum(tokens) / count,
-        "seconds": {"rollout": rollout, "reward": scoring, "update": update, "step": step},
-        "run_seconds": run,
-        "hours": sum(run.values()) / 3600,
+        "seconds": {"rollout": rollout, "reward": scoring},
     }
 
 
@@ -399,24 +365,6 @@ def _differ(totals: list[float | None]) -> bool:
     """Whether a group's rewards differ by more than rounding. A completion that was not scored is no part of it."""
     known = [total for total in totals if total is not None]
     return bool(known) and max(known) - min(known) > 1e-6 * max(1.0, abs(max(known)))
-
-
-def chance_of_spread(totals: list[float | None], size: int) -> float:
-    """Probability that `size` of these k rewards, drawn without replacement, differ: unbiased for groups of `size` <= k.
-
-    1 less the share of draws without spread: those of rewards of one value, and of completions that were not scored.
-    """
-    known = sorted(total for total in totals if total is not None)
-    missing, equal = len(totals) - len(known), list[int]()
-    start = -math.inf
-    for value in known:
-        if _differ([start, value]):
-            start = value
-            equal.append(0)
-        equal[-1] += 1
-    unscored = math.comb(missing, size)  # counted with every value, and once is right
-    alike = unscored + sum(math.comb(count + missing, size) - unscored for count in equal)
-    return 1.0 - alike / math.comb(len(totals), size)
 
 
 def _over_prompts(values: list[float], groups: list[slice]) -> Estimate:
@@ -453,7 +401,7 @@ def job(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
         audited = {"audit": audit(config, {})} if request.get("audit") else {}
         with explained(), reporter.bar("Sampling the base model") as bar:
             model = as_it_starts(load_model(parts.files, config.model).model, config.model)
-            return measure(parts, model, request["prompts"], request["k"], bar) | audited
+            return measure(parts, model, request["prompts"], bar) | audited
 
 
 if __name__ == "__main__":

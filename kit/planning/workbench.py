@@ -373,12 +373,7 @@ def plan(config: RunConfig, request: Request) -> dict[str, Any]:
     from kit.planning.plan import plan as make_plan
 
     name = request.get("gpu")
-    return make_plan(
-        config,
-        gpu=find_gpu(str(name)) if name else None,
-        name=str(request.get("name", "CONFIG")),
-        given=request.get("given", []),
-    )
+    return make_plan(config, gpu=find_gpu(str(name)) if name else None)
 
 
 def validate(config: RunConfig, request: Request) -> list[str]:

@@ -25,8 +25,8 @@ from kit.ui.site import QUIET, SIGNAL, UNSEEN, Site
 
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
-MOST_PROMPTS, MOST_TRIES = 256, 32
-"""Prompts and completions each of a signal check."""
+MOST_PROMPTS = 256
+"""Prompts of a signal check."""
 UNASKED_PROMPTS = 8
 """Prompts of the check that starts by itself."""
 READING: dict[str, Any] = {"concurrency_limit": 4} | UNSEEN
@@ -225,7 +225,6 @@ def start_check(site: Site, config: RunConfig, prompts: int) -> None:
     request = {
         "config": config.model_dump(mode="json"),
         "prompts": prompts,
-        "k": min(MOST_TRIES, max(2, config.generation.num_generations)),
         "audit": True,
     }
     site.jobs.start(f"{check_prefix(config)}{prompts}", SIGNAL, request)

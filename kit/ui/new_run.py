@@ -208,7 +208,7 @@ def measured(site: Site, value: Any, *, beside: bool = False) -> list[Any]:
     except KitError:
         return ["", [], hidden, hidden]
     try:
-        plan = site.benches.ask("plan", config, name=draft.preset, given=draft.overrides())
+        plan = site.benches.ask("plan", config)
     except KitError as problem:
         return [m.page(m.note(problem, "fail")), [], hidden, hidden]
     changes = [fix["override"] for fix in plan["fixes"] or []]

@@ -164,14 +164,9 @@ def show_signal(check: dict[str, Any]) -> str:
     facts = [
         ("reward", m.number((check.get("reward") or {}).get("value"))),
         ("completion", f"{check['completion_tokens_mean']:.0f} tokens"),
-        (
-            "a step",
-            f"{m.seconds(seconds['step'])} (completions {m.seconds(seconds['rollout'])} and rewards "
-            f"{m.seconds(seconds.get('reward', 0.0))}, measured; update {m.seconds(seconds['update'])}, estimated)",
-        ),
+        ("a batch", f"completions {m.seconds(seconds['rollout'])}, rewards {m.seconds(seconds['reward'])}"),
     ]
     chips = m.join(m.tag("span", m.join([name, " ", m.tag("b", value)]), class_="chip") for name, value in facts)
-    note = m.note(check["note"]) if check.get("note") else Markup("")
     failure = m.note(f"A reward failed: {check['failure']}", "fail") if check.get("failure") else Markup("")
     title = f"{check['prompts']} prompts × {check['k']} completions"
     answers = [
@@ -188,7 +183,6 @@ def show_signal(check: dict[str, Any]) -> str:
         failure,
         m.table([title, "", "95 % interval"], rows, numbers={2}),
         m.tag("div", chips, class_="row"),
-        note,
         m.table(["prompt", "answer of the untrained model", "reward", "why"], answers, numbers={2}) if answers else "",
         m.tag("h3", "Audit of the reward") + audit_table(check["audit"]) if check.get("audit") else "",
     )
@@ -221,8 +215,6 @@ def change_of(check: dict[str, Any]) -> str:
         return f"{in_words(actions)}."
     if match := re.fullmatch(r"--prompts (\d+)", change):
         return f"Sample {match[1]} prompts."
-    if match := re.fullmatch(r"--k (\d+)", change):
-        return f"Sample {match[1]} completions each: set the group size to it."
     for command, words in COMMANDS.items():
         change = change.replace(command, words)
     return change

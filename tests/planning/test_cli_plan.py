@@ -41,8 +41,8 @@ def test_doctor_with_a_configuration_adds_the_signal_check(config_file: str, mon
     rate = {"value": 0.5, "low": 0.4, "high": 0.6}
     result = {
         "verdict": {"verdict": "too hard", "because": "pass@1 is 0%", "change": "Take easier problems"},
-        "prompts": 6, "k": 4, "pass@1": rate, "spread_share": rate, "hours": 1.0,
-        "seconds": {"rollout": 1.0, "reward": 1.0, "update": 1.0, "step": 3.0}, "samples": [],
+        "prompts": 6, "k": 4, "pass@1": rate, "spread_share": rate,
+        "seconds": {"rollout": 1.0, "reward": 1.0}, "samples": [],
     }  # fmt: skip
 
     def fake(config: Any, **given: Any) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def test_doctor_with_a_configuration_adds_the_signal_check(config_file: str, mon
 
     monkeypatch.setattr("kit.planning.signal.check", fake)
     monkeypatch.setattr(machine, "check_machine", lambda *_: [Check("disk", "ok", "much")])
-    done = RUNNER.invoke(app, ["doctor", config_file, "--prompts", "6", "--k", "4"])
+    done = RUNNER.invoke(app, ["doctor", config_file, "--prompts", "6"])
     assert done.exit_code == 0, done.output
-    assert asked == {"prompts": 6, "k": 4, "progress": True}
+    assert asked == {"prompts": 6, "progress": True}
     assert "Verdict: too hard: pass@1 is 0%." in done.output
     assert "Change: Take easier problems" in done.output
     assert json.loads(RUNNER.invoke(app, ["doctor", config_file, "--json"]).output)["signal"] == result

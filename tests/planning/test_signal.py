@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import pytest
 
 import rewards
 from kit.config import load_config
-from kit.planning.signal import BaseModel, chance_of_spread, check, describe, draw, measure
+from kit.planning.signal import BaseModel, check, describe, draw, measure
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
 Rule = Callable[[Sample], Score]
@@ -77,7 +76,7 @@ def verdict_of(loaded: Any, rule: Rule, *, prompts: int = 16, checker: str | Non
     config = parts.config
     if changes:
         config = config.model_copy(update={"generation": config.generation.model_copy(update=changes)})
-    return measure(dataclasses.replace(parts, preset=own, checker=own, config=config), model, prompts, 8)
+    return measure(dataclasses.replace(parts, preset=own, checker=own, config=config), model, prompts)
 
 
 def test_a_task_that_is_solved_sometimes_will_be_learned(loaded: Any) -> None:
@@ -85,8 +84,6 @@ def test_a_task_that_is_solved_sometimes_will_be_learned(loaded: Any) -> None:
     assert found["verdict"]["verdict"] == "will learn"
     assert 0 < found["pass@1"]["value"] < found["pass@8"]["value"]
     assert found["pass@1"]["low"] <= found["pass@1"]["value"] <= found["pass@1"]["high"]
-    assert found["run_seconds"]["steps"] == pytest.approx(found["seconds"]["step"] * 100)
-    assert found["run_seconds"]["held-out scores"] == 0.0  # there are none before or after
     json.dumps(found, allow_nan=False)
 
 
@@ -119,26 +116,6 @@ def test_rows_are_drawn_at_random_by_seed() -> None:
     assert sorted(draw(10, 64, 0, 0)) == list(range(10))
 
 
-@pytest.mark.parametrize(
-    "totals", [[0.0, 0.0, 1.0, 1.0, 1.0, 2.0], [0.0] * 6, [None, None, 1.0, 1.0, 0.0, None], [None] * 6]
-)
-@pytest.mark.parametrize("size", [2, 3, 6])
-def test_the_chance_of_spread_is_that_of_all_draws(totals: list[float | None], size: int) -> None:
-    draws = [{total for total in one if total is not None} for one in itertools.combinations(totals, size)]
-    assert chance_of_spread(totals, size) == pytest.approx(sum(len(values) > 1 for values in draws) / len(draws))
-
-
-def test_spread_is_that_of_training_groups(loaded: Any) -> None:
-    same = verdict_of(loaded, sometimes)
-    assert same["note"] is None
-    fewer = verdict_of(loaded, sometimes, num_generations=2)  # 8 completions a prompt were sampled
-    assert fewer["spread_share"]["value"] < same["spread_share"]["value"]
-    assert "groups of 2" in fewer["note"]
-    assert "groups of 2" in fewer["verdict"]["because"]
-    more = verdict_of(loaded, sometimes, num_generations=16)
-    assert "training has groups of 16" in more["note"]
-
-
 def _evaluation() -> Any:
     from kit.config import EvaluationConfig
 
@@ -151,7 +128,7 @@ def test_rates_are_counts(loaded: Any) -> None:
     rows = parts.data.train.select(range(16)).to_list()
     base = BaseModel(rows, own, parts.files.tokenizer, _evaluation(), parts.config.generation, own)
     sampled = base.sample(model)
-    found = describe(parts.config, sampled, 8, 0.0)
+    found = describe(parts.config, sampled)
     right = [
         [sampled.verdict.totals[8 * group + one] == 1.0 for one in range(8)] for group in range(16)
     ]  # by the reward, which is 1 where the checker says right
@@ -170,9 +147,8 @@ def test_the_process_prepares_as_a_run_does_and_writes_no_run(
         return signal.job(json.loads(json.dumps(request | {"audit": True})), quiet)
 
     monkeypatch.setattr(signal, "call_for_result", here)
-    found = check(load_config(tree), prompts=4, k=4, progress=False)
+    found = check(load_config(tree), prompts=4, progress=False)
     assert not (tmp_path / "runs").exists()
     assert found["prompts"] == 4
-    assert found["k"] == 4
-    assert {"pass@1", "pass@4", "verdict", "hours"} <= set(found)
+    assert {"pass@1", f"pass@{found['k']}", "verdict"} <= set(found)
     assert found["audit"]["results"], "the page asks for the audit of the reward, too"

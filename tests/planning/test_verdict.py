@@ -14,8 +14,8 @@ from kit.planning.signal import Signal, judge
 NEVER, MIDDLING, ALWAYS = wilson(0, 64), wilson(32, 64), wilson(64, 64)
 NONE = Estimate(math.nan, 0.0, 1.0)
 GOOD = Signal(
-    prompts=64, k=8, spread=wilson(50, 64), truncated=NEVER, malformed=NEVER, failures=NEVER, pass_at_1=MIDDLING,
-    constant=False, reward=Estimate(0.5, 0.4, 0.6), reward_seconds=0.1, step_seconds=2.0, config=load_config({}),
+    prompts=64, spread=wilson(50, 64), truncated=NEVER, malformed=NEVER, failures=NEVER, pass_at_1=MIDDLING,
+    constant=False, reward=Estimate(0.5, 0.4, 0.6), reward_seconds=0.1, rollout_seconds=1.9, config=load_config({}),
 )  # fmt: skip
 
 
@@ -34,13 +34,13 @@ GOOD = Signal(
         ({"spread": NEVER, "constant": True, "pass_at_1": None}, "no signal", "Choose a reward"),
         ({"spread": NEVER}, "no signal", "-o generation.num_generations=16"),
         (
-            {"spread": NEVER, "k": 16, "config": load_config({}, ["generation.num_generations=16"])},
+            {"spread": NEVER, "config": load_config({}, ["generation.num_generations=16"])},
             "no signal",
             "Mix prob",
         ),
         ({"spread": NEVER, "constant": True, "reward": NONE}, "no signal", "Choose a reward"),
-        ({"reward_seconds": 30.0, "step_seconds": 40.0}, "slow reward", "faster"),
-        ({"reward_seconds": 0.5, "step_seconds": 0.6}, "will learn", ""),  # half a second is nobody's trouble
+        ({"reward_seconds": 30.0, "rollout_seconds": 10.0}, "slow reward", "faster"),
+        ({"reward_seconds": 0.5, "rollout_seconds": 0.1}, "will learn", ""),  # half a second is nobody's trouble
         ({"malformed": ALWAYS}, "will learn", ""),  # rewards differ: the format itself is learned
     ],
 )
@@ -102,12 +102,6 @@ def test_asking_for_more_ends(prompts: int, rows: int, verdict: str, said: str) 
     assert said in found.because + found.change
     assert f"[{share.low:.0%}, {share.high:.0%}]" in found.because
     assert "--prompts" not in found.change or verdict == "sample more"
-
-
-def test_smaller_groups_than_in_training_do_not_condemn_a_task() -> None:
-    found = judge(replace(GOOD, k=4, spread=NEVER, pass_at_1=NEVER))
-    assert (found.verdict, found.change) == ("sample more", "--k 8")
-    assert judge(replace(GOOD, k=4)).verdict == "will learn"  # in larger groups rewards differ at least as often
 
 
 @pytest.mark.parametrize("name", ["failures", "truncated"])

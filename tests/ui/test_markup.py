@@ -71,7 +71,7 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
         "completion_tokens_mean": 13.0,
         "samples": [{"prompt": "p", "completion": "<i>", "reward": 0.25, "why": "not right"}],
         "audit": {"passed": False, "problems": ["echo is paid on 3 of 12 rows"], "results": []},
-        "seconds": {"rollout": 1.0, "reward": 0.0, "update": 1.0, "step": 2.0},
+        "seconds": {"rollout": 1.0, "reward": 0.0},
     }
     html = results.show_signal(found)
     assert "Too hard" in html
@@ -80,7 +80,7 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
     assert "10% [5%, 20%]" in html
     assert results.actions_of(found) == ["generation.num_generations=16", "optimisation.batch_size=64"]
     assert "Set generation.num_generations to 16 and optimisation.batch_size to 64." in html
-    assert "measured; update 1.0 s, estimated" in html
+    assert "completions 1.0 s, rewards 0.0 s" in html
     assert "&lt;i&gt;" in html
     assert "0.25" in html
     assert html.count("echo is paid on 3 of 12 rows") == 1
@@ -92,7 +92,6 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
 def test_the_change_of_a_signal_check_is_something_that_the_page_has() -> None:
     for change, words in [
         ("--prompts 62", "Sample 62 prompts."),
-        ("--k 8", "Sample 8 completions each: set the group size to it."),
         ("Mend the reward (x); try it with: grpo-kit reward test", "Mend the reward (x); try it in the tab Score"),
         ("Choose a reward that tells completions apart: grpo-kit reward list", "apart: see the list at the top"),
     ]:
