@@ -187,7 +187,7 @@ class Run:
         """Ends the run after its step, with a checkpoint, and returns its last status once it has ended.
 
         Args:
-            timeout: seconds after which it is not asked but made to; None: as its steps need.
+            timeout: seconds after which it is not asked but made to; None: it is waited for.
             now: not to wait for the step; what was learned since the last checkpoint is lost.
 
         Raises:

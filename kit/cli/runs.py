@@ -119,7 +119,7 @@ def stop(
     root: Root = Path("runs"),
     timeout: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Before it is made to end; by default as its steps need."),
+        typer.Option(min=0, metavar="SECONDS", help="Before it is made to end; by default it is waited for."),
     ] = None,
     now: Annotated[
         bool, typer.Option("--now", help="Do not wait for the step; what came after the last checkpoint is lost.")

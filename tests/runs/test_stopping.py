@@ -15,7 +15,7 @@ from patience import dead, wait_for
 from kit.errors import RunError
 from kit.runs import stopping, supervisor
 from kit.runs.process import descendants, identity, runs
-from kit.runs.stopping import GRACE_LEAST, GRACE_STARTING, GRACE_UNKNOWN, grace, stop
+from kit.runs.stopping import stop
 from kit.runs.store import ALIVE, RunDir, RunStore
 from kit.runs.worker import STOPPED
 
@@ -95,57 +95,9 @@ def test_a_run_that_ends_by_nothing_is_killed_with_all_it_started(start: Start, 
     wait_for(lambda: not any(runs(each) for each in family))
 
 
-def test_two_stops_at_once_send_one_sigterm(start: Start, write_job: WriteJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "TERM_SECONDS", 20.0)
-    body = (
-        COUNTING
-        + """
-    while not terms:
-        time.sleep(0.02)
-    time.sleep(0.5)  # it saves
-    (run.path / "checkpoint-1").mkdir()
-    run.write_status("stopped", reason="SIGTERM", exit=130)
-    raise KeyboardInterrupt
-    """
-    )
-    run = begun(start, write_job, body)
-    ends: list[dict[str, object]] = []
-    stoppers = [threading.Thread(target=lambda: ends.append(stop(run, timeout=0.1))) for _ in range(3)]
-    for stopper in stoppers:
-        stopper.start()
-    for stopper in stoppers:
-        stopper.join()
-    assert [end["reason"] for end in ends] == ["SIGTERM"] * 3
-    assert run.status()["terms"] == 1
-    assert len(run.checkpoints) == 1
-
-
-def test_a_run_is_waited_for_as_long_as_its_checkpoint_grows(
-    start: Start, write_job: WriteJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stopping, "grace", lambda run, status: 0.3)
-    monkeypatch.setattr(stopping, "SAVING_SECONDS", 0.3)
-    body = (
-        COUNTING
-        + """
-    while not (run.control / "stop").exists():
-        time.sleep(0.02)
-    for part in range(14):
-        run.write_text(f"checkpoint-1/part-{part}", "x")
-        time.sleep(0.05)
-    run.write_status("stopped", reason="control/stop", exit=130)
-    raise KeyboardInterrupt
-    """
-    )
-    run = begun(start, write_job, body)
-    assert stop(run)["reason"] == "control/stop"
-    assert run.status()["terms"] == 0
-
-
 def test_a_full_disk_does_not_keep_a_run_from_saving_first(
-    disk: Callable[[str], Path], write_job: WriteJob, start: Start, monkeypatch: pytest.MonkeyPatch
+    disk: Callable[[str], Path], write_job: WriteJob, start: Start
 ) -> None:
-    monkeypatch.setattr(stopping, "grace", lambda run, status: 20.0)
     folder = disk("size=1m")
     body = (
         COUNTING
@@ -185,7 +137,7 @@ def test_to_stop_a_copy_does_nothing_to_the_run(running: RunDir) -> None:
     copied = running.path.parent / "copied"
     shutil.copytree(running.path, copied, ignore=shutil.ignore_patterns("call-*"))
     assert stop(RunDir(copied), now=True)["state"] == "interrupted"
-    stopping.StopEscalation(RunDir(copied), lambda text: None).escalate((0.0, 0.0))
+    stopping.escalate(RunDir(copied), (0.0, 0.0), lambda text: None)
     assert running.status()["state"] == "running"
     assert not (running.control / "stop").exists()
 
@@ -215,19 +167,6 @@ def test_a_run_stopped_before_its_job_is_spawned_is_not_spawned(write_job: Write
     outcome = supervisor.supervise(run, {"config": {}}, module="no_such_module")
     assert outcome.code == STOPPED
     assert run.status()["reason"] == "control/stop, before it trained"
-
-
-def test_patience_follows_the_longest_recent_step(store: RunStore) -> None:
-    run = store.create("one")
-    assert grace(run, run.status()) == GRACE_STARTING
-    run.write_status("running")
-    assert grace(run, run.status()) == GRACE_UNKNOWN
-    run.append_metrics({"step": 1, "time": 1000.0, "step_time": 2.0})
-    assert grace(run, run.status()) == GRACE_LEAST  # 3 * 2 s is less
-    run.append_metrics({"step": 2, "time": 1100.0, "step_time": 2.0})  # an evaluation lay between
-    assert grace(run, run.status()) == 3 * 100
-    run.append_metrics({"step": 3, "time": 900.0, "step_time": 2.0})  # the clock was set back
-    assert grace(run, run.status()) == 3 * 100
 
 
 def _dedented(body: str) -> str:
