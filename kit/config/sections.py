@@ -89,7 +89,7 @@ class DataConfig(Section):
 
     source: str = "reasoning-gym:chain_sum"
     """`reasoning-gym:TASK`, `kit:sentence-to-json` (generated sentences about people), a .jsonl/.json/.csv/.xlsx/.parquet file,
-    a folder of them, a saved `datasets` folder, or a hub id."""
+    a folder that `datasets` reads, or a hub id."""
     subset: str | None = None
     """Configuration of a hub dataset, e.g. `main` for openai/gsm8k."""
     split: str = "train"

@@ -51,7 +51,7 @@ def load_data(config: DataConfig) -> DataSplit:
         raise DataError(f"{config.source} has no rows. A run needs at least one.")
     if not source.columns:  # not one row could be read: there is nothing to map
         faults = [
-            Fault(record.number, "the row has no columns", record.file) if isinstance(record, Record) else record
+            Fault(record.number, "the row has no columns") if isinstance(record, Record) else record
             for record in source.records
         ]
         refuse_bad_rows(Rows(faults=faults), Mapping("prompt", None, {}), config)
@@ -87,7 +87,7 @@ def load_data(config: DataConfig) -> DataSplit:
             "too_long": 0,
             "without_reference": without,
         },
-        "bad_rows": [fault.as_dict() for fault in result.faults[:SHOWN_IN_INFO]],
+        "bad_rows": [{"row": fault.number, "reason": fault.reason} for fault in result.faults[:SHOWN_IN_INFO]],
         "sha256": result.sha256(),
         "mapping": roles | {"rename": {old: name for old, name in mapping.extras.items() if old != name}},
         "seed": config.seed,

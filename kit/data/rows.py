@@ -101,23 +101,17 @@ class Record:
 
     number: int
     values: dict[str, Any]
-    file: str | None = None
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One row that cannot be used, and why. `file` is set when the source has several."""
+    """One row that cannot be used, and why."""
 
     number: int
     reason: str
-    file: str | None = None
 
     def __str__(self) -> str:
-        return f"row {self.number}{f' of {self.file}' if self.file else ''}: {self.reason}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """`{row, reason}` and `file` where there are several, for data.json."""
-        return {"row": self.number, "reason": self.reason} | ({"file": self.file} if self.file else {})
+        return f"row {self.number}: {self.reason}"
 
 
 @dataclass
@@ -176,7 +170,7 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
                 raise ValueError(f"'{mapping.prompt}' is {kind}, while the rows before it have {known}")
             row, key, content = _make_row(record.values, mapping, config)
         except ValueError as error:
-            result.faults.append(Fault(record.number, str(error), record.file))
+            result.faults.append(Fault(record.number, str(error)))
             continue
         known = kind
         result.rows.append(row)

@@ -10,10 +10,7 @@ import io
 import json
 import random
 import re
-import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +39,7 @@ def read_source(config: DataConfig) -> Source:
         if path.is_dir():
             return read_folder(path, config)
         if path.is_file():
-            return read_files([path])
+            return read_file(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     return read_hub(config.source, config)
@@ -51,42 +48,35 @@ def read_source(config: DataConfig) -> Source:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def read_files(paths: Sequence[Path]) -> Source:
-    """The records of files of one kind, in the given order. Raises `DataError` for a kind that is not known."""
-    for path in paths:
-        if path.suffix.lower() not in READERS:
-            kind = path.suffix or "no suffix"
-            raise DataError(f"{path}: files of kind '{kind}' are not read. Kinds: {', '.join(READERS)}.")
-    parts = [READERS[path.suffix.lower()](path, path.name if len(paths) > 1 else None) for path in paths]
-    same = all(part.features == parts[0].features for part in parts)
-    return Source(
-        records=chain.from_iterable(part.records for part in parts),
-        columns=list(dict.fromkeys(column for part in parts for column in part.columns)),
-        total=sum(part.total for part in parts),
-        features=parts[0].features if same else {},
-        files=[path.name for path in paths],
-        notes=[note for part in parts for note in part.notes],
-    )
+def read_file(path: Path) -> Source:
+    """The records of a file. Raises `DataError` for a kind that is not known."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        kind = path.suffix or "no suffix"
+        raise DataError(f"{path}: files of kind '{kind}' are not read. Kinds: {', '.join(READERS)}.")
+    source = reader(path)
+    source.files = [path.name]
+    return source
 
 
-def read_jsonl(path: Path, file: str | None) -> Source:
+def read_jsonl(path: Path) -> Source:
     """Reads one JSON object a line; blank lines are skipped. Broken lines are faults, numbered as editors do."""
     records: list[Record | Fault] = []
     for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
-            records.append(_as_record(json.loads(line.decode()), number, file))
+            records.append(_as_record(json.loads(line.decode()), number))
         except UnicodeDecodeError:
-            records.append(Fault(number, "the line is not UTF-8", file))
+            records.append(Fault(number, "the line is not UTF-8"))
         except json.JSONDecodeError as error:
-            records.append(Fault(number, f"broken JSON: {error.msg} at column {error.colno}", file))
+            records.append(Fault(number, f"broken JSON: {error.msg} at column {error.colno}"))
         except (ValueError, RecursionError) as error:
-            records.append(Fault(number, f"broken JSON: {error}", file))
+            records.append(Fault(number, f"broken JSON: {error}"))
     return _listed(records)
 
 
-def read_json(path: Path, file: str | None) -> Source:
+def read_json(path: Path) -> Source:
     """A list of JSON objects. Raises `DataError` for anything else at the top."""
     text = _read_text(path)
     if not text.strip():
@@ -99,10 +89,10 @@ def read_json(path: Path, file: str | None) -> Source:
     if not isinstance(items, list):
         keys = f" with the keys {', '.join(items)}" if isinstance(items, dict) else ""
         raise DataError(f"{path} holds one {type(items).__name__}{keys}; expected a list of objects.")
-    return _listed([_as_record(item, number, file) for number, item in enumerate(items, start=1)])
+    return _listed([_as_record(item, number) for number, item in enumerate(items, start=1)])
 
 
-def read_csv(path: Path, file: str | None) -> Source:
+def read_csv(path: Path) -> Source:
     """Reads UTF-8 with a header line, separated by commas, or by semicolons or tabs where the header has no comma.
 
     Values are text; an empty one is None. Row 1 follows the header."""
@@ -119,11 +109,9 @@ def read_csv(path: Path, file: str | None) -> Source:
         begun = rows.line_num + 1
         for number, row in enumerate((row for row in rows if row), start=1):
             if len(row) == len(header):
-                records.append(
-                    Record(number, {name: text or None for name, text in zip(header, row, strict=True)}, file)
-                )
+                records.append(Record(number, {name: text or None for name, text in zip(header, row, strict=True)}))
             else:
-                records.append(Fault(number, f"{len(row)} values, but the header has {len(header)} columns", file))
+                records.append(Fault(number, f"{len(row)} values, but the header has {len(header)} columns"))
             begun = rows.line_num + 1
     except csv.Error as error:
         reason = "a quote is opened there and never closed" if "unexpected end" in str(error) else str(error)
@@ -136,7 +124,7 @@ def read_csv(path: Path, file: str | None) -> Source:
     return Source(records, header, len(records))
 
 
-def read_parquet(path: Path, file: str | None) -> Source:
+def read_parquet(path: Path) -> Source:
     """Reads Parquet in batches. Column types of `datasets` are kept."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -159,45 +147,28 @@ def read_parquet(path: Path, file: str | None) -> Source:
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} is damaged: {error}.") from None
 
-    return Source(arrow_records(batches(), features, file), schema.names, total, storable(features))
+    return Source(arrow_records(batches(), features), schema.names, total, storable(features))
 
 
-MOST_UNPACKED = 512 * 1024**2
-"""Bytes that all parts of a workbook may have, unpacked: it is a zip file, and a small one may stand for gigabytes."""
-LAST_ROW = 1_048_576
-"""The last row that Excel has: a damaged file may number further ones."""
-
-
-def read_excel(path: Path, file: str | None) -> Source:
+def read_excel(path: Path) -> Source:
     """Reads the first sheet with cells, whose first row names the columns; rows are numbered as in Excel.
 
-    Formulas are not computed: the values that Excel saved beside them are read. Raises `DataError` for what is no workbook or
-    unpacks to more than is taken, `EnvironmentUnsupported` without openpyxl.
+    Formulas are not computed: the values that Excel saved beside them are read. Raises `DataError` for what is no workbook,
+    `EnvironmentUnsupported` without openpyxl.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:  # which gives no more of a part than it declares
-            size = sum(part.file_size for part in archive.infolist())
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError) as error:
-        raise DataError(
-            f"{path.name} is not an Excel workbook (.xlsx), which is a zip file ({one_line(str(error), 150)}). An old .xls: save "
-            "it as .xlsx."
-        ) from None
-    if size > MOST_UNPACKED:
-        raise DataError(
-            f"{path.name} unpacks to more than {MOST_UNPACKED // 1024**2} MiB, which a table of prompts does not (a zip bomb "
-            "does). It was not read. Save the sheet as CSV or Parquet if it is meant so."
-        )
     import pandas
 
     try:
-        options: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False, "nrows": LAST_ROW}
+        options: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False}
         sheets = pandas.read_excel(path, sheet_name=None, engine="openpyxl", **options)
     except ImportError:
         raise EnvironmentUnsupported(
             f"{path.name} is an Excel workbook, which openpyxl reads: pip install openpyxl (or 'grpo-kit[excel]'), or save "
             "the sheet as CSV UTF-8."
         ) from None
-    except Exception as error:  # a damaged workbook makes the parser raise whatever it stumbles over
+    except (
+        Exception
+    ) as error:  # an old .xls, and a damaged workbook, which makes the parser raise whatever it stumbles over
         raise DataError(
             f"{path.name} is not a workbook that can be read ({one_line(f'{type(error).__name__}: {error}', 200)}). Save it as "
             ".xlsx or as CSV UTF-8."
@@ -219,9 +190,9 @@ def read_excel(path: Path, file: str | None) -> Source:
     records: list[Record | Fault] = []
     for number, row in rows:
         if any(value is not None for value in row[len(names) :]):
-            records.append(Fault(number, f"it has values beyond the {len(names)} named columns", file))
+            records.append(Fault(number, f"it has values beyond the {len(names)} named columns"))
         else:
-            records.append(Record(number, dict(zip(names, row, strict=False)), file))
+            records.append(Record(number, dict(zip(names, row, strict=False))))
     others = [name for name in sheets if name != title]
     notes = [f"The sheet '{title}' is read; left out: {one_line(', '.join(others), 200)}."] if others else []
     return Source(records, names, len(records), notes=notes)
@@ -236,7 +207,7 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-READERS: dict[str, Callable[[Path, str | None], Source]] = {
+READERS: dict[str, Callable[[Path], Source]] = {
     ".jsonl": read_jsonl,
     ".json": read_json,
     ".csv": read_csv,
@@ -245,10 +216,10 @@ READERS: dict[str, Callable[[Path, str | None], Source]] = {
 }
 
 
-def _as_record(item: Any, number: int, file: str | None) -> Record | Fault:
+def _as_record(item: Any, number: int) -> Record | Fault:
     if isinstance(item, dict):
-        return Record(number, item, file)
-    return Fault(number, f"a JSON {type(item).__name__}; expected an object with named columns", file)
+        return Record(number, item)
+    return Fault(number, f"a JSON {type(item).__name__}; expected an object with named columns")
 
 
 def _listed(records: list[Record | Fault]) -> Source:
@@ -270,11 +241,8 @@ def _read_text(path: Path) -> str:
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-SPLIT_WORD = re.compile(r"(?:^|[-_.])(train|training|test|testing|validation|valid|val|dev|eval)(?=$|[-_.\d])")
-
-
 def read_folder(path: Path, config: DataConfig) -> Source:
-    """The records of a folder. Raises `DataError` if it holds nothing readable, or files of several kinds."""
+    """The records of a folder: a saved dataset, or files as `datasets` finds them. Raises `DataError`."""
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         from datasets import DatasetDict, load_from_disk
 
@@ -288,41 +256,7 @@ def read_folder(path: Path, config: DataConfig) -> Source:
                 raise DataError(f"data.split: {path} has no split '{config.split}'.{near} Splits: {', '.join(saved)}.")
             saved = saved[config.split]
         return source_from_dataset(saved, [path.name])
-    files = _data_files(path)
-    nested = any(_data_files(child) for child in path.iterdir() if child.is_dir())
-    if (path / "README.md").is_file() or (nested and not files):
-        return read_hub(str(path.resolve()), config)
-    if not files:
-        names = ", ".join(sorted(child.name for child in path.iterdir())[:10]) or "nothing"
-        raise DataError(f"The folder {path} has no {', '.join(READERS)} file. It holds: {names}.")
-    kinds = Counter(file.suffix.lower() for file in files)
-    if len(kinds) > 1:
-        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        raise DataError(
-            f"The folder {path} has files of several kinds: {listed}. Name one file, or keep one kind in it."
-        )
-    # Where file names tell splits (train-0.jsonl, test.jsonl): the files of the configured one.
-    words = {file: match.group(1) for file in files if (match := SPLIT_WORD.search(file.stem.lower()))}
-    chosen = [file for file in files if words.get(file) == config.split] if words else files
-    if not chosen:
-        raise DataError(
-            f"data.split: the folder {path} has no file of the split '{config.split}'."
-            f"{did_you_mean(config.split, words.values())} Its files: {', '.join(file.name for file in files)}."
-        )
-    source = read_files(chosen)
-    if len(chosen) < len(files):
-        others = ", ".join(file.name for file in files if file not in chosen)
-        source.notes.append(f"Files of other splits are left out: {others}.")
-    return source
-
-
-def _data_files(folder: Path) -> list[Path]:
-    """Files of a known kind directly in the folder, by name."""
-    return sorted(
-        file
-        for file in folder.iterdir()
-        if file.is_file() and file.suffix.lower() in READERS and not file.name.startswith((".", "_"))
-    )
+    return read_hub(str(path.resolve()), config)
 
 
 # --- hub layout -------------------------------------------------------------------------------------------------------
@@ -334,7 +268,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 def read_hub(source: str, config: DataConfig) -> Source:
     """Loads one split of a dataset with `datasets.load_dataset`, which downloads it if need be. Raises `DataError`.
 
-    source: a folder in hub layout (absolute), or a hub id. Of what is neither the message names what is near.
+    source: a folder (absolute), or a hub id. Of what is neither the message names what is near.
     """
     path = Path(source).expanduser()
     is_file = path.suffix.lower() in READERS or source.startswith((".", "~")) or "\\" in source or source.count("/") > 1
@@ -378,7 +312,7 @@ def _explain(error: Exception, source: str, config: DataConfig) -> str:
         reason += f" ({str(error.__cause__).strip().partition(chr(10))[0]})"
     if Path(source).is_absolute():
         return (
-            f"The folder {config.source}, read as a dataset in hub layout, did not give {split}: {reason}\n"
+            f"The folder {config.source}, read as a dataset, did not give {split}: {reason}\n"
             "Check data.split and data.subset, or name one of its files."
         )
     from kit.data.tasks import task_names
@@ -421,7 +355,7 @@ def source_from_dataset(dataset: Dataset, files: list[str]) -> Source:
     )
 
 
-def arrow_records(batches: Iterable[Any], features: dict[str, Any], file: str | None = None) -> Iterator[Record]:
+def arrow_records(batches: Iterable[Any], features: dict[str, Any]) -> Iterator[Record]:
     """One record a row, numbered from 1. batches: `pyarrow` tables or record batches."""
     decoders = {name: decoder for name, feature in features.items() if (decoder := _decoder(feature))}
     number = 0
@@ -430,7 +364,7 @@ def arrow_records(batches: Iterable[Any], features: dict[str, Any], file: str | 
             number += 1
             for name, decoder in decoders.items():
                 values[name] = decoder(values[name])
-            yield Record(number, values, file)
+            yield Record(number, values)
 
 
 def storable(features: dict[str, Any]) -> dict[str, Any]:
