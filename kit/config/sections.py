@@ -59,10 +59,8 @@ class ModelConfig(Section):
     lora: LoraConfig | None = Field(default_factory=LoraConfig)
     """Adapters; null trains every weight."""
     adapter: str | None = None
-    """Folder or hub id of a LoRA adapter for `name`, of supervised fine-tuning for example, that training starts from."""
-    adapter_mode: Literal["continue", "merge"] = "continue"
-    """What becomes of `adapter`. `continue`: it is trained on, with its own rank, alpha and targets. `merge`: it is added to
-    the weights first, and a new adapter (or every weight) is trained."""
+    """Folder or hub id of a LoRA adapter for `name`, of supervised fine-tuning for example, which is trained on with its own
+    rank, alpha and targets."""
     reference: Literal["auto", "base", "none"] = "auto"
     """Reference policy for KL terms. `base`: the policy before training, `adapter` included (with LoRA: the same model,
     without what is trained, no copy of the weights). `auto`: base if a term needs it. `none`: never; such a term is then
@@ -76,11 +74,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _an_adapter_is_trained(self) -> ModelConfig:
-        if self.adapter is not None and self.adapter_mode != "merge" and self.lora is None:
-            raise ValueError(
-                f"adapter_mode: {self.adapter_mode} trains an adapter, and lora: null trains every weight. Set adapter_mode: "
-                "merge, or keep the lora section"
-            )
+        if self.adapter is not None and self.lora is None:
+            raise ValueError("adapter: is trained on, and lora: null trains every weight. Keep the lora section")
         return self
 
 

@@ -308,14 +308,10 @@ def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns:
             "generation.engine: vllm with model.lora: null under Unsloth: its engine shares frozen weights and takes adapters "
             f"only. Keep model.lora, or set generation.engine: hf. {TRANSFORMERS_INSTEAD}"
         )
-    if (
-        config.model.adapter is not None
-        and config.model.adapter_mode == "continue"
-        and config.model.reference != "none"
-    ):
+    if config.model.adapter is not None and config.model.reference != "none":
         yield ConfigError(
             "model.adapter with generation.engine: vllm under Unsloth: its engine would be handed the adapter of the reference "
-            "policy, too, and refuses it. Set model.reference: none, model.adapter_mode: merge, or generation.engine: hf. "
+            "policy, too, and refuses it. Set model.reference: none, or generation.engine: hf. "
             f"{TRANSFORMERS_INSTEAD}"
         )
     for key, value in (("revision", config.model.revision), ("trust_remote_code", config.model.trust_remote_code)):

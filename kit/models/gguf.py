@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,8 +19,8 @@ from typing import Any, TypeVar
 
 from kit.config import INSTALL_SMOLLM2, SMOLLM2, SMOLLM2_PACKAGE
 from kit.errors import KitError, ModelError
-from kit.models.cache import built_once
 from kit.models.failures import first_line, is_out_of_memory
+from kit.runs.lock import cache_folder, exclusive
 
 log = logging.getLogger("kit")
 SUFFIX = ".gguf"
@@ -90,9 +91,28 @@ def smollm2_file() -> Path:
 
 
 def converted(path: Path) -> Path:
-    """The model folder made from a GGUF file, converted at its first use; the same content is the same folder."""
-    digest = file_hash(path)
-    return built_once("gguf", f"{FORMAT} {digest}", partial(convert, path, digest))
+    """The model folder made from a GGUF file, converted at its first use; the same content is the same folder.
+
+    The folder appears whole or not at all: an interrupted conversion leaves nothing that is used, and of two processes
+    that ask at once the second waits for the first.
+    """
+    digest, root = file_hash(path), cache_folder() / "gguf"
+    folder = root / hashlib.sha256(f"{FORMAT} {digest}".encode()).hexdigest()[:16]
+    if folder.is_dir():
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    with exclusive(root):
+        if folder.is_dir():
+            return folder
+        half = folder.with_name(f"{folder.name}.half")
+        shutil.rmtree(half, ignore_errors=True)  # left by a process that was killed
+        half.mkdir()
+        try:
+            convert(path, digest, half)
+            half.rename(folder)
+        finally:
+            shutil.rmtree(half, ignore_errors=True)
+    return folder
 
 
 def origin(source: str) -> dict[str, Any]:

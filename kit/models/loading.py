@@ -37,7 +37,7 @@ from kit.models.family import (
     is_remote,
 )
 from kit.models.shape import ModelShape, shape_of
-from kit.models.start import Start, find_start, peft_config, with_merged
+from kit.models.start import find_start, peft_config
 from kit.models.unsloth import Loading
 from kit.registry import did_you_mean
 
@@ -84,8 +84,8 @@ class LoadedModel:
     backend: Backend
     processor: Any | None = None
     """For prompts with pictures; text-only prompts need the tokenizer alone."""
-    start: Start | None = None
-    """What the adapter of the finished trainer begins as (`kit.models.start.begin`)."""
+    start: Path | None = None
+    """Folder of the adapter that the one of the finished trainer begins as (`kit.models.start.begin`)."""
 
     def processing_class(self, *, pictures: bool) -> Any:
         """The tokenizer or processor that turns prompts into model inputs."""
@@ -123,8 +123,8 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
             raise ModelError(f"{source}: the folder has no {part} ({advice}). It holds: {_listing(folder)}.")
     start = find_start(config)
     tokenizer_source, tokenizer_revision = source, config.revision
-    if start is not None and (start.folder / "tokenizer.json").is_file():  # the one that the adapter was made with
-        tokenizer_source, tokenizer_revision = str(start.folder), None
+    if start is not None and (start / "tokenizer.json").is_file():  # the one that the adapter was made with
+        tokenizer_source, tokenizer_revision = str(start), None
     tokenizer_keywords = keywords | {"revision": tokenizer_revision}
     tokenizer = load_tokenizer(tokenizer_source, chat=chat, chat_template=config.chat_template, **tokenizer_keywords)
     if template:
@@ -154,8 +154,7 @@ def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = N
     backend = files.backend
     if with_ is None and backend.name != TRANSFORMERS:
         backend = replace(backend, name=TRANSFORMERS, reason="no training")
-    files, start = with_merged(files, config), find_start(config)
-    dtype = weights_dtype(config, backend, trains=with_ is not None)
+    start, dtype = find_start(config), weights_dtype(config, backend, trains=with_ is not None)
     if with_ is not None and backend.name != TRANSFORMERS:
         load = partial(unsloth_model.load, files.revision, config, dtype, backend, with_)
         model = _load(files.source, "its weights", load, {})
@@ -168,7 +167,7 @@ def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = N
     if config.load_in_4bit and backend.device == "cpu":
         keep_differentiable(model)
     made = adapter(config, family)
-    if start is not None and start.mode == "continue" and config.lora is not None:
+    if start is not None and config.lora is not None:
         made = peft_config(start, config.lora.dropout)
     if with_ is not None and backend.name == UNSLOTH and made is not None:
         model, made = unsloth_model.with_adapter(model, made, backend, with_), None

@@ -24,7 +24,7 @@ from kit.config import RunConfig, load_config
 from kit.config.loading import leaves
 from kit.errors import ConfigError, RunError
 from kit.models.backend import UNSLOTH, UNSLOTH_CPU
-from kit.models.start import find_start
+from kit.models.start import digest_of, find_start
 from kit.runner.distributed import world_size
 from kit.runs.files import write_atomic
 from kit.runs.store import ALIVE, RunDir, RunStore, step_of
@@ -266,7 +266,7 @@ def inputs(parts: Parts) -> dict[str, str]:
     paths |= {parts.config.model.chat_template} if parts.config.model.chat_template else set()
     digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths if Path(path).is_file()}
     start = find_start(parts.config.model)
-    digests |= {"model.adapter": start.sha256()} if start is not None else {}
+    digests |= {"model.adapter": digest_of(start)} if start is not None else {}
     for path in sorted(Path(parts.files.source).glob("*.safetensors")) if Path(parts.files.source).is_dir() else ():
         size = path.stat().st_size
         sample = hashlib.sha256(str(size).encode())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kit.config import RunConfig, load_config
 from kit.errors import RunError
 from kit.evaluation.results import checkpoint_now, weights_of
-from kit.models.start import Start, find_start, put_on, with_merged
+from kit.models.start import find_start, put_on
 
 if TYPE_CHECKING:
     from kit.evaluation.heldout import HeldOut
@@ -39,13 +39,10 @@ class Source:
     """The model as the run's configuration names it."""
     ends: list[int] | None = None
     """Every token that ends a completion, once that is known."""
-    start: str = ""
-    """The model that training began with, if all weights were trained; empty otherwise."""
-    start_revision: str | None = None
     notes: list[str] = field(default_factory=list)
     """Remarks for the result of an export, in the order in which they were made."""
-    below: Start | None = None
-    """The adapter that training started from, if `weights` hold only a second one on top of it."""
+    start: Path | None = None
+    """Folder of the adapter that training started from."""
 
     @property
     def lora(self) -> bool:
@@ -59,7 +56,7 @@ class Source:
 
     def load(self) -> Any:
         """Base and adapter as they were trained, on the run's device. Raises `ModelError`."""
-        return put_on(self.load_base(), self.weights, self.below) if self.lora else self.load_base()
+        return put_on(self.load_base(), self.weights, self.start) if self.lora else self.load_base()
 
     def load_base(self) -> Any:
         """The base as it was loaded for training; with all weights trained, these."""
@@ -75,7 +72,8 @@ class Source:
         from kit.models.embedded import source_of
         from kit.models.loading import load_model
 
-        files = replace(self.files, source=source_of(self.start, self.start_revision), revision=self.start_revision)
+        revision = self.config.model.revision
+        files = replace(self.files, source=source_of(self.run_name, revision), revision=revision)
         return load_model(files, self.config.model).model.eval()
 
     @cached_property
@@ -153,14 +151,8 @@ def open_source(
     named = config.model.name
     # Unsloth's models are transformers' underneath, and its adapters PEFT's.
     config.model.backend = "transformers"
-    start, began = find_start(config.model), (named, config.model.revision)
-    if start is not None and start.mode == "merge":  # from here on the merged model is the one that was trained
-        place = with_merged(find_model(config.model, chat=config.data.chat), config.model).source
-        start, began = None, (place, None)
-        config.model = config.model.model_copy(update={"name": place, "revision": None, "adapter": None})
+    start = find_start(config.model)
     if config.model.lora is None:
         config.model = config.model.model_copy(update={"name": str(weights)})
     files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
-    source = Source(run, config, files, step, weights, base or files.source, named, below=start)
-    source.start, source.start_revision = began
-    return source, note
+    return Source(run, config, files, step, weights, base or files.source, named, start=start), note

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from pairwise import rest_in_matrix
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -28,7 +27,6 @@ from kit.runner.console import Reporter
 from kit.runs.store import RunDir
 
 TOKENS = torch.arange(5, 15)[None]
-MODES = ("continue", "merge")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,6 @@ def started(
     tree: Any, sft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path
 ) -> dict[str, torch.Tensor]:
     """`tree` starting from `sft`, with a KL term; what its policy and the adapter's say of a few tokens before training."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tree["model"]["adapter"] = str(sft)
     tree["objective"] = {"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.5}]}
     tree["optimisation"]["learning_rate"] = 1e-2
@@ -85,11 +82,10 @@ def started(
     return seen
 
 
-@pytest.mark.parametrize("mode", rest_in_matrix(2, MODES))
 def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_was_trained(
-    mode: str, attempt: Any, started: dict[str, torch.Tensor], model_folder: Path, tmp_path: Path
+    attempt: Any, started: dict[str, torch.Tensor], model_folder: Path, tmp_path: Path
 ) -> None:
-    done = attempt(f"model.adapter_mode={mode}")
+    done = attempt()
     assert done.code == 0, done.message
     torch.testing.assert_close(started["start"], started["sft"], atol=1e-5, rtol=0)
     torch.testing.assert_close(started["engine"], started["sft"], atol=1e-5, rtol=0)
@@ -101,7 +97,7 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
     assert second["kl/k3"] > 1e-6
     lora = load_config(done.folder.config).model.lora
     assert lora is not None
-    assert lora.rank == (3 if mode == "continue" else 4)
+    assert lora.rank == 3
     chat = ChatModels(done.folder, None)
     for side, wanted in (("base", "sft"), ("tuned", "end")):
         with untrained(chat.tuned) if side == "base" else nullcontext(), torch.no_grad():
@@ -112,8 +108,7 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
         request = ExportRequest(to, out=place, prompts=3).request(done.folder) | {"dtype": "float32"}
         assert job.export(done.folder, request, Reporter(quiet=True))["verification"]["faults"] == []
         if to == "adapter":
-            base = next((tmp_path / "cache/grpo-kit/merged").iterdir()) if mode == "merge" else model_folder
-            model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), place).eval()
+            model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), place).eval()
         else:
             model = AutoModelForCausalLM.from_pretrained(place).eval()
         with torch.no_grad():
@@ -123,10 +118,10 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
 def test_resumed_it_goes_on_to_the_bit_with_the_same_reference(
     tree: Any, attempt: Any, started: dict[str, torch.Tensor], sft: Path
 ) -> None:
-    given = ("model.adapter_mode=continue", "run.save_every=1")
-    whole = attempt(*given, "run.id=whole", "optimisation.steps=3").folder
-    assert attempt(*given, "run.id=parts", "optimisation.steps=2").code == 0
-    longer = load_config(copy.deepcopy(tree), [*given, "run.id=parts", "optimisation.steps=3"])
+    given = "run.save_every=1"
+    whole = attempt(given, "run.id=whole", "optimisation.steps=3").folder
+    assert attempt(given, "run.id=parts", "optimisation.steps=2").code == 0
+    longer = load_config(copy.deepcopy(tree), [given, "run.id=parts", "optimisation.steps=3"])
     parts: RunDir = kit.train.run(longer, quiet=True, resume=True)
     torch.testing.assert_close(started["reference"], started["sft"], atol=1e-5, rtol=0)
     name = "adapter_model.safetensors"
@@ -150,7 +145,7 @@ def test_what_cannot_be_started_from_is_refused(model_folder: Path, sft: Path, t
     shutil.copytree(sft, odd)
     text = (odd / "adapter_config.json").read_text().replace('"use_dora": false', '"use_dora": true')
     (odd / "adapter_config.json").write_text(text)
-    with pytest.raises(ModelError, match=r"use_dora.*adapter_mode: merge"):
+    with pytest.raises(ModelError, match=r"use_dora.*merge_and_unload"):
         find_model(config(adapter=str(odd)), chat=True)
     with pytest.raises(ConfigError, match="lora: null"):
         load_config({"model": {"adapter": str(sft), "lora": None}})
