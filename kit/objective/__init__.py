@@ -11,7 +11,7 @@
     schedules.py         hyper-parameters that change with the optimiser step, or react to what was measured
     recipes.py           named recipes as plain data, and how a spec is merged over one (no torch)
     metrics.py           what is logged of a micro-batch
-    check.py, probe.py   is a hook sound, and is every hook of an objective alive?
+    check.py, probe.py   is a hook sound, and which gradient must arrive at the log-probabilities?
     hook.py, registry.py what a hook is: hyper-parameters, needs, contract; from what a user writes to one
 
 Names are imported on first use, so that `import kit.objective` does not load torch.

@@ -1,18 +1,15 @@
-"""Is every hook alive? The gradient of an objective, and of the same one with a single hook changed."""
+"""The gradient that a trainer's backward pass must bring to the log-probabilities, and whether advantages move it."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kit.objective.batch import TokenBatch
-from kit.objective.hook import Hook, HookFunction
 from kit.objective.objective import Objective
 from kit.objective.reduction import LossScale
 
@@ -35,107 +32,31 @@ def logps_gradient(objective: Objective, batch: TokenBatch, scale: LossScale) ->
     return torch.zeros_like(leaf) if gradient is None else gradient
 
 
-def dead_hooks(objective: Objective, batch: TokenBatch, scale: LossScale) -> list[Hook]:
-    """Hooks that could be changed without changing d loss / d logps: whatever they compute is ignored.
+def ignores_advantages(objective: Objective, batch: TokenBatch, scale: LossScale) -> bool:
+    """Whether no change of the advantages changes d loss / d logps by more than rounding: the clip does not use them.
 
-    Left out are those that cannot act in this batch: regularizers with coefficient 0 or on the weights alone, the clip and
-    the advantages where weights leave no token open, weights where the clip has no gradient. A gradient with NaN tells
-    nothing: then none is named.
+    False where nothing can be told: weights leave no token open, or the gradient has NaN.
     """
-    state = copy.deepcopy(objective.state_dict())
     before = logps_gradient(objective, batch, scale)
-    dead = []
-    if before.isfinite().all():
-        acting = [(part, hook) for part, hook in objective.hooks if _acts(objective, hook, batch, scale)]
-        dead = [hook for part, hook in acting if not _matters(objective, part, hook, batch, scale, before)]
-    objective.load_state_dict(state)
-    return dead
+    if not before.isfinite().all() or not open_tokens(objective, batch).any():
+        return False
+    least, numbers = 1e-6 * before.abs().max(), torch.arange(batch.advantages.numel(), device=batch.advantages.device)
+    amounts = (1.0 + (numbers * 0.6180339887) % 1.0).view(batch.advantages.shape)  # between 1 and 2, nowhere the same
+    farther = batch.advantages + torch.where(batch.advantages < 0, -amounts, amounts)
+    for changed in (farther, -farther):  # a clip may use nothing but the sign
+        after = logps_gradient(objective, dataclasses.replace(batch, advantages=changed), scale)
+        if (after - before).abs().max() > least:
+            return False
+    return True
 
 
 def open_tokens(objective: Objective, batch: TokenBatch, *, of_the_kit: bool = False) -> Tensor:
     """(B, T) bool: live tokens that no weight masks; `of_the_kit` looks at the kit's own weights alone."""
+    state = copy.deepcopy(objective.state_dict())
     with torch.no_grad():
         live = batch.mask
         for hook in objective.weights:
             if not (of_the_kit and hook.factory.custom):
                 live = live & (hook(batch) != 0)
+    objective.load_state_dict(state)
     return live
-
-
-def _matters(objective: Objective, part: str, hook: Hook, batch: TokenBatch, scale: LossScale, before: Tensor) -> bool:
-    """Whether some change of the hook changes the gradient by more than rounding."""
-    least = 1e-6 * before.abs().max()
-    if hook.kind == "advantage":
-        sign = torch.where(batch.advantages < 0, -1.0, 1.0)
-        farther = batch.advantages + sign * _pattern(batch.advantages)
-        for changed in (farther, -farther):  # a clip may use nothing but the sign
-            after = logps_gradient(objective, dataclasses.replace(batch, advantages=changed), scale)
-            if (after - before).abs().max() > least:
-                return True
-        return False
-    change = _CHANGES[hook.kind]
-    if hook.kind == "regularizer":  # as large in the loss as a change of the clip, whatever the coefficient
-        change = functools.partial(change, size=1.0 / hook.coef_at(batch.step))
-    after = logps_gradient(_with(objective, part, _Changed(hook, change)), batch, scale)
-    return bool((after - before).abs().max() > least)
-
-
-class _Changed(Hook):
-    """A hook whose function is changed by `change`, and that is the same in everything else."""
-
-    def __init__(self, hook: Hook, change: Callable[..., Tensor]) -> None:
-        self.__dict__.update(hook.__dict__)
-        self._hook, self._change = hook, change
-
-    def at(self, step: int) -> HookFunction:
-        function = self._hook.at(step)
-
-        def changed(*arguments: Any) -> Tensor:
-            return self._change(function(*arguments), *arguments)
-
-        return changed
-
-
-def _add_logps(out: Tensor, batch: TokenBatch, size: float = 1.0) -> Tensor:
-    return out + size * _pattern(batch.logps) * batch.logps
-
-
-_CHANGES: dict[str, Callable[..., Tensor]] = {
-    "clip": _add_logps,
-    "regularizer": _add_logps,
-    "weight": lambda out, batch: out * (1.0 + _pattern(batch.logps)),
-    "reduction": lambda out, *_: 2.0 * out,
-}
-
-
-def _pattern(like: Tensor) -> Tensor:
-    """Numbers between 1 and 2 that differ from place to place."""
-    numbers = torch.arange(like.numel(), device=like.device, dtype=like.dtype)
-    return (1.0 + (numbers * 0.6180339887) % 1.0).view(like.shape)
-
-
-def _acts(objective: Objective, hook: Hook, batch: TokenBatch, scale: LossScale) -> bool:
-    if hook.kind == "reduction":
-        return True
-    if hook.kind == "regularizer":
-        with torch.no_grad():
-            return hook.coef_at(batch.step) != 0.0 and hook(batch).dim() > 0
-    if not open_tokens(objective, batch).any():
-        return False
-    if hook.kind == "weight":
-        alone = copy.copy(objective)
-        alone.regularizers = ()
-        return bool(logps_gradient(alone, batch, scale).any())
-    return True
-
-
-def _with(objective: Objective, part: str, hook: Hook) -> Objective:
-    clone = copy.copy(objective)
-    kind, _, index = part.partition(".")
-    if not index:
-        setattr(clone, kind, hook)
-    else:
-        hooks = list(getattr(objective, kind))
-        hooks[int(index)] = hook
-        setattr(clone, kind, tuple(hooks))
-    return clone

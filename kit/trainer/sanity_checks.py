@@ -4,7 +4,7 @@ A silently ignored hook is the worst defect there is. Before the first step:
 
     the scorer       one unpadded completion through the model's plain logits agrees with the padded batch
     old and new      log-probabilities from before the step equal those in it
-    every hook       changing it changes the gradient of the loss
+    the advantages   changing them changes the gradient of the loss
     the backward     what arrives at the log-probabilities is the gradient of the objective, and of nothing else
 
 (A term that a subclass adds from a scoring pass of its own, or a loss that it makes of another, is its own affair.)
@@ -26,7 +26,7 @@ from transformers import TrainerCallback
 
 from kit.errors import ObjectiveError
 from kit.objective import LossScale, TokenBatch
-from kit.objective.probe import dead_hooks, logps_gradient, open_tokens
+from kit.objective.probe import ignores_advantages, logps_gradient, open_tokens
 from kit.scoring.scorer import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
 from kit.trainer.micro_batch import MicroBatch
 from kit.trainer.rollout import Services
@@ -125,15 +125,10 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
         self.probed = True
         if batch.step == 0:
             self._check_old_logps(batch)
-        if dead := dead_hooks(self.services.objective, batch, scale):
-            names = ", ".join(hook.title for hook in dead)
-            if dead[0].kind == "advantage":
-                raise ObjectiveError(
-                    f"Changing the advantages changes nothing in the gradient, so {names} is ignored: the clip does not use "
-                    f"batch.advantages. {SWITCH}"
-                )
+        if ignores_advantages(self.services.objective, batch, scale):
             raise ObjectiveError(
-                f"Changing {names} changes nothing in the gradient of the loss: it is ignored. {SWITCH}"
+                f"Changing the advantages changes nothing in the gradient, so {self.services.objective.advantage.title} is "
+                f"ignored: the clip does not use batch.advantages. {SWITCH}"
             )
         if not expected.isfinite().all():  # the gradients of the weights will tell
             return
