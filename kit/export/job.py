@@ -102,11 +102,9 @@ def _check(source: Source, what: str, request: dict[str, Any]) -> None:
             "model that they were made of: --base ID_OR_FOLDER."
         )
     if what == "merged-4bit":
-        import torch
-
         from kit.models.backend import quantization_config
 
-        quantization_config(torch.float32, source.files.backend.device)
+        quantization_config()
     if what in ("gguf", "ollama"):
         from kit.export.gguf import check_reader, find_tools
 

@@ -174,7 +174,7 @@ def quantize(source: Source, merged: Path, place: Path, dtype: str) -> None:
     from kit.models.loading import place_of
 
     precision, device = getattr(torch, dtype), source.files.backend.device
-    how = {"dtype": precision, "quantization_config": quantization_config(precision, device)}
+    how = {"dtype": precision, "quantization_config": quantization_config(precision)}
     how["device_map"] = place_of(device, quantized=True)
     model = load_plain(source, str(merged), **how)
     model.generation_config = GenerationConfig.from_pretrained(merged)

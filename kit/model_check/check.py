@@ -180,11 +180,10 @@ def quantised(model: Any) -> Any:
     from kit.models.family import auto_class
     from kit.models.loading import keep_differentiable
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         loaded = auto_class(model.config).from_pretrained(
-            folder, quantization_config=quantization_config(torch.float32, device), dtype=torch.float32
+            folder, quantization_config=quantization_config(torch.float32), dtype=torch.float32
         )
     keep_differentiable(loaded)
     return loaded

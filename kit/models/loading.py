@@ -19,7 +19,6 @@ from kit.models.backend import (
     TRANSFORMERS,
     UNSLOTH,
     Backend,
-    bitsandbytes,
     choose_backend,
     quantization_config,
     suited,
@@ -109,7 +108,7 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
                 "model.load_in_4bit freezes the weights, and model.lora: null leaves nothing to train. "
                 "Keep the LoRA section, or set load_in_4bit: false."
             )
-        bitsandbytes()  # whether it works is tried where weights are loaded: here that would take a part of the GPU
+        quantization_config()
     weights_dtype(config, backend)
     source = source_of(config.name, config.revision)
     keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
@@ -188,7 +187,7 @@ def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch
         # policy than vLLM serves.
         keywords["attn_implementation"] = "eager"
     if config.load_in_4bit:
-        keywords["quantization_config"] = quantization_config(dtype, files.backend.device)
+        keywords["quantization_config"] = quantization_config(dtype)
     if (device_map := place_of(files.backend.device, quantized=config.load_in_4bit)) is not None:
         keywords["device_map"] = device_map
     keywords["output_loading_info"] = True
