@@ -72,7 +72,7 @@ def check_model(source: str, *, weights: bool = False, trust_remote_code: bool =
     A folder with config.json alone is enough without `weights`: a tokenizer that the kit builds stands in.
     """
     from kit.models.embedded import source_of
-    from kit.models.family import adapter_of, check_logit_transforms
+    from kit.models.family import adapter_of
 
     folder = source_of(source)
     config = find_config(folder, trust_remote_code)
@@ -85,10 +85,6 @@ def check_model(source: str, *, weights: bool = False, trust_remote_code: bool =
     values = {name: list(value) if isinstance(value, (tuple, frozenset)) else value for name, value in values.items()}
     values["template"] = asdict(family.template) if family.template is not None else None
     report = Findings(source, family.model_type, family.architecture, count, values, named)
-    try:
-        check_logit_transforms(model.config)
-    except ModelError as error:
-        report.findings.append(("scores", FAILING, str(error)))
     trials = _Trials(report, make, family, tokenizer, processor, [model])
     del model  # the list has the only reference, and gives it up: real weights may fit once and no more
     trials.run()

@@ -335,19 +335,3 @@ def refused_layers(model: Any) -> tuple[str, ...]:
         except ValueError:
             refused.append(name)
     return tuple(refused)
-
-
-# config field -> a model that has it; TRL's fused head does not apply these, so its log-probabilities would be wrong
-UNSUPPORTED = {"logits_soft_cap": "RecurrentGemma", "output_logit_soft_cap": "xLSTM"}
-
-
-def check_logit_transforms(config: Any) -> None:
-    """Refuses a model (its transformers config) whose logits pass through one of `UNSUPPORTED`. Raises `ModelError`."""
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for field, family in UNSUPPORTED.items():
-        value = getattr(text_config, field, None)
-        if value is not None:
-            raise ModelError(
-                f"the model config sets {field}={value} (as {family} does), a logit transform that the fused LM head "
-                "does not apply: its log-probabilities would be wrong. Choose a model without it."
-            )

