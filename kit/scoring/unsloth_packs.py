@@ -1,4 +1,4 @@
-"""Packs on models whose layers are computed by Unsloth's own forward functions (Llama, Mistral, Qwen2, Qwen3, Gemma 2 ...).
+"""Packs on models whose layers are computed by Unsloth's own forward functions (Llama, Mistral, Qwen2, Qwen3 ...).
 
 Those functions call no attention of transformers' but `run_attention` of Unsloth's, and hand it what a caller gave as
 `prefix_seg_info`. A `Layout` travels there:
@@ -6,9 +6,9 @@ Those functions call no attention of transformers' but `run_attention` of Unslot
     nothing is shared    Unsloth's kernels, which know a row of texts by `packed_seq_lengths`
     a shared prompt      `packed_attention`, from the queries, keys and values of that call
 
-Two families have attention that goes another way, and their attention layers are wrapped: Gemma 2, whose capped scores Unsloth
-computes apart where flash attention cannot; and layers of transformers' whose forward unsloth_zoo has replaced (Gemma 3),
-which look into transformers' table of attention functions under one name only.
+Layers of transformers' whose forward unsloth_zoo has replaced (Gemma 3) look into transformers' table of attention functions
+under one name only, and are wrapped. Gemma 2, whose capped scores Unsloth computes apart where flash attention cannot, is
+scored in padded rows there.
 
 Unsloth's fused LoRA, norms, rotary embeddings and checkpointing stay as they are. Unsloth is called here, never imported: it
 must come before TRL (`kit.models.backend`), and does where a run uses it.
@@ -31,10 +31,6 @@ DISPATCH = "unsloth.utils.attention_dispatch"
 NAME = "run_attention"
 TABLE = "prefix_seg_info"
 """The keyword that Unsloth's layers hand through to their attention."""
-CAPPED = "slow_attention_softcapping"
-"""Of the module of Gemma 2's layers: their attention where flash attention has no cap."""
-LAID_OUT = "_packed_layout"
-"""Under which a layer of Gemma 2 keeps the pack and its window while its forward function runs."""
 
 
 def has_unsloths_layers(bare: Any) -> bool:
@@ -63,17 +59,12 @@ def install() -> None:
 
 
 def install_in_layers(model: Any) -> None:
-    """Wraps the forward functions of Unsloth's attention layers that do not reach its dispatch; again changes nothing."""
+    """Wraps the forward functions of attention layers that unsloth_zoo has replaced; calling it again changes nothing."""
     for kind in {type(module) for module in model.modules() if type(module).__name__.endswith("Attention")}:
         original = kind.forward
         home = str(original.__module__)
-        if not home.startswith("unsloth") or hasattr(original, "unpacked"):
-            continue
-        if home.startswith("unsloth.models."):
-            if hasattr(module := sys.modules[home], CAPPED):
-                kind.forward = _with_caps(original)
-                setattr(module, CAPPED, _packed_caps(getattr(module, CAPPED)))
-        else:
+        own = home.startswith("unsloth") and not home.startswith("unsloth.models.")
+        if own and not hasattr(original, "unpacked"):
             kind.forward = _by_name(original)
 
 
@@ -93,38 +84,6 @@ def _by_name(original: Any) -> Any:
 
     forward.unpacked = original  # type: ignore[attr-defined]
     return forward
-
-
-def _with_caps(original: Any) -> Any:
-    """A forward function of Gemma 2's attention that tells `_packed_caps` of its pack: what it calls is told only of itself."""
-
-    @functools.wraps(original)
-    def forward(self: Any, *given: Any, **keywords: Any) -> Any:
-        layout = keywords.get(TABLE)
-        if not isinstance(layout, Layout):
-            return original(self, *given, **keywords)
-        vars(self)[LAID_OUT] = (layout, self.config.sliding_window if keywords.get("use_sliding_window") else None)
-        try:
-            return original(self, *given, **keywords)
-        finally:
-            del vars(self)[LAID_OUT]
-
-    forward.unpacked = original  # type: ignore[attr-defined]
-    return forward
-
-
-def _packed_caps(original: Any) -> Any:
-    @functools.wraps(original)
-    def attend(Q: Tensor, K: Tensor, V: Tensor, mask: Any, layer: Any, *sizes: Any) -> Tensor:
-        if LAID_OUT not in vars(layer):
-            return original(Q, K, V, mask, layer, *sizes)  # type: ignore[no-any-return]
-        layout, window = vars(layer)[LAID_OUT]
-        _check(Q, K, layout)
-        layout.windows.append(window)
-        scale, cap = layer.config.query_pre_attn_scalar**-0.5, layer.config.attn_logit_softcapping
-        return packed_attention(Q, K, V, layout, scale, window=window, softcap=cap).flatten(2)
-
-    return attend
 
 
 def _with_packs(original: Any) -> Any:

@@ -21,7 +21,6 @@ FAMILIES = {
     "mistral": "FastMistralModel",
     "qwen2": "FastQwen2Model",
     "qwen3": "FastQwen3Model",
-    "gemma2": "FastGemma2Model",
     # transformers' models, but for what unsloth_zoo has replaced of them
     "gemma3_text": None,
     "gemma4_text": None,
@@ -29,14 +28,10 @@ FAMILIES = {
     "qwen3_moe": None,
     "gpt_oss": None,
 }
-FUSED = ("mistral", "qwen2", "qwen3", "gemma2")
+FUSED = ("mistral", "qwen2", "qwen3")
 """With Unsloth's LoRA functions; the others as PEFT leaves them."""
-RECIPES_OF_GEMMA = ("grpo", "dapo", "gspo", "cispo", "grpo with kl")
-"""What Gemma 2 is tried with, beside every recipe on Qwen3."""
 WINDOW = 6
 """Tokens that a token of the tiny Mistral and Gemma sees: fewer than a row has."""
-CAP = 2.0
-"""Of the tiny Gemma 2's scores and logits: near enough to bend them."""
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -57,10 +52,8 @@ class PatchedBench(Bench):
             getattr(importlib.import_module(f"unsloth.models.{self.kind}"), patches).pre_patch()
         config = tiny_config(AutoConfig.for_model(self.kind), len(self.tokenizer))
         config.num_hidden_layers, config.initializer_range = self.layers, 0.3
-        if self.kind in ("mistral", "gemma2", "gemma3_text"):
+        if self.kind in ("mistral", "gemma3_text"):
             config.sliding_window = WINDOW
-        if self.kind == "gemma2":
-            config.attn_logit_softcapping = config.final_logit_softcapping = CAP
         torch.manual_seed(0)
         with device_of_tables("cpu"):
             model = AutoModelForCausalLM.from_config(config)
@@ -187,8 +180,8 @@ def micro_batches(batches: list[dict[str, Any]], count: int, tools: bool) -> lis
     ]
 
 
-def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Loss and gradients of every objective, or of those named, in packs and in padded rows of a model of this kind.
+def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Loss and gradients of every objective, in packs and in padded rows of a model of this kind.
 
     Any two settings of the rest meet in one of six objectives that follow one another.
     """
@@ -196,8 +189,7 @@ def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str, names: Seque
 
     settings, found = cover([2, 2, 2, 2]), {}
     bench.kind, bench.fused = kind, True
-    chosen = {name: objective for name, objective in objectives().items() if name in names or not names}
-    for number, (name, objective) in enumerate(chosen.items()):
+    for number, (name, objective) in enumerate(objectives().items()):
         accumulation, tools, checkpointing, parts = settings[number % len(settings)]
         trainer = bench.trainer_of(name, objective)
         checkpoint(trainer.model, bool(checkpointing))
@@ -350,30 +342,21 @@ def planted(bench: PatchedBench) -> dict[str, Any]:
 
 
 def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
-    """What scoring takes on the families whose attention is wrapped layer by layer, by the defect."""
+    """What scoring takes on the family whose attention is wrapped layer by layer, by the defect."""
     from unsloth_zoo.temporary_patches import gemma
 
-    from kit.scoring import packed_attention, unsloth_packs
+    from kit.scoring import packed_attention
 
     attend, found = packed_attention.packed_attention, {}
 
     def leaking(query: Any, key: Any, value: Any, layout: Any, *rest: Any, **more: Any) -> Any:
         return attend(query, key, value, as_one_text(layout), *rest, **more)
 
-    def uncapped(*given: Any, softcap: Any, **more: Any) -> Any:
-        return attend(*given, **more)
-
-    def endless(*given: Any, window: Any, **more: Any) -> Any:
-        return attend(*given, **more)
-
     def in_float32(trainer: Any) -> None:
         """Unsloth's arguments say float16 where there is no GPU; all of this is float32."""
         trainer.scorer.half = False
 
     defects = (
-        ("gemma2", "leak", unsloth_packs, "packed_attention", leaking),
-        ("gemma2", "no cap", unsloth_packs, "packed_attention", uncapped),
-        ("gemma2", "no window", unsloth_packs, "packed_attention", endless),
         ("gemma3_text", "leak", packed_attention, "packed_attention", leaking),
         ("gemma3_text", "out of reach", gemma, "_UNSLOTH_FLEX_ATTENTION_DISABLED", True),
     )
@@ -395,7 +378,6 @@ def main(folder: Path) -> None:
     with rowwise_in_torch():
         found = {"recipes": recipes(bench, stored, "qwen3"), "families": families(bench), "planted": planted(bench)}
         found["planted in Gemma"] = planted_in_gemma(bench)
-        found["recipes of Gemma 2"] = recipes(bench, stored, "gemma2", RECIPES_OF_GEMMA)
     found["triton"] = in_triton(bench)
     with rowwise_in_torch():
         found["four_bit"] = four_bit(bench)
