@@ -77,7 +77,7 @@ class Result:
     """Counts for one attack.
 
     Rows on which it was tried and was paid; completions tried, on how many of them the reward failed and took too long, and
-    the first reason; the longest time.
+    the first reason; the longest time; what a completion earns on average.
     """
 
     attack: str
@@ -89,6 +89,7 @@ class Result:
     failed: int = 0
     overran: int = 0
     reason: str = ""
+    earned: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -132,16 +133,23 @@ class Audit:
             problems.append(f"the reward fails on all of {right.tried} right answers: {right.reason}")
         elif right.rate < 0.5:
             problems.append(
-                f"only {right.paid} of {right.rows} right answers are paid, so the rates say little: "
-                "is the style right, and is the reference in the column that the reward reads?"
+                f"only {right.paid} of {right.rows} references are paid as answers ({right.earned:.3g} on average), so the rates "
+                "say little: is the style right, and is the reference in the column that the reward reads?"
             )
         return problems
 
     @property
     def notes(self) -> list[str]:
         """Attempts that were not made, and other failures of the reward."""
-        rows = self.results[0].rows
+        right = self.results[0]
+        rows = right.rows
         notes = [
+            f"right: {rows - right.paid} of {rows} references are not paid as answers, first that of row {each.row}: "
+            f"{each.reference[:60]!r}"
+            for each in right.examples[:1]
+            if right.rate >= 0.5
+        ]
+        notes += [
             f"{result.attack}: tried on {result.rows} of {rows} rows; the others have no prompt that holds one"
             for result in self.results
             if result.attack == "echo" and result.rows < rows
@@ -168,7 +176,7 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        fields = ("attack", "rows", "paid", "rate", "tried", "failed", "reason", "seconds")
+        fields = ("attack", "rows", "paid", "rate", "earned", "tried", "failed", "reason", "seconds")
         results = [
             {name: getattr(result, name) for name in fields}
             | {"examples": [example._asdict() | {"answer": example.answer[:300]} for example in result.examples]}
@@ -190,9 +198,17 @@ class Audit:
         for each in self.results:
             shown = [" ".join(f"{example.how} for {example.reference}".split())[:60] for example in each.examples[:2]]
             text = ("" if each.attack in ATTACKS or not shown else "not: ") + "; ".join(shown)
-            counts = (each.attack, each.rows, each.paid, f"{each.rate:.1%}", each.failed, each.tried)
+            counts = (
+                each.attack,
+                each.rows,
+                each.paid,
+                f"{each.rate:.1%}",
+                f"{each.earned:.3g}",
+                each.failed,
+                each.tried,
+            )
             rows.append([*map(str, counts), f"{each.seconds:.2g} s", text])
-        return ["", "rows", "paid", "rate", "failed", "tried", "slowest", "paid, for instance"], rows
+        return ["", "rows", "paid", "rate", "earns", "failed", "tried", "slowest", "paid, for instance"], rows
 
 
 def read_data(file: str | Path, prompt: str | None = None, reference: str | None = None) -> list[dict[str, Any]]:
@@ -278,7 +294,8 @@ def audit(
 
     Args:
         preset: what is audited: its checker's status `ok` counts as paid; without a checker, a total that reaches that of
-            the row's reference, where this one earns more than an empty completion.
+            the row's reference, where this one earns more than an empty completion. A reference is paid as an answer if it
+            also earns more than an empty completion.
         rows: objects with `prompt` (a string or messages) and the data set's columns, the reference among them as a text,
             number or worked solution.
         attacks: some of `ATTACKS`.
@@ -323,10 +340,17 @@ def audit(
         )
     order = ("nothing", "right", "spellings", *attacks)
     cases = scored(sorted(_attempts(usable, order, style, drawn), key=lambda case: order.index(case.kind)))
-    earned = {(case.kind, case.row): case.total or 0.0 for case in cases if case.kind in order[:2]}
-    honest = {at: earned["right", at] for at in range(len(usable)) if earned["right", at] > earned["nothing", at]}
+    nothing, right = (
+        {case.row: case.total or 0.0 for case in cases if case.kind == kind} for kind in ("nothing", "right")
+    )
+    honest = {at: total for at, total in right.items() if total > nothing[at]}
+
+    def is_paid(case: Case) -> bool:
+        is_attack = case.kind in ATTACKS
+        return _is_paid(preset, case, honest) and (is_attack or (case.total or 0.0) > nothing[case.row])
+
     results = [
-        _result(attack, [(case, _is_paid(preset, case, honest)) for case in cases if case.kind == attack], usable)
+        _result(attack, [(case, is_paid(case)) for case in cases if case.kind == attack], usable)
         for attack in ("right", "spellings", *attacks)
     ]
     return Audit(preset, style, results, limit, seconds)
@@ -463,5 +487,6 @@ def _result(attack: str, tried: Sequence[tuple[Case, bool]], rows: Sequence[_Usa
         ],
         failed=len(failed),
         overran=len(overran),
+        earned=sum(case.total or 0.0 for case, _ in tried) / max(1, len(tried)),
         reason=next((case.reason for case in sorted(failed, key=lambda case: case in overran)), "")[:200],
     )

@@ -75,8 +75,20 @@ def test_honest_answers_stand_beside_and_say_whether_the_rates_mean_anything() -
     assert found["right"] == (21, 21)
     assert found["spellings"] == (21, 0)  # `$21$` is not `21` for this one
     _, report = rates(reward(lambda given, wanted: False), attacks=("shuffles",))
-    assert report.problems == ["only 0 of 21 right answers are paid, so the rates say little: is the style right, and is the "
-                               "reference in the column that the reward reads?"]  # fmt: skip
+    assert report.problems == ["only 0 of 21 references are paid as answers (0 on average), so the rates say little: is the "
+                               "style right, and is the reference in the column that the reward reads?"]  # fmt: skip
+
+
+def test_a_reference_that_earns_nothing_is_not_paid_though_the_checker_accepts_it() -> None:
+    def worthless(completions, more, **columns):
+        return [-1.0 if "boxed" in str(text) and n < 15 else 0.0 for text, n in zip(completions, more, strict=True)]
+
+    checker = rewards.load("math-verify", deadline=30.0).components[0]
+    preset = Preset([checker, from_function(worthless)], checker="accuracy", allow_shaping_above_correctness=True)
+    found, report = rates(preset, ROWS[:20], attacks=())
+    assert found["right"] == (20, 15)  # the first five earn 1 - 1, as an empty completion does
+    assert report.results[0].earned == 0.75
+    assert report.notes == ["right: 5 of 20 references are not paid as answers, first that of row 1: '21'"]
 
 
 def test_one_completion_at_which_a_function_raises_costs_only_itself() -> None:
