@@ -17,7 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
 from rewards.errors import FunctionPathError, nearest
-from rewards.preset import Preset, Weighted
+from rewards.preset import Preset, Weighted, pairs
 from rewards.protocol import Component, Context, Sample, Score, failure_reason, shown
 from rewards.samples import REFERENCE_COLUMNS, completion_text
 
@@ -225,7 +225,7 @@ def from_functions(
     """
     added = [
         Weighted(function, weight) if isinstance(function, Component) else from_function(function, weight=weight)
-        for function, weight in functions
+        for function, weight in pairs(functions, "function")
     ]
     taken = [component.name for component, _ in (base.components if base else [])] + [c.name for c, _ in added]
     for component, _ in added:

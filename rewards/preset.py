@@ -3,16 +3,18 @@
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from rewards.errors import PresetError, nearest
 from rewards.evaluation import Evaluation, run_component
-from rewards.protocol import Component, Context, Sample, Score
+from rewards.protocol import Component, Context, Sample, Score, shown
 
 if TYPE_CHECKING:
     from rewards.adaptors import EasyR1Reward, TrlRewards, VerlReward
+
+T = TypeVar("T")
 
 
 class Weighted(NamedTuple):
@@ -73,7 +75,7 @@ class Preset:
     ) -> None:
         self.name = name
         self.thinking_opened = thinking_opened
-        self.components = [Weighted(component, float(weight)) for component, weight in components]
+        self.components = [Weighted(*pair) for pair in pairs(components, "component")]
         self.gates = tuple(gates)
         self.checker = checker
         self.allow_shaping_above_correctness = allow_shaping_above_correctness
@@ -196,7 +198,8 @@ def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:
     parts: list[Weighted] = []
     gates: list[Gate] = []
     checker = None
-    for preset, factor in presets:
+    weighted_presets = pairs(presets, "preset")
+    for preset, factor in weighted_presets:
         names: dict[str, str] = {}
         for component, weight in preset.components:
             name = component.name
@@ -208,15 +211,31 @@ def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:
         gates += [Gate(names[inner.first], names[inner.then]) for inner in preset.gates]
         if checker is None and preset.checker is not None:
             checker = names[preset.checker]
-    first = presets[0][0]
     return Preset(
         parts,
-        name=" + ".join(preset.name for preset, _ in presets),
+        name=" + ".join(preset.name for preset, _ in weighted_presets),
         gates=gates,
         checker=checker,
-        thinking_opened=first.thinking_opened,
-        allow_shaping_above_correctness=any(preset.allow_shaping_above_correctness for preset, _ in presets),
+        thinking_opened=weighted_presets[0][0].thinking_opened,
+        allow_shaping_above_correctness=any(preset.allow_shaping_above_correctness for preset, _ in weighted_presets),
     )
+
+
+def pairs(parts: Iterable[tuple[T, float]], kind: str) -> list[tuple[T, float]]:
+    """Return pairs of a part of some kind (component, preset, function) and its weight.
+
+    Raises:
+        PresetError: no list of pairs, none at all, or a weight that is no number.
+    """
+    try:
+        made = [(part, float(weight)) for part, weight in parts]
+    except (TypeError, ValueError):
+        made = []
+    if not made:
+        raise PresetError(
+            f"{shown(parts)} is no list of ({kind}, weight). Give at least one such pair: [({kind}, 1.0)]."
+        )
+    return made
 
 
 def _run_gated(
@@ -276,9 +295,18 @@ def _evaluation_order(preset: Preset) -> list[Component]:
 
 def _problems(preset: Preset) -> Iterator[str]:
     """Yield what makes a preset unusable, with what to change."""
+    for component, _ in preset.components:
+        if isinstance(component, type) or not isinstance(component, Component):
+            yield (
+                f"{shown(component)} is no component. Give an instance of one, or a function in from_function(function, "
+                "weight=1.0)."
+            )
+    for each in preset.gates:
+        if not isinstance(each, Gate):
+            yield f"{shown(each)} is no gate. Write gate('format', 'accuracy')."
     names = list(preset.weights)
-    if not names:
-        yield f"Preset {preset.name!r} has no components. Give at least one (component, weight)."
+    if preset.checker is not None and not isinstance(preset.checker, str):
+        yield f"The checker is {shown(preset.checker)}. Give the name of a component: {', '.join(names)}."
     if len(names) < len(preset.components):
         repeated = sorted(set(n for n, count in Counter(c.name for c, _ in preset.components).items() if count > 1))
         yield f"Component names must differ, {', '.join(repeated)} is repeated. Pass name= to one of them."

@@ -3,7 +3,7 @@ import math
 import pytest
 from reward_parts import Fixed
 
-from rewards import Preset, PresetError, Score, build_samples, combine, gate
+from rewards import Preset, PresetError, Score, build_samples, combine, from_functions, gate
 
 OK = Score(1.0)
 
@@ -113,6 +113,12 @@ def test_gates_chain(samples):
     ("arguments", "says"),
     [
         ({"components": []}, "at least one"),
+        ({"components": [Fixed("a")]}, r"list of \(component, weight\)"),
+        ({"components": [(Fixed("a"), "much")]}, r"list of \(component, weight\)"),
+        ({"components": [(len, 1.0)]}, "from_function"),
+        ({"components": [(Fixed, 1.0)]}, "an instance"),
+        ({"components": [(Fixed("a"), 1.0)], "gates": [("a", "a")]}, r"Write gate\("),
+        ({"components": [(Fixed("a"), 1.0)], "checker": Fixed("a")}, "name of a component: a"),
         ({"components": [(Fixed("a"), 1.0), (Fixed("a"), 1.0)]}, "Pass name="),
         ({"components": [(Fixed("a"), math.nan)]}, "finite"),
         ({"components": [(Fixed("a", floor=2.0), 1.0)]}, "Set floor"),
@@ -128,6 +134,13 @@ def test_gates_chain(samples):
 def test_a_preset_that_cannot_be_meant_is_refused_with_what_to_do(arguments, says):
     with pytest.raises(PresetError, match=says):
         Preset(arguments.pop("components"), **arguments)
+
+
+@pytest.mark.parametrize("parts", [[], None, 7, [Preset([(Fixed("a"), 1.0)])]])
+def test_presets_and_functions_are_combined_in_pairs_with_weights(parts):
+    for function, kind in ((combine, "preset"), (from_functions, "function")):
+        with pytest.raises(PresetError, match=f"is no list of .{kind}, weight"):
+            function(parts)
 
 
 def test_shaping_that_could_outweigh_correctness_is_refused():
