@@ -10,23 +10,36 @@ python -m rewards audit my_rewards.py:compute_score --data train.parquet --json
 import argparse
 import ast
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import rewards
-from rewards import testing
+from rewards import Preset, testing
 from rewards.audit import ATTACKS, LIMIT, audit, read_data
 from rewards.errors import RewardsError
 
 PAID, MISTAKE = 1, 2  # exit codes
+_SHOWN = 3  # notes and problems of one kind
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-def main(arguments: Sequence[str] | None = None, program: str = "grpo-rewards") -> int:
-    """Run the command line. Exit codes: 0 done, 1 the reward can be fooled, 2 a mistake in the arguments."""
+Reader: TypeAlias = Callable[[str, list[str]], Preset | None]
+"""Returns the reward that a NAME and the overrides stand for, or None for a name that is not of its kind."""
+
+
+def main(
+    arguments: Sequence[str] | None = None, program: str = "grpo-rewards", read: Reader = lambda name, overrides: None
+) -> int:
+    """Run the command line. Exit codes: 0 done, 1 the reward can be fooled, 2 a mistake in the arguments.
+
+    Args:
+        read: asked first for the reward that NAME stands for: by the kit, for files of its runs.
+    """
     options = parser(program).parse_args(arguments)
+    options.read = read
     try:
         return int({"list": _list, "show": _show, "test": _test, "audit": _audit}[options.verb](options))
     except RewardsError as error:
@@ -69,7 +82,9 @@ def parser(program: str = "grpo-rewards") -> argparse.ArgumentParser:
     add("--json", action="store_true", help="every rate and example as JSON")
     for verb in (test_verb, audit_verb):
         verb.add_argument(
-            "name", metavar="NAME", help="a preset, or your own function (TRL's, verl's, EasyR1's) as file.py:function"
+            "name",
+            metavar="NAME",
+            help="a preset, your own function (TRL's, verl's, EasyR1's) as file.py:function, or, with the kit, a run.yaml",
         )
     for verb in (show_verb, test_verb, audit_verb):
         verb.add_argument(
@@ -103,8 +118,8 @@ def _show(options: argparse.Namespace) -> int:
 
 def _test(options: argparse.Namespace) -> int:
     """Score the rows of a file, or the golden rows of a preset, and print every component's value and status."""
-    preset = testing.target(options.name, **_parameters(options))
-    rows = testing.read_rows(options.data) if options.data else testing.golden(options.name)
+    preset = _target(options)
+    rows = testing.read_rows(options.data) if options.data else testing.golden(preset.name)
     if not rows:
         where = f"{options.data} is empty" if options.data else f"No rows come with '{options.name}'"
         example = '{"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}'
@@ -130,8 +145,9 @@ def _test(options: argparse.Namespace) -> int:
     hacks.sort(key=lambda case: float("inf") if case.total is None else -case.total)
     best = {case.name: case for case in reversed(hacks)}  # for each hack the row where it earned most
     print_cases("hack", [best[name] for name in dict.fromkeys(case.name for case in report.cases if case.name in best)])
-    for line in [*(f"note: {note}" for note in report.notes), *(f"problem: {problem}" for problem in report.problems)]:
-        print(line)
+    for label, texts in (("note", report.notes), ("problem", report.problems)):
+        for line in _first_of_each_kind(texts):
+            print(f"{label}: {line}")
     kinds = [case.kind for case in report.cases]
     counts = f"{kinds.count('good')} good, {kinds.count('bad')} bad, {kinds.count('hack')} hacks"
     if not report.passed:
@@ -141,9 +157,25 @@ def _test(options: argparse.Namespace) -> int:
     return 0 if report.passed else PAID
 
 
+def _target(options: argparse.Namespace) -> Preset:
+    preset: Preset | None = options.read(options.name, options.override)
+    return preset or testing.target(options.name, **_parameters(options))
+
+
+def _first_of_each_kind(texts: Sequence[str]) -> Iterator[str]:
+    """Yield the first `_SHOWN` texts of each kind, and how many more there are; numbers and quotations make no other kind."""
+    kinds: dict[str, list[str]] = {}
+    for text in texts:
+        kinds.setdefault(re.sub(r"'.*'|-?\d[\d.e+-]*", "", text), []).append(text)
+    for alike in kinds.values():
+        yield from alike[:_SHOWN]
+        if len(alike) > _SHOWN:
+            yield f"... and {len(alike) - _SHOWN} more like these"
+
+
 def _audit(options: argparse.Namespace) -> int:
     report = audit(
-        testing.target(options.name, **_parameters(options)),
+        _target(options),
         read_data(options.data, options.prompt, options.reference),
         attacks=tuple(options.attack or ATTACKS),
         style=options.style,

@@ -38,7 +38,17 @@ from typing import Any, NamedTuple
 from rewards.components.math_text import reference_text
 from rewards.errors import RewardsError, nearest
 from rewards.functions import FunctionComponent
-from rewards.hacks import CONSTANTS, SLOW, answered, echoes, known_hacks, near_misses, same_answer, spellings
+from rewards.hacks import (
+    ANSWER_STYLES,
+    CONSTANTS,
+    SLOW,
+    answered,
+    echoes,
+    known_hacks,
+    near_misses,
+    same_answer,
+    spellings,
+)
 from rewards.preset import Preset
 from rewards.protocol import Status
 from rewards.samples import REFERENCE_COLUMNS, completion_text, plain, prompt_text
@@ -51,7 +61,6 @@ _SHUFFLES = 3  # references of others that are tried on each row
 _SLOW_ROWS = 3  # rows on which slow answers are tried: each may take the whole deadline
 _EXAMPLES = 5
 _PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
-_TRIED_STYLES = ("boxed", "answer", "hash", "xml", "plain", "Answer: {answer}")
 Row = Mapping[str, Any]
 
 
@@ -363,10 +372,10 @@ def _best_style(preset: Preset, rows: Sequence[_Usable], scored: Callable[[list[
         return own
     made = [
         Case(at, style, "", answered(style, each.reference))
-        for style in _TRIED_STYLES
+        for style in ANSWER_STYLES
         for at, each in enumerate(rows[:8])
     ]
-    earned = dict.fromkeys(_TRIED_STYLES, 0.0)
+    earned = dict.fromkeys(ANSWER_STYLES, 0.0)
     for case in scored(made):
         earned[case.kind] += _is_paid(preset, case, {}) if preset.checker else case.total or 0.0
     return max(earned, key=lambda style: earned[style])

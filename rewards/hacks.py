@@ -40,6 +40,8 @@ STYLES: Mapping[str, str] = MappingProxyType(
         "xml": "<reasoning>\nwork\n</reasoning>\n<answer>\n{answer}\n</answer>\n",
     }
 )
+ANSWER_STYLES = ("boxed", "answer", "hash", "xml", "plain", "Answer: {answer}")
+"""Styles of short answers, in the order in which they are tried where the style is not known."""
 _HOLE, _RIGHT, _WRONG = "{answer}", "{right}", "{wrong}"
 _ECHOES = 3
 _HUGE = 1_500_000  # characters, well over what any scanner reads

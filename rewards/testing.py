@@ -23,13 +23,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rewards.components.math_text import reference_text
 from rewards.errors import RewardsError, UnknownPresetError
 from rewards.functions import from_function
-from rewards.hacks import answered, known_hacks
+from rewards.hacks import ANSWER_STYLES, answered, known_hacks
 from rewards.preset import Preset
 from rewards.presets import load, names
 from rewards.protocol import FAILURES, Status
-from rewards.samples import build_samples, completion_text, prompt_text
+from rewards.samples import REFERENCE_COLUMNS, build_samples, completion_text, prompt_text
 
 Row: TypeAlias = Mapping[str, Any]
 NOT_COLUMNS = frozenset({"prompt", "good", "bad", "completion", "style", "right", "wrong"})
@@ -82,11 +83,12 @@ class Report:
 
 
 def target(name_or_path: str, **params: Any) -> Preset:
-    """Return a preset by name, or one around the reward function at `file.py:function`.
+    """Return a preset by name (`NAME` or `preset:NAME`), or one around the reward function at `file.py:function`.
 
     Raises:
         RewardsError: neither; or parameters for a function.
     """
+    name_or_path = name_or_path.removeprefix("preset:")
     if name_or_path in names() or ":" not in name_or_path:
         try:
             return load(name_or_path, **params)
@@ -146,6 +148,7 @@ def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
     cases: list[Case] = []
     problems: list[str] = []
     notes: list[str] = []
+    rows = list(rows)
     for number, row in enumerate(rows, start=1):
         made = _cases(number, row, hacks)
         scored = score_cases(preset, [row] * len(made), made)
@@ -158,9 +161,28 @@ def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
             ]
     if not cases:
         raise RewardsError("There are no rows to score. Give rows with a prompt and completions in `good` and `bad`.")
-    if not any(case.kind == "good" for case in cases):
+    good = [case for case in cases if case.kind == "good"]
+    if preset.checker and good and all(case.statuses[preset.checker] == "format" for case in good):
+        notes += _style_notes(preset, rows)
+    if not good:
         notes.append("No row has a good completion, so there is nothing to compare with. Give some in `good`.")
     return Report(preset, cases, problems, notes)
+
+
+def _style_notes(preset: Preset, rows: Sequence[Row]) -> list[str]:
+    """Return a note with the first style in which the reward accepts the right answer of every row; none if there is none."""
+    answers = [row.get("right") or next((row[name] for name in REFERENCE_COLUMNS if name in row), None) for row in rows]
+    texts = [reference_text(answer) or "" for answer in answers]
+    for style in ANSWER_STYLES:
+        cases = [
+            Case(0, "good", style, _shaped(row, answered(style, text))) for row, text in zip(rows, texts, strict=True)
+        ]
+        if all(case.statuses[preset.checker or ""] == "ok" for case in score_cases(preset, rows, cases)):
+            return [
+                "No good completion holds an answer where the reward looks for it. It accepts every right answer in the "
+                f"style '{style}', such as {answered(style, texts[0])!r}."
+            ]
+    return []
 
 
 def _cases(number: int, row: Row, hacks: bool) -> list[Case]:

@@ -23,6 +23,7 @@ from kit.runs.worker import CRASHED, STOPPED, USER_ERROR, is_user_error
 
 if TYPE_CHECKING:
     from kit.config import RunConfig
+    from rewards import Preset
 
 
 class KitGroup(TyperGroup):
@@ -166,11 +167,19 @@ app.command()(cli_runs.compare)
 def reward(context: typer.Context) -> None:
     """List reward presets, show one, test one on known hacks, or audit one on your own rows.
 
-    `grpo-kit reward VERB --help` has the options of each; without the kit the command is `python -m rewards`.
+    `test` and `audit` also take the YAML file of a run, and then the overrides of its keys. `grpo-kit reward VERB --help` has
+    the options of each; without the kit the command is `python -m rewards`.
     """
     from rewards.__main__ import main as rewards_main
 
-    raise typer.Exit(rewards_main(context.args, "grpo-kit reward"))
+    def read(name: str, override: list[str]) -> Preset | None:
+        if not name.endswith((".yaml", ".yml")):
+            return None
+        from kit.runner.prepare import build_reward
+
+        return build_reward(_load(name, override))
+
+    raise typer.Exit(rewards_main(context.args, "grpo-kit reward", read))
 
 
 @app.command()

@@ -75,3 +75,14 @@ def test_plan_as_json_with_a_probe_says_what_was_measured(config_file: str, monk
     assert found["seconds_per_step"]["measured"] == 2.0
     assert found["run_seconds"]["steps"] == pytest.approx(2 * 2.0)
     assert found["hours"] == pytest.approx(sum(found["run_seconds"].values()) / 3600)
+
+
+def test_a_reward_is_tested_as_a_run_has_it(config_file: str) -> None:
+    own = ["-o", "reward.preset=gsm8k-hash", "-o", "reward.params={format_weight: 0.5}"]
+    done = RUNNER.invoke(app, ["reward", "test", config_file, *own])
+    assert done.exit_code == 0, done.output
+    assert "1.5" in done.output  # 1 + 0.5
+    assert "No hack and no wrong answer reaches a right one" in done.output
+    done = RUNNER.invoke(app, ["reward", "audit", "missing.yaml", "--data", "rows.jsonl"])
+    assert done.exit_code == 2
+    assert "missing.yaml" in done.output

@@ -1,10 +1,13 @@
 """rewards.testing finds hacks that earn what an honest answer earns, and every preset stands up to the known ones."""
 
+import json
+
 import pytest
 from pairwise import rest_in_matrix
 
 import rewards
 from rewards import Preset, RewardsError, from_function, testing
+from rewards.__main__ import main
 from rewards.hacks import STYLES, answered, known_hacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
@@ -51,6 +54,21 @@ def test_a_reward_that_looks_for_the_answer_anywhere_is_found_out():
     assert not report.passed
     found = {problem.split("'")[1] for problem in report.problems}
     assert {"hedged", "equation", "list of answers", "truncated in the answer", "huge text"} <= found
+
+
+def test_rows_in_a_style_that_the_reward_does_not_read_are_a_few_lines_and_a_hint(tmp_path, capsys):
+    rows = [
+        {"prompt": f"{n} + {n}?", "answer": str(2 * n), "style": "boxed", "right": str(2 * n)} for n in range(5, 45)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["test", "preset:gsm8k-reasoning", "--data", str(tmp_path / "rows.jsonl")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    problems = [line for line in lines if line.startswith("problem: ")]
+    assert problems[0] == "problem: Row 1: good completion 'work, so \\boxed{10}' is not correct for accuracy."
+    assert problems[3] == "problem: ... and 37 more like these"
+    assert len(problems) < 15
+    hint = "It accepts every right answer in the style 'answer', such as '<think>work</think><answer>10</answer>'."
+    assert hint in "".join(lines)
 
 
 def test_totals_decide_where_there_is_no_checker():
