@@ -11,11 +11,13 @@ from rewards.components.final_text import column
 from rewards.components.json_values import find_json, parse_reference, same_json
 from rewards.errors import PresetError
 from rewards.isolation import IsolatedComponent, Task
-from rewards.protocol import Context, Sample, Score
+from rewards.protocol import Context, ItemComponent, Sample, Score
 
 _COMMENTS = frozenset(
     {"$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples"}
 )
+
+_CONTAINERS = {"object": dict, "array": list}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,22 @@ class JsonSchema(IsolatedComponent):
         where = f" at {', '.join(paths[:3])}"[:120] if paths else ""
         info = {"reason": f"follows the schema, but is not the expected value{where}"}
         return Score(leaf_f1(expected, value) if self.partial else None, "wrong", info)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonFormat(ItemComponent):
+    """1 for exactly one JSON value, and an object or array where the schema asks for one at the top; else 0."""
+
+    name: str = "format"
+    schema: str | None = None
+    strict: bool = True
+
+    def score_one(self, sample: Sample, ctx: Context) -> Score:
+        answer = sample.once(find_json, self.strict)
+        kinds = _top_kinds(_schema_text(column(sample, "schema", "json_schema"), self.schema))
+        is_other = kinds and not isinstance(answer.value, tuple(_CONTAINERS[kind] for kind in kinds))
+        reason = answer.reason or (f"not an {' or '.join(kinds)}" if is_other else None)
+        return Score(self.high) if reason is None else Score(None, "format", {"reason": reason})
 
 
 def warm_up() -> None:
@@ -142,6 +160,17 @@ def _validator(schema: str) -> Any:
     kind.check_schema(parsed)
     # A registry of our own: without one, references to other documents are fetched over the network.
     return kind(parsed, registry=REGISTRY, format_checker=kind.FORMAT_CHECKER)
+
+
+@functools.lru_cache(maxsize=256)
+def _top_kinds(schema: str | None) -> list[str]:
+    """The types that the schema allows at the top, if it says so and all of them are containers."""
+    try:
+        kinds = json.loads(schema or "{}")["type"]
+        kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+        return kinds if _CONTAINERS.keys() >= set(kinds) else []
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,7 +1,6 @@
 """Completions that machines read: JSON that follows a schema, tool calls, and SQL."""
 
-from rewards.components.json_schema import JsonSchema
-from rewards.components.json_values import find_json
+from rewards.components.json_schema import JsonFormat, JsonSchema
 from rewards.components.sql import SqlAccuracy, find_query
 from rewards.components.tags import Format
 from rewards.components.tool_call import ToolCallAccuracy, ToolCallFormat
@@ -20,7 +19,8 @@ def json_schema(
 
     Formula: accuracy + 0.1 format. accuracy is 1 when the value follows the schema and equals the reference, if there
     is one (numbers by value, keys in any order); with `partial`, a value that follows the schema but differs earns the
-    F1 over its (path, leaf) pairs; format is 1 when there is exactly one JSON value to read.
+    F1 over its (path, leaf) pairs; format is 1 when there is exactly one JSON value to read, an
+    object or array where the schema asks for one.
     Range: [0, 1.1].
     Checker: accuracy.
     Columns: `schema` or `json_schema`: JSON text (nested columns are filled with nulls by Arrow), OpenAI's
@@ -28,13 +28,14 @@ def json_schema(
     text, or nothing.
     Source: JSON Schema 2020-12 (older drafts by `$schema`), as checked by the jsonschema library.
     Hacks: filler that follows the schema (`{}` where nothing is required, empty strings): give a reference, or write
-    `required`, `minLength` and `additionalProperties: false` into the schema. Several values, one after the other or
-    under one repeated key: refused. NaN and infinities, which pass as any number: not JSON. Completions that make the
-    schema's own patterns backtrack: judged in a worker process, `timeout`.
+    `required`, `minLength` and `additionalProperties: false` into the schema. A bare number or text where the
+    schema asks for an object: no format. Several values, one after the other or under one repeated key: refused. NaN and
+    infinities, which pass as any number: not JSON. Completions that make the schema's own patterns backtrack: judged in a
+    worker process, `timeout`.
 
     Args:
         schema: JSON text of the schema for rows that have none.
-        format_weight: weight of readable JSON; 0 leaves it out.
+        format_weight: weight of readable JSON of the schema's kind; 0 leaves it out.
         partial: credit for values that follow the schema and are partly right.
         strict: refuse text after the value, further fenced blocks, and braces before an unfenced value.
         deadline: seconds that one check may take.
@@ -51,7 +52,8 @@ def json_schema(
     ([1.1, 0.1, 0.1, 0.0], ['ok', 'wrong', 'wrong', 'format'])
     """
     accuracy = JsonSchema(schema=schema, partial=partial, strict=strict, deadline=deadline)
-    return Preset(weighted((accuracy, 1.0), (Format(scan=find_json, strict=strict), format_weight)), checker="accuracy")
+    layout = JsonFormat(schema=schema, strict=strict)
+    return Preset(weighted((accuracy, 1.0), (layout, format_weight)), checker="accuracy")
 
 
 def tool_call(*, format: str = "auto", format_weight: float = 1.0) -> Preset:

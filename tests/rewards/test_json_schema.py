@@ -25,8 +25,16 @@ def test_values_that_follow_the_schema_are_right_without_a_reference():
 def test_values_that_break_the_schema_are_wrong_and_say_where():
     evaluation = evaluate("{}", '{"name": ""}', '{"name": "A", "age": 1.5}', '{"name": "A", "x": 1}', "null")
     assert evaluation.statuses["accuracy"] == ["wrong"] * 5
-    assert evaluation.totals == [0.1] * 5
+    assert evaluation.totals == [0.1] * 4 + [0.0]  # null is no object
     assert "$.age" in evaluation.infos["accuracy"][2]["reason"]
+
+
+@pytest.mark.parametrize("schema", [PERSON, '{"type": ["array", "object"]}', {"schema": {"type": "object"}}])
+def test_the_format_is_the_container_that_the_schema_asks_for(schema):
+    evaluation = evaluate("7", '"Ann"', '{"x": 1}', "Ann", schema=schema)
+    assert evaluation.values["format"] == [0.0, 0.0, 1.0, 0.0]
+    assert "object" in evaluation.infos["format"][0]["reason"]
+    assert evaluate("7", '"Ann"', schema='{"enum": [7]}').values["format"] == [1.0, 1.0]
 
 
 def test_with_a_reference_the_value_counts_too():
