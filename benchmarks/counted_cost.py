@@ -423,7 +423,7 @@ def patched(*, liger: bool = False) -> Iterator[None]:
     from transformers import AttentionInterface, masking_utils
 
     import kit.models.fused as fused
-    import kit.scoring.packed_attention as packed
+    import kit.scoring.packing as packed
 
     kept: list[tuple[Any, str, Any]] = []
 

@@ -234,7 +234,7 @@ class Bench:
 
     def batches(self, work: Work) -> list[dict[str, Any]]:
         """The rollouts of a step on the device, and the trainer told how many micro-batches they are."""
-        from kit.trainer.micro_batch import grouped_by_prompt
+        from kit.trainer.policy_loss import grouped_by_prompt
 
         trainer, device = self.trainer, self.trainer.accelerator.device
         made = rollout(work, self.files.config.vocab_size, self.files.tokenizer.pad_token_id)
@@ -361,7 +361,7 @@ def update(bench: Bench, row: Row) -> dict[str, Any]:
 
 def nats_off(trainer: Any, batch: dict[str, Any]) -> float:
     """Mean difference between one unpadded row through plain logits and the scorer on the padded batch."""
-    from kit.trainer.micro_batch import MicroBatch
+    from kit.trainer.policy_loss import MicroBatch
     from kit.trainer.sanity_checks import scoring_error
 
     return scoring_error(trainer.services, trainer.model, MicroBatch(batch))
@@ -431,21 +431,21 @@ def generate(bench: Bench, row: Row) -> dict[str, Any]:
 @contextmanager
 def differing(row: Row, trainer: Any = None) -> Iterator[None]:
     """What a row asks for that is no setting of a run: one `kernel` of packed attention alone, or no `fused` operations."""
-    from kit.scoring import packed_attention
+    from kit.scoring import packing
 
-    kept, name = dict(packed_attention.KERNELS), row.more.get("kernel", row.more.get("way"))
+    kept, name = dict(packing.KERNELS), row.more.get("kernel", row.more.get("way"))
     if name in ("groups", *kept):  # `groups` is none of them
         for other in kept.keys() - {name}:
-            del packed_attention.KERNELS[other]
-    packed_attention._kernel.cache_clear()
+            del packing.KERNELS[other]
+    packing._kernel.cache_clear()
     if hasattr(trainer, "scorer"):  # TRL's own trainer has none
         trainer.scorer.fuses = trainer.scorer.fuses and row.more.get("fused", True)
     try:
         yield
     finally:
-        packed_attention.KERNELS.clear()  # their order counts
-        packed_attention.KERNELS.update(kept)
-        packed_attention._kernel.cache_clear()
+        packing.KERNELS.clear()  # their order counts
+        packing.KERNELS.update(kept)
+        packing._kernel.cache_clear()
 
 
 class Desk:

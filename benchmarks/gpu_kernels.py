@@ -35,8 +35,7 @@ def attention(way: str, prompt: int, lengths: Callable[[int], list[list[int]]], 
     prompt: tokens of each. lengths: of the completions of each prompt, from a seed. `new_seconds` is the mean over lengths
     that were not seen before, as every step brings them.
     """
-    from kit.scoring.packed_attention import Layout, packed_attention
-    from kit.scoring.packing import Group
+    from kit.scoring.packing import Group, Layout, packed_attention
 
     heads, shared, size = HEADS
 

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kit.scoring.packed_attention import BY_NAME, KEYWORD, Layout, packed_attention
-from kit.scoring.packing import NotPackable
+from kit.scoring.packing import BY_NAME, KEYWORD, Layout, NotPackable, packed_attention
 
 DISPATCH = "unsloth.utils.attention_dispatch"
 NAME = "run_attention"

@@ -13,9 +13,9 @@ from kit.errors import ObjectiveError, RewardError
 from kit.generation.multi_turn import finish_reason
 from kit.objective import Mean, RewardBatch
 from kit.objective.advantage import explained_variance
-from kit.scoring.layouts import Scores, scatter_to_tokens
-from kit.trainer.micro_batch import MicroBatch
-from kit.trainer.rollout import RewardResult, RolloutState, Services
+from kit.scoring.scorer import Scores, scatter_to_tokens
+from kit.trainer.policy_loss import MicroBatch, Services
+from kit.trainer.rollout import RewardResult, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.teacher import TEACHER_NEEDS, Teacher
 

@@ -25,10 +25,9 @@ from kit.errors import EngineError
 from kit.models.failures import rng_state, set_rng_state
 from kit.runs.files import write_atomic
 from kit.runs.store import PREFIX, STATE, is_whole, numbered, whole_checkpoints
-from kit.scoring.layouts import Wanted
+from kit.scoring.scorer import Wanted
 from kit.trainer.checkpoint_writer import STAGING, rotate, save_aside
-from kit.trainer.micro_batch import MicroBatch
-from kit.trainer.rollout import RolloutMemory, Services
+from kit.trainer.policy_loss import MicroBatch, RolloutMemory, Services
 from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.teacher import Teacher
 

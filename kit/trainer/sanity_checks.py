@@ -28,8 +28,7 @@ from kit.errors import ObjectiveError
 from kit.objective import LossScale, TokenBatch
 from kit.objective.probe import ignores_advantages, logps_gradient, open_tokens
 from kit.scoring.scorer import HALF_TOLERANCE, SCORE_TOLERANCE, has_dropout
-from kit.trainer.micro_batch import MicroBatch
-from kit.trainer.rollout import Services
+from kit.trainer.policy_loss import MicroBatch, Services
 
 if TYPE_CHECKING:
     from kit.objective import Hook

@@ -23,8 +23,8 @@ from kit.errors import ConfigError, ModelError, ObjectiveError
 from kit.objective.batch import fields_where
 from kit.registry import did_you_mean
 from kit.scoring.head import Projection
-from kit.scoring.layouts import Rows, Scores, Wanted, scatter_to_tokens
-from kit.trainer.micro_batch import MicroBatch
+from kit.scoring.scorer import Rows, Scores, Wanted, scatter_to_tokens
+from kit.trainer.policy_loss import MicroBatch
 from kit.trainer.rollout import RolloutState
 
 SELF = "self"

@@ -47,8 +47,7 @@ from kit.objective.hook import remedy
 from kit.objective.objective import to_regrouping, to_skipping
 from kit.objective.schedules import Controller
 from kit.scoring.head import install_torch_logprob_kernel
-from kit.scoring.layouts import Rows, Scores, Wanted
-from kit.scoring.scorer import Report, Scorer, has_dropout
+from kit.scoring.scorer import Report, Rows, Scorer, Scores, Wanted, has_dropout
 from kit.trainer.advantages import (
     TOKEN_REWARDS,
     AdvantageComputer,
@@ -64,14 +63,24 @@ from kit.trainer.arguments import (
 )
 from kit.trainer.checkpoint import CheckpointState, Stateful, checkpoint_on_failure
 from kit.trainer.dynamic_sampling import DynamicSampling
-from kit.trainer.generator import Generator
 from kit.trainer.metric_log import MetricLog, SamplerAlarm
-from kit.trainer.micro_batch import EXTRA, MODEL_INPUTS, MicroBatch, grouped_by_prompt
-from kit.trainer.policy_loss import HIDDEN_NEEDS, PolicyLoss, StepContext, StepRetry, average_gradients
-from kit.trainer.rollout import ReplayedRollout, RewardResult, Rollout, RolloutMemory, RolloutState, Services
+from kit.trainer.policy_loss import (
+    EXTRA,
+    HIDDEN_NEEDS,
+    MODEL_INPUTS,
+    Critic,
+    MicroBatch,
+    PolicyLoss,
+    RolloutMemory,
+    Services,
+    StepContext,
+    StepRetry,
+    average_gradients,
+    grouped_by_prompt,
+)
+from kit.trainer.rollout import Generator, ReplayedRollout, RewardResult, Rollout, RolloutState
 from kit.trainer.sanity_checks import SanityChecks
 from kit.trainer.teacher import TEACHER_NEEDS, Prompt, Teacher
-from kit.trainer.value_head import Critic
 
 REFERENCE_NEEDS = fields_where(model="reference")
 ON, OFF = "on", "switched off"

@@ -19,8 +19,8 @@ from kit.models.family import (
     read_template,
 )
 from kit.models.loading import find_model, load_model
-from kit.scoring.layouts import pieces
-from kit.trainer.micro_batch import MicroBatch
+from kit.scoring.scorer import pieces
+from kit.trainer.policy_loss import MicroBatch
 
 
 @pytest.fixture

@@ -24,9 +24,8 @@ from kit.model_check.tiny import tiny_config, tiny_model
 from kit.models.family import adapter_of
 from kit.models.loading import adapter
 from kit.models.shape import shape_of
-from kit.scoring import packed_attention
-from kit.scoring.layouts import Rows, Wanted
-from kit.scoring.scorer import Scorer
+from kit.scoring import packing
+from kit.scoring.scorer import Rows, Scorer, Wanted
 
 # What a published model has and the default configuration lacks: transforms of the logits that are neutral by default are
 # given values that matter, and a hybrid has both kinds of layers.
@@ -159,13 +158,13 @@ def test_attention_that_looks_into_another_text_is_found(
     """Planted: completions that see what stands before them in the pack."""
     if name in ELSEWISE:
         return
-    right = packed_attention._of_group
+    right = packing._of_group
 
     def looking_back(query: Any, key: Any, value: Any, *rest: Any) -> Any:
         seen = 0.5 * value.cumsum(2)
         return right(query, key, value + seen, *rest)
 
-    monkeypatch.setattr(packed_attention, "_of_group", looking_back)
+    monkeypatch.setattr(packing, "_of_group", looking_back)
     scored = Scored(name, tokenizer)
     assert_same_scores(scored, rows_of())
     assert scored.scorer.report["packing"] == "plain"

@@ -215,7 +215,7 @@ def test_a_budget_is_chosen_by_the_memory(shape: ModelShape) -> None:
 
 
 def test_the_trainer_divides_as_the_plan_says() -> None:
-    from kit.trainer.micro_batch import SequenceLengths, TokenBudget, split_by_tokens
+    from kit.trainer.policy_loss import SequenceLengths, TokenBudget, split_by_tokens
 
     rows = [SequenceLengths("prompt", 30, 20) for _ in range(8)]
     for budget in (20, 50, 120, 399, 400):

@@ -206,7 +206,7 @@ def put_back(fault: str) -> Iterator[None]:
         if fault == "A4":
             stack.enter_context(mock.patch.object(Watchdog, "__init__", alone))
         if fault == "G1":
-            from kit.trainer.generator import Generator
+            from kit.trainer.rollout import Generator
 
             stack.enter_context(mock.patch.object(Generator, "_checkpointing_restored", return_value=nullcontext()))
         yield

@@ -530,7 +530,7 @@ def _replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
     yield torch, "Generator", Generator
     yield attention_bias.CausalBias, "_dispatch", _causal(gpu)
     yield from _by_lengths(gpu)
-    import kit.scoring.packed_attention as packed
+    import kit.scoring.packing as packed
 
     yield packed, "causal_lower_right", _lower_right
     packed._kernel.cache_clear()  # what another GPU could do

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.scoring.layouts import Rows
-from kit.scoring.packed_attention import KEYWORD
-from kit.scoring.recurrent_packs import TEXT_OF_TOKEN, install_recurrent_packs, recurrent_layers
+from kit.scoring.packing import KEYWORD, TEXT_OF_TOKEN, install_recurrent_packs, recurrent_layers
+from kit.scoring.scorer import Rows
 
 LENGTHS = (0, 1, 4, 9)
 Scored = tuple[Tensor, Tensor, dict[str, Tensor]]

@@ -15,8 +15,7 @@ from kit.errors import ModelError
 from kit.generation import decoding
 from kit.generation.decoding import fast_decoding, folded_adapters
 from kit.models.family import adapter_of
-from kit.trainer.generator import Generator
-from kit.trainer.rollout import RolloutState
+from kit.trainer.rollout import Generator, RolloutState
 
 SIZES: dict[str, Any] = dict(
     vocab_size=61, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from kit.models.failures import BatchSizeBackoff, is_lost, is_out_of_memory
-from kit.scoring import packed_attention, scorer
+from kit.scoring import packing, scorer
 
 from .rollouts import NewTrainer
 
@@ -49,9 +49,9 @@ def test_places_that_survive_any_failure_do_not_survive_these(
         scorer._attempt(fail)
     assert raised.value is error
 
-    monkeypatch.setattr(packed_attention, "_in_one_call", fail)
+    monkeypatch.setattr(packing, "_in_one_call", fail)
     with pytest.raises(RuntimeError) as raised:
-        packed_attention._refusal("any", torch.device("cpu"), torch.float32, 8)
+        packing._refusal("any", torch.device("cpu"), torch.float32, 8)
     assert raised.value is error
 
 

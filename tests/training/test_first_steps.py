@@ -17,7 +17,7 @@ from kit.errors import ObjectiveError
 from kit.objective import Objective, TokenBatch
 from kit.scoring.scorer import has_dropout
 from kit.trainer.arguments import check_combination
-from kit.trainer.micro_batch import MicroBatch
+from kit.trainer.policy_loss import MicroBatch
 from kit.trainer.sanity_checks import scoring_error
 
 from .rollouts import KL, Counting, NewTrainer, adapter, drift, rollout, train, watch_scoring

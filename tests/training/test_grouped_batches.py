@@ -1,4 +1,4 @@
-"""kit.trainer.micro_batch.grouped_by_prompt: prompts together in a micro-batch, and the same gradient of the step."""
+"""kit.trainer.policy_loss.grouped_by_prompt: prompts together in a micro-batch, and the same gradient of the step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kit.trainer.micro_batch import grouped_by_prompt
+from kit.trainer.policy_loss import grouped_by_prompt
 
 from .rollouts import NewTrainer, assert_gradients_close, drift, losses_and_gradients, rollout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kit.scoring.layouts import PlacedLabels, scatter_to_tokens
+from kit.scoring.scorer import PlacedLabels, scatter_to_tokens
 
 
 def test_rows_are_laid_over_live_tokens_in_order_with_gradient() -> None:

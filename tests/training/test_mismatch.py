@@ -53,7 +53,7 @@ def test_a_step_logs_them_and_a_chart_shows_them(new_trainer: Any) -> None:
         output = make(rows)
         shape = output["completion_ids"].shape
         with torch.no_grad():
-            from kit.trainer.micro_batch import MicroBatch
+            from kit.trainer.policy_loss import MicroBatch
 
             logps = trainer.scorer.score(trainer.model, MicroBatch(output).rows).logps
         return output | {"sampling_per_token_logps": logps - 0.01 * torch.arange(shape[1])}

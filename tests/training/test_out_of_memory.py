@@ -21,7 +21,7 @@ from kit.errors import ModelError
 from kit.evaluation.heldout import HeldOut
 from kit.models.failures import BackoffEvent, BatchSizeBackoff, explained, is_out_of_memory
 from kit.models.loading import find_model, load_model
-from kit.trainer.micro_batch import MicroBatch
+from kit.trainer.policy_loss import MicroBatch
 from kit.trainer.trainer import HookedGRPOTrainer
 
 from .rollouts import KL, NewTrainer, adapter, assert_gradients_close, train

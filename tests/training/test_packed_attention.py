@@ -14,9 +14,17 @@ from pairwise import rest_in_matrix
 from torch import Tensor
 from transformers import AttentionInterface
 
-from kit.scoring import packed_attention as module
-from kit.scoring.packed_attention import KEYWORD, WRAPPED, Layout, install_packed_attention, packed_attention
-from kit.scoring.packing import Group, NotPackable, lay_out
+from kit.scoring import packing as module
+from kit.scoring.packing import (
+    KEYWORD,
+    WRAPPED,
+    Group,
+    Layout,
+    NotPackable,
+    install_packed_attention,
+    lay_out,
+    packed_attention,
+)
 
 from .packs import rows_of
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kit.model_check.tiny import tiny_config, tiny_model
-from kit.scoring import layouts, scorer
-from kit.scoring.layouts import Rows, Wanted
+from kit.scoring import scorer
 from kit.scoring.packing import lay_out
+from kit.scoring.scorer import Rows, Wanted
 
 from .packs import assert_same, plainly, rows_of, score
 from .rollouts import (
@@ -91,13 +91,13 @@ def test_inputs_of_checkpointed_blocks_wait_in_main_memory(packed: NewPacked, mo
         hooks.pack_hook = noted
         return hooks
 
-    given = layouts.boundaries_in_main_memory
-    monkeypatch.setattr(layouts, "boundaries_in_main_memory", recorded)
-    monkeypatch.setattr(layouts, "MOVED_FROM", "cpu")
+    given = scorer.boundaries_in_main_memory
+    monkeypatch.setattr(scorer, "boundaries_in_main_memory", recorded)
+    monkeypatch.setattr(scorer, "MOVED_FROM", "cpu")
     trainer.scorer.offload = True
     assert_same(score(trainer, rows), wanted)
     assert not moved  # too small to be worth it
-    monkeypatch.setattr(layouts, "WORTH_MOVING", 1)
+    monkeypatch.setattr(scorer, "WORTH_MOVING", 1)
     found = score(trainer, rows)
     for one, other in zip((*found[:2], *found[2].values()), (*wanted[:2], *wanted[2].values()), strict=True):
         assert torch.equal(one, other)

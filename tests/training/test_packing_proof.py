@@ -12,9 +12,8 @@ from peft import LoraConfig
 from transformers import AutoConfig
 
 from kit.model_check.tiny import tiny_config, tiny_model
-from kit.scoring import layouts, packed_attention, scorer
-from kit.scoring.layouts import Rows
-from kit.scoring.scorer import probe_rows
+from kit.scoring import packing, scorer
+from kit.scoring.scorer import Rows, probe_rows
 
 from .packs import assert_same, plainly, read_as_one_text, rows_of, score
 from .rollouts import NewTrainer
@@ -71,7 +70,7 @@ def test_a_model_whose_attention_ignores_the_layout(tiny: NewTiny, monkeypatch: 
         attention, forward = layer.self_attn, layer.self_attn.forward
 
         def without(*given: Any, forward: Any = forward, **more: Any) -> Any:
-            more.pop(packed_attention.KEYWORD, None)
+            more.pop(packing.KEYWORD, None)
             return forward(*given, **more)
 
         monkeypatch.setattr(attention, "forward", without)
@@ -82,20 +81,20 @@ def test_a_model_whose_attention_ignores_the_layout(tiny: NewTiny, monkeypatch: 
 
 def test_an_attention_that_lets_completions_see_each_other(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores of what stands first are right: only a change elsewhere shows it."""
-    right = packed_attention.Layout.mask
+    right = packing.Layout.mask
 
     def leaking(self: Any, queries: int, keys: int, *rest: Any) -> Any:
         return torch.ones_like(right(self, queries, keys, *rest))
 
-    monkeypatch.setattr(packed_attention.Layout, "mask", leaking)
+    monkeypatch.setattr(packing.Layout, "mask", leaking)
     assert outcome(tiny())[0] == "plain"
-    whole = packed_attention.packed_attention
+    whole = packing.packed_attention
 
     def looking_back(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> Any:
         return whole(query, key, value, *rest, **more) + 0.05 * value.cumsum(2).transpose(1, 2).mean(2, keepdim=True)
 
     monkeypatch.undo()
-    monkeypatch.setattr(packed_attention, "packed_attention", looking_back)
+    monkeypatch.setattr(packing, "packed_attention", looking_back)
     way, reason = outcome(tiny())
     assert way == "plain"
     assert "one completion changes the scores of another" in reason
@@ -116,7 +115,7 @@ def test_wrong_positions(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than any row of the proof: only what attention is asked for tells of it."""
-    given = layouts.Layout
+    given = scorer.Layout
 
     class Blind(given):  # type: ignore[misc, valid-type]
         def __init__(self, *given: Any) -> None:
@@ -128,7 +127,7 @@ def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.Monke
             super().append(None)
 
     assert outcome(tiny("mistral", sliding_window=500))[0] == "packed"
-    monkeypatch.setattr(layouts, "Layout", Blind)
+    monkeypatch.setattr(scorer, "Layout", Blind)
     way, reason = outcome(tiny("mistral", sliding_window=500))
     assert way == "plain"
     assert "expected [500, 500]" in reason
@@ -161,10 +160,8 @@ def test_a_state_that_goes_on_into_the_next_text(tiny: NewTiny, monkeypatch: pyt
 
 
 def test_sinks_that_are_left_out(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = packed_attention.packed_attention
-    monkeypatch.setattr(
-        packed_attention, "packed_attention", lambda *given, **more: right(*given, **{**more, "sinks": None})
-    )
+    right = packing.packed_attention
+    monkeypatch.setattr(packing, "packed_attention", lambda *given, **more: right(*given, **{**more, "sinks": None}))
     way, reason = outcome(tiny("gpt_oss", attention="eager"))
     assert way == "plain"
     assert "differ from those of the padded rows" in reason

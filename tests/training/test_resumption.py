@@ -32,7 +32,7 @@ from kit.runner.resume import (
 from kit.runs.store import MANIFEST, RunDir, RunStore, is_whole, numbered, whole_checkpoints
 from kit.trainer.checkpoint import CheckpointState
 from kit.trainer.checkpoint_writer import STAGING, publish, rotate
-from kit.trainer.rollout import RolloutMemory
+from kit.trainer.policy_loss import RolloutMemory
 
 from .rollouts import adapter
 

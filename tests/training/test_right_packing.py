@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kit.errors import ObjectiveError
-from kit.scoring.layouts import ModelPass, Wanted, score_right_padded
-from kit.trainer.micro_batch import MicroBatch
+from kit.scoring.scorer import ModelPass, Wanted, score_right_padded
+from kit.trainer.policy_loss import MicroBatch
 from tests.training.rollouts import mixed_prompts, scores
 
 NewTrainer = Callable[..., Any]

@@ -21,7 +21,7 @@ from kit.objective import Objective
 from kit.objective.objective import to_parts
 from kit.objective.recipes import recipe_names
 from kit.runner import build
-from kit.trainer.micro_batch import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
+from kit.trainer.policy_loss import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
 
 from .rollouts import KL, NewTrainer
 from .steps import ROWS, assert_same, in_a_step, mixed_rollout, switch, use, watching

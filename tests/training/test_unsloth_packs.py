@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from kit.scoring import unsloth_packs
-from kit.scoring.packed_attention import Layout, packed_attention
-from kit.scoring.packing import Group, NotPackable
+from kit.scoring.packing import Group, Layout, NotPackable, packed_attention
 
 SHARED, ALONE = Layout([Group(0, 3, (4, 2)), Group(9, 2, (3,))]), Layout([Group(0, 3, (4,)), Group(7, 2, (3,))])
 

@@ -316,7 +316,7 @@ def as_one_text(layout: Any) -> Any:
 
 def planted(bench: PatchedBench) -> dict[str, Any]:
     """What scoring takes, by the defect that is planted in the attention."""
-    from kit.scoring import layouts, unsloth_packs
+    from kit.scoring import scorer, unsloth_packs
 
     attend, inputs = unsloth_packs.packed_attention, unsloth_packs.pack_inputs
 
@@ -335,7 +335,7 @@ def planted(bench: PatchedBench) -> dict[str, Any]:
     for name, (attention, lengths) in defects.items():
         with (
             mock.patch.object(unsloth_packs, "packed_attention", attention),
-            mock.patch.object(layouts, "pack_inputs", lengths),
+            mock.patch.object(scorer, "pack_inputs", lengths),
         ):
             found[name] = scored(bench, "qwen3", fused=False)
     return found
@@ -345,9 +345,9 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
     """What scoring takes on the family whose attention is wrapped layer by layer, by the defect."""
     from unsloth_zoo.temporary_patches import gemma
 
-    from kit.scoring import packed_attention
+    from kit.scoring import packing
 
-    attend, found = packed_attention.packed_attention, {}
+    attend, found = packing.packed_attention, {}
 
     def leaking(query: Any, key: Any, value: Any, layout: Any, *rest: Any, **more: Any) -> Any:
         return attend(query, key, value, as_one_text(layout), *rest, **more)
@@ -357,7 +357,7 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
         trainer.scorer.half = False
 
     defects = (
-        ("gemma3_text", "leak", packed_attention, "packed_attention", leaking),
+        ("gemma3_text", "leak", packing, "packed_attention", leaking),
         ("gemma3_text", "out of reach", gemma, "_UNSLOTH_FLEX_ATTENTION_DISABLED", True),
     )
     for kind, name, module, attribute, defect in defects:
