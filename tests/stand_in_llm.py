@@ -1,7 +1,7 @@
 """A stand-in for `vllm.LLM` alone: below it are no weights, above it TRL's own class. It says what vLLM would fail at.
 
 Asleep, it makes nothing; what sleep of level 2 has thrown away must be loaded again; a thread that uses it must have been
-given its CUDA device.
+given its CUDA device, and work in the stream of the thread that started it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 from unittest import mock
 
 TOKEN = 7
+OWN = threading.local()
+"""`stream`: of this thread, as torch keeps it; another than the default one once vLLM has worked here."""
 
 
 class LLM:
@@ -28,6 +30,7 @@ class LLM:
         self.loaded: list[list[str]] = [[]]
         self.requests: list[Any] = []
         self.threads = {threading.current_thread().name}
+        OWN.stream = self.main_stream = object()  # kept for good by vLLM's `GPUModelRunner.main_stream`
         model = SimpleNamespace(load_weights=self._load, modules=lambda: [])
         self.llm_engine: Any = SimpleNamespace(
             model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model))),
@@ -54,6 +57,7 @@ class LLM:
     def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool, lora_request: Any = None) -> list[Any]:
         assert not self.asleep, f"asleep: {self.asleep}"
         assert not self.lost, "its weights were thrown away and not loaded again"
+        assert getattr(OWN, "stream", None) is self.main_stream, "its first tokens are copied before they are computed"
         self.threads.add(threading.current_thread().name)
         self.requests.append(lora_request)
         made = SimpleNamespace(token_ids=[TOKEN], logprobs=[{TOKEN: SimpleNamespace(rank=1, logprob=-0.5)}])
@@ -80,11 +84,11 @@ def one_gpu() -> Iterator[SimpleNamespace]:
     import kit.generation.vllm  # noqa: F401  with all that asks for the real GPU while it is imported
 
     seen = SimpleNamespace(devices=[], at_work=set())
-    default = SimpleNamespace(synchronize=lambda: seen.at_work.discard("default"))
     with (
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(torch.cuda, "current_device", return_value=0),
-        mock.patch.object(torch.cuda, "default_stream", return_value=default),
+        mock.patch.object(torch.cuda, "current_stream", side_effect=lambda: getattr(OWN, "stream", None)),
+        mock.patch.object(torch.cuda, "set_stream", lambda stream: setattr(OWN, "stream", stream)),
         mock.patch.object(torch.cuda, "synchronize", seen.at_work.clear),
         mock.patch.object(torch._C, "_cuda_setDevice", seen.devices.append, create=True),
         mock.patch.object(state, "check_cuda_p2p_ib_support", return_value=True),

@@ -336,8 +336,3 @@ def _of_unsloth(config: RunConfig, backend: Backend, columns: Collection[str]) -
         )
     if backend.name == UNSLOTH and config.model.dtype == "float32":
         yield ConfigError(f"model.backend: unsloth with {NO_FLOAT32}. Set model.dtype: auto. {TRAINS_THE_SAME}")
-    if backend.name == UNSLOTH and config.generation.temperature >= 10:
-        yield ConfigError(
-            f"generation.temperature: {config.generation.temperature:g}: Unsloth's trainer refuses 10 and above. Set a lower "
-            f"one. {TRANSFORMERS_INSTEAD}"
-        )

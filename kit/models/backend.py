@@ -269,12 +269,6 @@ def _unsloth(backend: Backend) -> Any:
             raise EnvironmentUnsupported(
                 f"Unsloth is installed but cannot be imported here ({type(failure).__name__}: {failure}). {TRAINS_THE_SAME}"
             ) from failure
-    has, wants = getattr(unsloth, "DEVICE_TYPE", "cuda"), backend.device
-    if has != wants:
-        raise EnvironmentUnsupported(
-            f"model.backend: {backend.name} needs Unsloth for {wants}, but this process has imported it for {has}. Start a new "
-            f"process. {TRAINS_THE_SAME}"
-        )
     return unsloth
 
 
@@ -287,6 +281,7 @@ def fast_language_model(backend: Backend) -> Any:
 def stdout_to_log() -> Iterator[None]:
     """Redirects what is printed inside to the kit's log, line by line."""
     heard = io.StringIO()
+    heard.fileno = lambda: 1  # type: ignore[method-assign]  # vLLM mutes the descriptor while it makes process groups
     try:
         with contextlib.redirect_stdout(heard):
             yield

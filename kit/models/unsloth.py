@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -148,17 +149,22 @@ def load(
                 raise
             from kit.models.failures import EngineSettings, engine_failure
 
-            share = float(with_.fast_inference["gpu_memory_utilization"])  # the engine takes the most memory
-            doing = "starting, with the weights that Unsloth reads"
-            raise engine_failure(error, doing, EngineSettings(gpu_memory_utilization=share)) from error
-    if config.load_in_4bit and not getattr(
-        model, "is_loaded_in_4bit", False
-    ):  # Unsloth goes on without, and only prints so
-        raise ModelError(
-            f"model.load_in_4bit: true, but Unsloth loaded {source} in {model.dtype}: bitsandbytes does not quantise it here "
-            "(layers narrower than 64, or an unsupported machine). Set model.load_in_4bit: false, or model.backend: "
-            "transformers."
-        )
+            settings = EngineSettings(gpu_memory_utilization=float(with_.fast_inference["gpu_memory_utilization"]))
+            raise engine_failure(error, "starting, with the weights that Unsloth reads", settings) from error
+    if config.load_in_4bit:  # Unsloth goes on without, and only prints so; no flag says it of an engine's weights
+        from bitsandbytes.nn import Linear4bit
+
+        if not any(isinstance(module, Linear4bit) for module in model.modules()):
+            raise ModelError(
+                f"model.load_in_4bit: true, but Unsloth loaded {source} in {model.dtype}: bitsandbytes does not quantise it here "
+                "(layers narrower than 64, or an unsupported machine). Set model.load_in_4bit: false, or model.backend: "
+                "transformers."
+            )
+    if with_.fast_inference:  # a model made of an engine's weights lacks what its files declare, its ends among it
+        from transformers import GenerationConfig
+
+        with suppress(OSError):  # no such file
+            model.generation_config = GenerationConfig.from_pretrained(source)
     return model
 
 

@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -168,51 +167,6 @@ def one_out_of_memory() -> Iterator[None]:
 
 
 @contextmanager
-def put_back(fault: str) -> Iterator[None]:
-    """Inside, a mended fault is there again; `test_journey.FAULTS` says what each has to end with."""
-    from kit.runner import prepare
-    from kit.runs.worker import Watchdog
-
-    class Forgetful:
-        """A call does not know that it was made inside a call."""
-
-        working = property(lambda self: False, lambda self, value: None)
-
-    def with_trl(*args: Any, **keywords: Any) -> Any:
-        from trl import chat_template_utils  # noqa: F401
-
-        return real_prepare(*args, **keywords)
-
-    def without_plugin(name: str, *rest: Any) -> Any:
-        return None if name == "vllm_bnb_plugin" else find_spec(name, *rest)
-
-    begin, real_prepare = Watchdog.__init__, prepare.prepare
-
-    def alone(self: Any, timeout: float, *rest: Any) -> None:
-        begin(self, 5.0, *rest)
-        self._own = Forgetful()
-
-    def unindexed(self: Any, timeout: float, _: Any) -> None:
-        """The device as accelerate names it on one GPU."""
-        begin(self, timeout, lambda: torch.cuda.set_device(torch.device("cuda")))
-
-    with ExitStack() as stack:
-        if fault == "A1":
-            stack.enter_context(mock.patch.object(Watchdog, "__init__", unindexed))
-        if fault == "A2":
-            stack.enter_context(mock.patch.object(prepare, "prepare", with_trl))
-        if fault == "A3":
-            stack.enter_context(mock.patch("engine_stand_in.find_spec", without_plugin))
-        if fault == "A4":
-            stack.enter_context(mock.patch.object(Watchdog, "__init__", alone))
-        if fault == "G1":
-            from kit.trainer.rollout import Generator
-
-            stack.enter_context(mock.patch.object(Generator, "_checkpointing_restored", return_value=nullcontext()))
-        yield
-
-
-@contextmanager
 def stopped_after_a_step() -> Iterator[None]:
     """Inside, a run saves and stops after its first step and the evaluation that is due there."""
     from kit.runner.evaluation import Evaluator
@@ -228,17 +182,16 @@ def stopped_after_a_step() -> Iterator[None]:
         yield
 
 
-def travel(name: str, fault: str, folder: Path) -> dict[str, Any]:
+def travel(name: str, folder: Path) -> dict[str, Any]:
     """Trains to the first checkpoint, resumes to the end, exports; says what came of it."""
     case = CASES[name]
     with ExitStack() as stack:
         gpu = stack.enter_context(pretended(PretendedGPU(case.capability)))
         stack.enter_context(mock.patch("kit.models.backend.is_of_the_kit", return_value=True))
         stack.enter_context(mock.patch("kit.train.activate_backend", activated))
-        stack.enter_context(put_back(fault))
         if case.full:
             stack.enter_context(one_out_of_memory())
-        config = configuration(case, f"{name}-{fault.lower()}" if fault else name, folder)
+        config = configuration(case, name, folder)
         import kit.train
 
         engine_stand_in.LLM.made.clear()
@@ -277,10 +230,9 @@ def export(run: Any, name: str) -> dict[str, Any]:
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     engine_stand_in.install(place / "packages")
-    for one in sys.argv[2:]:
-        name, _, fault = one.partition("+")
+    for name in sys.argv[2:]:
         try:
-            outcome = travel(name, fault, place)
+            outcome = travel(name, place)
         except BaseException as error:
             outcome = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        (place / f"{one}.json").write_text(json.dumps(outcome, default=str))
+        (place / f"{name}.json").write_text(json.dumps(outcome, default=str))

@@ -111,7 +111,6 @@ ENGINE = "generation.engine=vllm"
         (A100, ["model.backend=unsloth", ENGINE, "model.revision=abc"], "give its folder"),
         (A100, ["model.backend=unsloth", ENGINE, "model.adapter=sft"], "model.reference: none"),
         (A100, ["model.backend=unsloth", "model.attention=eager"], "model.attention: null"),
-        (A100, ["model.backend=unsloth", "generation.temperature=12"], "10 and above"),
         (CPU, ["optimisation.gradient_checkpointing=unsloth"], "gradient_checkpointing: true"),
     ],
 )

@@ -128,7 +128,8 @@ def test_an_engine_that_unsloth_made_other_than_asked_is_refused(
 
 
 def test_weights_in_another_precision_than_asked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = SimpleNamespace(is_loaded_in_4bit=False, dtype=torch.float32)
+    wide = torch.nn.Linear(1, 1)
+    wide.dtype = torch.float32  # type: ignore[assignment]
     loader = SimpleNamespace(from_pretrained=lambda **_: (wide, None))
     monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: loader)
     load = partial(unsloth_model.load, None, dtype=torch.float32, backend=UNSLOTH, with_=Loading(), source="m")

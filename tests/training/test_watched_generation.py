@@ -56,13 +56,10 @@ def test_an_engine_in_16_bits_has_the_float32_logits_of_the_trainer(
     assert LLM.last.given.get("hf_overrides", {}).get("head_dtype") == told
 
 
-@pytest.mark.parametrize("stream", ["default", "of the trainer's thread"])
-def test_weights_are_read_once_the_optimiser_has_written_them(
-    stream: str, gpu: Any, new_model: Callable[[], Any]
-) -> None:
+def test_weights_are_read_once_the_optimiser_has_written_them(gpu: Any, new_model: Callable[[], Any]) -> None:
     """vLLM's threads have CUDA streams of their own, the trainer's among them where Unsloth has started it there."""
     generation = watched(new_model())
-    gpu.at_work.add(stream)
+    gpu.at_work.add("of the trainer's thread")
     model = generation.model
     while_read: list[set[str]] = []
     model.named_parameters = lambda read=model.named_parameters: (while_read.append(set(gpu.at_work)), read())[1]

@@ -105,4 +105,5 @@ def test_an_engine_that_shares_the_weights_wakes_and_has_the_adapter_of_each_ste
     assert seen["numbers"] == [1, 2]
     assert seen["B"][0] == 0.0 < seen["B"][1]
     assert seen["pushed"] == [[]]
+    assert seen["ends"] == [5, 7], "those of the model's own files"
     assert seen["written"] == []

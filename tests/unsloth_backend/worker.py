@@ -262,6 +262,48 @@ def towers(architecture: str) -> dict[str, Any]:
         }
 
 
+def model_of_an_engines_weights(folder: Path) -> Any:
+    """What the kit loads of a 4-bit model with an engine: Unsloth's own function makes it of weights as vLLM holds them."""
+    from unittest import mock
+
+    import torch
+    from bitsandbytes.functional import quantize_4bit
+    from stand_in_llm import LLM
+    from transformers import AutoConfig, BitsAndBytesConfig
+    from unsloth_zoo import empty_model, vllm_utils
+
+    from kit.config import ModelConfig
+    from kit.models import unsloth as unsloth_model
+    from kit.models.backend import Backend
+
+    state: dict[str, Any] = {}
+    source = tiny_qwen(tiny_tokenizer())
+    source.generation_config.eos_token_id = [5, 7]
+    source.save_pretrained(folder / "tiny")
+    for name, weight in source.named_parameters():
+        state[name] = weight.data
+        if "proj" in name:
+            state[name], state[f"{name}.quant_state"] = quantize_4bit(weight.data, quant_type="nf4")
+
+    def from_pretrained(**given: Any) -> tuple[Any, None]:
+        config, how = AutoConfig.from_pretrained(folder / "tiny"), BitsAndBytesConfig(load_in_4bit=True)
+        config.model_name = given["model_name"]
+        os.fstat(sys.stdout.fileno())  # as vLLM does when it makes process groups
+        model = vllm_utils.convert_vllm_to_huggingface(state, config, given["dtype"], how)
+        model.vllm_engine = LLM(shared_weights=True)
+        return model, None
+
+    host, loader = torch.device("cpu"), types.SimpleNamespace(from_pretrained=from_pretrained)
+    with (
+        mock.patch.object(vllm_utils, "get_target_device", return_value=host),
+        mock.patch.object(empty_model, "_get_model_device", return_value=host),
+        mock.patch.object(unsloth_model, "fast_language_model", return_value=loader),
+    ):
+        wanted, backend = ModelConfig(load_in_4bit=True), Backend("unsloth", "cuda", "")
+        loading = unsloth_model.Loading(fast_inference={"gpu_memory_utilization": 0.3})
+        return unsloth_model.load(None, wanted, torch.float32, backend, loading, str(folder / "tiny"))
+
+
 def shared_engine(folder: Path) -> dict[str, Any]:
     """Two rollouts of an engine that sleeps between them and shares Unsloth's weights: TRL's class as Unsloth rewrites it, the
     kit's handle over it, Unsloth's own request for the adapter. Stand-ins: vLLM's engine, and the class of its request."""
@@ -271,7 +313,7 @@ def shared_engine(folder: Path) -> dict[str, Any]:
 
     import torch
     from peft import LoraConfig, get_peft_model
-    from stand_in_llm import LLM, one_gpu, vllm_stands_in, watched
+    from stand_in_llm import one_gpu, vllm_stands_in, watched
     from unsloth.models.rl_replacements import vllm_generation_init_patch
     from unsloth_zoo import vllm_utils
 
@@ -280,8 +322,8 @@ def shared_engine(folder: Path) -> dict[str, Any]:
     request = ModuleType("vllm.lora.request")
     request.LoRARequest = lambda name, number, **given: SimpleNamespace(number=number, **given)  # type: ignore[attr-defined]
     vllm_generation_init_patch()
-    model = get_peft_model(tiny_qwen(tiny_tokenizer()), LoraConfig(r=2, target_modules=["q_proj"]))
-    model.vllm_engine, model.load_lora = LLM(shared_weights=True), partial(vllm_utils.load_lora, model)
+    model = get_peft_model(model_of_an_engines_weights(folder), LoraConfig(r=2, target_modules=["q_proj"]))
+    model.load_lora = partial(vllm_utils.load_lora, model)
     own = {"UNSLOTH_COMPILE_LOCATION": str(folder / "compiled"), "ACCELERATE_MIXED_PRECISION": "no"}
     stubs = {"vllm": ModuleType("vllm"), "vllm.lora": ModuleType("vllm.lora"), "vllm.lora.request": request}
     with (
@@ -304,7 +346,8 @@ def shared_engine(folder: Path) -> dict[str, Any]:
                 next(weight for name, weight in model.named_parameters() if "lora_B" in name).add_(1.0)
     return {
         "rollouts": rollouts, "asleep": asleep, "numbers": [request.number for request in engine.requests], "B": sums,
-        "pushed": engine.loaded, "written": sorted(path.name for path in Path.cwd().glob("vllm*")),
+        "pushed": engine.loaded, "ends": model.generation_config.eos_token_id,
+        "written": sorted(path.name for path in Path.cwd().glob("vllm*")),
     }  # fmt: skip
 
 

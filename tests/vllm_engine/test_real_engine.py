@@ -248,6 +248,16 @@ def test_all_weights_reach_the_engine_where_all_train(attempt: Callable[..., Any
     assert max(metrics(one.folder, "sampler/logp_difference")) < 1e-2
 
 
+def test_an_engine_starts_while_the_log_takes_what_is_printed() -> None:
+    """vLLM makes every process group inside this, and Unsloth starts it where the kit listens to what Unsloth prints."""
+    from vllm.utils.system_utils import suppress_stdout
+
+    from kit.models.backend import stdout_to_log
+
+    with stdout_to_log(), suppress_stdout():
+        pass
+
+
 def test_completions_match_the_regular_expression(attempt: Callable[..., Any], engine_tree: Any) -> None:
     import re
 
