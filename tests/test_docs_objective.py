@@ -12,8 +12,7 @@ import pytest
 from kit import objective
 from kit.cli.objective import KINDS
 from kit.objective import Objective
-from kit.objective.check import check_hook
-from kit.objective.check_inputs import scale_of, token_batch, token_fields
+from kit.objective.check import check_hook, scale_of, token_batch, token_fields
 from kit.objective.recipes import recipe_names
 from kit.objective.schedules import schedules
 from kit.trainer.metric_log import PHASES

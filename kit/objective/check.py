@@ -3,11 +3,10 @@
     finding             what must hold                                                     kinds of hook
     runs                the contract of a run (`hook.checked`): shape, finite, gradient;   all
                         float32 and float64, on and off policy, advantages (B, 1) and
-                        (B, T); `clipped` and `metrics` of its function
-    needs               runs on a batch that holds no more than it declares                all but reductions
+                        (B, T), on a batch that holds no more than it declares; `clipped` and
+                        `metrics` of its function
     same again          same inputs, same output                                           all
     gradient            reaches what it should                                             clip, regularizer, reduction
-    finite differences  autograd gives the derivative of the value, in float64             clip, regularizer, reduction
     masked tokens       gradient exactly 0, no influence, through an objective             all but advantages
     padding             more of it changes nothing                                         all
     extreme ratios      finite, gradient too, at log ratios of ±80 nats in float32         clip, weight, regularizer
@@ -21,14 +20,15 @@
 Schedules stand at step 0. State that a hook keeps is put back before every call: with it a hook must be deterministic,
 or no run could be resumed.
 
-Finite differences (`torch.autograd.gradcheck`): a hook may cut the graph on purpose, as cispo does with its weight. So a
-gradient that is not that of the value is a note and no failure.
+Inputs are small, ragged, and with rubbish wherever nothing may be read: five completions of up to nine tokens, one with a hole
+(as a tool call leaves), one of a single token, one without a live token. Fields are raw, as a trainer has them, so that what is
+left of the rubbish is `TokenBatch`'s doing.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,9 +36,7 @@ import torch
 from torch import Tensor
 
 from kit.errors import KitError
-from kit.objective import check_inputs as inputs
-from kit.objective.batch import REWARD_FIELDS, TOKEN_FIELDS, TokenBatch
-from kit.objective.check_inputs import TOKENS, Fields
+from kit.objective.batch import REWARD_FIELDS, TOKEN_FIELDS, Draw, RewardBatch, TokenBatch, fields_where
 from kit.objective.hook import Hook, call_on_tokens
 from kit.objective.objective import Objective, call_on_losses
 from kit.objective.reduction import LossScale
@@ -100,6 +98,179 @@ def _tried(name: str, check: Check, subject: Subject) -> Finding | None:
     return None if detail is None else Finding(name, True, str(detail), isinstance(detail, Note))
 
 
+# --- random inputs -----------------------------------------------------------------------------------------------------
+
+Fields = dict[str, Any]
+
+TOKENS = 9
+_LENGTHS = (TOKENS, 5, 1, 7, 0)
+_RUBBISH = (torch.nan, torch.inf, -torch.inf, 1e30)
+
+
+@torch.inference_mode(False)
+def token_fields(
+    seed: int, dtype: torch.dtype = torch.float64, *, off_policy: bool = True, per_token: bool = False
+) -> Fields:
+    """Every field of a `TokenBatch`. On-policy ones have little entropy, so that a floor under it is felt."""
+    mask, draw = _mask(), Draw(len(_LENGTHS), TOKENS, seed, off_policy=off_policy)
+    fields: Fields = {
+        "logps": draw.near(0.4) if off_policy else draw.old.clone(),
+        "old_logps": draw.old,
+        "advantages": draw.normal() if per_token else draw.normal(draw.rows, 1),
+        **{name: spec.sample(draw) for name, spec in TOKEN_FIELDS.items()},
+    }
+    fields = {name: value.to(dtype) if value.is_floating_point() else value for name, value in fields.items()}
+    return with_rubbish(fields | {"mask": mask, "step": 0})
+
+
+def extreme_fields(seed: int, reach: float = 80.0) -> Fields:
+    """Float32 fields whose log ratios, to the old, the reference and the engine's policy, are all `reach` or -`reach`."""
+    fields = token_fields(seed, torch.float32, per_token=True)
+    sign = torch.ones(len(_LENGTHS), TOKENS)
+    sign[1] = -1.0
+    sign[3:, ::2] = -1.0
+    high, low = torch.tensor(-0.1), torch.tensor(-0.1 - reach)
+    current, other = torch.where(sign > 0, high, low), torch.where(sign > 0, low, high)
+    changes = {"logps": current, "old_logps": other, "ref_logps": other.clone(), "sampler_logps": current.clone()}
+    changes["full_kl"] = changes["teacher_kl"] = torch.full_like(current, reach)
+    changes["teacher_logps"] = other.clone()
+    return with_rubbish(fields | changes)
+
+
+def with_rubbish(fields: Mapping[str, Any], shift: int = 0) -> Fields:
+    """The fields with NaN, infinities and huge numbers at padding; another `shift` puts others."""
+    dead = ~fields["mask"]
+    count = torch.arange(dead.numel()).view(dead.shape) + shift
+    rubbish = torch.tensor(_RUBBISH)[count % len(_RUBBISH)]
+    changed = dict(fields)
+    for name, value in fields.items():
+        over = isinstance(value, Tensor) and name != "mask" and value.is_floating_point()
+        if over and value.shape == dead.shape:
+            changed[name] = torch.where(dead, rubbish.to(value.dtype), value)
+    return changed
+
+
+def widened(fields: Mapping[str, Any], by: int = 5) -> Fields:
+    """The same completions with more padding, full of rubbish."""
+    shape = fields["mask"].shape
+    wide = {
+        name: torch.nn.functional.pad(value, (0, by))
+        if isinstance(value, Tensor) and value.shape == shape and value.dim() == 2
+        else value
+        for name, value in fields.items()
+    }
+    return with_rubbish(wide, shift=1)
+
+
+def token_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) -> tuple[TokenBatch, dict[str, Tensor]]:
+    """A `TokenBatch`, and the leaves whose gradient can be looked at. `keep`: leave out all optional fields but these."""
+    leaves = {name: fields[name].detach().clone() for name in ("logps", *sorted(fields_where(gradient=True)))}
+    if not torch.is_inference_mode_enabled():
+        for leaf in leaves.values():
+            leaf.requires_grad_()
+    values = _copied(fields) | leaves
+    always = {"logps", "old_logps", "advantages", "mask", "step"}
+    return TokenBatch.of(
+        **{name: v for name, v in values.items() if keep is None or name in always | set(keep)}
+    ), leaves
+
+
+def scale_of(mask: Tensor, accumulation: float = 1.0) -> LossScale:
+    """The scale of a window that is this one micro-batch, whatever its padding."""
+    return LossScale(accumulation, mask.sum(), TOKENS)
+
+
+@torch.inference_mode(False)
+def reward_fields(seed: int, dtype: torch.dtype = torch.float64) -> Fields:
+    """Every field of a `RewardBatch`: groups of 5, 4, 1 and 2, interleaved; two rewards unknown, one without tokens."""
+    group = torch.tensor([7, 3, 7, 3, 7, 12, 7, 3, 7, 3, 5, 5])
+    size = group.shape[0]
+    draw = Draw(size, TOKENS, seed)
+    mask = _mask().repeat(3, 1)[:size]
+    mask[9, 0] = True  # the scored members of every group have some tokens
+    fields: Fields = {name: spec.sample(draw) for name, spec in REWARD_FIELDS.items()}
+    components = fields["components"]
+    components[1, 2] = components[6] = torch.nan
+    components[10] = torch.nan
+    weights = torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
+    rewards = (components.nan_to_num(0.0) * weights).sum(1)
+    rewards[[6, 10]] = torch.nan
+    fields |= {"rewards": rewards, "component_weights": weights}
+    fields = {name: value.to(dtype) for name, value in fields.items()}
+    return with_rubbish(fields | {"group": group, "lengths": mask.sum(1), "mask": mask, "step": 0})
+
+
+def reward_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) -> RewardBatch:
+    """A `RewardBatch`. `keep`: leave out all optional fields but these."""
+    names = None if keep is None else {"rewards", "group", "step", "mask", *keep}
+    if names is not None and "components" in names:
+        names.add("component_weights")
+    values = _copied(fields)
+    return RewardBatch(**{name: value for name, value in values.items() if names is None or name in names})
+
+
+def rows(fields: Mapping[str, Any], order: Tensor) -> Fields:
+    """The completions of a `RewardBatch` in another order."""
+    size = fields["rewards"].shape[0]
+    return {
+        name: value[order] if isinstance(value, Tensor) and value.shape[:1] == (size,) else value
+        for name, value in fields.items()
+    }
+
+
+def _copied(fields: Mapping[str, Any]) -> Fields:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in fields.items()}
+
+
+def _mask() -> Tensor:
+    mask = torch.arange(TOKENS) < torch.tensor(_LENGTHS)[:, None]
+    mask[0, 2] = mask[3, 0] = False
+    return mask
+
+
+DTYPES = (torch.float64, torch.float32)
+
+
+def cases(kind: str, seed: int, keep: Collection[str]) -> Iterator[tuple[Any, ...]]:
+    """Arguments of calls that a hook of such a kind must be able to take. `keep`: without optional fields but these."""
+    if kind == "advantage":
+        for dtype in DTYPES:
+            yield (reward_batch(reward_fields(seed, dtype), keep),)
+    elif kind == "reduction":
+        for dtype in DTYPES:
+            per_token, mask = losses(seed, dtype)
+            for scale in (scale_of(mask), LossScale(2.0, mask.sum(), TOKENS)):
+                yield per_token, mask, scale
+    else:
+        for fields in variants(seed):
+            yield (token_batch(fields, keep)[0],)
+
+
+def variants(seed: int) -> Iterator[Fields]:
+    """Float32 and float64, on and off policy, advantages (B, 1) and (B, T)."""
+    for dtype in DTYPES:
+        for off_policy in (True, False):
+            for per_token in (False, True):
+                yield token_fields(seed, dtype, off_policy=off_policy, per_token=per_token)
+
+
+def kind_of(fields: Fields) -> str:
+    """`on policy, float32`, for messages."""
+    policy = "on" if torch.equal(fields["logps"][fields["mask"]], fields["old_logps"][fields["mask"]]) else "off"
+    return f"{policy} policy, {str(fields['logps'].dtype).removeprefix('torch.')}"
+
+
+def losses(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """What a reduction is given: a per-token loss (B, T) that is 0 at padding, and the mask."""
+    mask = _mask()
+    return numbers(mask.shape, seed + 2).to(dtype).masked_fill(~mask, 0.0), mask
+
+
+def numbers(shape: torch.Size, seed: int) -> Tensor:
+    """Normally distributed, float64."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 # --- the hook that is looked at, and what it is called with -----------------------------------------------------------
 
 
@@ -137,19 +308,19 @@ class Subject:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.silent):
             return call_on_tokens(self._contracted, *arguments)
 
-    def cases(self, keep: Collection[str] | None = None) -> Iterator[tuple[Any, ...]]:
-        """Arguments of calls that it must be able to take. `keep`: without optional fields of the batch but these."""
-        return inputs.cases(self.kind, self.seed, keep)
+    def cases(self) -> Iterator[tuple[Any, ...]]:
+        """Arguments of calls that it must be able to take, with the fields that it declares."""
+        return cases(self.kind, self.seed, self.hook.needs)
 
     def loss(self, fields: Fields, scale: LossScale | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of an objective with this hook in it, and the leaves of its batch."""
         self.restore()
-        batch, leaves = inputs.token_batch(fields)
-        return self.objective.loss(batch, scale or inputs.scale_of(fields["mask"])).loss, leaves
+        batch, leaves = token_batch(fields)
+        return self.objective.loss(batch, scale or scale_of(fields["mask"])).loss, leaves
 
     def advantages(self, fields: Fields) -> Tensor:
         """The advantages as an objective passes them on; 0 at tokens that do not train."""
-        advantages = self(inputs.reward_batch(fields))
+        advantages = self(reward_batch(fields))
         return advantages if advantages.dim() == 1 else advantages.masked_fill(~fields["mask"], 0.0)
 
 
@@ -193,32 +364,8 @@ def _runs(subject: Subject) -> str:
     for arguments in subject.cases():
         out = subject(*arguments)
     if subject.kind in ("clip", "regularizer"):
-        subject.loss(next(inputs.variants(subject.seed)))  # calls what its function reports, too
+        subject.loss(next(variants(subject.seed)))  # calls what its function reports, too
     return f"finite, shape {tuple(out.shape)}, in float32 and float64"
-
-
-def _needs(subject: Subject) -> str:
-    known = set(REWARD_FIELDS if subject.kind == "advantage" else TOKEN_FIELDS)
-    needs = set(subject.hook.needs)
-
-    def error_with(fields: set[str]) -> Exception | None:
-        try:
-            subject(*next(subject.cases(fields)))
-        except Exception as error:
-            return error
-        return None
-
-    error = error_with(needs)
-    if error is not None:
-        lacking = [name for name in sorted(known - needs) if error_with(known - {name}) is not None]
-        if not lacking:
-            raise error
-        names = ", ".join(f"'{name}'" for name in lacking)
-        raise Fault(
-            f"reads {', '.join(lacking)} without declaring it; a run fills in only what is declared. Set "
-            f"function.needs = {{{names}}}. ({error})"
-        )
-    return f"needs {', '.join(sorted(needs))}" if needs else "needs nothing beyond what every batch has"
 
 
 def _same_again(subject: Subject) -> str:
@@ -238,10 +385,10 @@ def _gradient(subject: Subject) -> str | None:
     if subject.silent:
         return Note("its coef is 0, so it is only logged")
     reached: set[str] = set()
-    for fields in inputs.variants(subject.seed):
-        batch, leaves = inputs.token_batch(fields)
+    for fields in variants(subject.seed):
+        batch, leaves = token_batch(fields)
         for name, slope in _gradients(subject(batch), leaves).items():
-            _require_finite(slope, f"in the gradient to {name}, {inputs.kind_of(fields)}")
+            _require_finite(slope, f"in the gradient to {name}, {kind_of(fields)}")
             reached |= {name} if slope.any() else set()
     if subject.kind == "clip" and "logps" not in reached:
         raise Fault("the gradient to logps is 0 at every token of every batch: the policy would not move.")
@@ -251,8 +398,8 @@ def _gradient(subject: Subject) -> str | None:
 
 
 def _gradient_of_reduction(subject: Subject) -> str:
-    per_token, mask = inputs.losses(subject.seed)
-    out = subject(per_token.requires_grad_(), mask, inputs.scale_of(mask))
+    per_token, mask = losses(subject.seed)
+    out = subject(per_token.requires_grad_(), mask, scale_of(mask))
     (slope,) = torch.autograd.grad(out, per_token)
     _require_finite(slope, "in the gradient to per_token")
     lost, live = int((mask & (slope == 0)).sum()), int(mask.sum())
@@ -261,44 +408,13 @@ def _gradient_of_reduction(subject: Subject) -> str:
     return Note(f"{lost} of {live} live tokens get no gradient") if lost else "to every live token"
 
 
-def _finite_differences(subject: Subject) -> str:
-    """`gradcheck` along a random direction of each input, in float64."""
-    value: Callable[..., Tensor]
-    if subject.kind == "reduction":
-        per_token, mask = inputs.losses(subject.seed)
-        names, leaves = ("per_token",), (per_token.requires_grad_(),)
-
-        def value(leaf: Tensor) -> Tensor:
-            return subject(leaf.masked_fill(~mask, 0.0), mask, inputs.scale_of(mask))
-
-    else:
-        fields = inputs.token_fields(subject.seed, per_token=True)
-        weight = inputs.numbers(fields["mask"].shape, subject.seed + 1)
-        names, leaves = zip(*inputs.token_batch(fields)[1].items(), strict=True)
-
-        def value(*leaves: Tensor) -> Tensor:
-            out = subject(TokenBatch.of(**fields | dict(zip(names, leaves, strict=True))))
-            return out if out.dim() == 0 else (out * weight).sum()
-
-    if not value(*leaves).requires_grad:
-        return Note("skipped: there is no gradient to compare")
-    if torch.autograd.gradcheck(
-        value, leaves, atol=1e-6, rtol=1e-5, raise_exception=False, check_undefined_grad=False, fast_mode=True
-    ):
-        return "autograd agrees, in float64"
-    return Note(
-        "gradient is not that of the value: intended if the hook detaches a weight, as cispo does; else look for a "
-        "torch.autograd.Function whose backward is wrong"
-    )
-
-
 # --- terms of the loss ------------------------------------------------------------------------------------------------
 
 
 def _masked_tokens(subject: Subject) -> str:
-    for fields in inputs.variants(subject.seed):
+    for fields in variants(subject.seed):
         loss, leaves = subject.loss(fields)
-        other, _ = subject.loss(inputs.with_rubbish(fields, shift=2))
+        other, _ = subject.loss(with_rubbish(fields, shift=2))
         if not _equal(loss, other):
             raise Fault("what stands at masked tokens changes the loss.")
         for name, slope in _over_tokens(loss, leaves).items():
@@ -309,8 +425,8 @@ def _masked_tokens(subject: Subject) -> str:
 
 def _padding(subject: Subject) -> str:
     for per_token in (False, True):
-        fields = inputs.token_fields(subject.seed, per_token=per_token)
-        (loss, leaves), (wide, wide_leaves) = subject.loss(fields), subject.loss(inputs.widened(fields))
+        fields = token_fields(subject.seed, per_token=per_token)
+        (loss, leaves), (wide, wide_leaves) = subject.loss(fields), subject.loss(widened(fields))
         _alike(wide, loss, "more padding changes the loss")
         slopes, wide_slopes = _over_tokens(loss, leaves), _over_tokens(wide, wide_leaves)
         for name, slope in slopes.items():
@@ -322,9 +438,9 @@ def _padding(subject: Subject) -> str:
 
 def _extreme_ratios(subject: Subject) -> str:
     for flip in (1.0, -1.0):
-        fields = inputs.extreme_fields(subject.seed)
+        fields = extreme_fields(subject.seed)
         fields["advantages"] = flip * fields["advantages"]
-        batch, leaves = inputs.token_batch(fields)
+        batch, leaves = token_batch(fields)
         out = subject(batch)
         if out.requires_grad and subject.kind != "weight":
             for name, slope in _gradients(out, leaves).items():
@@ -335,8 +451,8 @@ def _extreme_ratios(subject: Subject) -> str:
 def _empty(subject: Subject) -> str:
     what = "a micro-batch whose tokens are all masked"
     for window in (0.0, 5.0):
-        fields = inputs.token_fields(subject.seed)
-        fields = inputs.with_rubbish(fields | {"mask": torch.zeros_like(fields["mask"])})
+        fields = token_fields(subject.seed)
+        fields = with_rubbish(fields | {"mask": torch.zeros_like(fields["mask"])})
         loss, leaves = subject.loss(fields, LossScale(1.0, window, TOKENS))
         if loss != 0:
             raise Fault(f"{what} has the loss {float(loss):g}, not 0.")
@@ -348,9 +464,9 @@ def _empty(subject: Subject) -> str:
 
 def _advantage(subject: Subject) -> str:
     """On policy, and of the loss's own gradient: whether it follows the advantages, and in which direction."""
-    fields = inputs.token_fields(subject.seed, off_policy=False)
+    fields = token_fields(subject.seed, off_policy=False)
     original = fields["advantages"]
-    tried = (original, -original, inputs.numbers(original.shape, subject.seed + 1))
+    tried = (original, -original, numbers(original.shape, subject.seed + 1))
     slopes = []
     for advantages in tried:
         loss, leaves = subject.loss(fields | {"advantages": advantages})
@@ -377,9 +493,9 @@ def _advantage(subject: Subject) -> str:
 
 def _accumulation(subject: Subject) -> str:
     """Two micro-batches of equally many full completions against one of all: here every mean agrees with every other."""
-    per_token = inputs.numbers(torch.Size([4, TOKENS]), subject.seed + 3)
+    per_token = numbers(torch.Size([4, TOKENS]), subject.seed + 3)
     mask = torch.ones_like(per_token, dtype=torch.bool)
-    whole = subject(per_token, mask, inputs.scale_of(mask))
+    whole = subject(per_token, mask, scale_of(mask))
     halves = sum(subject(per_token[i : i + 2], mask[i : i + 2], LossScale(2.0, mask.sum(), TOKENS)) for i in (0, 2))
     factor = float(halves / whole)
     if abs(factor - 1.0) > EXACT:
@@ -394,7 +510,7 @@ def _accumulation(subject: Subject) -> str:
 
 
 def _unscorable(subject: Subject) -> str:
-    fields = inputs.reward_fields(subject.seed)
+    fields = reward_fields(subject.seed)
     unknown = fields["rewards"].isnan()
     before = subject.advantages(fields)
     changed = dict(fields)
@@ -408,9 +524,9 @@ def _unscorable(subject: Subject) -> str:
 
 
 def _order(subject: Subject) -> str:
-    fields = inputs.reward_fields(subject.seed)
+    fields = reward_fields(subject.seed)
     order = torch.randperm(fields["rewards"].shape[0], generator=torch.Generator().manual_seed(subject.seed))
-    renamed = inputs.rows(fields, order)
+    renamed = rows(fields, order)
     renamed["group"] = 100 - renamed["group"]
     _alike(
         subject.advantages(renamed),
@@ -422,23 +538,23 @@ def _order(subject: Subject) -> str:
 
 
 def _padding_of_advantages(subject: Subject) -> str:
-    fields = inputs.reward_fields(subject.seed)
+    fields = reward_fields(subject.seed)
     length = fields["mask"].shape[1]
     before = subject.advantages(fields)
-    for other in (inputs.with_rubbish(fields, shift=2), inputs.widened(fields)):
+    for other in (with_rubbish(fields, shift=2), widened(fields)):
         after = subject.advantages(other)
         _alike(after if after.dim() == 1 else after[:, :length], before, "more padding changes the advantages")
     return "more of it changes nothing"
 
 
 def _no_spread(subject: Subject) -> str:
-    for dtype in inputs.DTYPES:
-        fields = inputs.reward_fields(subject.seed, dtype)
+    for dtype in DTYPES:
+        fields = reward_fields(subject.seed, dtype)
         known = fields["rewards"].isfinite()
         for rewards in (torch.where(known, 0.5, torch.nan), torch.full_like(fields["rewards"], torch.nan)):
             same = fields | {"rewards": rewards.to(dtype), "components": torch.ones_like(fields["components"])}
-            subject(inputs.reward_batch(same))
-        subject(inputs.reward_batch(inputs.rows(fields, torch.tensor([0]))))
+            subject(reward_batch(same))
+        subject(reward_batch(rows(fields, torch.tensor([0]))))
     return "finite where all rewards are equal, for groups of one, and without any reward"
 
 
@@ -446,10 +562,8 @@ def _no_spread(subject: Subject) -> str:
 
 _OF_EVERY_HOOK: dict[str, Check] = {
     "runs": _runs,
-    "needs": _needs,
     "same again": _same_again,
 }
-_DERIVED: dict[str, Check] = {"gradient": _gradient, "finite differences": _finite_differences}
 _OF_A_TERM: dict[str, Check] = {
     "masked tokens": _masked_tokens, "padding": _padding, "extreme ratios": _extreme_ratios, "empty micro-batch": _empty,
 }  # fmt: skip
@@ -462,13 +576,12 @@ CHECKS: dict[str, dict[str, Check]] = {
         "padding": _padding_of_advantages,
         "no spread": _no_spread,
     },
-    "clip": {**_OF_EVERY_HOOK, **_DERIVED, **_OF_A_TERM, "advantage": _advantage},
+    "clip": {**_OF_EVERY_HOOK, "gradient": _gradient, **_OF_A_TERM, "advantage": _advantage},
     "weight": {**_OF_EVERY_HOOK, **_OF_A_TERM},
-    "regularizer": {**_OF_EVERY_HOOK, **_DERIVED, **_OF_A_TERM},
+    "regularizer": {**_OF_EVERY_HOOK, "gradient": _gradient, **_OF_A_TERM},
     "reduction": {
-        **{name: check for name, check in _OF_EVERY_HOOK.items() if name != "needs"},
+        **_OF_EVERY_HOOK,
         "gradient": _gradient_of_reduction,
-        "finite differences": _finite_differences,
         "masked tokens": _masked_tokens,
         "padding": _padding,
         "empty micro-batch": _empty,

@@ -84,7 +84,7 @@ tanh_clip.zero_at_zero_advantage = True
 # %% [markdown]
 # ## Try the hook first
 #
-# The check uses random batches: shapes, padding, NaN, extreme ratios, and its gradient against finite differences.
+# The check uses random batches: shapes, padding, NaN, extreme ratios, and whether the gradient follows the advantages.
 
 # %%
 # !grpo-kit objective check my_hooks.py:tanh_clip
