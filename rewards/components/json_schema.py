@@ -17,8 +17,6 @@ _COMMENTS = frozenset(
     {"$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples"}
 )
 
-_CONTAINERS = {"object": dict, "array": list}
-
 
 @dataclass(frozen=True, kw_only=True)
 class JsonSchema(IsolatedComponent):
@@ -74,7 +72,7 @@ class JsonSchema(IsolatedComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class JsonFormat(ItemComponent):
-    """1 for exactly one JSON value, and an object or array where the schema asks for one at the top; else 0."""
+    """1 for exactly one JSON value, and no bare text, number, true, false or null where the schema asks for a container."""
 
     name: str = "format"
     schema: str | None = None
@@ -82,9 +80,10 @@ class JsonFormat(ItemComponent):
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         answer = sample.once(find_json, self.strict)
-        kinds = _top_kinds(_schema_text(column(sample, "schema", "json_schema"), self.schema))
-        is_other = kinds and not isinstance(answer.value, tuple(_CONTAINERS[kind] for kind in kinds))
-        reason = answer.reason or (f"not an {' or '.join(kinds)}" if is_other else None)
+        reason = answer.reason
+        if reason is None and not isinstance(answer.value, dict | list):
+            schema = _schema_text(column(sample, "schema", "json_schema"), self.schema)
+            reason = "no object or array" if _wants_container(schema) else None
         return Score(self.high) if reason is None else Score(None, "format", {"reason": reason})
 
 
@@ -163,14 +162,13 @@ def _validator(schema: str) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _top_kinds(schema: str | None) -> list[str]:
-    """The types that the schema allows at the top, if it says so and all of them are containers."""
+def _wants_container(schema: str | None) -> bool:
+    """Whether the schema allows nothing but objects or arrays at the top, and says so by `type`."""
     try:
         kinds = json.loads(schema or "{}")["type"]
-        kinds = [kinds] if isinstance(kinds, str) else list(kinds)
-        return kinds if _CONTAINERS.keys() >= set(kinds) else []
+        return {"object", "array"} >= set([kinds] if isinstance(kinds, str) else kinds)
     except (ValueError, KeyError, TypeError):
-        return []
+        return False
 
 
 @functools.lru_cache(maxsize=256)

@@ -19,8 +19,8 @@ def json_schema(
 
     Formula: accuracy + 0.1 format. accuracy is 1 when the value follows the schema and equals the reference, if there
     is one (numbers by value, keys in any order); with `partial`, a value that follows the schema but differs earns the
-    F1 over its (path, leaf) pairs; format is 1 when there is exactly one JSON value to read, an
-    object or array where the schema asks for one.
+    F1 over its (path, leaf) pairs; format is 1 when there is exactly one JSON value to read, no
+    bare text or number where the schema asks for an object or array.
     Range: [0, 1.1].
     Checker: accuracy.
     Columns: `schema` or `json_schema`: JSON text (nested columns are filled with nulls by Arrow), OpenAI's

@@ -30,7 +30,7 @@ def test_values_that_break_the_schema_are_wrong_and_say_where():
 
 
 @pytest.mark.parametrize("schema", [PERSON, '{"type": ["array", "object"]}', {"schema": {"type": "object"}}])
-def test_the_format_is_the_container_that_the_schema_asks_for(schema):
+def test_the_format_is_a_container_where_the_schema_asks_for_one(schema):
     evaluation = evaluate("7", '"Ann"', '{"x": 1}', "Ann", schema=schema)
     assert evaluation.values["format"] == [0.0, 0.0, 1.0, 0.0]
     assert "object" in evaluation.infos["format"][0]["reason"]
