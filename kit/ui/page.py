@@ -67,11 +67,15 @@ SCREENS = (
 
 def build(site: Site) -> gr.Blocks:
     """All screens. `launch` is never called on it: `kit.ui.server` mounts it behind the gate."""
-    with gr.Blocks(title="grpo-kit", analytics_enabled=False, fill_width=True) as blocks:
+    blocks = gr.Blocks(title="grpo-kit", analytics_enabled=False, fill_width=True)
+    for title, path, _ in SCREENS:
+        blocks.route(title, f"/{path}")
+    with blocks:  # once: Gradio makes its whole application anew at the end of each `with`
+        blocks.current_page = ""
         gr.Navbar(main_page_name="Home")
         home.build(site, blocks)
-    for title, path, screen in SCREENS:
-        with blocks.route(title, f"/{path}"):
+        for title, path, screen in SCREENS:
+            blocks.current_page = path
             screen(site, blocks)
             # A run that the address names stands first, so that tabs of a browser can be told apart.
             blocks.load(None, [], [], js=TITLE.replace("SCREEN", title))
