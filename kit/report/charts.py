@@ -150,12 +150,12 @@ def _frame(series: Sequence[Series], reach: tuple[float | None, float | None], t
     xs = np.concatenate([each.x for each in series])
     ys = np.concatenate([part for each in series for part in (each.y, *each.band()[1:])])
     ends = [*(end for end in reach if end is not None), float(ys.min()), float(ys.max())]
-    low, high, bottom, level = float(xs.min()), float(xs.max()), min(ends), max(ends)
+    low, bottom, level = float(xs.min()), min(ends), max(ends)
+    high = max(float(xs.max()), low + 1.0)  # a first step alone has room for the next one
     across = ticks(low, high, 6)
-    if high > low:
-        if high - low < 6 and np.all(xs == np.floor(xs)):  # single steps: no tick between two of them
-            across = [float(x) for x in range(int(low), int(high) + 1)]
-        across = sorted({low, *(tick for tick in across if low <= tick <= high), high})
+    if high - low < 6 and np.all(xs == np.floor(xs)):  # single steps: no tick between two of them
+        across = [float(x) for x in range(int(low), int(high) + 1)]
+    across = sorted({low, *(tick for tick in across if low <= tick <= high), high})
     if level == bottom == reach[0]:
         level += 1.0  # all on the floor: the axis goes up from it
     return Frame(across, ticks(bottom, level, 5), top)

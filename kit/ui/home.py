@@ -82,7 +82,7 @@ GO = "(place) => { if (place) window.location.href = place; }"
 def _doors(site: Site) -> None:
     """The ways to begin; each card is a button."""
     place = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
-    with gr.Row(elem_id="doors", elem_classes="tight"):
+    with gr.Row(elem_id="doors", elem_classes="tight", equal_height=True):
         first, real, own, example = (
             gr.Button(f"{title}\n{words}", min_width=220, elem_classes="door", variant="secondary")
             for title, words in DOORS

@@ -32,8 +32,8 @@ UNASKED_PROMPTS = 8
 READING: dict[str, Any] = {"concurrency_limit": 4} | UNSEEN
 NEVER = m.empty(
     "Not checked yet",
-    "The signal check samples the model on real rows before you pay for a run: is it sometimes right, do the rewards of a "
-    "group differ, is it cut off? It ends in one sentence and, where it can, the one change to make.",
+    "The signal check samples the model on your rows: is it sometimes right, do the rewards of a group differ, are "
+    "completions cut off? It ends in a verdict and, if one helps, a change to make.",
 )
 
 
@@ -136,8 +136,8 @@ def filled(sent: Sent, at: Any) -> list[Any]:
 
 def _cheat(form: Form, place: gr.Number) -> gr.Button:
     """Returns the button that reads the row."""
-    gr.HTML(m.page(m.tag("p", "Known ways to earn a reward without solving anything, tried on this row: training finds each that "
-                         "works. None may reach what an honest right answer earns.", class_="dim")))  # fmt: skip
+    words = "Known ways to cheat a reward. None should score as high as a right answer, or training will find it."
+    gr.HTML(m.page(m.tag("p", words, class_="dim")))
     with gr.Row(elem_classes="tight"):
         run = gr.Button("Try all of them", variant="primary", size="md")
         many = gr.Button("Audit on my rows", size="md", elem_id="audit")
@@ -239,7 +239,7 @@ def learned(job: Job | None) -> list[Any]:
     """[the verdict, its button, the settings that it sets, the details, the button that stops] of a check."""
     card, details, changes = "", NEVER, list[str]()
     if job is None or job.state == "stopped":
-        card = m.page(m.note("Whether it learns is not checked yet: 2 Reward, Signal check."))
+        card = m.page(m.note("Not checked yet: will it learn? See 2 Reward, Signal check."))
     elif job.state == "running":
         line = job.line or "Starting: Python and torch are loaded first …"
         card = m.page(m.note(f"Trying the model and the reward on a few rows: {line}", "live"))

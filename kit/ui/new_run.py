@@ -18,12 +18,13 @@ from kit.ui import lab, steps
 from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft, from_yaml
 from kit.ui.form import Form, Sent
+from kit.ui.results import in_words
 from kit.ui.site import POLL_SECONDS, QUIET, UNSEEN, Site, address, run_box
 
 STEPS = {
     "1 Data": steps.data_step,
     "2 Reward": lab.build,
-    "3 Model and training": steps.train_step,
+    "3 Training": steps.train_step,
 }
 
 
@@ -241,9 +242,7 @@ def memory_card(config: RunConfig, plan: dict[str, Any]) -> Markup:
     fixes = []
     if plan["fixes"]:
         fixes = [
-            m.table(
-                ["change", "what it costs"], [[m.tag("code", fix["override"]), fix["harm"]] for fix in plan["fixes"]]
-            )
+            m.table(["change", "what it costs"], [[in_words([fix["override"]]), fix["harm"]] for fix in plan["fixes"]])
         ]
     elif not plan["fits"]:
         fixes = [

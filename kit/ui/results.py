@@ -10,6 +10,7 @@ from markupsafe import Markup
 from kit.runs.files import one_line
 from kit.ui import markup as m
 from kit.ui.explorer import show_rows
+from kit.ui.steps import LABELS
 
 LEVELS = {"will learn": "ok"} | dict.fromkeys(("too easy", "sample more", "borderline", "slow reward"), "warn")
 """How a verdict of the signal check is coloured; any other is a failure."""
@@ -93,7 +94,7 @@ def audit_table(audit: dict[str, Any]) -> Markup:
         [
             m.badge(
                 *(
-                    ("honest", "ok")
+                    ("honest", "ok" if attack["paid"] == attack["rows"] else "warn")
                     if attack["attack"] in honest
                     else ("paid", "fail")
                     if attack["paid"]
@@ -204,8 +205,9 @@ def actions_of(check: dict[str, Any]) -> list[str]:
 
 
 def in_words(actions: list[str]) -> str:
-    """Settings as a button says them: `Set generation.num_generations to 16`."""
-    return one_line(f"Set {' and '.join(action.replace('=', ' to ', 1) for action in actions)}", 140)
+    """Settings (`key=value`) as a button says them, by the labels of the form: `Set Group size to 16`."""
+    pairs = (action.partition("=") for action in actions)
+    return one_line(f"Set {' and '.join(f'{LABELS.get(key, key)} to {value}' for key, _, value in pairs)}", 140)
 
 
 def change_of(check: dict[str, Any]) -> str:

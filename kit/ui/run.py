@@ -45,17 +45,15 @@ TO_TAB = (
 
 def buttons(status: Mapping[str, Any] | None, *, anew: bool = False) -> list[Any]:
     """Which of `BUTTONS` a run in this state has. `anew`: it has no checkpoint to go on from."""
-    there, live = status is not None, status is not None and status["state"] in ALIVE
-    resumable = status is not None and not live and status["state"] != "finished"
-    shown = {
-        "like": there,
-        "stop": live,
-        "now": live,
-        "delete": there and not live,
-    }
-    visible = {name: gr.Button(visible=value) for name, value in shown.items()}
-    visible["resume"] = gr.Button(AGAIN if anew else RESUME, visible=resumable)
-    return [visible[name] for name in BUTTONS]
+    state = status["state"] if status is not None else None
+    live, ended = state in ALIVE, state is not None and state not in ALIVE
+    return [
+        gr.Button(visible=state is not None),
+        gr.Button(visible=live and state != "stopping"),
+        gr.Button(visible=live),
+        gr.Button(AGAIN if anew else RESUME, visible=ended and state != "finished"),
+        gr.Button(visible=ended),
+    ]
 
 
 def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], gr.HTML, list[Any]]:

@@ -22,7 +22,7 @@ from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
 from kit.ui import markup as m
 from kit.ui.home import steps
 from kit.ui.outcome import course, outcome, progress
-from kit.ui.site import address
+from kit.ui.site import address, has_weights
 
 Event = Mapping[str, Any]
 TITLES = {
@@ -100,9 +100,9 @@ def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Number
     live = status["state"] in ALIVE
     begun, end = status.get("started"), status.get("ended") or status.get("heartbeat")
     taken = end - begun if isinstance(begun, (int, float)) and isinstance(end, (int, float)) else None
-    pairs = [("steps", steps(status)), ("started", m.when(begun))]
+    pairs = [("started", m.when(begun))]
     if not live:
-        pairs += [("ended", m.when(status.get("ended"))), ("took", duration(taken))]
+        pairs = [("steps", steps(status)), *pairs, ("ended", m.when(status.get("ended"))), ("took", duration(taken))]
     known = _finite(columns.get("reward"))
     if len(known):
         pairs.append(("training reward, mean of last 10", m.number(float(known[-10:].mean()))))
@@ -114,13 +114,8 @@ def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Number
 
 def _next(run: RunDir, link: bool) -> Markup:
     """Links to what comes next."""
-    links = []
-    if run.adapter.is_dir() or any(run.checkpoints):
-        links += [
-            m.tag("a", "Chat", href=address("chat", run.id), class_="button"),
-            m.tag("a", "Export", href=address("export", run.id), class_="button"),
-        ]
-    links.append(m.tag("a", "Compare", href=address("compare", run.id), class_="button"))
+    screens = ("Chat", "Export", "Compare") if has_weights(run) else ()
+    links = [m.tag("a", name, href=address(name.lower(), run.id), class_="button") for name in screens]
     if link:
         path = f"/runs/{run.id}/report.html"
         links.append(m.tag("a", "Report", href=path, target="_blank", rel="noopener", class_="button"))

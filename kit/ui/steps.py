@@ -112,6 +112,7 @@ def data_step(form: Form) -> None:
             form.add("data.limit", "Rows at most", "Empty: all.")
             form.add("data.heldout", "Held-out rows", "Set apart to measure with.")
             form.add("data.max_prompt_tokens", "Longest prompt", "In tokens; longer ones are left out.")
+            form.add("data.skip_bad_rows", "Leave out bad rows", kind="switch")
         with gr.Row():
             form.add("data.rename", "Other columns", "Column: the name that the reward has for it.")
             form.add("data.task_params", "Task parameters", "For reasoning-gym.")
@@ -181,8 +182,8 @@ def guessed(site: Site, draft: Draft) -> tuple[Draft, str]:
     try:
         draft.config(site.settings)  # guarded before anything is read
         guess = site.benches.ask("guess", load_config({"data": {"source": source}}))
-    except KitError as problem:
-        return draft, m.error(problem)
+    except KitError:
+        return draft, ""  # it is said where the columns are shown
     draft = draft.change("data.prompt_column", guess["prompt"]).change("data.reference_column", guess["reference"])
     parts = [f"prompt '{guess['prompt']}'"] + ([f"right answers '{guess['reference']}'"] if guess["reference"] else [])
     if guess["reward"] is not None:
@@ -304,6 +305,7 @@ IMPORTANT = (
     },
 )
 """Keys, what they are called, and a few words."""
+LABELS = {name: label for names in IMPORTANT for name, (label, _) in names.items()}
 
 
 def train_step(form: Form) -> None:

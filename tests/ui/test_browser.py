@@ -108,8 +108,8 @@ def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
 def test_the_signal_check_runs_by_itself_for_data_of_ones_own(page: Any, tab: Callable[..., Tab]) -> None:
     new = tab(page, "/new")
     card = new.locator("#verdict-learns")
-    expect(card).to_contain_text("not checked yet")  # a preset as it is
-    step(new, "3 Model and training")
+    expect(card).to_contain_text("Not checked yet")  # a preset as it is
+    step(new, "3 Training")
     for key, value in QUICK.items():
         fill(new, key, value)
     step(new, "1 Data")
@@ -119,7 +119,7 @@ def test_the_signal_check_runs_by_itself_for_data_of_ones_own(page: Any, tab: Ca
     limit.blur()
     expect(card).to_contain_text(re.compile("rewards differ in .* of groups"), timeout=120_000)
     expect(card).to_contain_text(re.compile("Cannot be cheated|is paid"))
-    step(new, "3 Model and training")
+    step(new, "3 Training")
     fill(new, "optimisation.steps", "3")  # no part of the question
     expect(card).to_contain_text(re.compile("rewards differ in .* of groups"))
     new.reload()
@@ -131,11 +131,11 @@ def test_the_signal_check_runs_by_itself_for_data_of_ones_own(page: Any, tab: Ca
 
 def test_the_draft_is_there_after_a_reload_and_in_another_browser_it_is_not(page: Any, tab: Callable[..., Tab]) -> None:
     new = tab(page, "/new")
-    step(new, "3 Model and training")
+    step(new, "3 Training")
     fill(new, "optimisation.steps", "17")
     new.reload()
     expect(new.locator("#command textarea")).to_have_value("grpo-kit train quickstart -o optimisation.steps=17")
-    step(new, "3 Model and training")
+    step(new, "3 Training")
     expect(new.locator("#first-optimisation-steps textarea, #first-optimisation-steps input").first).to_have_value("17")
     other = tab(page, "/new", apart=True)
     expect(other.locator("#command textarea")).to_have_value("grpo-kit train quickstart")

@@ -79,7 +79,7 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
     assert "<b>." not in html
     assert "10% [5%, 20%]" in html
     assert results.actions_of(found) == ["generation.num_generations=16", "optimisation.batch_size=64"]
-    assert "Set generation.num_generations to 16 and optimisation.batch_size to 64." in html
+    assert "Set Group size to 16 and Batch size to 64." in html
     assert "completions 1.0 s, rewards 0.0 s" in html
     assert "&lt;i&gt;" in html
     assert "0.25" in html
@@ -109,4 +109,4 @@ def test_the_button_of_a_signal_check_changes_settings() -> None:
     sent: Any = SimpleNamespace(draft=Draft)
     draft, done = made(sent, ["generation.num_generations=16", 3])
     assert draft.changes == {"generation.num_generations": 16}
-    assert "Set generation.num_generations to 16: done" in done
+    assert "Set Group size to 16: done" in done

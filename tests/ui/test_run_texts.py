@@ -81,7 +81,7 @@ def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pyt
     ("state", "shown"),
     [
         ("running", ["like", "stop", "now"]),
-        ("stopping", ["like", "stop", "now"]),
+        ("stopping", ["like", "now"]),
         ("stopped", ["like", "resume", "delete"]),
         ("interrupted", ["like", "resume", "delete"]),
         ("finished", ["like", "delete"]),

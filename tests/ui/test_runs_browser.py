@@ -73,7 +73,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
     new.locator("#drop-data input[type=file]").set_input_files(path)
     sees(new, "prompt 'task', right answers 'right', reward gsm8k-reasoning; the right answers in 'right' are numbers")
     expect(new.locator("#command textarea")).to_have_value(re.compile('reference_column="right"'))
-    step(new, "3 Model and training")
+    step(new, "3 Training")
     choose(new, "key-model-name", "embedded")
     expect(new.locator("#command textarea")).to_have_value(re.compile("model.name"))
     step(new, "1 Data")
@@ -102,7 +102,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
     parameters.blur()
     expect(new.locator("#command textarea")).to_have_value(re.compile('format_weight": 0.21'))
     sees(new, "The other parts can add 0.31")
-    step(new, "3 Model and training")
+    step(new, "3 Training")
     for key, value in QUICK.items():
         fill(new, key, value)
     name = new.locator("#run-name textarea, #run-name input").first

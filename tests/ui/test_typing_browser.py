@@ -60,7 +60,7 @@ def box(tab: Tab, elem_id: str) -> Locator:
 def test_type_tab_and_type(here: Any, tab: Callable[..., Tab]) -> None:
     new = tab(here, "/new")
     sees(new, "Settings are valid")
-    step(new, "3 Model and training")
+    step(new, "3 Training")
     for delay, steps, rate in ((40, "123", "0.00076543"), (120, "456", "0.00012345")):
         box(new, "first-optimisation-steps").click()
         new.keyboard.press("Control+a")
@@ -77,7 +77,7 @@ def test_type_tab_and_type(here: Any, tab: Callable[..., Tab]) -> None:
 def test_of_two_edits_at_once_both_stay(here: Any, tab: Callable[..., Tab]) -> None:
     new = tab(here, "/new")
     sees(new, "Settings are valid")
-    step(new, "3 Model and training")
+    step(new, "3 Training")
     new.wait_for_timeout(1500)  # the first answer of the page writes every box
     box(new, "key-model-lora-rank").fill("32")
     new.get_by_label("4-bit weights").locator("visible=true").first.click(delay=60)
@@ -106,7 +106,7 @@ def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
     monkeypatch.setattr(new_run, "written", late)
     new = tab(here, "/new")
     sees(new, "Settings are valid")
-    step(new, "3 Model and training")
+    step(new, "3 Training")
     for click, preset in (("Start over", "quickstart"), ("", "gsm8k")):
         answered.clear()
         box(new, "key-model-lora-rank").fill("77")
@@ -132,7 +132,7 @@ def test_what_is_changed_and_typed_before_the_first_answer_stays(
 
     monkeypatch.setattr(Form, "filled", late)
     new = tab(here, "/new")
-    step(new, "3 Model and training")
+    step(new, "3 Training")
     new.get_by_label("4-bit weights").locator("visible=true").first.click()
     box(new, "key-model-lora-rank").click()
     box(new, "key-model-lora-rank").fill("24")
@@ -146,7 +146,7 @@ def test_what_is_changed_and_typed_before_the_first_answer_stays(
 def test_a_name_typed_just_before_start_is_used(here: Any, tab: Callable[..., Tab], asked: list[Any]) -> None:
     new = tab(here, "/new")
     sees(new, "Settings are valid")
-    step(new, "3 Model and training")
+    step(new, "3 Training")
     for held in (0, 90):
         box(new, "run-name").fill(f"held-{held}")
         before = len(asked)
