@@ -119,7 +119,8 @@ def progress(status: Mapping[str, Any]) -> Markup:
     begun = status.get("started")
     passed = max(0.0, time.time() - begun) if isinstance(begun, (int, float)) else 0.0
     left, whole = seconds_left(status, done, passed)
-    clock = f"{duration(left)} left{' in all' if whole else ', and the steps'}" if left > 0 else "time left: not known yet"
+    scope = " in all" if whole else ", and the steps"
+    clock = f"{duration(left)} left{scope}" if left > 0 else "time left: not known yet"
     clock = "ends after this step" if status["state"] == "stopping" else clock
     words = m.tag("p", m.join([m.tag("b", clock), f" · running for {duration(passed)}"]), class_="num")
     share = passed / (passed + left) if whole and left > 0 else 0.0
