@@ -50,16 +50,27 @@ class _ToolCalls(ItemComponent):
             return sample.once(_text_calls, self.format)  # read once for all components
         return Found(reason="calls in two formats") if _OPEN in sample.full_text else _found(parse_calls, messages)
 
+    def expected(self, sample: Sample) -> list[Call] | Score:
+        """The calls of the row's reference, or the score that says why they cannot be read."""
+        try:
+            reference = sample.reference
+            return parse_calls(column(sample, "tool_calls", "calls") if reference is None else reference)
+        except ValueError as failure:
+            return Score(None, "error", {"reason": f"{failure}; give calls as JSON text in `reference`"[:300]})
+
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCallFormat(_ToolCalls):
-    """1 when the completion's calls can be read, or when it has none but does have text; else 0."""
+    """1 for calls that can be read, or for text without a call where none is expected; else 0."""
 
     name: str = "format"
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         parsed = self.calls(sample)
-        return Score(self.high) if parsed.reason is None else Score(None, "format", {"reason": parsed.reason})
+        reason = parsed.reason
+        if reason is None and not parsed.calls and not isinstance(expected := self.expected(sample), Score):
+            reason = "no call" if expected else None
+        return Score(self.high) if reason is None else Score(None, "format", {"reason": reason})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +86,9 @@ class ToolCallAccuracy(_ToolCalls):
     high: float = 3.0
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
-        try:
-            expected = parse_calls(
-                sample.reference if sample.reference is not None else column(sample, "tool_calls", "calls")
-            )
-        except ValueError as failure:
-            return Score(None, "error", {"reason": f"{failure}; give calls as JSON text in `reference`"[:300]})
+        expected = self.expected(sample)
+        if isinstance(expected, Score):
+            return expected
         parsed = self.calls(sample)
         if parsed.reason is not None:
             return Score(None, "format", {"reason": parsed.reason})

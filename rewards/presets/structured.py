@@ -62,7 +62,7 @@ def tool_call(*, format: str = "auto", format_weight: float = 1.0) -> Preset:
     Formula: accuracy + format. accuracy = 6 (names + parameters + values) / (1 + n + m) - 3 over the best matching of
     n expected calls with m parameters in all: names is the Jaccard index of the tool names, parameters sums the Jaccard
     index of the parameter names over expected calls, values counts the equal ones. format is 1 for calls that can be
-    read.
+    read, or for none where none is expected.
     Range: [-3, 4].
     Checker: accuracy, `ok` only when every call is right and there is none too many.
     Columns: `reference`, `answer`, `solution`, `ground_truth`, `tool_calls` or `calls`: JSON text of a list of
@@ -87,7 +87,7 @@ def tool_call(*, format: str = "auto", format_weight: float = 1.0) -> Preset:
     >>> calls = '[{"name": "weather", "arguments": {"city": "Rome", "days": 2}}]'
     >>> evaluation = load("tool-call").score(build_samples(["Weather?"] * 4, texts, reference=[calls] * 4))
     >>> evaluation.totals, evaluation.statuses["accuracy"]
-    ([4.0, 2.5, -2.0, -3.0], ['ok', 'wrong', 'wrong', 'format'])
+    ([4.0, 2.5, -3.0, -3.0], ['ok', 'wrong', 'wrong', 'format'])
     """
     return Preset(
         weighted((ToolCallAccuracy(format=format), 1.0), (ToolCallFormat(format=format), format_weight)),

@@ -114,6 +114,12 @@ def test_references_that_are_no_calls_are_errors(reference):
     assert evaluation.values["accuracy"] == [-3.0]
 
 
+def test_prose_earns_the_format_only_where_no_call_is_expected():
+    prose = "It rains."
+    assert evaluate(prose).statuses["format"] == ["format"] and evaluate(prose).totals == [-3.0]
+    assert evaluate(prose, reference=()).totals == [4.0]
+
+
 def test_a_fixed_format_reads_no_other():
     assert evaluate(json.dumps([WEATHER]), format="hermes").values["accuracy"] == [-3.0]
     assert evaluate(hermes(WEATHER), format="json").statuses["accuracy"] == ["format"]
