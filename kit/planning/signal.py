@@ -72,9 +72,9 @@ class Signal:
     failure: str | None = None
     rows: int | None = None  # prompts that there are; None: not known
     room: int | None = None  # tokens that the context leaves to a completion; None: not known
-    ended_right: Estimate | None = (
-        None  # share of right answers among completions that ended by themselves; None: not known
-    )
+    # Shares among completions that ended by themselves; None: not known.
+    ended_right: Estimate | None = None
+    ended_malformed: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,11 @@ def judge(signal: Signal) -> Verdict:
         return Verdict("reward fails", because, change)
     spread, right = signal.spread, signal.pass_at_1
     cut = f"{_share(signal.truncated)} of completions are cut at {limit} tokens"
-    ended = signal.ended_right
-    is_cut = signal.truncated.value > TRUNCATED and (ended is None or ended.high >= NEVER)  # and longer ones would help
+    right_share, malformed_share = signal.ended_right, signal.ended_malformed
+    longer_helps = (right_share is None or right_share.high >= NEVER) and (
+        malformed_share is None or malformed_share.low <= MALFORMED
+    )
+    is_cut = signal.truncated.value > TRUNCATED and longer_helps
     longer = longer_completions(signal.config, signal.room) if is_cut else ""
     because = f"rewards differ in {_share(spread)} of groups of {signal.config.generation.num_generations}"
     if spread.low > INFORMATIVE:  # then the length and the format of answers are learned, too
@@ -317,6 +320,7 @@ def describe(
     cut = [float(cut) for _, cut in sampled.completions]
     ended = [right for right, is_cut in zip(sampled.correct or (), cut, strict=False) if not is_cut]
     malformed = [float("format" in row) for row in zip(*verdict.statuses.values(), strict=True)]
+    ended_malformed = [value for value, is_cut in zip(malformed, cut, strict=True) if not is_cut]
     failing = [float(bool(FAILURES & set(row))) for row in zip(*verdict.statuses.values(), strict=True)]
     numbers = [total for total in totals if total is not None]
     batch = config.optimisation.batch_size
@@ -340,6 +344,7 @@ def describe(
         rows=rows,
         room=room,
         ended_right=wilson(sum(ended), len(ended)) if ended else None,
+        ended_malformed=wilson(round(sum(ended_malformed)), len(ended_malformed)) if ended_malformed else None,
     )
     passes = {}
     if hits is not None:

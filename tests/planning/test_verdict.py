@@ -27,6 +27,11 @@ GOOD = Signal(
         ({"truncated": ALWAYS, "spread": NEVER}, "truncated", "-o generation.max_completion_tokens=512"),
         ({"truncated": ALWAYS}, "will learn", "-o generation.max_completion_tokens=512"),  # rewards differ all the same
         ({"truncated": ALWAYS, "spread": NEVER, "pass_at_1": NEVER, "ended_right": NEVER}, "too hard", "easier"),
+        (
+            {"truncated": ALWAYS, "spread": NEVER, "malformed": ALWAYS, "ended_malformed": wilson(10, 10)},
+            "wrong format",
+            "data.system_prompt",
+        ),
         ({"malformed": ALWAYS, "spread": NEVER}, "wrong format", "data.system_prompt"),
         ({"spread": NEVER, "pass_at_1": ALWAYS}, "too easy", "harder"),
         ({"spread": NEVER, "pass_at_1": NEVER}, "too hard", "easier"),

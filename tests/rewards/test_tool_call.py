@@ -116,7 +116,8 @@ def test_references_that_are_no_calls_are_errors(reference):
 
 def test_prose_earns_the_format_only_where_no_call_is_expected():
     prose = "It rains."
-    assert evaluate(prose).statuses["format"] == ["format"] and evaluate(prose).totals == [-3.0]
+    assert evaluate(prose).statuses["format"] == ["format"]
+    assert evaluate(prose).totals == [-3.0]
     assert evaluate(prose, reference=()).totals == [4.0]
 
 
