@@ -85,8 +85,7 @@ def learn(job: runner.build.Job, trainer: HookedGRPOTrainer, memory: BatchSizeBa
             trainer.add_callback(evaluator)
             trainer.add_callback(trackers)
             trainer.add_callback(runner.recording.Together(stop, folder))
-            with runner.recording.flushed(trainer):
-                runner.resume.train_on(trainer, job.resumption)
+            runner.resume.train_on(trainer, job.resumption)
         folder.append_event("memory", step=trainer.state.global_step, **runner.recording.peak_memory())
         folder.append_event("packing", step=trainer.state.global_step, **trainer.packing_report)
         evaluator.conclude(trainer)

@@ -30,7 +30,7 @@ from kit.models.start import begin
 from kit.models.unsloth import OFFLOAD, Loading, loading
 from kit.runner.distributed import announce, is_first, world_size
 from kit.runner.prepare import Parts, teacher_model
-from kit.runner.recording import CompletionWriter, FailureMonitor
+from kit.runner.recording import FailureMonitor, write_completions
 from kit.runner.resume import git_state, inputs, packages, with_history
 from kit.trainer.arguments import changes, check_precision, engine_settings, grpo_config
 from kit.trainer.teacher import Teacher
@@ -153,7 +153,8 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff]:
     folder.write_json("env.json", env)
 
     batches = config.optimisation.steps // config.optimisation.iterations
-    writer = CompletionWriter(folder.completions, config.run.save_completions and is_first())
+    saves = config.run.save_completions and is_first()
+    writers = [partial(write_completions, folder.completions)] * saves
     watch = FailureMonitor(ready.rewards, config.reward.max_failure_share, say, batches)
     if notes["generation_batch"]:
         say(notes["generation_batch"])
@@ -168,7 +169,7 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff]:
         parts.objective,
         say,
         parts.interaction,
-        rollout_sinks=[writer, watch],
+        rollout_sinks=[*writers, watch],
         stateful={"failure_watch": watch, "memory": memory},
         memory=memory,
         selection=config.selection,

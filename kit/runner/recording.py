@@ -6,9 +6,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,36 +28,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from kit.trainer.rollout import Rollout
-    from kit.trainer.trainer import HookedGRPOTrainer
     from rewards.adaptors import TrlRewards
 
 log = logging.getLogger("kit")
 PATIENCE = 5
 
 
-class CompletionWriter:
-    """A rollout sink that writes one file per generation batch: `completions/step-00001.parquet` and so on.
-
-    Writes in a thread, one file after the other, while the step trains. A disk error is raised at the next batch or `flush`;
-    every checkpoint calls `flush` first.
-    """
-
-    def __init__(self, folder: Path, save: bool = True) -> None:
-        self.folder, self.save = folder, save
-        self._thread = ThreadPoolExecutor(1, "completions")  # begins with the first file; the interpreter waits for it
-        self._writing: Future[None] | None = None
-
-    def __call__(self, rollout: Rollout) -> None:
-        if self.save:
-            self.flush()
-            path = self.folder / f"step-{rollout.step + 1:05d}.parquet"
-            self._writing = self._thread.submit(write_parquet, path, columns(rollout))
-
-    def flush(self) -> None:
-        """Returns once everything handed over is on disk. Raises what writing it raised."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+def write_completions(folder: Path, rollout: Rollout) -> None:
+    """Writes one file per generation batch, `step-00001.parquet` and so on: a sink of rollouts. Raises `RunError`."""
+    write_parquet(folder / f"step-{rollout.step + 1:05d}.parquet", columns(rollout))
 
 
 def write_parquet(path: Path, table: Mapping[str, list[Any]]) -> None:
@@ -238,18 +216,6 @@ class Together(TrainerCallback):  # type: ignore[misc]
         if reasons:
             self.stop.reason = reasons[0]
             self.run.write_status("stopping", step=state.global_step)
-
-
-@contextmanager
-def flushed(trainer: HookedGRPOTrainer) -> Iterator[None]:
-    """Flushes the sinks at the end, after a failure, too: saved completions help to find its cause, which is raised first."""
-    try:
-        yield
-    except BaseException:
-        with suppress(Exception):
-            trainer.flush_sinks()
-        raise
-    trainer.flush_sinks()
 
 
 def peak_memory() -> dict[str, int]:

@@ -50,7 +50,6 @@ class Outcome:
     code: int
     error: KitError | None = None
     shown: bool = False
-    output: str = ""
     exit: int = 0
 
 
@@ -127,7 +126,6 @@ def call(
     request: dict[str, Any],
     *,
     quiet: bool = False,
-    capture: bool = False,
     inherit: Sequence[int] = (),
     started: Callable[[int], None] = lambda pid: None,
     on_line: Callable[[str], object] | None = None,
@@ -137,7 +135,6 @@ def call(
     Ctrl-C is handled by the job, which saves and ends by itself; this process keeps waiting. The job's output goes where this
     process's goes, in a notebook into the cell.
 
-    capture: return stdout instead of printing it.
     on_line: called with each line of stdout and stderr, which are then not printed.
     inherit: open files that the job gets.
     started: called with the job's pid.
@@ -147,14 +144,14 @@ def call(
         request_file.write_text(json.dumps(request), encoding="utf-8")
         error_file.write_bytes(b" " * ROOM_FOR_ERROR)  # so that a full disk can be reported
         command = [sys.executable, "-P", "-m", module, str(request_file), "--error-file", str(error_file)]
-        code, output = _wait(command + ["--quiet"] * quiet, capture, inherit, started, on_line)
+        code = _wait(command + ["--quiet"] * quiet, inherit, started, on_line)
         if code in (DONE, STOPPED):
-            return Outcome(code, output=output, exit=code)
+            return Outcome(code, exit=code)
         if -code in PASSED_ON:  # before the job could take them for a wish to end
-            return Outcome(STOPPED, output=output, exit=128 - code)
+            return Outcome(STOPPED, exit=128 - code)
         if code == USER_ERROR and (report_text := error_file.read_text(encoding="utf-8").strip()):
             report = json.loads(report_text)
-            return Outcome(USER_ERROR, as_error(report["kind"], report["message"]), True, output, code)
+            return Outcome(USER_ERROR, as_error(report["kind"], report["message"]), True, code)
     if code == -signal.SIGKILL:
         text = (
             "The process was killed (signal 9): from outside, or by the kernel because memory ran out. Against that, lower "
@@ -164,7 +161,7 @@ def call(
         text = f"The process was ended by signal {-code} ({signal.Signals(-code).name})."
     else:
         text = f"The process crashed with exit code {code}; what it printed says why."
-    return Outcome(CRASHED, RunError(text), False, output, code if code >= 0 else 128 - code)
+    return Outcome(CRASHED, RunError(text), False, code if code >= 0 else 128 - code)
 
 
 def call_for_result(module: str, request: dict[str, Any], stopped: str, *, quiet: bool = False) -> dict[str, Any]:
@@ -186,26 +183,24 @@ def call_for_result(module: str, request: dict[str, Any], stopped: str, *, quiet
 
 def _wait(
     command: list[str],
-    capture: bool,
     inherit: Sequence[int],
     begun: Callable[[int], None],
     on_line: Callable[[str], object] | None,
-) -> tuple[int, str]:
+) -> int:
     notebook = "ipykernel" in sys.modules
     # Below a terminal the job shares its process group, so Ctrl-C reaches it directly. Elsewhere (a notebook kernel, a
     # service) it gets a group of its own and hears of interrupts through this process only: once, never twice.
     terminal = False
     with contextlib.suppress(OSError), open("/dev/tty") as tty:
         terminal = os.tcgetpgrp(tty.fileno()) == os.getpgrp()
-    lines: list[str] = []
     with (
         _forwarding(terminal) as started,
         subprocess.Popen(
             command,
             env=environment(),
             pass_fds=tuple(inherit),
-            stdout=subprocess.PIPE if capture or notebook or on_line else None,
-            stderr=subprocess.STDOUT if (notebook or on_line) and not capture else None,
+            stdout=subprocess.PIPE if notebook or on_line else None,
+            stderr=subprocess.STDOUT if notebook or on_line else None,
             text=True,
             encoding="utf-8",
             start_new_session=not terminal,
@@ -214,9 +209,7 @@ def _wait(
         started.append(process)
         begun(process.pid)
         for line in process.stdout or ():
-            if capture:
-                lines.append(line)
-            elif on_line is not None:
+            if on_line is not None:
                 on_line(line)
             else:
                 print(line, end="", flush=True)
@@ -227,7 +220,7 @@ def _wait(
                 if ended is not None and (ended.si_code, ended.si_status) != (os.CLD_EXITED, DONE):
                     kill_group(process.pid)
         process.wait()
-    return process.returncode, "".join(lines)
+    return process.returncode
 
 
 def environment() -> dict[str, str]:

@@ -57,7 +57,6 @@ class CheckpointState:
         trainer: GRPOTrainer,
         *,
         stateful: Mapping[str, Stateful],
-        flush: Callable[[], None],
         memory: RolloutMemory,
         services: Services | None = None,
         teacher: Teacher | None = None,
@@ -67,10 +66,10 @@ class CheckpointState:
     ) -> None:
         """Saves and restores what TRL's checkpoints leave out.
 
-        stateful: further parts, by name. flush: returns once what led to a checkpoint is on disk. services: None without an
+        stateful: further parts, by name.  services: None without an
         objective. was_stopped: whether somebody ended the run. check_anew: the first steps are checked again.
         """
-        self.trainer, self.stateful, self.flush, self.memory = trainer, stateful, flush, memory
+        self.trainer, self.stateful, self.memory = trainer, stateful, memory
         self.objective = services.objective if services is not None else None
         self.critic = services.critic if services is not None else None
         self.services, self.teacher, self.checks = services, teacher, checks
@@ -95,7 +94,6 @@ class CheckpointState:
     def _write(self, write: Callable[[], None], root: Path) -> None:
         """First ours: TRL's part ends with trainer_state.json, by which a checkpoint is known to be whole."""
         trainer = self.trainer
-        self.flush()
         folder = root / f"{PREFIX}{trainer.state.global_step}"
         folder.mkdir(parents=True, exist_ok=True)
         every = trainer.args.steps_per_generation * trainer.num_iterations

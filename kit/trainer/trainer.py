@@ -98,8 +98,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     Accepts whatever `trl.GRPOTrainer` accepts, and:
 
     objective: an `Objective`, the name of a recipe, a mapping (see `Objective.from_spec`), or None for TRL's own loss.
-    rollout_sinks: functions called with every scored `Rollout`. One that has a `flush()` may write beside the training:
-        it is called before a checkpoint, and returns once everything is on disk.
+    rollout_sinks: functions called with every scored `Rollout`.
     stateful: by name, further parts that checkpoints keep: `state_dict()` and `load_state_dict(state)` of plain values.
     first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.trainer.sanity_checks`).
     engine: a `kit.models.failures.EngineSettings`: watch vLLM, seed it, compare its log-probabilities. None: TRL's handling.
@@ -173,7 +172,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.checkpoints = CheckpointState(
             self,
             stateful=self.stateful,
-            flush=self.flush_sinks,
             memory=self.rollout_memory,
             services=self.services,
             teacher=self.teacher,
@@ -565,11 +563,6 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.checkpoints.sampler = super()._get_train_sampler(dataset)
         return self.checkpoints.sampler
-
-    def flush_sinks(self) -> None:
-        """Returns once the sinks of rollouts have written what they were handed. Raises what went wrong there."""
-        for sink in self.rollout_sinks:
-            getattr(sink, "flush", lambda: None)()
 
 
 class StepEnd(TrainerCallback):  # type: ignore[misc]

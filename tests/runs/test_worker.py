@@ -52,7 +52,7 @@ def test_a_file_beside_ones_data_named_like_a_package_is_not_imported(
     beside.mkdir()
     (beside / "psutil.py").write_text("raise SystemExit('this is not psutil')")
     monkeypatch.chdir(beside)
-    outcome = worker.call("a_job", {}, capture=True)
+    outcome = worker.call("a_job", {}, on_line=print)
     assert (outcome.code, outcome.error) == (worker.DONE, None)
 
 

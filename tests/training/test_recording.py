@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kit.errors import RewardError, RunError
-from kit.runner.recording import CompletionWriter, FailureMonitor, columns
+from kit.runner.recording import FailureMonitor, columns, write_completions
 
 
 def rollout(step: int = 0, **changes: Any) -> Any:
@@ -52,10 +52,8 @@ def test_the_table_has_a_row_a_completion_and_a_column_a_verdict() -> None:
 def test_each_batch_is_a_file_that_reads_back(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
-    writer = CompletionWriter(tmp_path / "completions")
     for step in (0, 1):
-        writer(rollout(step))
-    writer.flush()
+        write_completions(tmp_path / "completions", rollout(step))
     names = sorted(path.name for path in (tmp_path / "completions").iterdir())
     assert names == ["step-00001.parquet", "step-00002.parquet"]
     rows = pq.read_table(tmp_path / "completions" / names[1]).to_pylist()
@@ -64,14 +62,8 @@ def test_each_batch_is_a_file_that_reads_back(tmp_path: Path) -> None:
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     (tmp_path / "completions").touch()
-    writer = CompletionWriter(tmp_path / "completions")
-    writer(rollout())
     with pytest.raises(RunError, match="completions"):
-        writer(rollout(1))
-    writer(rollout(2))
-    with pytest.raises(RunError, match="completions"):
-        writer.flush()
-    writer.flush()  # told once
+        write_completions(tmp_path / "completions", rollout())
 
 
 class Rewards:

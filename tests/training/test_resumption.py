@@ -135,9 +135,7 @@ def test_a_run_without_a_step_left_removes_what_its_last_step_did_not_come_to(tm
     loaded: list[str] = []
     trainer = SimpleNamespace(args=SimpleNamespace(should_save=True, save_total_limit=2))
     trainer._load_from_checkpoint = loaded.append
-    CheckpointState(trainer, stateful={}, flush=lambda: None, memory=RolloutMemory()).load_weights(
-        tmp_path / "checkpoint-8"
-    )
+    CheckpointState(trainer, stateful={}, memory=RolloutMemory()).load_weights(tmp_path / "checkpoint-8")
     assert loaded == [str(tmp_path / "checkpoint-8")]
     assert trainer.state.global_step == 8
     assert [path.name for path in numbered(tmp_path)] == ["checkpoint-4", "checkpoint-8"]
