@@ -102,9 +102,8 @@ class Chat:
         self._key = os.environ.get(self.endpoint.api_key_env or "", "")
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         is_local = urlsplit(self.endpoint.base_url).hostname in _LOOPBACK  # a proxy cannot reach this machine's ports
-        is_encrypted = self.endpoint.base_url.startswith(
-            "https:"
-        )  # reading certificates takes longer than many a batch
+        # Reading certificates takes longer than many a batch.
+        is_encrypted = self.endpoint.base_url.startswith("https:")
         self._client = httpx.AsyncClient(timeout=None, headers=headers, trust_env=not is_local, verify=is_encrypted)
         return self
 

@@ -202,9 +202,8 @@ def _show_hook(hook: Hook) -> None:
     formula = re.sub(r"\{(\w+)\}", r"\1", hook.factory.formula)  # hyper-parameters by their names
     typer.echo(f"{hook.kind} {hook.name}" + (f": {formula}" if formula else ""))
     build: Any = hook.factory.build
-    author = (
-        build.args[0] if isinstance(build, functools.partial) and build.args else build
-    )  # behind a factory made of it
+    # A partial stands for the factory that it wraps.
+    author = build.args[0] if isinstance(build, functools.partial) and build.args else build
     typer.echo(f"\n{inspect.getdoc(author) or 'It has no docstring.'}\n")
     rows = [
         [p.name, _type(p.annotation), "required" if p.required else _value(p.default), _value(hook.values[p.name])]

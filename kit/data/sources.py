@@ -166,9 +166,7 @@ def read_excel(path: Path) -> Source:
             f"{path.name} is an Excel workbook, which openpyxl reads: pip install openpyxl (or 'grpo-kit[excel]'), or save "
             "the sheet as CSV UTF-8."
         ) from None
-    except (
-        Exception
-    ) as error:  # an old .xls, and a damaged workbook, which makes the parser raise whatever it stumbles over
+    except Exception as error:  # an old .xls or a damaged workbook, of which the parser raises anything
         raise DataError(
             f"{path.name} is not a workbook that can be read ({one_line(f'{type(error).__name__}: {error}', 200)}). Save it as "
             ".xlsx or as CSV UTF-8."

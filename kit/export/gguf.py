@@ -144,9 +144,8 @@ def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int]) -> t
     if end not in ends:
         faults.append(f"the file's end token is {end}, and completions end at {', '.join(map(str, ends))} in training")
     kind = header.get("tokenizer.ggml.model")
-    if kind == "llama" and "ByteLevel" in repr(
-        trained.backend_tokenizer.pre_tokenizer
-    ):  # llama.cpp crashes on the file
+    # llama.cpp crashes on such a file.
+    if kind == "llama" and "ByteLevel" in repr(trained.backend_tokenizer.pre_tokenizer):
         faults.append("the file's tokenizer is SentencePiece's, and that of training works on bytes (gpt2)")
     words = header.get("tokenizer.ggml.tokens") or []
     vocabulary = trained.get_vocab()

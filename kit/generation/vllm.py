@@ -52,9 +52,8 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         self._adapter: Any = None
         """vLLM's request for the adapter that was handed over last."""
         device = self.accelerator.device
-        if hasattr(
-            self.model, "vllm_engine"
-        ):  # Unsloth's: it copies its tokens in step with the stream that it started in
+        # Unsloth's: it copies its tokens in step with the stream that it started in.
+        if hasattr(self.model, "vllm_engine"):
             prepare = partial(torch.cuda.set_stream, torch.cuda.current_stream())
         elif device.type == "cuda":  # accelerate leaves the index out on one GPU, and torch sets no device without it
             prepare = partial(torch.cuda.set_device, torch.cuda.current_device())

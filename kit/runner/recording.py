@@ -150,9 +150,8 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
-        state.compute_steps(
-            args, state.max_steps
-        )  # in a resumed run these are the checkpoint's: run.save_every may be new
+        # A resumed run has the checkpoint's steps, but run.save_every may be new.
+        state.compute_steps(args, state.max_steps)
         self.run.write_status("running", step=state.global_step, total_steps=state.max_steps)
         self.advance(state.global_step, state.max_steps)
 

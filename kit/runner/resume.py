@@ -311,9 +311,8 @@ def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], N
     for path in filter(Path.is_file, later):
         log.info("cut: %s", path.relative_to(run.path))
         path.unlink()
-    if (
-        checkpoint is None
-    ):  # damaged checkpoints and an earlier result, which `check_resumable` allows with `force` only
+    # `check_resumable` allows damaged checkpoints and an earlier result with `force` only.
+    if checkpoint is None:
         for damaged_checkpoint in run.checkpoints:
             remove(damaged_checkpoint)
         shutil.rmtree(run.adapter, ignore_errors=True)

@@ -96,9 +96,8 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
     with disk_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(
-                temporary, "w", encoding="utf-8", errors="replace"
-            ) as file:  # lone surrogates, as models write them
+            # Models write lone surrogates, which UTF-8 has no bytes for.
+            with open(temporary, "w", encoding="utf-8", errors="replace") as file:
                 file.write(text)
                 file.flush()
                 if durable:

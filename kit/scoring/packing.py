@@ -106,9 +106,8 @@ def lay_out(ids: Tensor, mask: Tensor, completion: int, *, share: bool = True, l
         raise NotPackable("a row has padding between its tokens")
     if (after.any(1) & ~before.any(1)).any():
         raise NotPackable("a completion has no prompt")
-    groups: dict[
-        object, list[int]
-    ] = {}  # rows with completions by prompt, in the order in which each prompt is first seen
+    # Rows with completions by prompt, in the order of each prompt's first row.
+    groups: dict[object, list[int]] = {}
     for row in torch.nonzero(after.any(1)).flatten().tolist():
         key = ids[row, :width][before[row]].numpy().tobytes() if share else row
         groups.setdefault(key, []).append(row)

@@ -186,9 +186,8 @@ class CheckpointState:
         trainer = self.trainer
         trainer._load_from_checkpoint(str(checkpoint))
         trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
-        if (
-            trainer.args.should_save
-        ):  # the run may have been killed between this checkpoint and the removal of older ones
+        # The run may have been killed between this checkpoint and the removal of older ones.
+        if trainer.args.should_save:
             checkpoints = whole_checkpoints(numbered(checkpoint.parent))
             rotate(checkpoints, trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
 

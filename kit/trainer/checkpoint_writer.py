@@ -40,10 +40,8 @@ def publish(staged: Path, final: Path) -> None:
     sizes = {path.relative_to(staged).as_posix(): path.stat().st_size for path in files}
     write_atomic(staged / MANIFEST, json.dumps(sizes, indent=1) + "\n")
     with disk_errors(final):
-        for path in [
-            *files,
-            *root.glob("*.jsonl"),
-        ]:  # a metrics line must not be younger on the disk than its checkpoint
+        # Metrics must reach the disk no later than their checkpoint.
+        for path in [*files, *root.glob("*.jsonl")]:
             to_disk(path)
         for folder in {staged, *(path.parent for path in files)}:
             to_disk(folder)

@@ -309,7 +309,6 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     picked.input(None, [], [prompt], js="() => ''")
     for event in (ask.click, prompt.submit):
         event(screen.ask, inputs, [*chats, about, stop, history], **slow)
-        event(
-            lambda text: None if text.strip() else gr.skip(), [prompt], [picked], **QUIET
-        )  # the one that was not asked
+        # A prompt of one's own unselects the picked row.
+        event(lambda text: None if text.strip() else gr.skip(), [prompt], [picked], **QUIET)
     stop.click(screen.stop, [chosen], [], queue=False, api_visibility="private")

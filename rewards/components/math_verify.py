@@ -21,9 +21,8 @@ from rewards.protocol import Context, Sample, Score, shown
 from rewards.samples import prompt_text
 
 _GRACE = 0.5  # seconds; the comparison can be interrupted, and loading SymPy anew would cost more
-_COMPARED_AS_TEXT = re.compile(
-    r"[=%(:]|\\(?:approx|simeq)"
-)  # or side by side: no number by itself, and yet maybe right
+# Such a text is no number by itself, but may be right.
+_COMPARED_AS_TEXT = re.compile(r"[=%(:]|\\(?:approx|simeq)")
 _REASONS = {
     "different": "not equal to the reference",
     "unread": "the answer is no mathematics that can be read",

@@ -87,9 +87,8 @@ _NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf)", re.IGNORECASE)
 # No float: and a Fraction of `1e999999999` would take hours and all memory.
 _HUGE_EXPONENT = re.compile(r"[\d.]e[+-]?[\d_]{4,}", re.IGNORECASE)
 _LETTERS = re.compile(r"(?<![A-Za-z\d.])[A-Za-z]{2}")
-_COMMAS = re.compile(
-    r"(?<!\d)\d++(?:,\d++)+"
-)  # a run of digits is looked at once: a model may write a hundred thousand
+# The pattern reads a run of digits once: a model may write a hundred thousand.
+_COMMAS = re.compile(r"(?<!\d)\d++(?:,\d++)+")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 ScoreAnswer: TypeAlias = Callable[[str, dict[str, Any]], float]
 
