@@ -273,7 +273,7 @@ class Run:
         Runs in a process of its own. The result is also filed as export/FORMAT.json.
 
         Args:
-            to: `adapter`, `merged_16bit`, `merged_4bit`, `gguf` or `ollama`.
+            to: `adapter`, `merged_16bit`, `gguf` or `ollama`.
             out: the folder; None is export/FORMAT in the run's directory.
             checkpoint: `best`, `last` or a step; None is the run's result, or the last checkpoint of a run under way.
             progress: let the process print what it does.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def export(
     run_id: RunId,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="adapter, merged-16bit, merged-4bit, gguf or ollama.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="adapter, merged-16bit, gguf or ollama.")],
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; else export/FORMAT in the run.")] = None,
     checkpoint: Checkpoint = None,
     quantization: Annotated[str, typer.Option(metavar="TYPE", help="Of GGUF: f16, q8_0, q4_k_m, ...")] = "q4_k_m",

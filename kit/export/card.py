@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 LIBRARIES = {
     "adapter": "peft",
     "merged-16bit": "transformers",
-    "merged-4bit": "transformers",
     "gguf": "gguf",
     "ollama": "gguf",
 }
@@ -49,7 +48,6 @@ def model_card(
     kind = {
         "adapter": "LoRA adapter for",
         "merged-16bit": "Merged model made from",
-        "merged-4bit": "Merged, NF4-quantised model made from",
         "gguf": f"GGUF file ({quantization}) made from",
         "ollama": f"GGUF file ({quantization}) and Modelfile made from",
     }[what]

@@ -116,7 +116,7 @@ def _run(command: list[str], what: str, written: Path) -> None:
         raise ModelError(
             "llama.cpp does not know how this model's tokenizer splits text (its converter says: BPE pre-tokenizer was not "
             "recognized), so no GGUF file of it would read prompts as the model was trained to. Models whose tokenizer llama.cpp "
-            "knows can be exported; this one can be as adapter, merged-16bit or merged-4bit."
+            "knows can be exported; this one can be as adapter or merged-16bit."
         )
     last = "\n".join(output.splitlines()[-6:])
     raise RunError(f"{what} failed with exit code {done.returncode} ({' '.join(command[:3])} ...):\n{last}")

@@ -52,7 +52,7 @@ def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str
     started, what = time.time(), request["format"]
     target = Path(request["out"]) if request["out"] else run.path / "export" / what
     check_place(target, run, force=request["force"])
-    source, note = open_source(run, request["checkpoint"], request["base"], quantized=what == "merged-4bit")
+    source, note = open_source(run, request["checkpoint"], request["base"])
     if note:
         source.note(note)
     _check(source, what, request)
@@ -101,10 +101,6 @@ def _check(source: Source, what: str, request: dict[str, Any]) -> None:
             f"{source.run_name} holds quantised weights, and merging into those would round the update away. Name the 16-bit "
             "model that they were made of: --base ID_OR_FOLDER."
         )
-    if what == "merged-4bit":
-        from kit.models.backend import quantization_config
-
-        quantization_config()
     if what in ("gguf", "ollama"):
         from kit.export.gguf import check_reader, find_tools
 
@@ -154,11 +150,6 @@ def write(source: Source, what: str, place: Path, request: dict[str, Any], repor
         text, notes = modelfile(source, _ends(source), written.gguf.name)
         (place / "Modelfile").write_text(text, encoding="utf-8")
         source.notes += notes
-    if what == "merged-4bit":
-        source.note(
-            "NF4 keeps 4 bits a weight: expect answers to differ from the trained model's now and then; its figures say how often"
-        )
-        limits.append("Quantised to NF4 after merging, which loses precision that training had.")
     if source.config.model.load_in_4bit:
         if what != "adapter":
             source.note(
@@ -204,9 +195,9 @@ def _write_adapter(source: Source, place: Path) -> Written:
 
 
 def _write_merged(source: Source, place: Path, what: str, request: dict[str, Any], reporter: Reporter) -> Written:
-    """Writes the merged model: as it is, in NF4, or converted to a GGUF file."""
+    """Writes the merged model: as it is, or converted to a GGUF file."""
     from kit.export.gguf import convert, find_tools
-    from kit.export.source import merged, quantize, write_merged
+    from kit.export.source import merged, write_merged
     from kit.export.verify import Written
 
     ends, dtype, quantization = _ends(source), request["dtype"], request["quantization"]
@@ -220,16 +211,11 @@ def _write_merged(source: Source, place: Path, what: str, request: dict[str, Any
     del model
     if what == "merged-16bit":
         return Written(dtype, kept=kept)
-    if what == "merged-4bit":
-        quantize(source, middle, place, dtype)
-        written = Written("nf4", kept=kept)
-    else:
-        reporter.say(f"Converting to GGUF, {quantization}")
-        file = place / f"{source.run.id}-{quantization.upper()}.gguf"
-        convert(find_tools(quantization, request["llama_cpp"]), middle, file, quantization, dtype, source.run.id)
-        written = Written(quantization, file, kept)
+    reporter.say(f"Converting to GGUF, {quantization}")
+    file = place / f"{source.run.id}-{quantization.upper()}.gguf"
+    convert(find_tools(quantization, request["llama_cpp"]), middle, file, quantization, dtype, source.run.id)
     shutil.rmtree(middle)
-    return written
+    return Written(quantization, file, kept)
 
 
 def summary(verification: dict[str, Any]) -> list[str]:

@@ -19,7 +19,6 @@ from kit.runs.worker import call_for_result
 FORMATS = {
     "adapter": "the LoRA weights alone, as PEFT reads them; needs the base model beside it",
     "merged-16bit": "base and adapter in one model, float16 or bfloat16",
-    "merged-4bit": "the same, quantised to NF4 (bitsandbytes); a lossy form",
     "gguf": "one file for llama.cpp and what is built on it",
     "ollama": "the GGUF file with a Modelfile",
 }

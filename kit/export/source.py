@@ -163,20 +163,3 @@ def save_tokenizer(source: Source, tokenizer: Any, place: Path) -> None:
     tokenizer.save_pretrained(place)
     if source.files.processor is not None:
         source.files.processor.save_pretrained(place)
-
-
-def quantize(source: Source, merged: Path, place: Path, dtype: str) -> None:
-    """Reads a merged 16-bit folder with its linear layers rounded to NF4, and writes that to `place`."""
-    import torch
-    from transformers import GenerationConfig
-
-    from kit.models.backend import quantization_config
-    from kit.models.loading import place_of
-
-    precision, device = getattr(torch, dtype), source.files.backend.device
-    how = {"dtype": precision, "quantization_config": quantization_config(precision)}
-    how["device_map"] = place_of(device, quantized=True)
-    model = load_plain(source, str(merged), **how)
-    model.generation_config = GenerationConfig.from_pretrained(merged)
-    model.save_pretrained(place)
-    save_tokenizer(source, source.tokenizer, place)

@@ -165,8 +165,6 @@ def _open(
     import torch
     from transformers import AutoTokenizer, GenerationConfig
 
-    from kit.models.loading import keep_differentiable, place_of
-
     if written.gguf is not None:
         from kit.export.gguf import open_gguf
 
@@ -176,15 +174,9 @@ def _open(
         return put_on(source.load_base(), folder), tokenizer, []
     # Computed as the source is, from the numbers as they are stored.
     how: dict[str, Any] = {"dtype": getattr(torch, measured.computed), "output_loading_info": True}
-    in_4bit = what == "merged-4bit"
-    model, info = load_plain(
-        source, str(folder), **how, **({"device_map": place_of(device, quantized=True)} if in_4bit else {})
-    )
-    if in_4bit and device == "cpu":
-        keep_differentiable(model)
+    model, info = load_plain(source, str(folder), **how)
     model.generation_config = GenerationConfig.from_pretrained(folder)
-    if device == "cuda" and not in_4bit:
-        model.to(device)
+    model.to(device)
     words = {
         "missing_keys": "missing",
         "unexpected_keys": "not part of the model",

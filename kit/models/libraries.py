@@ -30,17 +30,15 @@ OF_LARGE_MODELS = ("bitsandbytes", "torchao")
 so in such a process its `is_bitsandbytes_available()` and `is_torchao_available()` go on saying no."""
 
 
-def load_libraries(model: ModelConfig, *, training: bool = True, quantized: bool = False) -> None:
+def load_libraries(model: ModelConfig, *, training: bool = True) -> None:
     """Imports what `model` is loaded with, and TRL for `training`. Raises what `choose_backend` raises.
-
-    `quantized`: 4-bit weights are made here, whatever the model was trained in.
 
     Does nothing in a process that the kit did not start: there, what else wants the packages is not known. And nothing
     for Unsloth, which wants them all, and has to come before TRL.
     """
     if not is_of_the_kit():
         return
-    small = model.name in EMBEDDED_MODELS and not (quantized or model.load_in_4bit)
+    small = model.name in EMBEDDED_MODELS and not model.load_in_4bit
     with without_collections():
         if training and choose_backend(model).name != TRANSFORMERS:  # which imports torch to look at this machine
             return

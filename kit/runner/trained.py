@@ -127,11 +127,8 @@ def open_source(
     base: str | None = None,
     *,
     overrides: Sequence[str] = (),
-    quantized: bool = False,
 ) -> tuple[Source, str | None]:
-    """The run's policy, files found and no weights loaded, and what there is to remark. Raises `KitError`.
-
-    Loads the libraries for it, with those for 4-bit weights if an export is to be `quantized`.
+    """The run's policy, with its libraries loaded and its weights not, and what there is to remark. Raises `KitError`.
 
     which: `best`, `last`, a step, or None for the run's result. overrides: `section.key=value` of its configuration.
     """
@@ -146,7 +143,7 @@ def open_source(
         state = run.status()["state"]
         note = f"Run '{run.id}' is {state}: these are the weights of its last whole checkpoint, step {step}."
     config = load_config(run.config, overrides)
-    load_libraries(config.model, training=False, quantized=quantized)
+    load_libraries(config.model, training=False)
     use_threads(config.run.threads, config.model.name)
     named = config.model.name
     # Unsloth's models are transformers' underneath, and its adapters PEFT's.

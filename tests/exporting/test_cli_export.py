@@ -47,10 +47,10 @@ def export(run: RunDir, *arguments: str, code: int = 0) -> str:
 
 
 def test_what_was_asked_reaches_the_process(run: RunDir, asked: list[dict[str, Any]], tmp_path: Path) -> None:
-    export(run, "--to", "merged_4bit", "--checkpoint", "30", "--out", str(tmp_path / "x"), "--prompts", "4", "--force")
+    export(run, "--to", "merged_16bit", "--checkpoint", "30", "--out", str(tmp_path / "x"), "--prompts", "4", "--force")
     (request,) = asked
     wanted = {
-        "module": "kit.export.job", "format": "merged-4bit", "checkpoint": "30", "out": str(tmp_path / "x"), "prompts": 4,
+        "module": "kit.export.job", "format": "merged-16bit", "checkpoint": "30", "out": str(tmp_path / "x"), "prompts": 4,
         "force": True, "verify": True, "quiet": False, "run_dir": str(run.path.resolve()),
     }  # fmt: skip
     assert wanted.items() <= request.items()

@@ -88,13 +88,6 @@ def test_what_came_of_it_is_filed_in_the_run(run: RunDir) -> None:
         export(run, "adapter")
 
 
-def test_four_bit_weights_say_what_they_lose(run: RunDir) -> None:
-    result = export(run, "merged-4bit", prompts=4)
-    assert result["stored"] == "nf4"
-    assert any("NF4 keeps 4 bits" in note for note in result["notes"])
-    assert not any("missing" in fault or "lost" in fault for fault in result["verification"]["faults"])
-
-
 def test_a_run_that_trained_all_weights_is_cast_and_has_no_adapter(model_folder: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs", "full", model_folder, lora=False)
     result = export(run, "merged-16bit", prompts=4)
