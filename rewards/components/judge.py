@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from rewards.components.final_text import question_text, readable, reference_texts
 from rewards.errors import PresetError
 from rewards.http import Chat, Endpoint, Reply
-from rewards.isolation import Cache, content_key
+from rewards.isolation import content_key, recall, remember
 from rewards.protocol import Context, Sample, Score, failure_reason
 
 _MAX_ITEMS = 20
@@ -320,7 +320,7 @@ class JudgeRubric(_Judge):
 
     `ok` from `threshold` on, else `wrong` with the value as partial credit. Only the final text is shown to the judge,
     fenced as data, up to `max_chars` characters; what is no text to judge is `format` and not asked. No verdict, for
-    whatever reason, is `infra` and excluded: never 0. Verdicts are kept in memory, and in `cache` when it names a file.
+    whatever reason, is `infra` and excluded: never 0. Verdicts are kept in memory.
 
     Args:
         rubric: what is graded, unless `rubric_column` names a column that holds a rubric of the row's own.
@@ -333,7 +333,6 @@ class JudgeRubric(_Judge):
     rubric_column: str | None = None
     scale: int = 10
     threshold: float = 0.7
-    cache: str | None = None
 
     def __post_init__(self) -> None:
         if not (1 <= self.scale <= 100 and 0 < self.threshold <= 1 and self.options.batch_seconds > 0):
@@ -345,11 +344,10 @@ class JudgeRubric(_Judge):
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
         asks = [self._question(sample, ctx) for sample in samples]
         keys = {ask: self._key(ask) for ask in asks if isinstance(ask, Ask)}
-        cache = Cache(self.cache)
-        known = cache.get_many(key for key in keys.values() if key)
+        known = recall(key for key in keys.values() if key)
         verdicts = {ask: (known[key], {"cached": True}) for ask, key in keys.items() if key in known}
         fresh = self._verdicts((ask for ask in keys if ask not in verdicts), ctx)
-        cache.put_many(
+        remember(
             {key: fresh[ask][0] for ask, key in keys.items() if key and ask in fresh and fresh[ask][0] is not None}
         )
         verdicts |= fresh

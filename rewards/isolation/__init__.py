@@ -6,17 +6,18 @@
 (1.5, 'timeout')
 """
 
-from rewards.isolation.cache import Cache, clear_recent, content_key
+from rewards.isolation.cache import content_key, forget, recall, remember
 from rewards.isolation.component import IsolatedComponent
 from rewards.isolation.pool import Outcome, Pool, Task, shared_pool
 
 __all__ = [
-    "Cache",
     "IsolatedComponent",
     "Outcome",
     "Pool",
     "Task",
-    "clear_recent",
     "content_key",
+    "forget",
+    "recall",
+    "remember",
     "shared_pool",
 ]

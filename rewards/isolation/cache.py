@@ -1,23 +1,17 @@
-"""Cache of results by content: the function called, its arguments and the component's version."""
+"""Results of this process by content: the function called, its arguments and the component's version."""
 
 import contextlib
 import hashlib
 import json
-import logging
 import marshal
-import os
-import sqlite3
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-_LOG = logging.getLogger(__name__)
 _MAX_VALUE = 4_000  # characters of JSON that are kept
-_MAX_RECENT = 50_000  # results in memory; when there are more, all are dropped
-_AT_ONCE = 500
+_MAX_RECENT = 50_000  # results kept; when there are more, all are dropped
 _NAMES = frozenset({"name", "floor", "low", "high", "version"})
+_results: dict[str, str] = {}  # as JSON, so that nobody can change them
 
 
 def content_key(*parts: Any) -> str | None:
@@ -43,84 +37,26 @@ def component_key(component: Any, ignored: frozenset[str], *parts: Any) -> str |
     return content_key(kind, component.version, [(name, getattr(component, name)) for name in names], *parts)
 
 
-def clear_recent() -> None:
-    """Clear the results that this process keeps in memory."""
-    with _lock:
-        _memory.execute("DELETE FROM results")
+def recall(keys: Iterable[str]) -> dict[str, Any]:
+    """Return the results of the known ones among `keys`.
 
-
-class Cache:
-    """Results that cost more than a look-up: in the memory of this process, or in a SQLite file that processes share.
-
-    Values are kept as JSON, so nobody can change them. Nothing that goes wrong with the file raises while scoring: a value
-    that cannot be read is not there, one that cannot be written is not kept, and the log says so once.
-
-    Args:
-        path: the file, made with its folder when first written; None for memory.
-
-    >>> import tempfile
-    >>> cache = Cache(Path(tempfile.mkdtemp()) / "results.sqlite")
-    >>> cache.put_many({"key": {"passed": 3}})
-    >>> cache.get_many(["key", "other"])
+    >>> remember({"key": {"passed": 3}})
+    >>> recall(["key", "other"])
     {'key': {'passed': 3}}
     """
-
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self.path = None if path is None else Path(path)
-        self._complained = False
-
-    def get_many(self, keys: Iterable[str]) -> dict[str, Any]:
-        """Return the values of the known ones among `keys`."""
-        unique = list(dict.fromkeys(keys))
-        values: dict[str, str] = {}
-
-        def read(file: sqlite3.Connection) -> None:
-            for start in range(0, len(unique), _AT_ONCE):
-                some = unique[start : start + _AT_ONCE]
-                marks = ", ".join("?" * len(some))
-                values.update(file.execute(f"SELECT key, value FROM results WHERE key IN ({marks})", some))
-
-        if self.path is None or self.path.is_file():
-            self._on_file("read", read)
-        return {key: json.loads(value) for key, value in values.items()}
-
-    def put_many(self, values: Mapping[str, Any]) -> None:
-        """Store plain values of up to 4,000 characters of JSON; skip others."""
-        small = {}
-        for key, value in values.items():
-            with contextlib.suppress(TypeError, ValueError, RecursionError):
-                if len(text := json.dumps(value)) <= _MAX_VALUE:
-                    small[key] = text
-
-        def write(file: sqlite3.Connection) -> None:
-            with file:
-                if self.path is None and file.execute("SELECT count(*) FROM results").fetchone()[0] > _MAX_RECENT:
-                    file.execute("DELETE FROM results")
-                file.executemany("INSERT OR REPLACE INTO results VALUES (?, ?)", small.items())
-
-        if small:
-            self._on_file("written", write)
-
-    def _on_file(self, verb: str, action: Callable[[sqlite3.Connection], None]) -> None:
-        """Open a connection for this call alone, so that none to a file crosses a fork, a pickle or a thread."""
-        if self.path is None:
-            with _lock:
-                action(_memory)
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(sqlite3.connect(self.path, timeout=5.0)) as file:
-                file.execute("PRAGMA journal_mode=WAL")
-                file.execute("PRAGMA synchronous=NORMAL")
-                file.execute(_TABLE)
-                action(file)
-        except (sqlite3.Error, OSError) as failure:
-            if not self._complained:
-                _LOG.warning("The cache %s could not be %s, and is passed over: %s", self.path, verb, failure)
-            self._complained = True
+    return {key: json.loads(text) for key in keys if (text := _results.get(key)) is not None}
 
 
-_TABLE = "CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID"
-_lock = threading.Lock()
-_memory = sqlite3.connect(":memory:", check_same_thread=False)
-_memory.execute(_TABLE)
+def remember(results: Mapping[str, Any]) -> None:
+    """Keep plain results of up to 4,000 characters of JSON; skip others."""
+    if len(_results) > _MAX_RECENT:
+        _results.clear()
+    for key, value in results.items():
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            if len(text := json.dumps(value)) <= _MAX_VALUE:
+                _results[key] = text
+
+
+def forget() -> None:
+    """Drop all results."""
+    _results.clear()

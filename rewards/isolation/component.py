@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rewards.isolation.cache import Cache, component_key
+from rewards.isolation.cache import component_key, recall, remember
 from rewards.isolation.pool import Outcome, Task, shared_pool
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 
@@ -62,14 +62,13 @@ class IsolatedComponent(ItemComponent):
             position: component_key(self, _NOT_CONTENT, task.function, task.arguments) or f"only:{position}"
             for position, task in tasks.items()
         }
-        cache = Cache()
-        outcomes = {key: Outcome("ok", value) for key, value in cache.get_many(keys.values()).items()}
+        outcomes = {key: Outcome("ok", value) for key, value in recall(keys.values()).items()}
         todo = {key: tasks[position] for position, key in keys.items() if key not in outcomes}
         done = shared_pool().run(
             list(todo.values()), deadline=self.deadline, memory_mb=self.memory_mb, budget=self.batch_seconds(len(todo))
         )
         fresh = dict(zip(todo, done, strict=True))
-        cache.put_many({k: o.value for k, o in fresh.items() if o.status == "ok" and not k.startswith("only:")})
+        remember({k: o.value for k, o in fresh.items() if o.status == "ok" and not k.startswith("only:")})
         outcomes |= fresh
         for position, key in keys.items():
             outcome = outcomes[key]

@@ -22,7 +22,6 @@ def judge_rubric(
     scale: int = 10,
     threshold: float = 0.7,
     max_chars: int = 20_000,
-    cache: str | None = None,
     options: JudgeOptions,
 ) -> Preset:
     """Answers graded point by point against a rubric, by a judge behind an OpenAI-compatible endpoint.
@@ -52,7 +51,6 @@ def judge_rubric(
         scale: points for full marks on one item.
         threshold: value from which an answer counts as correct.
         max_chars: longer answers are `format` and not sent.
-        cache: SQLite file that keeps verdicts by content, shared by processes and runs.
         options: see `JudgeOptions`.
 
     A judge that cannot be reached excludes the completion; a blank one is not sent at all:
@@ -69,7 +67,6 @@ def judge_rubric(
         scale=scale,
         threshold=threshold,
         max_chars=max_chars,
-        cache=cache,
         options=options,
     )
     return Preset([(component, 1.0)], checker="judge")

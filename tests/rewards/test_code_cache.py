@@ -4,7 +4,7 @@ import pytest
 
 from rewards import build_samples, load
 from rewards.components.code import graders
-from rewards.isolation import clear_recent
+from rewards.isolation import forget
 from rewards.protocol import Context
 from rewards.sandbox import Result
 
@@ -15,7 +15,7 @@ TESTS = [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]
 @pytest.fixture
 def jobs(monkeypatch):
     """Jobs that reach the sandbox, which is played here: it runs the program for real, without any walls."""
-    clear_recent()
+    forget()
     seen = []
 
     def play(isolated, job):
@@ -27,7 +27,7 @@ def jobs(monkeypatch):
 
     monkeypatch.setattr(graders, "run_job", play)
     yield seen
-    clear_recent()
+    forget()
 
 
 def totals(completions, *, tests=TESTS, context=None, **options):
@@ -60,11 +60,3 @@ def test_a_program_that_ran_out_of_time_gets_another_chance(jobs):
     slow = "```python\nimport time; time.sleep(9)\n```"
     assert totals([slow]) == totals([slow]) == [0.0]
     assert len(jobs) == 2
-
-
-def test_a_file_keeps_verdicts_for_later_runs(jobs, tmp_path):
-    path = str(tmp_path / "made" / "verdicts.sqlite")
-    assert totals([DOUBLE, WRONG], cache=path) == [1.0, 0.0]
-    clear_recent()  # as in another process
-    assert totals([DOUBLE, WRONG], cache=path) == [1.0, 0.0]
-    assert len(jobs) == 4

@@ -1,5 +1,4 @@
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 import rewards
 from rewards import Context, Preset, Score, build_samples
-from rewards.isolation import Cache, IsolatedComponent, Pool, Task, clear_recent, content_key
+from rewards.isolation import IsolatedComponent, Pool, Task, content_key, forget, recall, remember
 
 HERE = str(Path(__file__).parent)
 
@@ -348,29 +347,14 @@ def test_content_keys_differ_by_type_and_are_equal_for_equal_values():
     assert content_key(object()) is None
 
 
-def test_a_cache_keeps_plain_values_in_memory_or_on_disk(tmp_path, monkeypatch):
-    from rewards.isolation import cache as module
+def test_plain_results_are_remembered_until_there_are_too_many(monkeypatch):
+    from rewards.isolation import cache
 
-    clear_recent()
-    monkeypatch.setattr(module, "_MAX_RECENT", 2)
-    cache = Cache()
-    cache.put_many({"a": [1], "b": 2, "large": "x" * 100_000, "not plain": {1}})
-    cache.get_many(["a"])["a"].append("changed by the caller")
-    assert cache.get_many(["a", "b", "large", "not plain"]) == {"a": [1], "b": 2}
-    cache.put_many({"c": 3})
-    cache.put_many({"d": 4})
-    assert Cache().get_many("abcd") == {"d": 4}
-    cache = Cache(tmp_path / "deep" / "results.sqlite")
-    cache.put_many({str(n): n for n in range(1200)})
-    copy = pickle.loads(pickle.dumps(cache))
-    assert copy.get_many(map(str, range(2000))) == {str(n): n for n in range(1200)}
-
-
-def test_a_broken_cache_file_is_passed_over_with_one_warning(tmp_path, caplog):
-    path = tmp_path / "results.sqlite"
-    path.write_bytes(b"not a database at all" * 100)
-    cache = Cache(path)
-    cache.put_many({"a key": 1})
-    assert cache.get_many(["a key"]) == {}
-    assert len(caplog.records) == 1
-    assert "passed over" in caplog.text
+    forget()
+    monkeypatch.setattr(cache, "_MAX_RECENT", 2)
+    remember({"a": [1], "b": 2, "large": "x" * 100_000, "not plain": {1}})
+    recall(["a"])["a"].append("changed by the caller")
+    assert recall(["a", "b", "large", "not plain"]) == {"a": [1], "b": 2}
+    remember({"c": 3})
+    remember({"d": 4})
+    assert recall("abcd") == {"d": 4}

@@ -145,8 +145,8 @@ def test_an_unreadable_verdict_is_asked_for_again_with_another_fence(judge):
     assert len({fake_judge.key_of(body) for body in judge.bodies}) == 2
 
 
-def test_equal_answers_are_asked_once_and_verdicts_are_kept(judge, tmp_path):
-    preset = preset_for(judge, cache=str(tmp_path / "verdicts.sqlite"))
+def test_equal_answers_are_asked_once_and_verdicts_are_kept(judge):
+    preset = preset_for(judge)
     assert evaluate(preset, *["Mice."] * 5, REFERENCE).totals == [0.0] * 5 + [1.0]
     assert len(judge.bodies) == 2
     again = evaluate(preset, "Mice.", REFERENCE, ctx=Context(seed=5, step=9))
@@ -154,17 +154,10 @@ def test_equal_answers_are_asked_once_and_verdicts_are_kept(judge, tmp_path):
     assert len(judge.bodies) == 2
 
 
-def test_verdicts_on_disk_outlive_the_process_and_failures_are_not_kept(judge, tmp_path):
-    from rewards.isolation import clear_recent
-
-    params = {"cache": str(tmp_path / "verdicts.sqlite"), "model": "kept"}
-    evaluate(preset_for(judge, **params), REFERENCE)
-    clear_recent()
-    assert evaluate(preset_for(judge, **params), REFERENCE).totals == [1.0]
-    assert len(judge.bodies) == 1
+def test_failures_are_not_kept(judge):
     judge.steps = [failing(400)]
-    assert evaluate(preset_for(judge, **params), "Snow.").totals == [None]
-    assert evaluate(preset_for(judge, **params), "Snow.").totals == [0.0]
+    assert evaluate(preset_for(judge), "Snow.").totals == [None]
+    assert evaluate(preset_for(judge), "Snow.").totals == [0.0]
 
 
 def test_the_batch_has_a_budget_of_seconds_and_the_process_one_of_requests(judge):

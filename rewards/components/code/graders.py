@@ -16,7 +16,7 @@ from rewards.components.code.calls import parse_calls
 from rewards.components.code.harness import decode, encode
 from rewards.components.code.stdio import parse_stdio_tests, same_output
 from rewards.errors import PresetError
-from rewards.isolation.cache import Cache, component_key
+from rewards.isolation.cache import component_key, recall, remember
 from rewards.parallel import slow_last
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 from rewards.sandbox import Job, Result, SandboxError, interpreter, isolates, run_job
@@ -31,7 +31,7 @@ _MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
 _REPORTED = 200
 _OF_ITERABLES = [(name,) for name in ("list", "tuple", "set", "frozenset", "sorted", "sum")]
 # Fields that say how a verdict is got or named, not what it is.
-_NOT_CONTENT = frozenset({"workers", "allow_unsafe", "cache", "batch_seconds"})
+_NOT_CONTENT = frozenset({"workers", "allow_unsafe", "batch_seconds"})
 
 T = TypeVar("T")
 
@@ -57,7 +57,6 @@ class ProgramOptions:
         python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
             1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
         allow_unsafe: run with mere limits where no sandbox works.
-        cache: SQLite file that keeps verdicts by program and tests, shared by processes and runs.
     """
 
     scoring: str = "all"
@@ -67,7 +66,6 @@ class ProgramOptions:
     batch_seconds: float | None = 600.0
     python: str | None = None
     allow_unsafe: bool = False
-    cache: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +100,7 @@ class _CodeComponent(ProgramOptions, ItemComponent):
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
         keys = [self._key(sample, ctx) or f"only:{position}" for position, sample in enumerate(samples)]
-        cache = Cache(self.cache)
-        known = cache.get_many(keys)
+        known = recall(keys)
         todo = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in known}
         end = math.inf if self.batch_seconds is None else time.monotonic() + self.batch_seconds
         one_pass = self.batch_seconds is None or len(todo) < 2
@@ -113,7 +110,7 @@ class _CodeComponent(ProgramOptions, ItemComponent):
 
         tried = slow_last(attempt, list(todo), self.workers, one_pass)
         fresh = {key: score for key, score in zip(todo, tried, strict=True) if score is not None}
-        cache.put_many(
+        remember(
             {
                 key: [score.info["passed"], score.info["tests"], score.info.get("reason", "")]
                 for key, score in fresh.items()
