@@ -359,7 +359,7 @@ class OptimisationConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Held-out score: greedy accuracy, and pass@1, pass@k and maj@k from sampled completions."""
+    """Held-out score: greedy accuracy, and pass@1 and pass@k from sampled completions."""
 
     before: bool = True
     """Evaluate before the first step."""
@@ -380,7 +380,7 @@ class EvaluationConfig(Section):
     checker: str | None = None
     """Preset of `rewards` that says what is right, apart from what is trained on. Null: the checker that the training
     preset names, if it names one."""
-    metric: Literal["auto", "greedy_accuracy", "pass@1", "pass@k", "maj@k", "greedy_reward"] = "auto"
+    metric: Literal["auto", "greedy_accuracy", "pass@1", "pass@k", "greedy_reward"] = "auto"
     """The score by which the best checkpoint is chosen, training stopped early and the alarm raised. `auto`: greedy
     accuracy where something says what is right, else the greedy reward."""
     patience: Annotated[int, Field(ge=1)] | None = None

@@ -58,7 +58,7 @@ def build_checker(config: RunConfig, preset: Preset) -> Preset:
 def check_metric(metric: str, config: RunConfig, where: str) -> None:
     """Refuses a score that no evaluation of `config` will have. `where` names the option. Raises `ConfigError`."""
     k = config.evaluation.k
-    names = ["auto", "greedy_accuracy", "pass@1", "pass@k", "maj@k", "greedy_reward", f"pass@{k}", f"maj@{k}"]
+    names = ["auto", "greedy_accuracy", "pass@1", "pass@k", "greedy_reward", f"pass@{k}"]
     options = list(dict.fromkeys(names))
     if metric not in options:
         raise ConfigError(

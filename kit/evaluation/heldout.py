@@ -1,4 +1,4 @@
-"""Held-out score of a model: greedy accuracy, pass@1, pass@k and maj@k, with 95 % intervals and samples."""
+"""Held-out score of a model: greedy accuracy, pass@1 and pass@k, with 95 % intervals and samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import EvaluationConfig, GenerationConfig
 from kit.data.images import IMAGES, digest
-from kit.evaluation.statistics import bootstrap_mean, majority_share, pass_at_k, wilson
+from kit.evaluation.statistics import bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import Conversation, MultiTurnSampler, environment_rewards, own_tokens, readable
 from kit.generation.prompts import (
     ImagePrompt,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from kit.generation.tools import ToolSetup
     from kit.models.failures import BatchSizeBackoff
-    from rewards import Context, Evaluation, Preset, Sample, Score
+    from rewards import Context, Evaluation, Preset, Sample
 
 log = logging.getLogger("kit")
 SHOWN = 8
@@ -96,7 +96,7 @@ class HeldOut:
 
         `per_problem` holds one column a quantity with an entry a problem, in order, so that two evaluations can be compared
         problem by problem: `id` (a hash of prompt and reference), `greedy_correct`, `sampled_correct` (how many of the k),
-        `majority_correct` (maj@k of the problem), `greedy_reward`, `greedy_tokens`, `sampled_tokens_mean`.
+        `greedy_reward`, `greedy_tokens`, `sampled_tokens_mean`.
         """
         started, k = time.perf_counter(), self.config.k
         total = len(self.prompts) * (1 + k)
@@ -145,23 +145,18 @@ class HeldOut:
         }
 
     def _accuracy(self, greedy: list[Completion], sampled: list[Completion]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Scores by the checker and their columns: the share right, the unbiased pass@1 and pass@k, maj@k."""
+        """Scores by the checker and their columns: the share right, the unbiased pass@1 and pass@k."""
         k = self.config.k
         context, repeated = scoring_context(), [row for row in self.rows for _ in range(k)]
         right = self.checker.is_correct(self._as_samples(self.rows, greedy), context)
-        samples = self._as_samples(repeated, sampled)
-        scores = self.checker.verdicts(samples, context)
-        drawn, answers = [score.status == "ok" for score in scores], votes(samples, scores)
-        problems = [slice(start, start + k) for start in range(0, len(drawn), k)]
-        counts = [sum(drawn[of]) for of in problems]
-        majority = [majority_share(answers[of], drawn[of]) for of in problems]
+        drawn = self.checker.is_correct(self._as_samples(repeated, sampled), context)
+        counts = [sum(drawn[start : start + k]) for start in range(0, len(drawn), k)]
         estimates = {
             "greedy_accuracy": wilson(sum(right), len(right)),
             "pass@1": bootstrap_mean([pass_at_k(k, count, 1) for count in counts], shares=True),
             f"pass@{k}": bootstrap_mean([pass_at_k(k, count, k) for count in counts], shares=True),
-            f"maj@{k}": bootstrap_mean(majority, shares=True),
         }
-        columns = {"greedy_correct": right, "sampled_correct": counts, "majority_correct": majority}
+        columns = {"greedy_correct": right, "sampled_correct": counts}
         return {name: estimate._asdict() for name, estimate in estimates.items()}, columns
 
     def _complete(
@@ -367,39 +362,3 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     from kit.models.family import end_ids
 
     return sorted(end_ids(model.generation_config, tokenizer, None))
-
-
-# --- the votes of maj@k (self-consistency, arXiv 2203.11171) ----------------------------------------------------------
-#
-# An answer is what the checker itself extracted. Where a checker says of no completion what it extracted, the answer is the
-# last one found by `rewards.extract.any_answer`, else the last line of the completion. Two answers are the same when they are
-# the same number (`1,000` and `1000.0`), or the same text apart from case, white space and a final full stop. Whether they are
-# right plays no part: the reference must not help to count the votes.
-
-UNANSWERED = ("format", "error", "timeout", "infra", "not_applicable")
-"""Verdicts without an answer of their own: such a completion has no vote unless the checker extracted something."""
-
-
-def votes(samples: Sequence[Sample], scores: Sequence[Score]) -> list[str | None]:
-    """The answer that each completion votes for, in a form that can be compared; None for no vote."""
-    from rewards.extract import any_answer
-
-    extracts = any(score.info.get("extracted") is not None for score in scores)
-    answers: list[str | None] = []
-    for sample, score in zip(samples, scores, strict=True):
-        answer = score.info.get("extracted")
-        if answer is None and score.status not in UNANSWERED and (score.status == "ok" or not extracts):
-            lines = ["", *(line for line in sample.text.splitlines() if line.strip())]
-            text = any_answer(sample.text).value
-            answers.append(normalised(lines[-1] if text is None else text) or None)
-        else:
-            answers.append(None if answer is None else normalised(str(answer)))
-    return answers
-
-
-def normalised(answer: str) -> str:
-    """A number as a fraction in lowest terms; any other text in lower case, white space collapsed, no final stop."""
-    from rewards.components.math_text import parse_number
-
-    number = parse_number(answer)
-    return str(number) if number is not None else " ".join(answer.casefold().split()).removesuffix(".").rstrip()

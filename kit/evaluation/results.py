@@ -24,13 +24,13 @@ RECORDED = {"greedy_accuracy": "greedy_correct", "greedy_reward": "greedy_reward
 def problem_scores(result: Mapping[str, Any], key: str) -> list[float | None] | None:
     """The score `key` of every problem, None for one whose reward failed; None without such a column.
 
-    `key` is greedy_accuracy, greedy_reward, maj@K or pass@N with N up to the K samples of a problem.
+    `key` is greedy_accuracy, greedy_reward, or pass@N with N up to the K samples of a problem.
     """
     table, k = result.get("per_problem") or {}, int(result.get("k") or 0)
     if key.startswith("pass@"):
         drawn, n = table.get("sampled_correct"), int(key.removeprefix("pass@"))
         return None if drawn is None or n > k else [pass_at_k(k, count, n) for count in drawn]
-    values = table.get("majority_correct" if key == f"maj@{k}" else RECORDED.get(key))
+    values = table.get(RECORDED.get(key, ""))
     return None if values is None else [None if value is None else float(value) for value in values]
 
 
@@ -42,7 +42,7 @@ def metric_key(metric: str, k: int, *, checked: bool) -> str:
     """The key in an evaluation's result that `evaluation.metric` means; `checked`: something says what is right."""
     if metric == "auto":
         return "greedy_accuracy" if checked else "greedy_reward"
-    return {"pass@k": f"pass@{k}", "maj@k": f"maj@{k}"}.get(metric, metric)
+    return f"pass@{k}" if metric == "pass@k" else metric
 
 
 def value_of(result: Result, key: str) -> float | None:

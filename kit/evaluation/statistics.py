@@ -41,22 +41,6 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / i for i in range(samples - correct + 1, samples + 1))
 
 
-def majority_share(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
-    """Probability that the answer given most often is right: maj@k of one problem with k completions.
-
-    Completions that give the same answer vote together; None is no vote. Among answers with equally many votes one is
-    drawn, so a tie counts as the mean over its answers: the expectation, and no luck of the order. Where a checker finds
-    only some of the completions with one answer right, the answer counts as that share of them. 0 without a vote.
-    """
-    tally: dict[str, list[bool]] = {}
-    for answer, right in zip(answers, correct, strict=True):
-        if answer is not None:
-            tally.setdefault(answer, []).append(right)
-    most = max(map(len, tally.values()), default=0)
-    winners = [sum(verdicts) / most for verdicts in tally.values() if len(verdicts) == most]
-    return math.fsum(winners) / len(winners) if winners else 0.0
-
-
 def wilson(correct: int, samples: int) -> Estimate:
     """A share with its Wilson score interval (Wilson 1927): honest near 0 and 1, where a bootstrap has no width."""
     if samples == 0:

@@ -173,7 +173,7 @@ def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Pan
 def _heldout(evaluations: Evaluations) -> list[Panel]:
     scores = placed(evaluations)
     keys = list(dict.fromkeys(key for _, score in scores for key in score))
-    right = [key for key in keys if key == "greedy_accuracy" or key.startswith(("pass@", "maj@"))]
+    right = [key for key in keys if key == "greedy_accuracy" or key.startswith("pass@")]
     solved, reward = _scores(scores, right, 100.0), _scores(scores, ["greedy_reward"], 1.0)
     return [
         Panel("Held-out problems solved", "correct (%), 95 % interval", solved, 0.0, 100.0, smooth=False),

@@ -210,7 +210,7 @@ def scores(record: Record) -> Markup:
     k, checker = shown.get("k"), shown.get("checker")
     how = f"{shown.get('problems', '?')} held-out problems; greedy: one completion each without sampling; pass@1"
     if k:
-        how += f", pass@{k} and maj@{k} from {k} samples each at temperature {shown.get('temperature', '?')}"
+        how += f", pass@{k} from {k} samples each at temperature {shown.get('temperature', '?')}"
     how += f". What is right is said by {checker}." if checker else "."
     if any(change.paired for change in known.values()):
         how += " Differences are of the same problems, one by one (bootstrap over problems)."

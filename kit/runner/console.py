@@ -186,7 +186,7 @@ def again(run: RunDir, seed: int) -> str:
 
 def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Cells of the score table: a label and one text a column of `scores`."""
-    keys = [key for key in next(iter(scores.values()), {}) if key.startswith(("greedy_", "pass@", "maj@"))]
+    keys = [key for key in next(iter(scores.values()), {}) if key.startswith(("greedy_", "pass@"))]
     rows = [[key.replace("_", " "), *(interval(score[key]) for score in scores.values())] for key in keys]
     rows.append(["completion tokens", *(f"{score['completion_tokens_mean']:.1f}" for score in scores.values())])
     rows.append(["cut at the limit", *(f"{score['truncated_share']:.1%}" for score in scores.values())])

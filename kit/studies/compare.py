@@ -75,7 +75,7 @@ def compare_runs(
     Args:
         runs: run ids; those whose configurations differ in nothing but the seed are one arm. Or lists of ids, one an arm;
             or lists by the arm's name.
-        metric: the score that decides: greedy_accuracy, pass@1, pass@K, maj@K or greedy_reward. None: what the first
+        metric: the score that decides: greedy_accuracy, pass@1, pass@K or greedy_reward. None: what the first
             run's evaluation.metric says.
         evaluation: the name of the evaluation to compare (`again`); None: each run's last.
 
@@ -181,8 +181,8 @@ def choose_metric(arms: Arms, metric: str | None) -> str:
     score = metric or runs[0].config.get("evaluation", {}).get("metric") or "auto"
     if score == "auto":
         score = "greedy_accuracy" if "greedy_accuracy" in shared else "greedy_reward"
-    if score in ("pass@k", "maj@k"):
-        score = f"{score[:-1]}{runs[0].settings['k']}"
+    if score == "pass@k":
+        score = f"pass@{runs[0].settings['k']}"
     options = [name for name in shared if name != "held-out length"]
     if score not in options:
         raise ConfigError(

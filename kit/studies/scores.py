@@ -182,7 +182,7 @@ def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     for name in table["id"]:  # equal problems are told apart by their number: `a`, `b`, `a#2`
         repeats[name] += 1
         keys.append(name if repeats[name] == 1 else f"{name}#{repeats[name]}")
-    scores = ("greedy_accuracy", "pass@1", f"pass@{k}", f"maj@{k}", "greedy_reward")
+    scores = ("greedy_accuracy", "pass@1", f"pass@{k}", "greedy_reward")
     columns: dict[str, Sequence[float | None]] = {key: problem_scores(evaluation, key) or [] for key in scores}
     columns["held-out length"] = table.get("greedy_tokens") or []
     return {

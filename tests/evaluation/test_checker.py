@@ -38,7 +38,7 @@ def test_the_training_presets_parameters_go_with_its_name_only() -> None:
     [
         (["evaluation.patience=2", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.patience acts on .*every, for example"),
         (["evaluation.alarm=stop", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.alarm: stop acts on"),
-        (["evaluation.metric=maj@k"], None, r"maj@k is a share of right answers.*evaluation\.checker"),
+        (["evaluation.metric=pass@k"], None, r"pass@k is a share of right answers.*evaluation\.checker"),
         (["evaluation.metric=greedy_accuracy"], None, r"the reward has no checker"),
     ],
 )  # fmt: skip
@@ -82,12 +82,11 @@ def test_the_judge_says_what_is_right_and_the_reward_is_the_training_presets(mon
     assert (result["step"], result["seed"], result["checker"]) == (30, 5, "gsm8k-hash/accuracy")
     assert result["greedy_accuracy"]["value"] == 0.5
     assert result["greedy_reward"]["value"] == 6.0  # the length of the text, which has nothing to do with it
-    assert result["maj@2"]["value"] == 0.5  # 4 and 4 are right; 5 is the only answer in the form asked for, and wrong
+    assert result["pass@2"]["value"] == 0.5
     assert result["per_problem"] == {
         "id": [problem_id(row) for row in rows],
         "greedy_correct": [True, False],
         "sampled_correct": [2, 0],
-        "majority_correct": [1.0, 0.0],
         "greedy_reward": [6.0, 6.0],
         "greedy_tokens": [1, 1],
         "sampled_tokens_mean": [1.0, 1.0],

@@ -187,7 +187,7 @@ def test_changes_are_read(change: str, expected: tuple[str, list[str]]) -> None:
         ((CLIP,), {"metric": "pass@3"}, "--metric: there is no held-out score 'pass@3'"),
         (
             (CLIP,),
-            {"metric": "maj@4", "overrides": ["reward={functions: [{path: my.py:f}]}"]},
+            {"metric": "pass@4", "overrides": ["reward={functions: [{path: my.py:f}]}"]},
             "nothing says what is right",
         ),
         (("x:" + CLIP, "x:optimisation.steps=3"), {}, "Two arms are called 'x'"),

@@ -66,7 +66,7 @@ def test_the_standing_is_this(
 def test_scores_by_problem_are_those_whose_mean_is_the_score() -> None:
     columns = {
         "id": ["a", "b", "a"], "greedy_correct": [True, False, True], "sampled_correct": [0, 1, 4],
-        "majority_correct": [0.0, 0.5, 1.0], "greedy_reward": [1.5, None, 0.5],
+        "greedy_reward": [1.5, None, 0.5],
     }  # fmt: skip
     result = {"k": 4, "per_problem": columns}
     assert list(scores_by_problem(result, "greedy_accuracy").values()) == [
@@ -76,7 +76,6 @@ def test_scores_by_problem_are_those_whose_mean_is_the_score() -> None:
     ]  # two rows of one problem count
     assert list(scores_by_problem(result, "pass@1").values()) == [0.0, 0.25, 1.0]
     assert list(scores_by_problem(result, "pass@4").values()) == [0.0, 1.0, 1.0]
-    assert list(scores_by_problem(result, "maj@4").values()) == [0.0, 0.5, 1.0]
     assert list(scores_by_problem(result, "greedy_reward").values()) == [1.5, 0.5]
     assert scores_by_problem({}, "greedy_accuracy") == {}
     assert value_of({"pass@1": {"value": None}}, "pass@1") is value_of({}, "pass@1") is None

@@ -155,7 +155,7 @@ def test_a_finished_run_is_scored_again_with_more_samples_and_from_its_best_chec
     assert {k: v for k, v in first.items() if k != "seconds"} == {k: v for k, v in step.items() if k != "seconds"}
     more = evaluate_run(request | {"checkpoint": "best", "overrides": ["evaluation.k=3"], "name": "best-3"}, True)
     assert more["step"] == best(result)["step"]
-    assert {"pass@3", "maj@3"} <= more.keys()
+    assert "pass@3" in more
     assert list(run.evaluations())[-3:] == ["best-3", "first", "more"]
     # Planted: a run that Unsloth trained on a GPU, looked at where there is none.
     written = load_config(result.folder.config, ["model.backend=unsloth"])
