@@ -205,11 +205,6 @@ class Objective:
         meter.log_batch()
         return LossOutput(loss, meter.means, meter.samples, meter.observed)
 
-    @property
-    def watches(self) -> bool:
-        """True if a coefficient is steered by a controller, so that `observe` must be called after every step."""
-        return any(isinstance(hook.values["coef"], Controller) for hook in self.regularizers)
-
     def observe(self, observed: Mapping[str, Mean], completions: int) -> None:
         """Tell the controllers what an optimiser step measured.
 

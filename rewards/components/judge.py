@@ -401,31 +401,23 @@ class JudgeRubric(_Judge):
 class JudgeRanking(_Judge):
     """The share of a group's other answers that an answer is better than, equals counting half; in [0, 1].
 
-    The judge ranks the answers to one prompt, equals allowed, once for each of `orders` orders: one drawn at random and its
-    reverse, then another pair; the mean is taken, so that a judge that favours what it reads first or last favours nobody.
-    A group of more than `at_once` answers is ranked in parts of equal size, others in each pair of orders. Equal answers
-    are shown once. A group of one distinct answer is not asked about: 0.5. What is no text to judge is `format`, scores 0 and
-    is not shown. `ok` from the middle on, else `wrong` with the value as partial credit.
+    The judge ranks the answers to one prompt twice, equals allowed: in an order drawn at random and in its reverse. The mean
+    is taken, so that a judge that favours what it reads first or last favours nobody. Equal answers are shown once. A group
+    of one distinct answer is not asked about: 0.5. What is no text to judge is `format`, scores 0 and is not shown. `ok` from
+    the middle on, else `wrong` with the value as partial credit.
 
-    Where the judge gives no verdict on some part of a group, in any order, the whole group is `infra`: its values would not be
-    comparable. Nothing is kept between batches, as a value belongs to the group that it was made in.
+    Where the judge gives no verdict on one of the two orders, the whole group is `infra`: its values would not be comparable.
+    Nothing is kept between batches, as a value belongs to the group that it was made in.
 
     Args:
         criteria: what makes one answer better than another.
-        orders: even number of orders for each group.
-        at_once: most answers in one request.
     """
 
     criteria: str = DEFAULT_CRITERIA
-    orders: int = 2
-    at_once: int = 8
 
     def __post_init__(self) -> None:
-        if self.orders < 2 or self.orders % 2 or self.at_once < 2 or self.options.batch_seconds <= 0:
-            raise PresetError(
-                "A ranking needs orders that come in pairs (2, 4, ...), at_once >= 2 and batch_seconds > 0, got "
-                f"{self.orders}, {self.at_once}, {self.options.batch_seconds}."
-            )
+        if self.options.batch_seconds <= 0:
+            raise PresetError(f"A ranking needs batch_seconds > 0, got {self.options.batch_seconds}.")
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
         shown = [self._shown(sample) for sample in samples]
@@ -434,9 +426,9 @@ class JudgeRanking(_Judge):
             if not isinstance(question, Score):
                 prompt, reference, answer = question
                 groups.setdefault(sample.group_id, {}).setdefault(answer, (prompt, reference))
-        rounds = {group: self._rounds(group, answers, ctx) for group, answers in groups.items()}
-        verdicts = self._verdicts((ask for asks in rounds.values() for ask in asks), ctx)
-        judged = {group: self._group(list(groups[group]), [verdicts[ask] for ask in rounds[group]]) for group in groups}
+        asks = {group: self._asks(group, answers, ctx) for group, answers in groups.items()}
+        verdicts = self._verdicts((ask for both in asks.values() for ask in both), ctx)
+        judged = {group: self._group(list(groups[group]), [verdicts[ask] for ask in asks[group]]) for group in groups}
         return [
             question if isinstance(question, Score) else judged[sample.group_id][question[2]]
             for sample, question in zip(samples, shown, strict=True)
@@ -449,22 +441,18 @@ class JudgeRanking(_Judge):
         """The share of the others that each answer beats."""
         return _shares(ask.answers, parse_ranking(content, len(ask.answers), fence))
 
-    def _rounds(self, group: int, answers: Mapping[str, tuple[str, str | None]], ctx: Context) -> list[Ask]:
-        """The questions about a group: each order of its answers, in parts."""
+    def _asks(self, group: int, answers: Mapping[str, tuple[str, str | None]], ctx: Context) -> list[Ask]:
+        """The two questions about a group; none about a single answer."""
         if len(answers) < 2:
             return []
         prompt, reference = next(iter(answers.values()))
-        parts = -(-len(answers) // self.at_once)
-        rounds = []
-        for order in range(0, self.orders, 2):
-            drawn = sorted(answers)  # not in the order of the batch: the same group is asked about in the same way
-            ctx.rng(group, f"ranking {order}").shuffle(drawn)
-            for part in range(parts):
-                some = tuple(drawn[part::parts])
-                for turn, shown in enumerate((some, some[::-1])):
-                    seeds = (ctx.seed, ctx.step, group, order + turn, part)
-                    rounds.append(Ask(prompt, reference, shown, seeds=seeds))
-        return rounds
+        order = sorted(answers)  # not in the order of the batch: the same group is asked about in the same way
+        ctx.rng(group, "ranking").shuffle(order)
+        seeds = (ctx.seed, ctx.step, group)
+        return [
+            Ask(prompt, reference, tuple(order), seeds=(*seeds, 0)),
+            Ask(prompt, reference, tuple(order[::-1]), seeds=(*seeds, 1)),
+        ]
 
     def _group(self, answers: Sequence[str], verdicts: Sequence[tuple[Any, dict[str, Any]]]) -> dict[str, Score]:
         if not verdicts:
@@ -476,7 +464,7 @@ class JudgeRanking(_Judge):
         requests = sum(info["requests"] for _, info in verdicts)
         scores = {}
         for answer in answers:
-            shares = [round_shares[answer] for round_shares, _ in verdicts if answer in round_shares]
+            shares = [shares_of[answer] for shares_of, _ in verdicts]
             value = sum(shares) / len(shares)
             info = {"by order": [round(x, 3) for x in shares], "shown": len(answers), "group requests": requests}
             scores[answer] = Score(value, "ok" if value >= 0.5 else "wrong", info)

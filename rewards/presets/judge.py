@@ -76,15 +76,13 @@ def judge_rubric(
 def judge_ranking(
     *,
     criteria: str | None = None,
-    orders: int = 2,
-    at_once: int = 8,
     max_chars: int = 8_000,
     options: JudgeOptions,
 ) -> Preset:
     """The completions of a group ranked against one another, by a judge behind an OpenAI-compatible endpoint.
 
     Formula: the share of the group's other answers that an answer is better than, equals counting half, as the mean over
-    `orders` orders in which they are shown: one drawn at random and its reverse, then the next pair. 0.5 where the group holds
+    two orders in which they are shown, one drawn at random and its reverse. 0.5 where the group holds
     one distinct answer; 0 for what is no text to judge.
     Range: [0, 1]; None for a whole group on which the judge gives no complete verdict (status `infra`).
     Checker: none: a value says how an answer compares within its group, and nothing of whether it is right.
@@ -101,9 +99,6 @@ def judge_ranking(
 
     Args:
         criteria: what makes one answer better than another, in a sentence or several; None for truth, completeness, clarity.
-        orders: orders in which each group is shown, in pairs: 2, 4, ...
-        at_once: most answers in one request; a larger group is ranked in parts, others for each pair of orders. A group takes
-            `orders` × (answers / `at_once`, rounded up) requests.
         max_chars: longer answers are `format` and not sent.
         options: see `JudgeOptions`.
 
@@ -118,8 +113,6 @@ def judge_ranking(
     """
     component = JudgeRanking(
         criteria=DEFAULT_CRITERIA if criteria is None else criteria,
-        orders=orders,
-        at_once=at_once,
         max_chars=max_chars,
         options=options,
     )

@@ -130,7 +130,6 @@ def observe(objective: Objective, seeds: tuple[int, ...]) -> tuple[float, float]
 
 def test_observing_a_step_moves_the_coefficients() -> None:
     objective = steered()
-    assert objective.watches
     assert [hook.coef_at(0) for hook in objective.regularizers] == [0.2, 0.1, 0.0]
     kl, entropy = observe(objective, (1, 2, 3))
     error = min(max(kl / 0.05 - 1, -0.2), 0.2)
@@ -165,7 +164,6 @@ def test_an_objective_saves_and_restores_its_controllers() -> None:
     assert [hook.coef_at(1) for hook in again.regularizers] == [hook.coef_at(1) for hook in objective.regularizers]
     with pytest.raises(ObjectiveError, match="this objective keeps state for no parts"):
         Objective().load_state_dict(objective.state_dict())
-    assert not Objective().watches
 
 
 def test_what_a_controller_observes_must_be_there() -> None:
