@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import ModelError, RunError
 from kit.evaluation.heldout import end_tokens
-from kit.models.failures import raise_fatal
+from kit.models.failures import converting_weights, raise_fatal
 from kit.runner.trained import Source
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def load_plain(source: Source, place: str, **keywords: Any) -> Any:
     if place == source.files.source:
         how["revision"] = source.files.revision
     try:
-        return auto_class(source.files.config).from_pretrained(place, **{**how, **keywords})
+        with converting_weights():
+            return auto_class(source.files.config).from_pretrained(place, **{**how, **keywords})
     except (OSError, ValueError, RuntimeError) as error:
         raise_fatal(error)
         raise ModelError(f"{place}: its weights cannot be loaded ({error}).") from error

@@ -82,6 +82,29 @@ def raise_fatal(error: BaseException) -> None:
         raise error
 
 
+@contextmanager
+def converting_weights() -> Iterator[None]:
+    """Raises what `raise_fatal` does while weights are loaded; transformers would report files that it cannot convert."""
+    from transformers import core_model_loading as loader
+
+    report = loader.log_conversion_errors
+
+    @contextmanager
+    def checked(*arguments: object, **keywords: object) -> Iterator[None]:
+        try:
+            with report(*arguments, **keywords):
+                yield
+        except loader.SkipParameters as skipped:
+            raise_fatal(skipped.__context__ or skipped)
+            raise
+
+    loader.log_conversion_errors = checked
+    try:
+        yield
+    finally:
+        loader.log_conversion_errors = report
+
+
 def first_line(error: BaseException) -> str:
     """The first line of a message, or the error's name where it has none."""
     lines = str(error).strip().splitlines()

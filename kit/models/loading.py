@@ -25,7 +25,7 @@ from kit.models.backend import (
     torch_dtype,
 )
 from kit.models.embedded import source_of
-from kit.models.failures import OUT_OF_MEMORY, first_line, raise_fatal
+from kit.models.failures import OUT_OF_MEMORY, converting_weights, first_line, raise_fatal
 from kit.models.family import (
     FamilyAdapter,
     adapter_of,
@@ -152,11 +152,12 @@ def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = N
     if with_ is None and backend.name != TRANSFORMERS:
         backend = replace(backend, name=TRANSFORMERS, reason="no training")
     start, dtype = find_start(config), weights_dtype(config, backend, trains=with_ is not None)
-    if with_ is not None and backend.name != TRANSFORMERS:
-        load = partial(unsloth_model.load, files.revision, config, dtype, backend, with_)
-        model = _load(files.source, "its weights", load, {})
-    else:
-        model = _load_with_transformers(files, config, dtype)
+    with converting_weights():
+        if with_ is not None and backend.name != TRANSFORMERS:
+            load = partial(unsloth_model.load, files.revision, config, dtype, backend, with_)
+            model = _load(files.source, "its weights", load, {})
+        else:
+            model = _load_with_transformers(files, config, dtype)
     model.config.use_cache = True
     keep_only_tokens(model)
     family = files.family or adapter_of(model, files.tokenizer, chat=files.chat)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,24 +74,32 @@ def test_a_probe_trains_the_trainer_of_a_run(
     assert seen["probe"]["scorer.offload"] is True
 
 
-def test_a_probe_reserves_memory_as_a_run_does(
-    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("who", ["run", "probe"])
+@pytest.mark.parametrize(("standby", "chosen"), [(False, "expandable_segments:True"), (True, None)])
+def test_the_allocator_is_chosen_before_anybody_asks_for_a_gpu(
+    tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, standby: bool, chosen: str | None
 ) -> None:
-    """torch reads the allocator's settings when CUDA starts, which `prepare` may do."""
+    """torch reads its settings when CUDA starts, and vLLM's sleep needs segments that stay."""
+    import torch
+
+    import kit.train
     from kit.planning import probe
-    from kit.runner import prepare
 
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+        monkeypatch.delenv(name)
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path))
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    seen: list[str | None] = []
+    config = load_config(tree, [f"run.root={tmp_path}", f"generation.vllm.standby={json.dumps(standby)}"])
+    at_first: list[str | None] = []
 
-    def prepared(*_: Any, **__: Any) -> Any:
-        seen.append(os.environ.get("PYTORCH_ALLOC_CONF"))
+    def asked(*_: Any, **__: Any) -> Any:
+        at_first.append(os.environ.get("PYTORCH_ALLOC_CONF"))
         raise Reached
 
-    monkeypatch.setattr(prepare, "prepare", prepared)
+    for name in ("is_available", "_lazy_init", "device_count", "get_device_capability", "mem_get_info"):
+        monkeypatch.setattr(torch.cuda, name, asked)
+    request = {"config": config.model_dump(mode="json"), "folder": str(tmp_path)}
+    begin = partial(kit.train.run, config, quiet=True) if who == "run" else partial(probe.job, request, True)
     with pytest.raises(Reached):
-        probe.job({"config": load_config(tree).model_dump(mode="json"), "folder": str(tmp_path)}, True)
-    assert seen == ["expandable_segments:True"]
+        begin()
+    assert at_first == [chosen]

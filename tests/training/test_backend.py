@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import runpy
 import sys
 import tomllib
@@ -261,6 +262,19 @@ def test_environment_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> 
     assert "UNSLOTH_COMPILE_LOCATION" not in os.environ
     assert switches(TRANSFORMERS) == {}
     assert switches(UNSLOTH_CPU)["UNSLOTH_FORCE_CPU"] == "1"
+
+
+def test_every_switch_is_one_that_unsloth_reads() -> None:
+    """By its source: a switch of another name would leave the choice to Unsloth, or to the user's environment."""
+    packages = [find_spec(name) for name in ("unsloth", "unsloth_zoo")]
+    if not all(packages):
+        pytest.skip("Unsloth is not installed")
+    folders = [Path(package.origin).parent for package in packages if package and package.origin]
+    source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    read = set(re.findall(r"(?:getenv|environ\.get|environ)\W+(UNSLOTH_\w+)", source))
+    constants = dict(re.findall(r'(\w+) = "(UNSLOTH_\w+)"', source))
+    read |= {name for constant, name in constants.items() if f"environ.get({constant}" in source}
+    assert {*switches(UNSLOTH), *switches(UNSLOTH_CPU)} - read == set()
 
 
 def test_unsloth_after_trl_is_refused() -> None:

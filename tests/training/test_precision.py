@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 from transformers import Trainer
 
 from kit.config import LoraConfig, ModelConfig, load_config
+from kit.errors import ModelError
 from kit.evaluation.heldout import evaluating
 from kit.models import memory
 from kit.models.backend import Backend
+from kit.models.failures import explained
 from kit.models.loading import LoadedModel, autocast_dtype, find_model, load_model
 from kit.trainer.arguments import grpo_config
 
@@ -55,6 +57,23 @@ def test_no_4_bit_weight_is_repacked_on_the_cpu(model_folder: Path) -> None:
     layers = [m for m in load(model_folder, load_in_4bit=True).model.modules() if isinstance(m, bnb.nn.Linear4bit)]
     assert layers
     assert not any(layer.support_avx512bf16_for_cpu for layer in layers)
+
+
+@pytest.mark.parametrize("load_in_4bit", [False, True])
+def test_a_full_gpu_is_told_from_broken_files(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, load_in_4bit: bool
+) -> None:
+    """transformers files what fails while it quantises under weights that it cannot convert, and names no reason."""
+    from bitsandbytes import functional
+    from transformers import core_model_loading
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    where = (functional, "quantize_4bit") if load_in_4bit else (core_model_loading, "_materialize_copy")
+    monkeypatch.setattr(*where, full)
+    with pytest.raises(ModelError, match="The run is out of memory"), explained():
+        load(model_folder, load_in_4bit=load_in_4bit)
 
 
 @pytest.fixture

@@ -87,6 +87,11 @@ def test_a_trainer_that_makes_bfloat16_of_float32_is_refused(worked: Worked) -> 
     assert "bf16 False became True" in worked["unsloth"]["float32"]
 
 
+def test_an_engine_with_standby_keeps_the_share_that_is_configured(worked: Worked) -> None:
+    """Left to itself Unsloth takes most of the card, which no plan knows."""
+    assert worked["unsloth"]["shares asleep"] == [(0.3, True), (pytest.approx(0.78375), True)]
+
+
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen3_5"])
 def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worked: Worked, architecture: str) -> None:
     """As `all-linear` is on transformers; Unsloth's own `all-linear` is on every tower, which it refuses beside an engine."""

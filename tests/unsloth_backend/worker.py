@@ -205,6 +205,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
         },
         "log": trained.state.log_history,
         "float32": float32_on_a_newer_gpu(bench),
+        "shares asleep": shares_asleep(),
         "towers": {name: towers(name) for name in ("gemma3", "qwen3_5")},
         "moved_by": {name: (after - before[name]).abs().max() for name, after in adapters(trained.model).items()},
         "steps": trained.state.global_step,
@@ -349,6 +350,42 @@ def shared_engine(folder: Path) -> dict[str, Any]:
         "pushed": engine.loaded, "ends": model.generation_config.eos_token_id,
         "written": sorted(path.name for path in Path.cwd().glob("vllm*")),
     }  # fmt: skip
+
+
+def shares_asleep() -> list[Any]:
+    """The share of an L4 that Unsloth gives an engine with standby, asked for 0.3: with the kit's switches, and without."""
+    from types import ModuleType
+    from unittest import mock
+
+    import torch
+    from transformers import AutoConfig
+    from unsloth_zoo import vllm_utils
+
+    from kit.models.backend import Backend, switched, switches
+
+    def arguments(model: Any, gpu_memory_utilization: Any, enable_sleep_mode: Any) -> None:
+        """Those of vLLM's engine that are looked at; Unsloth leaves out what it does not take."""
+
+    names = ("LLM", "LLMEngine", "AsyncLLMEngine", "EngineArgs", "AsyncEngineArgs")
+    vllm: Any = ModuleType("vllm")
+    vars(vllm).update(dict.fromkeys(names, arguments))
+    told = switches(Backend("unsloth", "cuda", ""), standby=True)
+    found = []
+    for own in (told, {"UNSLOTH_VLLM_STANDBY": "1"}):
+        with (
+            mock.patch.dict(sys.modules, {"vllm": vllm}),
+            mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 9)),
+            mock.patch.multiple(
+                vllm_utils, create=True, vllm_version="0.31.0", get_mem_info=lambda: (22 << 30, 22 << 30),
+                patch_vllm_compute_dtype=mock.Mock(), get_target_device=mock.Mock(), _can_link_libcuda=mock.Mock(),
+            ),
+            switched(own, *told),
+        ):  # fmt: skip
+            engine = vllm_utils.load_vllm(
+                "tiny", AutoConfig.for_model("qwen3"), 0.3, 64, torch.bfloat16, use_bitsandbytes=False, return_args=True
+            )
+        found.append((engine["gpu_memory_utilization"], engine["enable_sleep_mode"]))
+    return found
 
 
 def float32_on_a_newer_gpu(bench: Bench) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -248,6 +249,34 @@ def test_all_weights_reach_the_engine_where_all_train(attempt: Callable[..., Any
     assert max(metrics(one.folder, "sampler/logp_difference")) < 1e-2
 
 
+def test_what_vllm_says_of_memory_comes_with_its_advice() -> None:
+    """Its own functions and its own words, which `engine_failure` knows by parts of them."""
+    from pathlib import Path
+    from types import SimpleNamespace
+
+    import vllm
+    from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
+    from vllm.v1.worker.utils import request_memory
+
+    from kit.models.failures import EngineSettings, engine_failure
+
+    def advice(error: Exception) -> str:
+        return str(engine_failure(error, "starting", EngineSettings()))
+
+    worker = (Path(vllm.__file__).parent / "v1/worker/gpu_worker.py").read_text()
+    (words,) = re.findall(r'assert init_free_memory >= free_gpu_memory, \(\s*"(.*?)"', worker)
+    assert "start it again" in advice(AssertionError(words))
+    card = SimpleNamespace(total_memory=16 << 30, free_memory=1 << 30, device_="cuda:0")
+    for refuse in (
+        lambda: request_memory(card, SimpleNamespace(gpu_memory_utilization=0.3)),
+        lambda: _check_enough_kv_cache_memory(0, lambda: 1, 8, lambda _: 0),
+        lambda: _check_enough_kv_cache_memory(1, lambda: 2, 8, lambda _: 0),
+    ):
+        with pytest.raises(ValueError) as refused:  # noqa: PT011
+            refuse()
+        assert "gpu_memory_utilization 0.3 of the GPU" in advice(refused.value)
+
+
 def test_an_engine_starts_while_the_log_takes_what_is_printed() -> None:
     """vLLM makes every process group inside this, and Unsloth starts it where the kit listens to what Unsloth prints."""
     from vllm.utils.system_utils import suppress_stdout
@@ -259,8 +288,6 @@ def test_an_engine_starts_while_the_log_takes_what_is_printed() -> None:
 
 
 def test_completions_match_the_regular_expression(attempt: Callable[..., Any], engine_tree: Any) -> None:
-    import re
-
     pattern = "<think>[a-z ]{1,8}</think><answer>-?[0-9]</answer>"
     one = attempt(f"generation.vllm.regex='{pattern}'", "generation.max_completion_tokens=48")
     assert one.code == 0, one.message
