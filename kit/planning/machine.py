@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 GIB = 1024**3
 DISK_WARN, DISK_FAIL = 10 * GIB, 1 * GIB
 RAM_WARN, RAM_FAIL = 8 * GIB, 2 * GIB
-SHM_WARN = 64 * 1024**2
 BF16_CAPABILITY = (8, 0)
 DRIVERS = {"12": "525", "13": "580"}
 """The oldest Linux driver of each CUDA major version (NVIDIA, CUDA compatibility guide)."""
@@ -44,8 +43,8 @@ def check_machine(root: str | Path = "runs", model: ModelConfig | None = None) -
     `root` and `model` are those of the run that is asked about.
     """
     checks: list[Check] = []
-    for check in (versions, torch_build, gpu, partial(backend, model), partial(run_folder, root), memory, shared_memory,
-                  sandbox, caches):  # fmt: skip
+    every = (versions, torch_build, gpu, partial(backend, model), partial(run_folder, root), memory, sandbox, caches)
+    for check in every:
         try:
             checks += check()
         except Exception as error:  # whatever a driver or a broken package raises
@@ -216,18 +215,6 @@ def memory() -> Iterator[Check]:
 def _graded(name: str, value: float, warn: float, fail: float, seen: str, fix: str) -> Check:
     level = "fail" if value < fail else "warn" if value < warn else "ok"
     return Check(name, level, seen, fix if level != "ok" else "")
-
-
-def shared_memory() -> Iterator[Check]:
-    """/dev/shm, which containers often make too small for data loaders and vLLM."""
-    path = Path("/dev/shm")
-    if not path.is_dir():
-        yield Check("/dev/shm", "ok" if sys.platform != "linux" else "warn", "absent", "Mount a tmpfs at /dev/shm.")
-        return
-    size = shutil.disk_usage(path).total
-    seen = f"{size / GIB:.2f} GiB"
-    fix = "Start the container with --shm-size=2g (or --ipc=host)."
-    yield Check("/dev/shm", "warn" if size <= SHM_WARN else "ok", seen, fix if size <= SHM_WARN else "")
 
 
 def sandbox() -> Iterator[Check]:

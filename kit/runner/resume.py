@@ -333,11 +333,6 @@ def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], N
     on_message(f"Resuming from {name}{again}")
     for change in resumption.changes:
         on_message(f"Warning: going on regardless (--force): {change}")
-    old, new = (previous.env.get("git") or {}).get("commit"), (git_state() or {}).get("commit")
-    if old and new and old != new:
-        on_message(
-            f"Warning: the kit's own code is at commit {new[:10]} now, and was at {old[:10]} when the run was started"
-        )
 
 
 def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:

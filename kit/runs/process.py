@@ -1,7 +1,7 @@
 """Identity of processes: whether the process that wrote a status still runs. A pid alone does not tell, as pids are reused.
 
-A process is identified by its pid, its creation time, and the boot it belongs to. Creation times are counted from
-the boot, whose time of day moves when the clock is set; so the boot time that was read stands beside them.
+A process is identified by its pid and its creation time. Creation times are counted from the boot, whose time of day moves
+when the clock is set; so the boot time that was read stands beside them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,21 +19,21 @@ TICK_TOLERANCE = 0.05
 
 
 def identity(pid: int | None = None) -> dict[str, Any]:
-    """`{pid, create_time, boot: {id, time}}` of process `pid` (default: this one); None for what the system hides."""
+    """`{pid, create_time, boot: {time}}` of process `pid` (default: this one); None for what the system hides."""
     created = None
     with contextlib.suppress(psutil.Error):
         created = psutil.Process(pid).create_time()
-    boot = {"id": _boot_id(), "time": psutil.boot_time()}
+    boot = {"time": psutil.boot_time()}
     return {"pid": os.getpid() if pid is None else pid, "create_time": created, "boot": boot}
 
 
 def runs(who: Mapping[str, Any] | None) -> bool:
     """Whether the process of an `identity` runs on this machine. False for None and for what is no identity.
 
-    A zombie does not run. The answer does not depend on the clock, and is False after a reboot.
+    A zombie does not run. The answer does not depend on the clock.
     """
     pid, created, boot = (who or {}).get("pid"), (who or {}).get("create_time"), (who or {}).get("boot") or {}
-    if not isinstance(pid, int) or pid <= 0 or (boot.get("id") and _boot_id() not in (None, boot["id"])):
+    if not isinstance(pid, int) or pid <= 0:
         return False
     try:
         process = psutil.Process(pid)
@@ -94,10 +93,3 @@ def descendants(pid: int) -> list[int]:
     with contextlib.suppress(psutil.Error):
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     return []
-
-
-def _boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
-    except OSError:
-        return None

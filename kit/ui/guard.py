@@ -27,7 +27,6 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 COMMAND_LINE_ONLY = {
     "allow_unsafe": "it runs generated programs without a sandbox",
     "api_key_env": "it sends a key of this machine's environment",
-    "cache": "it names a folder to write to",
     "prelude": "it is code",
     "python": "it names a program to run",
     "root": "it names a folder to read from",

@@ -14,7 +14,6 @@ import psutil
 import pytest
 from patience import wait_for
 
-from kit.runs import process
 from kit.runs.process import descendants, identity, kill_all, runs, send_signal
 from kit.runs.store import RunDir, RunStore
 
@@ -45,12 +44,6 @@ def test_setting_the_clock_does_not_end_a_run(run: RunDir, monkeypatch: pytest.M
     assert run.status()["reason"] is None  # nor does its supervisor seem dead
     run.write_status("running")
     assert run.status()["state"] == "running"
-
-
-def test_after_a_reboot_no_process_is_taken_for_the_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.write_status("running")  # the same pid, created as long after the boot: only the boot itself is another
-    monkeypatch.setattr(process, "_boot_id", lambda: "another")
-    assert run.status()["state"] == "interrupted"
 
 
 @pytest.mark.parametrize("age", [-1.0, 1.0, HOUR])
