@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rewards.components.code.harness import spread
 from rewards.components.code.stdio import paired, unwrapped
 from rewards.components.json_values import same_value
 
@@ -19,8 +18,8 @@ _MAX_BITS = 100_000
 
 # Functions of plain values that tests put around a result or an expectation; applied outside the sandbox.
 WRAPPERS: dict[str, Callable[..., Any]] = {
-    "set": lambda items: set(spread(items)),
-    "frozenset": lambda items: frozenset(spread(items)),
+    "set": set,
+    "frozenset": frozenset,
     "sorted": sorted,
     "list": list,
     "tuple": tuple,

@@ -9,18 +9,13 @@ import itertools
 import json
 import os
 import sys
-from collections import Counter
 
 TYPE_CHECKING = False  # importing typing would cost milliseconds in front of every program
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from typing import Any, TypeVar
-
-    T = TypeVar("T")
+    from typing import Any
 
 _MAX_DEPTH = 100
 _JSON_INT = 1 << 53
-_ALIKE = 64
 _MOST_ITEMS = 100_000  # of an iterator
 
 
@@ -71,33 +66,12 @@ def decode(tagged: Any, depth: int = 0) -> Any:
         if tag == "float":
             return float.fromhex(content)
         if tag == "dict":
-            pairs = [(decode(key, depth + 1), decode(item, depth + 1)) for key, item in content]
-            spread([key for key, _ in pairs])
-            return dict(pairs)
+            return {decode(key, depth + 1): decode(item, depth + 1) for key, item in content}
         items = [decode(item, depth + 1) for item in content]
         kind: Any = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[tag]
-        return kind(spread(items) if "set" in tag else items)
+        return kind(items)
     except (TypeError, ValueError, KeyError, OverflowError) as failure:
         raise NotPlain("not an encoded value") from failure
-
-
-def spread(items: Collection[T]) -> Collection[T]:
-    """The items, unless many different ones share a hash: a set of those would take quadratic time.
-
-    Raises:
-        NotPlain: they do.
-    """
-    if len(items) > _ALIKE:
-        # Equal items may repeat; different ones that are made to collide may not.
-        hashes = Counter(hash(item) for item in items)
-        for key, count in hashes.most_common(8):
-            distinct: list[Any] = []
-            for item in items if count > _ALIKE else ():
-                if hash(item) == key and item not in distinct:
-                    distinct.append(item)
-                    if len(distinct) > _ALIKE:
-                        raise NotPlain("items made to collide")
-    return items
 
 
 def main() -> None:
