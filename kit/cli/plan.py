@@ -61,7 +61,7 @@ def plan(
 ) -> None:
     """Plan memory and time of CONFIG, and what makes it fit."""
     from kit.config import load_config
-    from kit.planning.gpus import find_gpu
+    from kit.planning.plan import find_gpu
     from kit.planning.plan import plan as make_plan
 
     loaded = load_config(config, override or [])

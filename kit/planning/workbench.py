@@ -369,7 +369,7 @@ def another(right: str) -> str:
 
 def plan(config: RunConfig, request: Request) -> dict[str, Any]:
     """What `grpo-kit plan` computes, for this machine or for the GPU named `gpu`."""
-    from kit.planning.gpus import find_gpu
+    from kit.planning.plan import find_gpu
     from kit.planning.plan import plan as make_plan
 
     name = request.get("gpu")

@@ -50,8 +50,8 @@ def read(run: RunDir) -> Record:
         config=read_tree(run.config, faults),
         env=read_tree(run.env, faults),
         data=read_tree(run.data, faults),
-        metrics=_lines(run.metrics, run.metrics_file, faults),
-        events=_lines(run.events, run.events_file, faults),
+        metrics=_lines(run.metrics, faults),
+        events=_lines(run.events, faults),
         evaluations={path.stem: read_tree(path, faults) for path in sorted(run.eval.glob("*.json"))},
         faults=faults,
     )
@@ -77,22 +77,13 @@ def read_tree(path: Path, faults: list[str] | None = None) -> Tree:
     return tree if isinstance(tree, dict) else {}
 
 
-def _lines(read_all: Callable[[], list[Tree]], path: Path, faults: list[str]) -> list[Tree]:
-    """All lines; without the broken ones where there are some."""
+def _lines(read_all: Callable[[], list[Tree]], faults: list[str]) -> list[Tree]:
+    """All lines of a file; none, and a fault, where it is damaged."""
     try:
-        return [line for line in read_all() if isinstance(line, dict)]
-    except RunError:
-        lines, broken = [], 0
-        for line in path.read_bytes().split(b"\n") if path.is_file() else []:
-            try:
-                record = json.loads(line) if line.strip() else {}
-            except ValueError:
-                broken += 1
-                continue
-            if isinstance(record, dict) and record:
-                lines.append(record)
-        faults.append(f"{path.name} is damaged: {broken} of its lines cannot be read and are left out.")
-        return lines
+        return read_all()
+    except RunError as error:
+        faults.append(str(error))
+        return []
 
 
 def split(table: list[Tree], size: int) -> list[list[Tree]]:

@@ -13,8 +13,7 @@ from kit.config import RunConfig, load_config
 from kit.generation import engine
 from kit.generation.engine import resolve_backend
 from kit.models.backend import Machine
-from kit.planning.gpus import find_gpu
-from kit.planning.plan import plan
+from kit.planning.plan import find_gpu, plan
 
 SCRIPTS = Path(__file__).parents[2] / "notebooks" / "scripts"
 SHAPES: dict[str, dict[str, Any]] = {

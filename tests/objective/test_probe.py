@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kit.objective import Objective, TokenBatch
-from kit.objective.probe import ignores_advantages, logps_gradient
 from kit.objective.recipes import recipe_names
+from kit.trainer.sanity_checks import ignores_advantages, logps_gradient
 
 from .sampling import gradient, sample, scale_for
 

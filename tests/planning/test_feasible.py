@@ -10,8 +10,7 @@ import pytest
 from kit.config import RunConfig, load_config
 from kit.models.memory import MemoryPlan, plan_memory, workload
 from kit.models.shape import ModelShape
-from kit.planning.gpus import find_gpu
-from kit.planning.plan import FOUR_BIT, apply, fixes
+from kit.planning.plan import FOUR_BIT, apply, find_gpu, fixes
 
 
 @pytest.fixture

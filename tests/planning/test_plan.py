@@ -17,8 +17,7 @@ from kit.model_check.tiny import tiny_config
 from kit.models.memory import GIB, certain_bytes, check_memory, workload
 from kit.models.shape import ModelShape
 from kit.objective import Objective
-from kit.planning.gpus import Speed, estimate, find_gpu
-from kit.planning.plan import Place, plan, subject
+from kit.planning.plan import Place, Speed, estimate, find_gpu, plan, subject
 from kit.runs import lock
 
 GRPO = Objective.from_spec("grpo")
