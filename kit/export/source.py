@@ -1,4 +1,4 @@
-"""The weights of a trained policy, merged by PEFT's update of each matrix, quantised, and written."""
+"""The weights of a trained policy, merged by PEFT's update of each matrix, and written."""
 
 from __future__ import annotations
 

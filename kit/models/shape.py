@@ -27,8 +27,6 @@ class ModelShape:
     """key-value heads × head size."""
     heads: int
     vocab: int
-    tied: bool
-    """Whether the head is the embedding."""
     qk_norm: bool
     modules: tuple[tuple[str, int, int], ...]
     """Linear layers but the head: (last part of the name, inputs, outputs)."""
@@ -82,7 +80,6 @@ def shape_of(model_config: Any) -> ModelShape | None:
         key=keys * head_size,
         heads=heads,
         vocab=_field(text, "vocab_size", default=1),
-        tied=head is not None and head.weight is model.get_input_embeddings().weight,
         qk_norm=any(name.endswith("q_norm") for name, _ in model.named_modules()),
         modules=tuple(modules),
         norms=max(

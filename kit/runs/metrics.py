@@ -9,8 +9,6 @@ from typing import Any, TypeGuard
 Point = tuple[float, float]
 Metrics = Sequence[Mapping[str, Any]]
 Evaluations = Mapping[str, Mapping[str, Any]]
-ENDS = ("low", "value", "high")
-"""Of an estimate with its 95 % interval."""
 
 
 def points(metrics: Metrics, *names: str, factor: float = 1.0) -> list[Point]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kit.errors import RunError
 from kit.runs.process import kill_all, runs, send_signal
-from kit.runs.store import ALIVE, RunDir, is_copy, is_elsewhere
+from kit.runs.store import ALIVE, RunDir, is_elsewhere
 
 POLL_SECONDS = 0.1
 STARTING_SECONDS = 10.0
@@ -98,7 +98,7 @@ def escalate(run: RunDir, pauses: tuple[float | None, float], on_message: Callab
     )
     for number, why, pause in stages:
         target = run.record()
-        if target.get("state") not in ALIVE or target.get("face") or is_copy(target, run.path) or not runs(target):
+        if target.get("state") not in ALIVE or target.get("face") or not runs(target):
             break
         on_message(f"{number.name} for process {target['pid']}, after {time.monotonic() - begun:.0f} s")
         stop = {"how": f"{number.name}: {why}"}

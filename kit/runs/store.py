@@ -105,7 +105,7 @@ class RunDir:
         signed with the pid, creation time and host of this process unless `pid` is given. Raises `RunError` when the
         disk refuses.
         """
-        self.change_status(lambda record: signed(record, state, fields, self.path))
+        self.change_status(lambda record: signed(record, state, fields))
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -135,7 +135,7 @@ class RunDir:
         record = self.record()
         if not record:
             return {"state": "interrupted", "reason": "there is no readable status.json"}
-        return effective_status(record, self.path)
+        return effective_status(record)
 
     def settled(self, seconds: float = 5.0) -> dict[str, Any]:
         """The status; where a process has died this moment, after its supervisor had `seconds` to write how."""
@@ -174,7 +174,7 @@ class RunDir:
                 (self.control / sentinel).unlink(missing_ok=True)
             fresh = dict.fromkeys(("supervisor", "stop", "refused", "eta_seconds")) | {"adopted": False, "face": False}
             fresh["before"] = {key: now.get(key) for key in ENDING}
-            return signed(record, state, fresh | fields, self.path)
+            return signed(record, state, fresh | fields)
 
         self.change_status(take)
 
@@ -198,7 +198,7 @@ class RunDir:
                     f"The run '{self.id}' does not wait for this process: it is {self.status()['state']}, in the "
                     f"hands of process {holder}. Start a run of its own with: grpo-kit train CONFIG"
                 )
-            return signed(record, "starting", {"adopted": True, "face": False, "before": None} | fields, self.path)
+            return signed(record, "starting", {"adopted": True, "face": False, "before": None} | fields)
 
         self.change_status(take)
 
@@ -384,13 +384,13 @@ SILENCE_LIMIT = 300.0
 """Seconds without a heartbeat after which a run on another machine (its pid cannot be asked) reads as interrupted."""
 
 
-def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The fields of a new state; a live one names the process that answers for it, and the directory that it means."""
+def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a new state; a live one names the process that answers for it."""
     now = time.time()
     change: dict[str, Any] = {"state": state, "heartbeat": now, "started": record.get("started") or now}
     if state in ALIVE:
         change |= identity(fields.get("pid")) | {"host": socket.gethostname(), "ended": None, "exit": None}
-        change |= {"reason": None, "dir": place(folder)}
+        change["reason"] = None
     else:
         change |= {"ended": now, "eta_seconds": None}
     if record.get("phase") is not None:  # what was done in the earlier state
@@ -398,27 +398,12 @@ def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any], fol
     return {**change, **fields}
 
 
-def place(folder: Path) -> list[int] | None:
-    """Device and inode of a run's directory: a copy has others."""
-    try:
-        stat = os.stat(folder)
-    except OSError:
-        return None
-    return [stat.st_dev, stat.st_ino]
-
-
 def is_elsewhere(record: Mapping[str, Any]) -> bool:
     """Whether a record is of another machine, whose processes cannot be looked up."""
     return record.get("host") not in (None, socket.gethostname())
 
 
-def is_copy(record: Mapping[str, Any], folder: Path) -> bool:
-    """Whether the record of this machine was written in another directory than the one it lies in."""
-    meant = record.get("dir")
-    return bool(meant) and not is_elsewhere(record) and place(folder) not in (None, meant)
-
-
-def effective_status(record: dict[str, Any], folder: Path) -> dict[str, Any]:
+def effective_status(record: dict[str, Any]) -> dict[str, Any]:
     """A live state is believed as long as the process that answers for it runs."""
     if record["state"] not in ALIVE:
         return record
@@ -427,8 +412,6 @@ def effective_status(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     if is_elsewhere(record):
         silence = abs(time.time() - (record.get("heartbeat") or 0.0))  # whichever way the clocks of two machines differ
         return record if silence < SILENCE_LIMIT else interrupted
-    if is_copy(record, folder):
-        return interrupted | {"reason": "this is a copy of the directory of a live run, which is not here"}
     supervisor = record.get("supervisor")
     watched = runs(supervisor)
     if not runs(record):

@@ -33,7 +33,6 @@ def shape() -> ModelShape:
         key=64,
         heads=6,
         vocab=512,
-        tied=True,
         qk_norm=True,
         modules=tuple(LAYER * 2),
     )

@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import os
-import shutil
 import signal
 import threading
 import time
@@ -116,22 +115,6 @@ def test_no_or_broken_status_never_reads_as_finished(run: RunDir, content: str |
     if content is not None:
         run.status_file.write_text(content)
     assert run.status()["state"] == "interrupted"
-
-
-def test_a_copy_of_a_live_run_is_not_live(store: RunStore, run: RunDir) -> None:
-    run.write_status("running")
-    shutil.copytree(run.path, store.root / "copy")
-    status = store.open("copy").status()
-    assert status["state"] == "interrupted"
-    assert "copy of the directory of a live run" in status["reason"]
-    assert run.status()["state"] == "running"
-    run.path.rename(store.root / "moved")  # the same directory under another name
-    moved = store.open("moved")
-    assert moved.status()["state"] == "running"
-    moved.change_status(lambda record: {"dir": None})  # of an earlier version
-    assert moved.status()["state"] == "running"
-    store.open("copy").claim()
-    assert store.open("copy").status()["state"] == "starting"
 
 
 def test_a_killed_run_is_stopping_until_its_supervisor_says_how_it_ended(run: RunDir) -> None:
