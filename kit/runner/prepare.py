@@ -92,7 +92,6 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     from kit.evaluation.checker import build_checker
     from kit.generation.prompts import fit_pictures, note_opened_thinking
     from kit.generation.tools import check_rows, check_turns, load_tools
-    from kit.models.learning_rate import with_learning_rate
     from kit.models.loading import find_model
     from kit.models.memory import check_memory
     from kit.models.start import described
@@ -442,7 +441,6 @@ def validate(config: RunConfig) -> list[str]:
     """
     from kit.generation.prompts import thinking_note
     from kit.models.gguf import origin_note
-    from kit.models.learning_rate import notes as learning_notes
     from kit.models.memory import card_of, note, plan_memory, planned_workload, room_of
 
     parts, original = prepare(config, waits=True), config
@@ -467,7 +465,7 @@ def validate(config: RunConfig) -> list[str]:
         notes.append(note(plan_memory(files.shape, work), room))
     rows = data.info["rows"]
     skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
-    notes += learning_notes(original, config, files.config)
+    notes += learning_rate_notes(original, config, files.config)
     if config.data.chat and (thinking := thinking_note(files)):
         notes.append(f"thinking: {thinking}")
     notes.append(f"data: {len(data.train)} training and {len(data.heldout)} held-out rows{skipped}")
@@ -500,3 +498,58 @@ def validate(config: RunConfig) -> list[str]:
         f"{passes:.2f} passes over the training rows"
     )
     return notes
+
+
+# --- optimisation.learning_rate: auto ---------------------------------------------------------------------------------
+
+BASE, FOR_ADAPTERS, WIDTH = 5e-5, 10.0, 2000
+EXPONENTS = {"llama": 0.781, "qwen": 0.0775}
+"""Exponents P of the width, by the beginning of `model_type`; no other family has a published one, and its width is left out."""
+ALPHA = 32.0
+
+
+def exponent(model_config: Any) -> float:
+    """The exponent P of the model's width in this family; 0 where nothing is published."""
+    kind = str(getattr(model_config, "model_type", ""))
+    return next((value for name, value in EXPONENTS.items() if kind.startswith(name)), 0.0)
+
+
+def learning_rate(model_config: Any, *, lora: bool) -> float:
+    """The published rule for a transformers configuration, to two digits.
+
+        5e-5 * 10 * (2000 / H)^P        H: hidden size; the 10 for adapters only; P: 0.781 for Llama, 0.0775 for Qwen
+
+    Sources: "LoRA Without Regret" (Schulman et al., Thinking Machines, 2025, thinkingmachines.ai/blog/lora) for the factor of
+    about ten over full fine-tuning, for ranks from 1 on and for large batches; the constants are those of
+    `tinker_cookbook.hyperparam_utils.get_lr`. They were fitted with alpha 32, scaled by alpha / rank.
+    """
+    text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
+    rate = BASE * (FOR_ADAPTERS if lora else 1.0) * (WIDTH / text.hidden_size) ** exponent(model_config)
+    return float(f"{rate:.2g}")
+
+
+def with_learning_rate(config: RunConfig, model_config: Any) -> RunConfig:
+    """The configuration with the number in place of `auto`."""
+    if config.optimisation.learning_rate != "auto":
+        return config
+    rate = learning_rate(model_config, lora=config.model.lora is not None)
+    return config.model_copy(update={"optimisation": config.optimisation.model_copy(update={"learning_rate": rate})})
+
+
+def learning_rate_notes(unresolved: RunConfig, config: RunConfig, model_config: Any) -> list[str]:
+    """Returns the notes of `validate` on the learning rate. unresolved: before `auto` was written out."""
+    lines, lora = [], config.model.lora
+    if unresolved.optimisation.learning_rate == "auto":
+        why = "ten times that of all weights" if lora is not None else "all weights"
+        width = (
+            f"by the width of {model_config.model_type}"
+            if exponent(model_config)
+            else (f"without the width, as no exponent is published for {model_config.model_type}")
+        )
+        lines.append(f"learning rate: {config.optimisation.learning_rate:g} (auto: {why}, {width})")
+        if lora is not None and (lora.alpha != ALPHA or lora.rslora):
+            lines.append(
+                f"learning rate: the rule was fitted with model.lora.alpha: 32 without rslora, and this run has alpha "
+                f"{lora.alpha:g}{' and rslora' * lora.rslora}: the update scales with it, so try half and twice the number, too"
+            )
+    return lines

@@ -8,8 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from kit.config import load_config
-from kit.models.learning_rate import learning_rate, notes
-from kit.runner.prepare import prepare
+from kit.runner.prepare import learning_rate, learning_rate_notes, prepare
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def test_a_run_has_the_number_and_says_where_it_is_from(tree: Any) -> None:
     rate = parts.config.optimisation.learning_rate
     assert rate == learning_rate(parts.files.config, lora=True)
     assert load_config(parts.config).optimisation.learning_rate == rate  # what a saved run has
-    told = " ".join(notes(asked, parts.config, parts.files.config))
+    told = " ".join(learning_rate_notes(asked, parts.config, parts.files.config))
     for words in (f"{rate:g} (auto", "alpha 64"):
         assert words in told
-    assert notes(parts.config, load_config({}), parts.files.config) == []
+    assert learning_rate_notes(parts.config, load_config({}), parts.files.config) == []
