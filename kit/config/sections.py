@@ -83,7 +83,7 @@ class DataConfig(Section):
     """Prompts and references."""
 
     source: str = "reasoning-gym:chain_sum"
-    """`reasoning-gym:TASK`, `kit:sentence-to-json` (generated sentences about people), a .jsonl/.json/.csv/.xlsx/.parquet file,
+    """`reasoning-gym:TASK`, `kit:sentence-to-json` (generated sentences about people), a .jsonl/.json/.csv/.parquet file,
     a folder that `datasets` reads, or a hub id."""
     subset: str | None = None
     """Configuration of a hub dataset, e.g. `main` for openai/gsm8k."""

@@ -1,4 +1,4 @@
-"""The records of `data.source`, whatever it is: a file (JSONL, JSON, CSV, Excel, Parquet), a folder, a hub id, a generated task.
+"""The records of `data.source`, whatever it is: a file (JSONL, JSON, CSV, Parquet), a folder, a hub id, a generated task.
 
 `read_source` chooses. Images and audio are not decoded here.
 """
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import DataConfig
 from kit.data.rows import Fault, Record, Source
-from kit.errors import DataError, EnvironmentUnsupported
+from kit.errors import DataError
 from kit.registry import did_you_mean
-from kit.runs.files import one_line
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -53,7 +52,8 @@ def read_file(path: Path) -> Source:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         kind = path.suffix or "no suffix"
-        raise DataError(f"{path}: files of kind '{kind}' are not read. Kinds: {', '.join(READERS)}.")
+        sheet = " Save a spreadsheet as CSV UTF-8." if kind in (".xlsx", ".xls", ".ods") else ""
+        raise DataError(f"{path}: files of kind '{kind}' are not read. Kinds: {', '.join(READERS)}.{sheet}")
     source = reader(path)
     source.files = [path.name]
     return source
@@ -150,66 +150,10 @@ def read_parquet(path: Path) -> Source:
     return Source(arrow_records(batches(), features), schema.names, total, storable(features))
 
 
-def read_excel(path: Path) -> Source:
-    """Reads the first sheet with cells, whose first row names the columns; rows are numbered as in Excel.
-
-    Formulas are not computed: the values that Excel saved beside them are read. Raises `DataError` for what is no workbook,
-    `EnvironmentUnsupported` without openpyxl.
-    """
-    import pandas
-
-    try:
-        options: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False}
-        sheets = pandas.read_excel(path, sheet_name=None, engine="openpyxl", **options)
-    except ImportError:
-        raise EnvironmentUnsupported(
-            f"{path.name} is an Excel workbook, which openpyxl reads: pip install openpyxl (or 'grpo-kit[excel]'), or save "
-            "the sheet as CSV UTF-8."
-        ) from None
-    except Exception as error:  # an old .xls or a damaged workbook, of which the parser raises anything
-        raise DataError(
-            f"{path.name} is not a workbook that can be read ({one_line(f'{type(error).__name__}: {error}', 200)}). Save it as "
-            ".xlsx or as CSV UTF-8."
-        ) from None
-    title = next((title for title, sheet in sheets.items() if not sheet.empty), None)
-    if title is None:
-        return Source([], [], 0)
-    table = [[_plain(value) for value in row] for row in sheets[title].itertuples(index=False)]
-    numbered = [(number, row) for number, row in enumerate(table, start=1) if row.count(None) < len(row)]
-    (first, header), *rows = numbered
-    names = ["" if value is None else str(value).strip() for value in header]
-    while names and not names[-1]:
-        names.pop()
-    if first != 1 or not all(names) or len(set(names)) < len(names):
-        raise DataError(
-            f"{path.name}: row 1 of the sheet '{title}' has to name every column, each differently, from A1 on. Seen in row "
-            f"{first}: {one_line(', '.join(names), 200)}."
-        )
-    records: list[Record | Fault] = []
-    for number, row in rows:
-        if any(value is not None for value in row[len(names) :]):
-            records.append(Fault(number, f"it has values beyond the {len(names)} named columns"))
-        else:
-            records.append(Record(number, dict(zip(names, row, strict=False))))
-    others = [name for name in sheets if name != title]
-    notes = [f"The sheet '{title}' is read; left out: {one_line(', '.join(others), 200)}."] if others else []
-    return Source(records, names, len(records), notes=notes)
-
-
-def _plain(value: Any) -> Any:
-    """Numbers, texts and truth values as they are; dates and times as ISO text; None for an empty cell and an error."""
-    if value is None or value == "" or value != value:
-        return None
-    if isinstance(value, (str, int, float)):
-        return value
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
 READERS: dict[str, Callable[[Path], Source]] = {
     ".jsonl": read_jsonl,
     ".json": read_json,
     ".csv": read_csv,
-    ".xlsx": read_excel,
     ".parquet": read_parquet,
 }
 

@@ -85,7 +85,7 @@ def data_step(form: Form) -> None:
     """The step."""
     with gr.Row():
         drop = drop_area(
-            label=f"Your data: CSV, JSONL, JSON, Excel or Parquet, at most {uploads.LARGEST // 1024**2} MiB",
+            label=f"Your data: CSV, JSONL, JSON or Parquet, at most {uploads.LARGEST // 1024**2} MiB",
             file_types=list(READERS),
             height=120,
             elem_id="drop-data",

@@ -44,7 +44,7 @@ def test_a_file_comes_to_lie_in_uploads_once(tmp_path: Path) -> None:
         ("../../../etc/cron.d/x.csv", "x.csv"),
         ("..\\..\\a.CSV", "a.csv"),
         (".hidden.jsonl", "hidden.jsonl"),
-        ("größe (1);rm -rf.xlsx", "gr-e-1-rm--rf.xlsx"),
+        ("größe (1);rm -rf.csv", "gr-e-1-rm--rf.csv"),
         ("...csv", "data.csv"),
         ("x" * 300 + ".csv", "x" * 60 + ".csv"),
     ],
