@@ -40,21 +40,20 @@ def test_in_a_process_of_the_users_nothing_is_loaded_or_hidden(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("model", "quantized", "hidden_too"),
+    ("model", "hidden_too"),
     [
-        ({"name": "embedded"}, False, True),
-        ({"name": "embedded"}, True, False),
-        ({"name": "embedded", "load_in_4bit": True}, False, False),
-        ({"name": "some/model"}, False, False),
+        ({"name": "embedded"}, True),
+        ({"name": "embedded", "load_in_4bit": True}, False),
+        ({"name": "some/model"}, False),
     ],
 )
 def test_what_is_for_quantized_weights_is_hidden_where_there_are_none(
-    monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], quantized: bool, hidden_too: bool
+    monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], hidden_too: bool
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(libraries, "is_of_the_kit", lambda: True)
     monkeypatch.setattr(libraries, "hidden", lambda names: asked.extend(names) or contextlib.nullcontext())
-    load_libraries(ModelConfig(**model), training=False, quantized=quantized)
+    load_libraries(ModelConfig(**model), training=False)
     assert asked == [*UNUSED, *(OF_LARGE_MODELS if hidden_too else ())]
 
 
