@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import threading
@@ -131,15 +130,6 @@ def test_a_run_on_another_machine_is_asked_but_not_signalled(store: RunStore) ->
         assert (run.control / "stop").exists()
         assert unrelated.poll() is None
         unrelated.kill()
-
-
-def test_to_stop_a_copy_does_nothing_to_the_run(running: RunDir) -> None:
-    copied = running.path.parent / "copied"
-    shutil.copytree(running.path, copied, ignore=shutil.ignore_patterns("call-*"))
-    assert stop(RunDir(copied), now=True)["state"] == "interrupted"
-    stopping.escalate(RunDir(copied), (0.0, 0.0), lambda text: None)
-    assert running.status()["state"] == "running"
-    assert not (running.control / "stop").exists()
 
 
 def test_the_process_that_only_starts_a_run_is_never_signalled(
