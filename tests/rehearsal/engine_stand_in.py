@@ -12,12 +12,15 @@ that a caller who breaks one fails here as on a GPU:
 from __future__ import annotations
 
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 MODULES = {
     "vllm": "from engine_stand_in import LLM, RequestOutput, SamplingParams\n__version__ = '0.31.0'\n",
@@ -37,17 +40,22 @@ MODULES = {
 
 
 def install(folder: Path) -> None:
-    """Writes the packages `vllm` and `vllm_bnb_plugin`, and puts the folder first on `sys.path`."""
+    """Writes the packages that the extra `vllm` brings, and puts the folder first on `sys.path`."""
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for name, text in MODULES.items():
         path = folder.joinpath(*name.split("."))
         path.mkdir(parents=True, exist_ok=True)
         (path / "__init__.py").write_text(text)
-    for name, version in {"vllm": "0.31.0", "vllm_bnb_plugin": "0.0.3"}.items():
+    for requirement in map(Requirement, extras["vllm"]):
+        name = requirement.name.replace("-", "_")
+        version = max((bound.version for bound in requirement.specifier), key=Version)
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "__init__.py").touch()
         metadata = folder / f"{name}-{version}.dist-info"
         metadata.mkdir(exist_ok=True)
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {requirement.name}\nVersion: {version}\n")
     sys.path.insert(0, str(folder))
 
 
@@ -66,8 +74,9 @@ class RequestOutput(SimpleNamespace):
 class LoRARequest(SimpleNamespace):
     """An adapter's name and number."""
 
-    def __init__(self, lora_name: str, lora_int_id: int, lora_path: str) -> None:
-        super().__init__(lora_name=lora_name, lora_int_id=lora_int_id, lora_path=lora_path, is_3d_lora_weight=False)
+    def __init__(self, lora_name: str, lora_int_id: int, lora_path: str = "", **tensors: Any) -> None:
+        given = {"lora_name": lora_name, "lora_int_id": lora_int_id, "lora_path": lora_path, "is_3d_lora_weight": False}
+        super().__init__(**given | tensors)
 
 
 class PEFTHelper(SimpleNamespace):
@@ -95,12 +104,12 @@ class LLM:
 
     made: list[LLM] = []  # noqa: RUF012 (the engines of this process, for whoever looks at them)
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str, shared_weights: bool = False, **settings: Any) -> None:
         from transformers import AutoModelForCausalLM
 
         if settings.get("quantization") == "bitsandbytes" and find_spec("vllm_bnb_plugin") is None:
             raise ValueError("Unknown quantization method: bitsandbytes.")
-        self.settings, self.calls = settings, []
+        self.settings, self.calls, self.shared_weights = settings, [], shared_weights
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings["dtype"])).eval()
         # The stand-in computes on the host, in numbers that no pretended operation touches.
         self.model.to("cpu")
@@ -122,6 +131,10 @@ class LLM:
             model_executor=executor,
             add_lora=lambda request: self.adapters.__setitem__(request.lora_int_id, manager._load_adapter(request)),
             model_config=SimpleNamespace(max_model_len=settings["max_model_len"] or 512),
+            vllm_config=SimpleNamespace(
+                model_config=SimpleNamespace(max_model_len=settings["max_model_len"], enable_sleep_mode=True),
+                lora_config=manager.lora_config,
+            ),
         )
         LLM.made.append(self)
 
@@ -139,9 +152,9 @@ class LLM:
         return set()
 
     def sleep(self, level: int = 1) -> None:
-        self.asleep = {"weights", "kv_cache"}
+        self.asleep = {"kv_cache"} if self.shared_weights else {"weights", "kv_cache"}
         self.calls.append(f"sleep {level}")
-        if level == 2:
+        if level == 2 and not self.shared_weights:
             with torch.no_grad():
                 for weight in self.model.parameters():
                     weight.fill_(torch.nan)
@@ -160,6 +173,12 @@ class LLM:
         if self.asleep:
             raise RuntimeError(f"CUDA error: an illegal memory access was encountered: {sorted(self.asleep)} asleep")
         self.calls.append("generate")
+        if hasattr(lora_request, "lora_tensors"):  # Unsloth's: the adapter itself, and its scale aside
+            scale = lora_request.lora_config["lora_alpha"] / lora_request.lora_config["r"]
+            tensors = {
+                name: tensor * (scale if "lora_B" in name else 1) for name, tensor in lora_request.lora_tensors.items()
+            }
+            self.adapters[lora_request.lora_int_id] = _LoadedAdapter(tensors)
         with _AdapterOn(self.model, None if lora_request is None else self.adapters[lora_request.lora_int_id]):
             return [self._complete(prompt["prompt_token_ids"], sampling_params) for prompt in prompts]
 

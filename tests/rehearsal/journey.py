@@ -14,8 +14,8 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,7 +34,7 @@ from tiny_qwen import VOCABULARY, tiny_tokenizer
 SHORT = {
     "generation.num_generations": 4, "generation.max_completion_tokens": 6, "optimisation.steps": 2, "optimisation.batch_size": 8,
     "optimisation.micro_batch_size": 4, "evaluation.every": 1, "evaluation.prompts": 2, "evaluation.k": 2, "run.save_every": 1,
-    "data.heldout": 2, "data.limit": 24, "run.threads": 1,
+    "data.heldout": 2, "data.limit": 24, "run.threads": 1, "generation.vllm.timeout": 60,
 }  # fmt: skip
 """What makes a run short and nothing else; every other key is the preset's or the notebook's."""
 
@@ -68,8 +68,7 @@ CASES = {
     "calculator": Case("calculator", "transformers", (8, 9), {"model.dtype": "auto"}, "qwen3"),
     "qwen35": Case("qwen35-gsm8k", "transformers", (8, 9), {"generation.engine": "hf"}, "qwen3_5"),
     "02-unsloth-t4": Case("gsm8k", "unsloth", (7, 5), {"model.dtype": "float16", "generation.engine": "hf"}, "qwen3"),
-    "calculator-standby": Case("calculator", "transformers", (8, 9), STANDBY | {"model.dtype": "auto"}, "qwen3"),
-    "calculator-unsloth": Case("calculator", "unsloth", (8, 9), {"model.dtype": "auto"}, "qwen3"),
+    "calculator-unsloth": Case("calculator", "unsloth", (8, 9), STANDBY | {"model.dtype": "auto"}, "smollm3"),
 }  # fmt: skip
 
 
@@ -129,14 +128,38 @@ TRAINERS: list[Any] = []
 """Those that a journey has made."""
 
 
+def with_shared_engine(load: Any) -> Any:
+    """Unsloth's loading, after which the model has the stand-in for an engine in the place of one that Unsloth starts."""
+
+    def loaded(revision: Any, config: Any, dtype: Any, backend: Any, with_: Any, source: str) -> Any:
+        model = load(revision, config, dtype, backend, replace(with_, fast_inference={}), source)
+        if with_.fast_inference:
+            settings = {"dtype": str(dtype).removeprefix("torch."), "seed": 0, "max_model_len": with_.max_seq_length}
+            model.vllm_engine = engine_stand_in.LLM(source, shared_weights=True, **settings)
+            model.fast_generate = model.vllm_engine.generate
+            model.fast_generate_batches = model.vllm_engine.generate
+        return model
+
+    return loaded
+
+
 @contextmanager
 def activated(*backend: Any, **settings: Any) -> Iterator[None]:
     """The main loop's own activation, for Unsloth with fewer programs in Triton's interpreter; trainers are remembered."""
     from rehearse import unsloths_kernels
 
+    from kit.models import unsloth as unsloth_model
     from kit.models.backend import activate_backend
 
-    with activate_backend(*backend, **settings), unsloths_kernels() if "unsloth" in sys.modules else nullcontext():
+    with activate_backend(*backend, **settings), ExitStack() as stack:
+        if "unsloth" in sys.modules:
+            stack.enter_context(unsloths_kernels())
+            from unsloth_zoo import vllm_utils
+
+            stack.enter_context(mock.patch.object(unsloth_model, "load", with_shared_engine(unsloth_model.load)))
+            # Its state of an engine's LoRA is made beside the real vLLM alone, as is what its check reads.
+            beside = {"LORA_REQUEST_ID": None, "_check_lora_is_servable": mock.Mock()}
+            stack.enter_context(mock.patch.multiple(vllm_utils, create=True, **beside))
         from kit.runner import build  # imports TRL, which Unsloth has to come before
 
         make = build.make_trainer

@@ -458,7 +458,7 @@ def _replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
         "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0, "reset_peak_memory_stats": None,
         "memory_stats": {}, "empty_cache": None, "is_bf16_supported": gpu.capability >= (8, 0), "ipc_collect": None,
         "seed_all": None, "manual_seed": None, "manual_seed_all": None, "set_rng_state": None, "set_rng_state_all": None,
-        "current_stream": stream, "default_stream": stream, "is_current_stream_capturing": False,
+        "current_stream": stream, "default_stream": stream, "set_stream": None, "is_current_stream_capturing": False,
     }  # fmt: skip
     for name, value in values.items():
         yield torch.cuda, name, lambda *_, value=value, **__: value
