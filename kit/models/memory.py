@@ -97,6 +97,7 @@ class Workload:
     evaluation: int  # completions generated at once for a held-out score; 0: none
     vllm_bytes: float = 0.0
     vllm_sleeps: bool = True
+    vllm_shares_weights: bool = False  # Unsloth's engine and its trainer have the frozen weights once
     token_budget: int | None = None
     packed: bool = False  # without padding, a prompt once a group, and LoRA layers without copies (`kit.models.fused`)
     single_pass: bool = (
@@ -144,6 +145,8 @@ class MemoryPlan:
     always: dict[str, float]
     phases: dict[str, dict[str, float]]
     workload: Workload = field(repr=False)
+    engine_lacks: float = 0.0
+    """Bytes that vLLM's share lacks for its weights and the cache of one completion; without them it does not start."""
 
     @property
     def phase(self) -> str:
@@ -154,6 +157,11 @@ class MemoryPlan:
     def peak(self) -> float:
         """Bytes at the highest point of the run."""
         return sum(self.always.values()) + sum(self.phases[self.phase].values())
+
+    def excess(self, room: float) -> float:
+        """Bytes that the run lacks in `room`, summed over phases: of two equal phases either can be lowered first."""
+        always = sum(self.always.values())
+        return self.engine_lacks + sum(max(0.0, always + sum(terms.values()) - room) for terms in self.phases.values())
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON and for the page."""
@@ -172,12 +180,17 @@ def plan_memory(shape: ModelShape, work: Workload, baseline: float | None = None
     always["process" if work.device == "cpu" else "CUDA context"] = (
         CUDA_CONTEXT if work.device == "cuda" else CPU_BASELINE if baseline is None else baseline
     )
-    if work.vllm_bytes and not work.vllm_sleeps:
-        always["vLLM"] = work.vllm_bytes
+    engine, lacks = work.vllm_bytes, 0.0
+    if engine and work.device == "cuda":
+        frozen = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
+        lacks = max(0.0, frozen + 2.0 * shape.layers * shape.key * work.compute_bytes * work.tokens - engine)
+        engine -= min(engine, frozen) if work.vllm_shares_weights else 0.0
+    if engine and not work.vllm_sleeps:
+        always["vLLM"] = engine
     at_once = min(work.batch, work.generated_at_once or work.batch)
     phases = {"rollout": rollout_terms(shape, work, at_once), "update": update_terms(shape, work)}
     if work.vllm_bytes:
-        phases["rollout"] = {"vLLM": work.vllm_bytes if work.vllm_sleeps else 0.0}
+        phases["rollout"] = {"vLLM": engine if work.vllm_sleeps else 0.0}
     if work.evaluation:
         phases["evaluation"] = rollout_terms(shape, work, work.evaluation)
     if work.reference or work.old_logps:
@@ -196,8 +209,8 @@ def plan_memory(shape: ModelShape, work: Workload, baseline: float | None = None
         "arithmetic": 4.0 * count if work.device == "cuda" else 8.0 * largest,
     }
     for terms in phases.values():
-        terms["allocator"] = SLACK[work.device] * sum(terms.values())
-    return MemoryPlan(work.device, always, phases, work)
+        terms["allocator"] = SLACK[work.device] * (sum(terms.values()) - terms.get("vLLM", 0.0))
+    return MemoryPlan(work.device, always, phases, work, lacks)
 
 
 def trained(shape: ModelShape, work: Workload) -> int:
@@ -404,6 +417,7 @@ def workload(
         evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
         vllm_bytes=engine,
         vllm_sleeps=vllm.standby,
+        vllm_shares_weights=config.model.backend == "unsloth",
         token_budget=optimisation.token_budget or None,
         packed=device == "cuda"
         and optimisation.packing,  # the figures of the CPU are those of padded rows, as measured
@@ -629,4 +643,4 @@ def note(plan: MemoryPlan, room: float) -> str:
     """Returns the memory line of `validate`."""
     kind = "GPU memory" if plan.device == "cuda" else "memory"
     line = f"memory: {plan.peak / GIB:.1f} GiB of {kind} planned ({plan.phase}), {room / GIB:.1f} GiB free"
-    return line if plan.peak <= room else f"{line}. It will not fit: see grpo-kit plan for what to change"
+    return line if not plan.excess(room) else f"{line}. It will not fit: see grpo-kit plan for what to change"

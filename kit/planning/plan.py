@@ -190,13 +190,8 @@ def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Ch
     """
 
     def excess(changes: Mapping[str, Change]) -> float:
-        """Bytes by which each phase exceeds `room`, summed over phases: of two equal phases either can be lowered first."""
         changed = apply(config, list(changes.values()))
-        if changed is None:
-            return math.inf
-        memory = plan(changed)
-        always = sum(memory.always.values())
-        return sum(max(0.0, always + sum(terms.values()) - room) for terms in memory.phases.values())
+        return math.inf if changed is None else plan(changed).excess(room)
 
     chosen: dict[str, Change] = {}
     ladder = list(_ladder(config, plan(config).workload, device))
@@ -246,11 +241,13 @@ def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
         if colocated and not config.generation.vllm.standby:
             yield Change("generation.vllm.standby=true", "same result; the engine takes its weights anew at each step")
         if colocated:
-            for share in (0.7, 0.5, 0.3):
-                if share < config.generation.vllm.gpu_memory_utilization:
-                    yield Change(
-                        f"generation.vllm.gpu_memory_utilization={share}", "vLLM generates fewer answers at once"
-                    )
+            share, key = config.generation.vllm.gpu_memory_utilization, "generation.vllm.gpu_memory_utilization"
+            for more in (0.5, 0.7, 0.9):
+                if more > share:
+                    yield Change(f"{key}={more}", "vLLM takes more of the card")
+            for less in (0.7, 0.5, 0.3):
+                if less < share:
+                    yield Change(f"{key}={less}", "vLLM generates fewer answers at once")
         if config.model.dtype == "float32":
             yield Change("model.dtype=auto", "half precision, the usual choice on a GPU; faster")
         yield Change("optimisation.optimizer=adamw_8bit", "optimiser states are rounded; needs bitsandbytes")
@@ -412,7 +409,7 @@ def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None
     place = _place(gpu, room)
     device, room = place.device, place.room
     memory = planned.memory(place)
-    fits = memory.peak <= room
+    fits = not memory.excess(room)
     changes = None if fits else fixes(config, lambda c: planned.memory(place, c), room, device)
     work = planned.work(place)
     speed = (
@@ -433,17 +430,22 @@ def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None
         "run_seconds": run,
         "hours": sum(run.values()) / 3600,
         "time_is": "estimated",
-        "notes": planned.notes + ([] if device == "cpu" else [GPU_NOTE]) + waiting_notes(gpu, device),
+        "notes": planned.notes + ([] if device == "cpu" else list(gpu_notes(config, gpu, memory))),
     }
 
 
-def waiting_notes(gpu: Gpu | None, device: str) -> list[str]:
-    """Says that a run holds this machine's GPU, which is planned as if it were free."""
-    holder = gpu_holder() if gpu is None and device == "cuda" else None
-    return [f"{holder}, counts as free: a run that is started now waits for it"] if holder else []
-
-
-GPU_NOTE = "figures for GPUs follow from formulas that were checked against measurements on the CPU only"
+def gpu_notes(config: RunConfig, gpu: Gpu | None, memory: MemoryPlan) -> Iterator[str]:
+    """What a reader of a plan for a GPU should know. gpu: another machine's; None: this machine's."""
+    yield "figures for GPUs follow from formulas that were checked against measurements on the CPU only"
+    if memory.engine_lacks:
+        yield (
+            f"vLLM's share (generation.vllm.gpu_memory_utilization) is {memory.engine_lacks / GIB:.1f} GiB too small for its "
+            "weights and the cache of one completion: it would not start"
+        )
+    if gpu is not None and config.generation.engine == "auto":
+        yield "completions are planned with transformers' generate; for vLLM add -o generation.engine=vllm"
+    if gpu is None and (holder := gpu_holder()):
+        yield f"{holder}, counts as free: a run that is started now waits for it"
 
 
 def with_own_engine(config: RunConfig) -> RunConfig:

