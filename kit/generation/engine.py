@@ -19,18 +19,15 @@ from kit.config import RunConfig
 from kit.data.images import IMAGES
 from kit.errors import ConfigError, EnvironmentUnsupported, KitError
 from kit.models.backend import (
-    BFLOAT16,
     NO_FLOAT32,
     TRAINS_THE_SAME,
     TRANSFORMERS,
     TRANSFORMERS_INSTEAD,
     UNSLOTH,
     UNSLOTH_CPU,
-    VLLM,
     Backend,
     Machine,
     decide,
-    described,
     precision,
     this_machine,
 )
@@ -273,23 +270,15 @@ def backend_incompatibilities(
     except KitError as error:
         yield error
     if config.generation.engine == "vllm":
-        yield from _with_engine(config, backend, machine, columns)
+        yield from _with_engine(config, backend, columns)
     if backend.name != TRANSFORMERS:
         yield from _of_unsloth(config, backend, columns)
 
 
-def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns: Collection[str]) -> Iterator[KitError]:
-    lora, vllm = config.model.lora, config.generation.vllm
+def _with_engine(config: RunConfig, backend: Backend, columns: Collection[str]) -> Iterator[KitError]:
     if IMAGES in columns:
         yield EnvironmentUnsupported(
             f"generation.engine: vllm with pictures (column {IMAGES}) is not tried in this version. {HF_INSTEAD}"
-        )
-    capability = machine.capability if backend.device == "cuda" else None
-    if vllm.standby and (capability is None or capability < BFLOAT16):
-        yield EnvironmentUnsupported(
-            "generation.vllm.standby: true needs a GPU of compute capability 8.0 or newer, not "
-            f"{described(capability, machine.gpu)}. Set generation.vllm.standby: false, and "
-            "generation.vllm.gpu_memory_utilization lower."
         )
     if backend.name == UNSLOTH_CPU:
         yield EnvironmentUnsupported(
@@ -298,12 +287,7 @@ def _with_engine(config: RunConfig, backend: Backend, machine: Machine, columns:
         )
     if backend.name != UNSLOTH:
         return
-    if capability is None or capability < VLLM:  # Unsloth itself would go on without the engine, and only print so
-        yield EnvironmentUnsupported(
-            "generation.engine: vllm under Unsloth needs a GPU of compute capability 7.0 or newer, not "
-            f"{described(capability, machine.gpu)}. Set generation.engine: hf, or model.backend: transformers."
-        )
-    if lora is None:
+    if config.model.lora is None:
         yield ConfigError(
             "generation.engine: vllm with model.lora: null under Unsloth: its engine shares frozen weights and takes adapters "
             f"only. Keep model.lora, or set generation.engine: hf. {TRANSFORMERS_INSTEAD}"

@@ -224,19 +224,12 @@ def adapter_tensors(model: Any) -> tuple[int, dict[str, torch.Tensor]]:
 
 
 def engine_rank(rank: int) -> int:
-    """The least rank that vLLM has room for and that holds this one. Raises `EngineError` above all of them."""
+    """The least rank that vLLM has room for and that holds this one; above all of them vLLM refuses it."""
     from typing import get_args
 
     from vllm.config.lora import MaxLoRARanks
 
-    try:
-        least: int = min(room for room in get_args(MaxLoRARanks) if room >= rank)
-        return least
-    except ValueError:
-        raise EngineError(
-            f"An adapter of rank {rank} is more than vLLM takes ({max(get_args(MaxLoRARanks))}). Lower model.lora.rank, or set "
-            "generation.vllm.hand_over: merged."
-        ) from None
+    return min((room for room in get_args(MaxLoRARanks) if room >= rank), default=rank)
 
 
 def adapter_from_memory(manager: Any, model: Any, request: Any) -> Any:

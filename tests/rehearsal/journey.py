@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,16 +19,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-os.environ |= {
-    "TRITON_INTERPRET": "1", "UNSLOTH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1",
-    "UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_LOCATION": tempfile.mkdtemp(), "TOKENIZERS_PARALLELISM": "false",
-    "UNSLOTH_FUSED_ADD_RMSNORM": "0", "UNSLOTH_DECODE_FUSED_ROPE": "0", "CUDA_VISIBLE_DEVICES": "0",
-}  # fmt: skip
+from rehearse import build_model, unsloths_kernels  # sets what Triton and Unsloth read when they are imported
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
 
 import engine_stand_in
 import torch
 from pretended_gpu import PretendedGPU, pretended
-from tiny_qwen import VOCABULARY, tiny_tokenizer
 
 SHORT = {
     "generation.num_generations": 4, "generation.max_completion_tokens": 6, "optimisation.steps": 2, "optimisation.batch_size": 8,
@@ -70,34 +66,6 @@ CASES = {
     "02-unsloth-t4": Case("gsm8k", "unsloth", (7, 5), {"model.dtype": "float16", "generation.engine": "hf"}, "qwen3"),
     "calculator-unsloth": Case("calculator", "unsloth", (8, 9), STANDBY | {"model.dtype": "auto"}, "smollm3"),
 }  # fmt: skip
-
-
-def build_model(place: Path, architecture: str, *, tools: bool) -> None:
-    """Two layers with heads as wide as real ones and layers as wide as bitsandbytes' blocks; bfloat16, random."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    tokenizer = tiny_tokenizer("embedded-tools" if tools else "embedded")
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024, "tie_word_embeddings": True,
-        "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
-    }  # fmt: skip
-    if architecture != "qwen2":
-        sizes["head_dim"] = 64
-    if architecture == "qwen3_5":
-        sizes |= {
-            "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 64, "linear_value_head_dim": 64,
-            "linear_num_key_heads": 1, "linear_num_value_heads": 2,
-        }  # fmt: skip
-        architecture = "qwen3_5_text"
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(architecture, **sizes)
-    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(place)
-    # Qwen's templates read `enable_thinking`, which presets set.
-    tokenizer.chat_template = (
-        "{% if enable_thinking is defined and not enable_thinking %}{% endif %}" + tokenizer.chat_template
-    )
-    tokenizer.save_pretrained(place)
 
 
 def configuration(case: Case, name: str, folder: Path) -> Any:
@@ -146,8 +114,6 @@ def with_shared_engine(load: Any) -> Any:
 @contextmanager
 def activated(*backend: Any, **settings: Any) -> Iterator[None]:
     """The main loop's own activation, for Unsloth with fewer programs in Triton's interpreter; trainers are remembered."""
-    from rehearse import unsloths_kernels
-
     from kit.models import unsloth as unsloth_model
     from kit.models.backend import activate_backend
 

@@ -37,18 +37,31 @@ SIZES = (8, 16)
 STEPS = 3
 
 
-def build_model(place: Path) -> None:
-    """Two layers whose heads are as wide as real ones; bfloat16."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def build_model(place: Path, architecture: str = "qwen3", *, tools: bool = False) -> None:
+    """Two layers with heads as wide as real ones and layers as wide as bitsandbytes' blocks; bfloat16, random."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    tokenizer = tiny_tokenizer()
-    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    tokenizer = tiny_tokenizer("embedded-tools" if tools else "embedded")
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+        "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
+    }  # fmt: skip
+    if architecture != "qwen2":
+        sizes["head_dim"] = 64
+    if architecture == "qwen3_5":
+        sizes |= {
+            "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+            "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+        }  # fmt: skip
+        architecture = "qwen3_5_text"
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=64, max_position_embeddings=512, tie_word_embeddings=True, **ids,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(place)
+    config = AutoConfig.for_model(architecture, **sizes)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(place)
+    # Qwen's templates read `enable_thinking`, which presets set.
+    tokenizer.chat_template = (
+        "{% if enable_thinking is defined and not enable_thinking %}{% endif %}" + tokenizer.chat_template
+    )
     tokenizer.save_pretrained(place)
 
 

@@ -40,7 +40,6 @@ from kit.models.unsloth import (
     Loading,
     adapter_arguments,
     checkpointing,
-    loading,
     model_arguments,
 )
 from kit.trainer.arguments import check_precision, grpo_config
@@ -106,8 +105,6 @@ ENGINE = "generation.engine=vllm"
         (CPU, ["model.backend=unsloth"], "unsloth-cpu"),
         (CPU_BARE, ["model.backend=unsloth"], "not installed.*model.backend: transformers"),
         (CPU, ["model.backend=unsloth-cpu", ENGINE], "generation.engine: hf"),
-        (T4, ["model.backend=unsloth", ENGINE, "generation.vllm.standby=true"], "standby: false"),
-        (P100, ["model.backend=unsloth", ENGINE], "7.0 or newer, not P100.*engine: hf"),
         (A100, ["model.backend=unsloth", ENGINE, "model.lora=null"], "Keep model.lora"),
         (A100, ["model.backend=unsloth", ENGINE, "model.revision=abc"], "give its folder"),
         (A100, ["model.backend=unsloth", ENGINE, "model.adapter=sft"], "model.reference: none"),
@@ -231,14 +228,6 @@ def test_adapters_are_those_of_the_configuration() -> None:
 )
 def test_gradient_checkpointing_by_backend(asked: Any, backend: Backend, expected: Any) -> None:
     assert checkpointing(asked, backend) == expected
-
-
-def test_the_engine_gets_its_share_only_where_it_makes_the_completions() -> None:
-    config = load_config("quickstart", ["model.lora.rank=16", ENGINE])
-    assert loading(config, UNSLOTH, None).fast_inference["max_lora_rank"] == 16
-    assert not loading(config, TRANSFORMERS, None).fast_inference
-    config.generation.engine = "hf"
-    assert not loading(config, UNSLOTH, None).fast_inference
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

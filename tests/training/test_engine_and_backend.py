@@ -93,8 +93,10 @@ def test_keys_of_the_engine_reach_unsloths() -> None:
     told = loading(load_config("quickstart", keys), UNSLOTH, 4096)
     assert told.max_seq_length == 128
     assert model_arguments("m", None, ModelConfig(), torch.bfloat16, told)["enforce_eager"] is True
-    hf = load_config("quickstart", [*keys, "generation.engine=hf"])
-    assert loading(hf, UNSLOTH, 4096).max_seq_length == 128
+    assert told.fast_inference["max_lora_rank"] == load_config("quickstart").model.lora.rank
+    assert not loading(load_config("quickstart", keys), Backend("transformers", "cuda", ""), 4096).fast_inference
+    hf = loading(load_config("quickstart", [*keys, "generation.engine=hf"]), UNSLOTH, 4096)
+    assert (hf.max_seq_length, hf.fast_inference) == (128, {})
 
 
 def engine_of(tokens: int, sleeps: bool) -> Any:

@@ -122,14 +122,3 @@ def test_no_preset_imports_trl_before_its_backend_is_active(folder: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     assert "calculator" in done.stdout.split()
     assert len(done.stdout.split()) >= 8
-
-
-def test_a_run_with_tools_starts(folder: Path) -> None:
-    less = ("optimisation.steps=1", "optimisation.batch_size=8", "evaluation.before=false", "evaluation.after=false")
-    with warm_processes.cold():
-        command(
-            folder, "train", "calculator", "-o", "model.backend=unsloth-cpu", "-o", "run.id=tools", "-o", "run.root=runs",
-            *(word for one in less for word in ("-o", one)),
-        )  # fmt: skip
-    assert len(metrics(folder, "tools")) == 1
-    assert json.loads((folder / "runs" / "tools" / "env.json").read_text())["backend"]["name"] == "unsloth-cpu"
