@@ -6,6 +6,7 @@ given its CUDA device, and work in the stream of the thread that started it.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ class LLM:
         self.lost = False
         self.loaded: list[list[str]] = [[]]
         self.requests: list[Any] = []
-        self.threads = {threading.current_thread().name}
+        self.threads, self.port = {threading.current_thread().name}, os.environ.get("MASTER_PORT")
         OWN.stream = self.main_stream = object()  # kept for good by vLLM's `GPUModelRunner.main_stream`
         model = SimpleNamespace(load_weights=self._load, modules=lambda: [])
         self.llm_engine: Any = SimpleNamespace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,7 +61,8 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         else:
             prepare = partial(torch.set_num_threads, torch.get_num_threads())
         self._watchdog = Watchdog(self.settings.timeout, prepare)
-        defaults = CPU_DEFAULTS if device.type == "cpu" else {}
+        # TRL takes 29500 where that is free by then, as every run does that starts at the same time on another GPU.
+        defaults = {"MASTER_PORT": free_port()} | (CPU_DEFAULTS if device.type == "cpu" else {})
         started_with = PINNED | {name: value for name, value in defaults.items() if name not in os.environ}
         with switched(started_with, *OF_TRL, *CPU_DEFAULTS), self._making():
             self._asked("starting", super()._init_vllm)
@@ -185,6 +187,13 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         """
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def free_port() -> str:
+    """A TCP port that nobody uses."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return str(listener.getsockname()[1])
 
 
 def stop_ids(model: Any, generation_kwargs: Mapping[str, Any]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +33,17 @@ def test_an_engine_starts_on_a_device_that_accelerate_names_without_an_index(
     assert rollout(generation) == [[TOKEN], [TOKEN]]
     assert LLM.last is not None
     assert LLM.last.threads == {"engine"}
+
+
+def test_engines_that_start_at_the_same_time_have_ports_of_their_own(
+    gpu: Any, new_model: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of runs on two GPUs of a machine. TRL looks for one long before vLLM takes it, and prefers 29500."""
+    ports = [watched(new_model()).llm.port for _ in range(2)]
+    assert len({*ports, "29500"}) == 3
+    assert "MASTER_PORT" not in os.environ
+    monkeypatch.setenv("MASTER_PORT", "29777")
+    assert watched(new_model()).llm.port == "29777"
 
 
 def test_an_engine_that_sleeps_between_rollouts_wakes_for_every_one(gpu: Any, new_model: Callable[[], Any]) -> None:
