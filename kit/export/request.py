@@ -130,7 +130,7 @@ class ExportRequest:
     base: str | None = None
     llama_cpp: str | Path | None = None
 
-    def request(self, run: RunDir) -> dict[str, Any]:
+    def for_run(self, run: RunDir) -> dict[str, Any]:
         """The same, checked, for the process that exports. Raises `KitError` for what would fail there."""
         name = format_name(self.format)
         if self.dtype not in DTYPES:
@@ -153,15 +153,15 @@ class ExportRequest:
         }
 
 
-def export(run: RunDir, wish: ExportRequest, *, progress: bool = False) -> dict[str, Any]:
+def export(run: RunDir, request: ExportRequest, *, progress: bool = False) -> dict[str, Any]:
     """Exports in a process of its own and returns the result. Raises `NotVerified`, and `KitError` for all else."""
     from kit.evaluation.results import checkpoint_now, weights_of
 
     if not run.config.is_file():
         raise RunError(f"Run '{run.id}' has no config.yaml yet, so there is nothing to export.")
-    weights_of(run, checkpoint_now(run, wish.checkpoint))  # an answer at once where there is nothing to export
+    weights_of(run, checkpoint_now(run, request.checkpoint))  # an answer at once where there is nothing to export
     stopped = f"The export of {run.id} was stopped before it was done; nothing of it is left."
-    result = call_for_result(JOB, wish.request(run), stopped, quiet=not progress)
+    result = call_for_result(JOB, request.for_run(run), stopped, quiet=not progress)
     verdict = result["verification"]
     if verdict is not None and not verdict["verified"]:
         raise NotVerified(

@@ -18,11 +18,11 @@ from kit.models.failures import first_line
 # --- what a chat template can do, found by rendering it ---------------------------------------------------------------
 
 
-ASKED, ANSWERED, TOLD = "kitquestion", "kitanswer", "kitsystem"
+ASKED, ANSWERED, SHOWN_VALUES = "kitquestion", "kitanswer", "kitsystem"
 USER, REPLY, SYSTEM = (
     {"role": "user", "content": ASKED},
     {"role": "assistant", "content": ANSWERED},
-    {"role": "system", "content": TOLD},
+    {"role": "system", "content": SHOWN_VALUES},
 )
 TOOL = {
     "type": "function",
@@ -59,7 +59,7 @@ def read_template(processing_class: Any) -> ChatTemplate | None:
     if plain is None or opened is None:
         return None
     return ChatTemplate(
-        system=TOLD in (_render(processing_class, [SYSTEM, USER]) or ""),
+        system=SHOWN_VALUES in (_render(processing_class, [SYSTEM, USER]) or ""),
         tools="kittool" in (_render(processing_class, [USER], tools=[TOOL], add_generation_prompt=True) or ""),
         opens_thinking=opened.rstrip().endswith("<think>"),
         thinking_switch="enable_thinking" in str(source),

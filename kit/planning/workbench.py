@@ -53,7 +53,7 @@ def pick(config: RunConfig, places: Sequence[int]) -> list[dict[str, Any]]:
     return [train[place] for place in places]
 
 
-LOOKED_AT, TOLD, MOST_COLUMNS = 200, 3, 100
+SAMPLED_ROWS, SHOWN_VALUES, MOST_COLUMNS = 200, 3, 100
 """Rows that the kinds of columns are read from, how many values of each are told, and of how many columns."""
 KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number", list: "list", dict: "object"}
 
@@ -93,24 +93,24 @@ def _columns(source: str, changed: int) -> dict[str, Any]:
     from kit.data.sources import read_source
 
     read = read_source(DataConfig(source=source))
-    looked: list[Mapping[str, Any]] = []
+    sampled: list[Mapping[str, Any]] = []
     faults: list[str] = []
     for record in read.records:
         if isinstance(record, Fault):
             faults.append(str(record))
-        elif len(looked) < LOOKED_AT:
-            looked.append(record.values)
+        elif len(sampled) < SAMPLED_ROWS:
+            sampled.append(record.values)
     described = []
     for name in read.columns[:MOST_COLUMNS]:
-        values = [value for row in looked if (value := row.get(name)) is not None]
+        values = [value for row in sampled if (value := row.get(name)) is not None]
         kinds = dict.fromkeys(KINDS.get(type(value), type(value).__name__) for value in values)
-        first = [plain(value)[:160] for value in values[:TOLD]]
-        described.append({"name": name, "kinds": list(kinds), "missing": len(looked) - len(values), "values": first})
+        first = [plain(value)[:160] for value in values[:SHOWN_VALUES]]
+        described.append({"name": name, "kinds": list(kinds), "missing": len(sampled) - len(values), "values": first})
     return {
         "source": source,
         "columns": described,
         "total": read.total,
-        "looked": len(looked),
+        "sampled": len(sampled),
         "notes": read.notes,
         "faults": faults[:5],
         "faulty": len(faults),
@@ -152,9 +152,9 @@ def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
             "tokens": by_row[place],
             "reference": _short(some[place].get("reference")),
         }
-        for place in range(min(TOLD, len(some)))
+        for place in range(min(SHOWN_VALUES, len(some)))
     ]
-    long = [place for place, length in enumerate(by_row) if limit is not None and length > limit][:TOLD]
+    long = [place for place, length in enumerate(by_row) if limit is not None and length > limit][:SHOWN_VALUES]
     return {
         "seen": shown,
         "long": [
@@ -239,7 +239,7 @@ def guess(config: RunConfig, request: Request) -> dict[str, Any]:
     for record in read.records:
         if not isinstance(record, Fault):
             rows.append(record.values)
-        if len(rows) >= LOOKED_AT:
+        if len(rows) >= SAMPLED_ROWS:
             break
     return dict(vars(guessed(read.columns, rows)))
 

@@ -185,7 +185,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
         """The end of training: the result goes to adapter/, and unless somebody stopped the run its score follows."""
         step = trainer.state.global_step or max((step_of(path) for path in self.run.checkpoints), default=0)
         trainer.save_model(str(self.run.adapter))
-        if self.stop.asked():
+        if self.stop.is_requested():
             return
         decision = self.decision(step)
         if decision.standing.last is not None and decision.standing.last.step == step:

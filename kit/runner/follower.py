@@ -25,5 +25,5 @@ def follow() -> None:
         from kit.runner import build, recording  # TRL, once the backend is active
 
         trainer, _ = build.build(build.Job(parts, folder, console.Reporter(quiet=True), stop, resumption), threads)
-        trainer.add_callback(recording.Together(stop, folder))
+        trainer.add_callback(recording.SharedStop(stop, folder))
         resume.train_on(trainer, resumption)

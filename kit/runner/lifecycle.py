@@ -118,7 +118,7 @@ class StopSignal:
         self.ended: str | None = None  # why training ended before its last step, although nobody asked
         self.step: int | None = None  # the last one that was done, for the final status
 
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether the run was asked to stop."""
         if self.reason is None and self.run is not None and (self.run.control / "stop").exists():
             self.reason = "control/stop"
@@ -126,7 +126,7 @@ class StopSignal:
 
     def check(self) -> None:
         """Raises `Stopped` if the run was asked to stop; for work that has nothing to save."""
-        if self.asked():
+        if self.is_requested():
             raise Stopped
 
     @contextmanager

@@ -180,7 +180,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         if (self.run.control / "save").exists():
             (self.run.control / "save").unlink(missing_ok=True)
             control.should_save = True
-        if self.stop.asked():
+        if self.stop.is_requested():
             self.run.write_status("stopping", step=state.global_step)
             control.should_save = control.should_training_stop = True
 
@@ -188,7 +188,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         self.run.append_event("checkpoint", step=state.global_step)
 
 
-def keep_heldout(run: RunDir, rows: Dataset) -> None:
+def save_heldout(run: RunDir, rows: Dataset) -> None:
     """Writes the held-out rows into the run, so that chat, scores and exports need the data no more."""
     if is_first():
         from datasets import disable_progress_bars
@@ -197,7 +197,7 @@ def keep_heldout(run: RunDir, rows: Dataset) -> None:
         rows.to_parquet(run.heldout)
 
 
-class Together(TrainerCallback):  # type: ignore[misc]
+class SharedStop(TrainerCallback):  # type: ignore[misc]
     """The last callback in every process: all processes follow a request of one of them to save or stop, at the same step."""
 
     def __init__(self, stop: StopSignal, run: RunDir) -> None:
@@ -207,11 +207,11 @@ class Together(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if world_size() == 1:
             return
-        wish = self.stop.reason if self.stop.asked() else None
-        wishes = gather_object([(control.should_save, control.should_training_stop, wish)])
-        reasons = [reason for *_, reason in wishes if reason is not None]
-        control.should_save = any(save for save, *_ in wishes) or bool(reasons)
-        control.should_training_stop = any(ends for _, ends, _ in wishes) or bool(reasons)
+        request = self.stop.reason if self.stop.is_requested() else None
+        requests = gather_object([(control.should_save, control.should_training_stop, request)])
+        reasons = [reason for *_, reason in requests if reason is not None]
+        control.should_save = any(save for save, *_ in requests) or bool(reasons)
+        control.should_training_stop = any(ends for _, ends, _ in requests) or bool(reasons)
         if reasons:
             self.stop.reason = reasons[0]
             self.run.write_status("stopping", step=state.global_step)

@@ -54,7 +54,7 @@ class MetricLog:
         """Sums and counts, whose quotients over all micro-batches and processes are logged."""
         self.means[self.mode()].add(means)
 
-    def take_in(self, result: LossOutput) -> None:
+    def record_loss(self, result: LossOutput) -> None:
         """Keeps what is logged of a micro-batch, and in training what controllers observe."""
         self.add(result.metrics)
         for name, sample in result.samples.items():
@@ -97,7 +97,7 @@ class MetricLog:
             for level, value in zip(quantiles, values, strict=True):
                 self.append(f"{name}/p{100 * level:02.0f}", value)
 
-    def step_made(self, objective: Objective, completions: int, *, last: bool = True) -> None:
+    def record_step(self, objective: Objective, completions: int, *, last: bool = True) -> None:
         """Tells the objective's controllers of an optimiser step on so many completions, and logs what it took.
 
         last: the next step begins with a rollout.

@@ -646,7 +646,7 @@ class PolicyLoss:
             self.metrics.add(means)
             self.metrics.sample("sampler_log_ratio", ratios)
         result = self.objective.loss(tokens, context.scale)
-        self.metrics.take_in(result)
+        self.metrics.record_loss(result)
         return result.loss
 
     def _auxiliary_loss(self, batch: MicroBatch, scores: Scores, context: StepContext) -> Tensor | None:

@@ -600,7 +600,7 @@ class StepEnd(TrainerCallback):  # type: ignore[misc]
             trainer.critic.head.zero_grad()
         completions = trainer.args.per_device_train_batch_size * trainer.current_gradient_accumulation_steps
         rollouts_every = trainer.args.steps_per_generation * trainer.num_iterations  # micro-batches
-        trainer.metric_log.step_made(
+        trainer.metric_log.record_step(
             trainer.objective,
             completions * trainer.accelerator.num_processes,
             last=trainer._step % rollouts_every == 0,

@@ -156,7 +156,7 @@ def checkpoint_of(value: Any) -> str | None:
     return match[1]
 
 
-def wish_of(kind: Any, which: Any, quantization: Any) -> dict[str, Any]:
+def export_options(kind: Any, which: Any, quantization: Any) -> dict[str, Any]:
     """What a browser asks for, looked at one by one: no folder, no program and no base model can be named from a page.
 
     Raises `ConfigError`.
@@ -225,22 +225,22 @@ class Screen:
     def begin(self, run_id: Any, *choices: Any) -> list[Any]:
         """[what is said, seen]."""
         try:
-            run, wish = self.site.run(run_id), wish_of(*choices)
+            run, request = self.site.run(run_id), export_options(*choices)
             if not weights(run):
                 raise RunError(f"Run '{run.id}' has no weights yet: they come with its first checkpoint.")
-            self.site.jobs.start(self.key(run, wish["format"]), JOB, self._request(run, wish))
+            self.site.jobs.start(self.key(run, request["format"]), JOB, self._request(run, request))
         except KitError as problem:
             return [m.error(problem), {}]
         return ["", {}]
 
-    def _request(self, run: RunDir, wish: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, run: RunDir, request: dict[str, Any]) -> dict[str, Any]:
         """What the child is asked, checked: says at once what the child would say after a while. Raises `KitError`."""
         from kit.export.gguf import find_tools
         from kit.export.request import ExportRequest
 
-        if wish["format"] in QUANTISED:
-            find_tools(wish["quantization"])
-        return ExportRequest(**wish).request(run)
+        if request["format"] in QUANTISED:
+            find_tools(request["quantization"])
+        return ExportRequest(**request).for_run(run)
 
     def stop(self, run_id: Any, kind: Any) -> None:
         try:

@@ -228,7 +228,7 @@ def column_table(table: dict[str, Any]) -> Markup:
             m.badge(column["use"], "ok" if column["use"] in ("prompt", "reference") else ""),
             ", ".join(column["kinds"]) or "empty",
             m.join(m.tag("div", one_line(text, 70)) for text in column["values"]),
-            f"{column['missing']} of {table['looked']}" if column["missing"] else "",
+            f"{column['missing']} of {table['sampled']}" if column["missing"] else "",
         ]
         for column in table["columns"]
     ]

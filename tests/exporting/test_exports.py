@@ -33,7 +33,7 @@ WEIGHTS = "model.safetensors"
 
 
 def export(run: RunDir, to: str, **options: Any) -> dict[str, Any]:
-    return job.export(run, ExportRequest(to, **options).request(run), Reporter(quiet=True))
+    return job.export(run, ExportRequest(to, **options).for_run(run), Reporter(quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def source(made: RunDir) -> Source:
 
 @pytest.fixture(scope="module")
 def measured(made: RunDir, source: Source) -> Measured:
-    return job._measure(source, ExportRequest("adapter", prompts=8).request(made), Reporter(quiet=True))
+    return job._measure(source, ExportRequest("adapter", prompts=8).for_run(made), Reporter(quiet=True))
 
 
 def test_a_merged_model_answers_as_base_and_adapter_do(made: RunDir, merged: Path, measured: Measured) -> None:
@@ -284,10 +284,10 @@ def test_an_adapter_that_is_not_verified_needs_neither_gpu_nor_weights(
 
     monkeypatch.setattr(job, "held_gpu", refuse)
     monkeypatch.setattr(Source, "load_base", refuse)
-    job.export_run(ExportRequest("adapter", verify=False).request(run), quiet=True)
+    job.export_run(ExportRequest("adapter", verify=False).for_run(run), quiet=True)
     assert exports(run)["adapter"]["verification"] is None
     monkeypatch.setattr(job, "held_gpu", lambda what: nullcontext())
-    job.export_run(ExportRequest("merged-16bit", verify=False).request(run), quiet=True)
+    job.export_run(ExportRequest("merged-16bit", verify=False).for_run(run), quiet=True)
     settings = json.loads((run.path / "export/merged-16bit/generation_config.json").read_text())
     assert settings["eos_token_id"] == job._ends(open_source(run, None)[0])[0]
 

@@ -75,7 +75,7 @@ def measured_by(source: Source) -> Measured:
     from kit.export.request import ExportRequest
     from kit.runner.console import Reporter
 
-    return job._measure(source, ExportRequest("adapter", prompts=4).request(source.run), Reporter(quiet=True))
+    return job._measure(source, ExportRequest("adapter", prompts=4).for_run(source.run), Reporter(quiet=True))
 
 
 def faults(source: Source, measured: Measured, path: Path) -> list[str]:
@@ -152,8 +152,8 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     # The whole export, with this file's writer in the place of llama.cpp's.
     monkeypatch.setattr("kit.export.gguf.convert", lambda tools, model, target, *rest: write(source, target))
     monkeypatch.setattr("kit.export.gguf.find_tools", lambda *_: None)
-    wish = ExportRequest("ollama", quantization="f16", prompts=2)
-    result = job.export(run, wish.request(run), Reporter(quiet=True))
+    request = ExportRequest("ollama", quantization="f16", prompts=2)
+    result = job.export(run, request.for_run(run), Reporter(quiet=True))
     assert result["verification"]["faults"] == []
     assert any("end at <|endoftext|>, too" in note for note in result["notes"])
     assert "end at <|endoftext|>, too" in (Path(result["path"]) / "README.md").read_text()

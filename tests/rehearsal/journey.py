@@ -213,7 +213,7 @@ def export(run: Any, name: str) -> dict[str, Any]:
     from kit.export.request import ExportRequest
     from kit.runner.console import Reporter
 
-    return make(run, ExportRequest(format=name).request(run), Reporter(True))
+    return make(run, ExportRequest(format=name).for_run(run), Reporter(True))
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def test_a_run_on_a_file_is_planned_trained_resumed_exported_and_asked(
     )
     weights = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in (whole, parts)]
     assert weights[0] == weights[1]
-    request = ExportRequest("merged_16bit", out=tmp_path / "merged", prompts=3).request(whole) | {"dtype": "float32"}
+    request = ExportRequest("merged_16bit", out=tmp_path / "merged", prompts=3).for_run(whole) | {"dtype": "float32"}
     assert job.export(whole, request, Reporter(quiet=True))["verification"]["faults"] == []
     assert "The start is Tiny" in (tmp_path / "merged/README.md").read_text()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")

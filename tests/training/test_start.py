@@ -105,7 +105,7 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
         torch.testing.assert_close(found, started[wanted], atol=1e-5, rtol=0)
     for to in ("adapter", "merged_16bit"):
         place = tmp_path / to
-        request = ExportRequest(to, out=place, prompts=3).request(done.folder) | {"dtype": "float32"}
+        request = ExportRequest(to, out=place, prompts=3).for_run(done.folder) | {"dtype": "float32"}
         assert job.export(done.folder, request, Reporter(quiet=True))["verification"]["faults"] == []
         if to == "adapter":
             model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), place).eval()

@@ -12,7 +12,7 @@ from made_runs import make
 from kit.chat.client import check_sampling
 from kit.errors import ConfigError
 from kit.ui.chat import question_of
-from kit.ui.export import checkpoint_of, wish_of
+from kit.ui.export import checkpoint_of, export_options
 from kit.ui.run import TABS, View
 from kit.ui.settings import Settings
 from kit.ui.site import Site
@@ -112,7 +112,7 @@ def test_compared_are_runs_only(page: Any, config: dict[str, Any], ids: Any) -> 
 
 
 def test_an_export_names_no_folder_program_or_model_of_its_own() -> None:
-    found = wish_of("gguf", "last checkpoint", "q8_0")
+    found = export_options("gguf", "last checkpoint", "q8_0")
     assert found == {"format": "gguf", "checkpoint": "last", "force": True, "quantization": "q8_0"}
     assert checkpoint_of("step 12") == "12"
     for forged in (
@@ -122,7 +122,7 @@ def test_an_export_names_no_folder_program_or_model_of_its_own() -> None:
         ("onnx", None, ""),
     ):
         with pytest.raises(ConfigError):
-            wish_of(*forged)
+            export_options(*forged)
 
 
 def test_settings_of_sampling_that_are_empty_are_as_in_training_and_others_are_numbers() -> None:
