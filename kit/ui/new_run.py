@@ -248,4 +248,5 @@ def memory_card(config: RunConfig, plan: dict[str, Any]) -> Markup:
         fixes = [
             m.note("No change of these settings makes it fit: choose a smaller model or a larger machine.", "fail")
         ]
-    return m.tag("div", m.join([fits, *fixes, time]), class_="stack-notes")
+    notes = [m.note(text[0].upper() + text[1:], "warn") for text in plan["notes"]]
+    return m.tag("div", m.join([fits, *fixes, time, *notes]), class_="stack-notes")

@@ -165,6 +165,7 @@ def test_nothing_is_planned_while_a_run_trains_unless_asked_for(form: Form, monk
         "fixes": [],
         "place": "x",
         "run_seconds": {"steps": 3.0},
+        "notes": ["prompts were not measured: the folder has no tokenizer"],
     }
     monkeypatch.setattr(form.site.benches, "ask", lambda question, *_, **__: asked.append(question) or answer)
     live = form.site.store.create("busy")
@@ -176,6 +177,7 @@ def test_nothing_is_planned_while_a_run_trains_unless_asked_for(form: Form, monk
     live.write_status("finished")
     html, _, _, now = measured(form.site, Draft().as_text())
     assert "Takes about 3 s" in html
+    assert "Prompts were not measured: the folder has no tokenizer" in html
     assert (asked, now.visible) == (["plan"] * 2, False)
 
 
