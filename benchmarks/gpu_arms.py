@@ -129,7 +129,7 @@ def configuration(row: Row, model: Path, folder: Path, longest: tuple[int, int])
             "source": "reasoning-gym:chain_sum", "limit": 64, "heldout": 8, "chat": False,
             "max_prompt_tokens": max(longest[0], PROBLEM),
         },
-        "reward": {"functions": [{"path": f"{Path(random_models.__file__).resolve()}:placed_ids"}]},
+        "reward": {"functions": [{"path": f"{Path(random_models.__file__).resolve()}:position_weighted_ids"}]},
         "objective": {"recipe": "dapo"},
         "generation": {
             "engine": engine, "vllm": {"gpu_memory_utilization": 0.3} | vllm,
@@ -203,7 +203,7 @@ class Bench:
         }
         self.trainer = trainer_class(row.loss, on_gpu=loaded.backend.device == "cuda")(
             loaded.model,
-            random_models.placed_ids,
+            random_models.position_weighted_ids,
             args,
             train_dataset=Dataset.from_dict({"prompt": ["1 + 2 ="] * 64}),
             processing_class=loaded.tokenizer,

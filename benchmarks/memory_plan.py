@@ -1,9 +1,9 @@
-"""Planned against measured peak memory on the CPU: `python benchmarks/memory_plan.py [--only NAME ...] [--out FILE]`.
+"""Compare planned and measured peak memory on the CPU: `python benchmarks/memory_plan.py [--only NAME ...] [--out FILE]`.
 
-Each configuration is a random model in Hugging Face layout, trained for 2 steps by the real training process
-(`python -m kit.train`); measured is that process's peak resident memory (ru_maxrss). The constants of
-kit/models/memory.py were set by looking at the configurations marked "calibration"; those marked "hold-out" were
-measured afterwards. Exits with 1 when a configuration is off by more than 15 %.
+Each configuration is a random model in Hugging Face layout that the real training process (`python -m kit.train`) trains for
+2 steps. The measured memory is the peak resident memory of that process (ru_maxrss). The constants of kit/models/memory.py
+were fitted to the configurations marked "calibration"; those marked "hold-out" were measured afterwards. The exit code is 1 if a
+plan is off by more than 15 %.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def case_of(name: str) -> dict[str, Any]:
-    """Every number of a configuration."""
+    """All values of a configuration, defaults included."""
     return BASE | CASES[name][1]
 
 
 def model_config(case: dict[str, Any]) -> Any:
-    """The transformers configuration of a case."""
+    """Return the transformers configuration of a case."""
     import transformers
 
     sizes = {
@@ -97,7 +97,7 @@ def model_config(case: dict[str, Any]) -> Any:
 
 
 def build(case: dict[str, Any], folder: Path) -> None:
-    """A random model and a tokenizer in `folder`, and prompts, a quarter of them shorter than the rest."""
+    """Write a random model, a tokenizer, a reward and prompts to `folder`; a quarter of the prompts is shorter."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -117,7 +117,7 @@ def build(case: dict[str, Any], folder: Path) -> None:
 
 
 def run_config(case: dict[str, Any], folder: Path) -> RunConfig:
-    """Two steps on the model in `folder`."""
+    """Configuration of a run of two steps with the model in `folder`."""
     evaluation = {"before": bool(case["evaluation"]), "after": False, "prompts": 8, "k": 8}
     tree = {
         "model": {"name": str(folder / "model"), "dtype": case["dtype"]},
@@ -144,7 +144,10 @@ def run_config(case: dict[str, Any], folder: Path) -> RunConfig:
 
 
 def measure(name: str) -> int:
-    """Peak resident bytes of the training process. This process stays small: a child's peak starts at its parent's."""
+    """Peak resident bytes of the training process.
+
+    The model is built in another process, because the peak of a child process starts at the memory of its parent.
+    """
     with tempfile.TemporaryDirectory(prefix="memory-plan-") as root:
         folder = Path(root)
         subprocess.run([sys.executable, __file__, "--build", name, root], check=True, capture_output=True)
@@ -162,7 +165,7 @@ def measure(name: str) -> int:
 
 
 def predict(name: str) -> Any:
-    """The plan of a configuration, from its numbers alone."""
+    """Return the model shape and the memory plan of a configuration, without building the model."""
     from kit.models.memory import plan_memory, workload
     from kit.models.shape import shape_of
     from kit.runner.prepare import build_objective
@@ -174,7 +177,7 @@ def predict(name: str) -> Any:
 
 
 def row(name: str, measured: int) -> dict[str, Any]:
-    """What is reported of one configuration."""
+    """Planned and measured memory of one configuration, for table and JSON."""
     shape, plan = predict(name)
     return {
         "name": name,
@@ -195,7 +198,7 @@ HEAD = (
 
 
 def cells(row: dict[str, Any]) -> str:
-    """A row of the printed table."""
+    """Format a row of the printed table."""
     model = [row["dtype"], f"LoRA {row['rank']}" if row["rank"] else "all weights"]
     model += ["checkpointing"] if row["checkpointing"] else []
     model += ["reference"] if row["kl"] else []
@@ -208,7 +211,7 @@ def cells(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measures what is asked for, and reports all that was measured."""
+    """Measure the chosen configurations and report all measurements, earlier ones in `--out` included."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=list(CASES), help="measure these; keep the others' measurements")
     parser.add_argument("--out", type=Path, default=FILE)

@@ -1,11 +1,11 @@
 """Time of the objective against TRL's loss code: `python benchmarks/objective_overhead.py [--out FILE]`.
 
-Everything of a training step between the model's forward and its backward: log-probabilities (64, 512) in, loss, its
-gradient with respect to them, and what is logged. One thread, float32, completions of 64 to 512 tokens, ratios off-policy.
-Both sides get the same tensors in one process, in turns; medians. TRL's side is `GRPOTrainer._compute_loss` of the
-installed version, called on a stand-in for the trainer whose model has already run.
+The time covers the part of a training step between the model's forward and backward pass: the loss of log-probabilities
+(64, 512), its gradient with respect to them, and the logged metrics. The benchmark uses one thread, float32, completions of 64 to
+512 tokens and off-policy ratios. It passes the same tensors to kit and TRL in turns, in one process, and prints medians. TRL's
+side is `GRPOTrainer._compute_loss` of the installed version, called on a mock trainer whose model returns these tensors.
 
-Exits with 1 if a recipe takes 2 ms or more, or more than 1.1 times TRL where TRL has it.
+The exit code is 1 if a recipe takes 2 ms or more, or more than 1.1 times TRL's time for the same loss.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KL = {"name": "kl", "coef": 0.04}
 
 
 def tensors() -> dict[str, Tensor]:
-    """What a scorer and a rollout hand over."""
+    """Random inputs of the loss: log-probabilities, entropies, advantages and the mask."""
     generator = torch.Generator().manual_seed(0)
     old = -torch.rand(B, T, generator=generator) * 3
     lengths = torch.randint(64, T + 1, (B,), generator=generator)
@@ -61,20 +61,20 @@ def tensors() -> dict[str, Tensor]:
     }
 
 
-def ours(given: dict[str, Tensor], objective: Objective) -> Callable[[], None]:
-    """One loss and backward pass, with the metrics taken in as the trainer does."""
-    sums, tokens = Sums(), given["mask"].sum()
+def kit_step(inputs: dict[str, Tensor], objective: Objective) -> Callable[[], None]:
+    """Return a function that runs the kit's loss and backward pass and records the metrics as the trainer does."""
+    sums, tokens = Sums(), inputs["mask"].sum()
     rewards = torch.randn(B, 1, generator=torch.Generator().manual_seed(1))
 
     def step() -> None:
-        given["logps"].grad = None
+        inputs["logps"].grad = None
         batch = TokenBatch(
-            logps=given["logps"],
-            old_logps=given["old_logps"],
-            advantages=given["advantages"].unsqueeze(1),
-            mask=given["mask"].bool(),
-            ref_logps=given["ref_logps"] if "ref_logps" in objective.needs else None,
-            entropy=given["entropy"],
+            logps=inputs["logps"],
+            old_logps=inputs["old_logps"],
+            advantages=inputs["advantages"].unsqueeze(1),
+            mask=inputs["mask"].bool(),
+            ref_logps=inputs["ref_logps"] if "ref_logps" in objective.needs else None,
+            entropy=inputs["entropy"],
             rewards=rewards,
         )
         out = objective.loss(batch, LossScale(1, tokens, T))
@@ -84,10 +84,10 @@ def ours(given: dict[str, Tensor], objective: Objective) -> Callable[[], None]:
     return step
 
 
-def theirs(given: dict[str, Tensor], beta: float = 0.0, **options: Any) -> Callable[[], None]:
-    """The same through TRL's own method."""
+def trl_step(tensors: dict[str, Tensor], beta: float = 0.0, **options: Any) -> Callable[[], None]:
+    """Return a function that runs TRL's loss and backward pass. options: arguments of `GRPOConfig`."""
     trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (given["logps"], given["entropy"], None),
+        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (tensors["logps"], tensors["entropy"], None),
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
@@ -122,22 +122,22 @@ def theirs(given: dict[str, Tensor], beta: float = 0.0, **options: Any) -> Calla
         "prompt_ids": ids[:, :1],
         "prompt_mask": ids[:, :1],
         "completion_ids": ids,
-        "completion_mask": given["mask"],
-        "advantages": given["advantages"].unsqueeze(1) if options["loss_type"] == "vespo" else given["advantages"],
-        "old_per_token_logps": given["old_logps"],
-        "ref_per_token_logps": given["ref_logps"],
-        "num_items_in_batch": given["mask"].sum(),
+        "completion_mask": tensors["mask"],
+        "advantages": tensors["advantages"].unsqueeze(1) if options["loss_type"] == "vespo" else tensors["advantages"],
+        "old_per_token_logps": tensors["old_logps"],
+        "ref_per_token_logps": tensors["ref_logps"],
+        "num_items_in_batch": tensors["mask"].sum(),
     }
 
     def step() -> None:
-        given["logps"].grad = None
+        tensors["logps"].grad = None
         GRPOTrainer._compute_loss(trainer, None, inputs).backward()
 
     return step
 
 
 def medians(steps: list[Callable[[], None]], repeats: int) -> list[float]:
-    """Milliseconds of each, taken in turns, so that a slow moment of the machine meets all of them."""
+    """Median milliseconds of each step. The steps take turns, so that a slow moment of the machine affects all of them."""
     seconds: list[list[float]] = [[] for _ in steps]
     for repeat in range(repeats + 5):
         for index, step in enumerate(steps):
@@ -149,25 +149,25 @@ def medians(steps: list[Callable[[], None]], repeats: int) -> list[float]:
 
 
 def main() -> int:
-    """Measures every recipe, with and without a KL term, prints the table, writes the JSON."""
+    """Measure every recipe with and without a KL term, print the table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    given, rows = tensors(), []
-    print(f"| recipe | KL | ours, ms | TRL {trl.__version__}, ms | ratio |\n|---|---|---|---|---|")
+    inputs, rows = tensors(), []
+    print(f"| recipe | KL | kit, ms | TRL {trl.__version__}, ms | ratio |\n|---|---|---|---|---|")
     for name in [name for name in recipe_names() if not Objective.from_spec(name).needs & TEACHER_NEEDS]:
         for kl in ([], [KL]):
-            steps = [ours(given, Objective.from_spec({"recipe": name, "regularizers": kl}))]
+            steps = [kit_step(inputs, Objective.from_spec({"recipe": name, "regularizers": kl}))]
             if name in TRL:
-                steps.append(theirs(given, beta=0.04 if kl else 0.0, **TRL[name]))
+                steps.append(trl_step(inputs, beta=0.04 if kl else 0.0, **TRL[name]))
             times = medians(steps, arguments.repeats)
             ratio = times[0] / times[1] if name in TRL else None
             rows.append({"recipe": name, "kl": bool(kl), "ours_ms": round(times[0], 3)})
             rows[-1] |= {"trl_ms": round(times[1], 3), "ratio": round(times[0] / times[1], 3)} if name in TRL else {}
-            theirs_ms, shown = (f"{times[1]:.2f}", f"{ratio:.2f}") if ratio is not None else ("-", "-")
-            print(f"| {name} | {'k3' if kl else '-'} | {times[0]:.2f} | {theirs_ms} | {shown} |", flush=True)
+            cells = f"{times[1]:.2f} | {ratio:.2f}" if ratio is not None else "- | -"
+            print(f"| {name} | {'k3' if kl else '-'} | {times[0]:.2f} | {cells} |", flush=True)
     slow = [row for row in rows if row["ours_ms"] >= LIMIT_MS or row.get("ratio", 0) > LIMIT_RATIO]
     for row in slow:
         print(f"over the limit: {row}")

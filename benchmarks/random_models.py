@@ -1,6 +1,6 @@
-"""Model folders with random weights, in the shapes of models that are in use. Nothing is downloaded.
+"""Model folders with random weights in the shapes of common models. The module downloads nothing.
 
-`python benchmarks/random_models.py NAME FOLDER` builds one in FOLDER/NAME.
+`python benchmarks/random_models.py NAME FOLDER` builds the model NAME in FOLDER/NAME.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def build_model(name: str, folder: Path) -> Path:
-    """A model folder with random weights of this shape, in bfloat16, and the kit's tokenizer; once in each `folder`."""
-    place, shape = folder / name, dict(SHAPES[name])
-    if (place / "tokenizer_config.json").is_file():  # written last
-        return place
+    """Write a model of this shape, with random bfloat16 weights and the kit's tokenizer, unless `folder` has it."""
+    path, shape = folder / name, dict(SHAPES[name])
+    if (path / "tokenizer_config.json").is_file():  # written last
+        return path
     import torch
     import transformers
 
@@ -50,21 +50,21 @@ def build_model(name: str, folder: Path) -> Path:
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = getattr(transformers, f"{kind}Config")(max_position_embeddings=CONTEXT, **shape, **ids)
     torch.manual_seed(0)
-    before = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             model = getattr(transformers, f"{kind}ForCausalLM")(config)
     finally:
-        torch.set_default_dtype(before)
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
+        torch.set_default_dtype(default_dtype)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
 
 
-def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward that differs between any two completions."""
-    return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
+def position_weighted_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Reward in [0, 1) that differs between most completions: the sum of position times token id, modulo 101."""
+    return [sum(position * token for position, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
 
 
 if __name__ == "__main__":

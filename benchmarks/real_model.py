@@ -1,11 +1,11 @@
-"""Training steps on a real model, SmolLM2-135M-Instruct: stock TRL and this kit, from generation to optimiser.
+"""Time and memory of training steps on a real model, SmolLM2-135M-Instruct, with stock TRL and with this kit.
 
 `python benchmarks/real_model.py [--steps 2] [--prompts 8] [--group 8] [--tokens 128] [--out FILE]`
 
-Sentences to be written as JSON, LoRA of rank 16 on all linear layers, Dr. GRPO, float32. Each way runs in a process of its own
-with one thread and the same seed, so that both draw the same completions. Seconds are CPU seconds of the process, which
-another program on the machine does not change much; memory is the largest resident set. Stock TRL is `trl.GRPOTrainer` with
-its fused head on a CPU (benchmarks/stock_trl.py).
+The task is to write sentences as JSON, with LoRA of rank 16 on all linear layers, Dr. GRPO and float32. Each arm runs in its own
+process with one thread and the same seed, so that all arms sample the same completions. Seconds are CPU seconds of the
+process, because other programs on the machine change them little; memory is the largest resident set. Stock TRL is
+`trl.GRPOTrainer` with its fused head on a CPU (benchmarks/stock_trl.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 
 from stock_trl import trl_on_a_cpu  # noqa: E402
 
-WAYS: dict[str, dict[str, Any] | None] = {
+ARMS: dict[str, dict[str, Any] | None] = {
     "stock TRL": None,
     "kit, TRL's generation": {"fast_decoding": False},
     "kit": {"fast_decoding": True},
@@ -34,11 +34,11 @@ WAYS: dict[str, dict[str, Any] | None] = {
 STOCK = "stock TRL"
 
 
-def make_trainer(way: str, *, steps: int, prompts: int, group: int, tokens: int, **changes: Any) -> Any:
-    """A trainer of SmolLM2.
+def make_trainer(arm: str, *, steps: int, prompts: int, group: int, tokens: int, **changes: Any) -> Any:
+    """Return a trainer of SmolLM2.
 
-    way: a key of `WAYS`. prompts: of a step. group: completions of a prompt. tokens: limit of a completion. changes: of
-    `GRPOConfig`.
+    arm: key of `ARMS`. prompts: prompts per step. group: completions per prompt. tokens: most tokens per completion.
+    changes: arguments of `GRPOConfig` that replace the benchmark's.
     """
     import torch
     from datasets import Dataset
@@ -77,7 +77,7 @@ def make_trainer(way: str, *, steps: int, prompts: int, group: int, tokens: int,
         "disable_tqdm": True,
         "seed": 0,
     }
-    options = WAYS[way]
+    options = ARMS[arm]
     if options is None:
         arguments |= {"loss_type": "dr_grpo", "scale_rewards": "none"}
     parts: dict[str, Any] = {
@@ -92,18 +92,18 @@ def make_trainer(way: str, *, steps: int, prompts: int, group: int, tokens: int,
 
 
 def share_of_json(completions: list[Any], **_: Any) -> list[float]:
-    """Share of a completion's characters that JSON's syntax uses: spread in every group, without a reference."""
+    """Reward: the share of a completion's characters that belong to JSON's syntax. It varies within a group."""
     texts = [completion[0]["content"] for completion in completions]
     return [sum(text.count(character) for character in '{}":,') / (len(text) + 1) for text in texts]
 
 
-def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Trains, and returns seconds a step, the largest memory, losses and gradient norms."""
+def measure(arm: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Train one arm; return seconds per step, the largest memory, losses and gradient norms."""
     import torch
 
     torch.set_num_threads(1)
     trainer = make_trainer(
-        way, steps=options.steps, prompts=options.prompts, group=options.group, tokens=options.tokens
+        arm, steps=options.steps, prompts=options.prompts, group=options.group, tokens=options.tokens
     )
     rollout_seconds = [0.0]
     generate = trainer._generate_and_score_completions
@@ -115,7 +115,7 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
         return outputs
 
     trainer._generate_and_score_completions = timed
-    with trl_on_a_cpu() if way == STOCK else nullcontext():
+    with trl_on_a_cpu() if arm == STOCK else nullcontext():
         start = time.process_time()
         trainer.train()
         seconds = time.process_time() - start
@@ -131,29 +131,29 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def seconds_per_token(row: dict[str, Any]) -> float:
-    """Seconds of a step for each token of the mean completion: ways that draw other completions are compared by it."""
+    """Seconds per step and token of the mean completion, which compares arms with completions of different lengths."""
     return float(row["step_seconds"]) * len(row["mean_tokens"]) / sum(row["mean_tokens"])
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """The results as Markdown."""
+    """Format the results as Markdown."""
     head = [
-        "way",
-        "s a step",
+        "arm",
+        "s per step",
         "of it rollout",
-        "tokens of a completion",
+        "tokens per completion",
         "faster by token",
         "memory, GiB",
         "losses",
         "gradient norms",
     ]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for way, row in results.items():
+    for arm, row in results.items():
         faster = seconds_per_token(results[STOCK]) / seconds_per_token(row)
         tokens = ", ".join(f"{value:.0f}" for value in row["mean_tokens"])
         losses, norms = (", ".join(f"{value:.5f}" for value in row[name]) for name in ("losses", "grad_norms"))
         cells = [
-            way,
+            arm,
             row["step_seconds"],
             row["rollout_seconds"],
             tokens,
@@ -173,20 +173,20 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--way", choices=list(WAYS), help="this way alone, its result as JSON")
+    parser.add_argument("--arm", choices=list(ARMS), help="run this arm only and print its result as JSON")
     options = parser.parse_args()
-    if options.way:
-        print(json.dumps(measure(options.way, options)))
+    if options.arm:
+        print(json.dumps(measure(options.arm, options)))
         return
     results = {}
-    for way in WAYS:
+    for arm in ARMS:
         sizes = [f"--{name}={getattr(options, name)}" for name in ("steps", "prompts", "group", "tokens")]
-        command = [sys.executable, __file__, "--way", way, *sizes]
+        command = [sys.executable, __file__, "--arm", arm, *sizes]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        results[way] = json.loads(output.splitlines()[-1])
+        results[arm] = json.loads(output.splitlines()[-1])
     print(table(results))
     if options.out:
-        setting = {name: value for name, value in vars(options).items() if name not in ("out", "way")}
+        setting = {name: value for name, value in vars(options).items() if name not in ("out", "arm")}
         options.out.write_text(
             json.dumps({**setting, "dtype": "float32", "threads": 1, "rows": results}, indent=1) + "\n"
         )

@@ -1,16 +1,18 @@
-r"""What maths rewards pay for that solves nothing, and how fast they are.
+r"""Audit mathematics rewards for payment without a solution, and measure their speed.
 
     python benchmarks/reward_audit.py [--rows 120] [--out FILE]
 
-The rows are made here, by seed, in kinds that problem sets have: arithmetic, fractions, roots, values of functions, vectors,
-matrices, intervals, like terms, sets, complex numbers, words, and one in 120 a product to expand, about as many as in MATH. On
-them `rewards.audit` tries echoes of the question, constants, hedges, near misses, other rows' answers and slow ones on this
-library's presets and on TRL's `accuracy_reward`, and two honest ones: the reference, and the reference in other words.
+This module generates the rows from a seed, with problems of common kinds: arithmetic, fractions, roots, values of functions,
+vectors, matrices, intervals, like terms, sets, complex numbers and words. One row in 120 is a product to expand, about as many
+as in MATH. `rewards.audit` runs its attacks (echoes of the question, constants, hedges, near misses, other rows' answers, slow
+answers) on this library's presets and on TRL's `accuracy_reward`. It also scores two honest answers: the reference, and the
+reference in another spelling.
 
     python benchmarks/reward_audit.py --speed [--out FILE]
 
-measures instead how many of the same 512 completions a second math-verify scores, and TRL's `accuracy_reward`, in turns,
-workers warm, no completion twice; and gsm8k-reasoning. By the clock: run it where nothing else runs. FILE keeps both.
+measures how many completions per second math-verify and TRL's `accuracy_reward` score. They take turns on the same 512 new
+completions, with warm workers. It also measures gsm8k-reasoning. Use an idle machine, because the measure is wall-clock time.
+FILE stores the results of both commands.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ Kind = Callable[[random.Random], tuple[str, str]]
 
 
 def fraction(value: Fraction) -> str:
-    """In lowest terms, as a whole number where it is one."""
+    """LaTeX of a fraction in lowest terms, or of an integer."""
     if value.denominator == 1:
         return str(value.numerator)
     return f"{'-' if value < 0 else ''}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
@@ -52,9 +54,9 @@ def arithmetic(drawn: random.Random) -> tuple[str, str]:
 
 
 def fractions(drawn: random.Random) -> tuple[str, str]:
-    one, other = (Fraction(drawn.randint(1, 12), drawn.randint(2, 13)) for _ in range(2))
-    left = f"\\frac{{{one.numerator}}}{{{one.denominator}}} + \\frac{{{other.numerator}}}{{{other.denominator}}}"
-    return f"What is ${left}$ as a common fraction?", fraction(one + other)
+    a, b = (Fraction(drawn.randint(1, 12), drawn.randint(2, 13)) for _ in range(2))
+    total = f"\\frac{{{a.numerator}}}{{{a.denominator}}} + \\frac{{{b.numerator}}}{{{b.denominator}}}"
+    return f"What is ${total}$ as a common fraction?", fraction(a + b)
 
 
 def roots(drawn: random.Random) -> tuple[str, str]:
@@ -75,18 +77,18 @@ def column(entries: list[int]) -> str:
 
 
 def vectors(drawn: random.Random) -> tuple[str, str]:
-    one, other = ([drawn.randint(-9, 9) for _ in range(3)] for _ in range(2))
-    total = [a + b for a, b in zip(one, other, strict=True)]
-    return f"Compute the vector $${column(one)} + {column(other)}.$$", column(total)
+    left, right = ([drawn.randint(-9, 9) for _ in range(3)] for _ in range(2))
+    total = [a + b for a, b in zip(left, right, strict=True)]
+    return f"Compute the vector $${column(left)} + {column(right)}.$$", column(total)
 
 
 def matrices(drawn: random.Random) -> tuple[str, str]:
     factor, entries = drawn.randint(2, 6), [drawn.randint(-9, 9) for _ in range(4)]
 
-    def shown(values: list[int]) -> str:
+    def matrix(values: list[int]) -> str:
         return "\\begin{{pmatrix}} {} & {} \\\\ {} & {} \\end{{pmatrix}}".format(*values)
 
-    return f"Compute $${factor} {shown(entries)}.$$", shown([factor * entry for entry in entries])
+    return f"Compute $${factor} {matrix(entries)}.$$", matrix([factor * entry for entry in entries])
 
 
 def intervals(drawn: random.Random) -> tuple[str, str]:
@@ -95,7 +97,7 @@ def intervals(drawn: random.Random) -> tuple[str, str]:
 
 
 def polynomial(low: int, high: int) -> tuple[str, str]:
-    """The factors and the expanded form of (x + low)(x + high)."""
+    """LaTeX of (x + low)(x + high): the factors and the expanded form."""
     return f"(x{low:+d})(x{high:+d})", f"x^2{_linear(low + high)}{low * high:+d}"
 
 
@@ -133,16 +135,16 @@ KINDS: tuple[Kind, ...] = (
 )  # fmt: skip
 
 
-def made(count: int, seed: int = SEED) -> Iterator[dict[str, Any]]:
-    """Rows as a conversational data set has them: prompt (messages), and a solution with the reference in a box."""
+def generate_rows(count: int, seed: int = SEED) -> Iterator[dict[str, Any]]:
+    """Yield dataset rows in conversational format: prompt (messages), and a solution with the reference in a box."""
     drawn = random.Random(seed)
-    for at in range(count):
-        question, reference = (expanding if at % 120 == 60 else KINDS[at % len(KINDS)])(drawn)
+    for index in range(count):
+        question, reference = (expanding if index % 120 == 60 else KINDS[index % len(KINDS)])(drawn)
         yield {"prompt": [{"role": "user", "content": question}], "solution": f"It is $\\boxed{{{reference}}}$."}
 
 
 def without_prompt(completions: list[Any], solution: list[str], **_: Any) -> list[float]:
-    """math-verify that is not told the question: what working out does alone."""
+    """math-verify without the question, which shows the effect of its comparison alone."""
     samples = build_samples([""] * len(completions), completions, reference=solution)
     return [float(score.status == "ok") for score in load("math-verify").verdicts(samples)]
 
@@ -150,12 +152,12 @@ def without_prompt(completions: list[Any], solution: list[str], **_: Any) -> lis
 def trl_accuracy(completions: list[Any], solution: list[str], **_: Any) -> list[float | None]:
     from trl.rewards import accuracy_reward
 
-    given = [[{**message, "content": message["content"] or ""} for message in completion] for completion in completions]
-    return list(accuracy_reward(given, solution))
+    texts = [[{**message, "content": message["content"] or ""} for message in completion] for completion in completions]
+    return list(accuracy_reward(texts, solution))
 
 
 def graders() -> Iterator[Preset]:
-    """This library's maths presets, and TRL's function."""
+    """Yield this library's mathematics presets, and TRL's function as a preset."""
     yield from map(load, ("math-verify", "math-dapo", "r1-zero"))
     yield load("math-verify", lenient=True)
     yield Preset([(from_function(without_prompt)[0], 1.0)], name="math-verify, prompt not known")
@@ -163,26 +165,26 @@ def graders() -> Iterator[Preset]:
 
 
 def audits(rows: int) -> Iterator[dict[str, Any]]:
-    """Every grader on the same rows; slow answers are left out of TRL's, which hangs on them for a minute each."""
-    data = list(made(rows))
+    """Audit every grader on the same rows. TRL's grader gets no hedges and slow answers: each takes it a minute."""
+    data = list(generate_rows(rows))
     for preset in graders():
-        own = preset.name.startswith("TRL")
-        attacks = tuple(attack for attack in audit.ATTACKS if not (own and attack in ("slow", "hedges")))
+        is_trl = preset.name.startswith("TRL")
+        attacks = tuple(attack for attack in audit.ATTACKS if not (is_trl and attack in ("slow", "hedges")))
         name = f"{preset.name}, lenient" if getattr(preset.components[0].component, "lenient", False) else preset.name
-        found = audit.audit(preset, data, attacks=attacks, most=rows, style="answer" if name == "r1-zero" else "boxed")
+        report = audit.audit(preset, data, attacks=attacks, most=rows, style="answer" if name == "r1-zero" else "boxed")
         print(f"\n{name}\n| attack | rows | paid | rate |\n|---|---|---|---|")
-        for result in found.results:
+        for result in report.results:
             print(f"| {result.attack} | {result.rows} | {result.paid} | {result.rate:.1%} |", flush=True)
-        results = [{k: v for k, v in one.items() if k != "seconds"} for one in found.as_dict()["results"]]
-        for one in results:
-            one["rate"], one["examples"] = float(f"{one['rate']:.4g}"), [e["how"][:80] for e in one["examples"][:3]]
+        results = [{k: v for k, v in row.items() if k != "seconds"} for row in report.as_dict()["results"]]
+        for row in results:
+            row["rate"], row["examples"] = float(f"{row['rate']:.4g}"), [e["how"][:80] for e in row["examples"][:3]]
         yield {"grader": name, "results": results}
 
 
 def completions(count: int, seed: int) -> tuple[list[str], list[str]]:
-    """As a model writes them, a good half right: some reasoning of 1 kB, then a box; and their references."""
+    """Completions with 1 kB of reasoning and an answer in a box, at least 60 % of them correct; and their references."""
     drawn = random.Random(seed)
-    rows = list(made(count, seed))
+    rows = list(generate_rows(count, seed))
     texts, references = [], [row["solution"] for row in rows]
     for at, row in enumerate(rows):
         reference = audit.reference_text(row["solution"]) or ""
@@ -194,7 +196,7 @@ def completions(count: int, seed: int) -> tuple[list[str], list[str]]:
 
 
 def speed() -> dict[str, Any]:
-    """Completions a second, medians over turns: each turn scores 512 that nobody has seen, first with one, then the other."""
+    """Median completions per second over turns. Each turn scores 512 new completions with math-verify, then with TRL."""
     from trl.rewards import accuracy_reward
 
     rates: dict[str, list[float]] = {"math-verify": [], "TRL accuracy_reward": []}
@@ -219,27 +221,27 @@ def speed() -> dict[str, Any]:
     load("gsm8k-reasoning").score(
         build_samples(["?"] * len(numbers), numbers, answer=[str(at) for at in range(len(numbers))])
     )
-    found: dict[str, Any] = {name: float(f"{statistics.median(rate):.4g}") for name, rate in rates.items()}
-    found["ratio"] = float(f"{found['math-verify'] / found['TRL accuracy_reward']:.3g}")
-    found["gsm8k-reasoning"] = float(f"{len(numbers) / (time.perf_counter() - start):.4g}")
-    found["turns"] = {name: [float(f"{one:.4g}") for one in rate] for name, rate in rates.items()}
+    speeds: dict[str, Any] = {name: float(f"{statistics.median(rate):.4g}") for name, rate in rates.items()}
+    speeds["ratio"] = float(f"{speeds['math-verify'] / speeds['TRL accuracy_reward']:.3g}")
+    speeds["gsm8k-reasoning"] = float(f"{len(numbers) / (time.perf_counter() - start):.4g}")
+    speeds["turns"] = {name: [float(f"{value:.4g}") for value in rate] for name, rate in rates.items()}
     for name in ("math-verify", "TRL accuracy_reward", "ratio", "gsm8k-reasoning"):
-        print(f"{name}: {found[name]:g}")
-    return found
+        print(f"{name}: {speeds[name]:g}")
+    return speeds
 
 
-def table(found: dict[str, Any]) -> str:
-    """The audits as docs/audit.md shows them: of how many rows in a hundred each is paid."""
+def table(record: dict[str, Any]) -> str:
+    """Table of docs/audit.md: the percentage of rows on which each grader pays an attack."""
     names = ("right", *audit.ATTACKS)
     lines = ["| grader | right answers | " + " | ".join(audit.ATTACKS) + " |", "|---" * (len(names) + 1) + "|"]
-    for one in found["audits"]:
-        rates = {result["attack"]: f"{100 * result['rate']:.3g} %" for result in one["results"]}
-        lines.append(f"| {one['grader']} | " + " | ".join(rates.get(name, "-") for name in names) + " |")
+    for report in record["audits"]:
+        rates = {result["attack"]: f"{100 * result['rate']:.3g} %" for result in report["results"]}
+        lines.append(f"| {report['grader']} | " + " | ".join(rates.get(name, "-") for name in names) + " |")
     return "\n".join(lines)
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
+    """Processor, cores, Python version and operating system of this machine."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -254,30 +256,30 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Audits or measures, prints, and adds to the JSON."""
+    """Audit the graders or measure their speed, print the results and add them to the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=120)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--speed", action="store_true")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     if arguments.out and arguments.out.is_file():
-        found = json.loads(arguments.out.read_text())
+        record = json.loads(arguments.out.read_text())
     if arguments.speed:
-        found["speed"] = speed() | {"machine": machine()}
-        held = found["speed"]["ratio"] >= GOAL_RATIO and found["speed"]["gsm8k-reasoning"] >= GOAL_NUMBERS
+        speeds = record["speed"] = speed() | {"machine": machine()}
+        has_passed = speeds["ratio"] >= GOAL_RATIO and speeds["gsm8k-reasoning"] >= GOAL_NUMBERS
     else:
-        found |= {"rows": arguments.rows, "audits": list(audits(arguments.rows)), "machine": machine()}
-        ours = [one for one in found["audits"] if not one["grader"].startswith(("TRL", "math-verify, "))]
-        held = all(
+        record |= {"rows": arguments.rows, "audits": list(audits(arguments.rows)), "machine": machine()}
+        has_passed = all(
             result["rate"] <= audit.LIMIT
-            for one in ours
-            for result in one["results"]
+            for report in record["audits"]
+            if not report["grader"].startswith(("TRL", "math-verify, "))
+            for result in report["results"]
             if result["attack"] in audit.ATTACKS
         )
     if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if held else 1
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0 if has_passed else 1
 
 
 if __name__ == "__main__":

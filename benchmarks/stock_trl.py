@@ -1,16 +1,14 @@
-"""Stock TRL on a machine without a GPU, for comparisons: the smallest change that lets it run.
+"""Run stock TRL without a GPU, for comparisons: torch functions replace its two Triton kernels.
 
 TRL 1.15 computes log-probabilities in `ChunkedLogProbFunction`: matrix products in torch, and two Triton kernels that read a
-tile of logits (folding it into running sums, and turning it into its gradient). Triton needs a GPU. Here the two kernels
-are torch functions of the same signature, written so that they touch a tile as seldom as torch can; everything else is
-TRL's own code, unchanged.
+tile of logits (one adds it to running sums, the other replaces it by its gradient). Triton needs a GPU. The torch functions in
+this module have the same signatures and as few passes over a tile as torch allows; all other code is TRL's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor
 
 
 class _Kernel:
-    """Called as Triton's are: `kernel[grid](...)`."""
+    """A torch function with the call syntax of a Triton kernel: `kernel[grid](...)`."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
@@ -57,8 +55,8 @@ def _forward(
     if flags["HAS_MEAN_LOGITS"]:
         z_sum += z.sum(1)
     if flags["HAS_IS_TOP1"]:
-        before = torch.arange(columns) < local[:, None]
-        torch.maximum(best_before, z.masked_fill(~before, -torch.inf).amax(1), out=best_before)
+        is_before_target = torch.arange(columns) < local[:, None]
+        torch.maximum(best_before, z.masked_fill(~is_before_target, -torch.inf).amax(1), out=best_before)
     new = torch.maximum(best, z.amax(1))
     rescale = (best - new).exp()
     e = (z - new[:, None]).exp_()
@@ -106,19 +104,19 @@ def _backward(
 
 @contextmanager
 def trl_on_a_cpu() -> Iterator[Any]:
-    """Inside the block TRL's fused head is TRL's own, with torch in the place of its two Triton kernels.
+    """Use TRL's own fused head inside the block, with torch functions instead of its two Triton kernels.
 
-    Yields its `torch.autograd.Function`. What the kit put in its place before is put back afterwards.
+    Yields the head's `torch.autograd.Function`, and afterwards restores the kit's replacement of it.
     """
     import trl.kernels.chunked_logprob as kernels
     import trl.trainer.utils as utils
 
-    kept = SimpleNamespace(forward=kernels._forward_kernel, backward=kernels._backward_kernel)
+    originals = kernels._forward_kernel, kernels._backward_kernel
     head = utils._ChunkedLogProbFunction
     kernels._forward_kernel, kernels._backward_kernel = _Kernel(_forward), _Kernel(_backward)
     utils._ChunkedLogProbFunction = kernels.ChunkedLogProbFunction
     try:
         yield kernels.ChunkedLogProbFunction
     finally:
-        kernels._forward_kernel, kernels._backward_kernel = kept.forward, kept.backward
+        kernels._forward_kernel, kernels._backward_kernel = originals
         utils._ChunkedLogProbFunction = head

@@ -1,12 +1,12 @@
-"""Time of a train phase (scoring, loss, backward) against stock TRL, one saving after the other.
+"""Time of the train phase (scoring, loss, backward pass) compared with stock TRL; each arm adds one optimisation.
 
 `python benchmarks/train_phase.py [--pairs 5] [--hidden 192] [--layers 6] [--out benchmarks/results/train_phase.json]`
 
-A Qwen3 with random weights and LoRA on all linear layers, float32, one thread; G=8 completions of each of `--prompts`
-prompts, P=256, C of 32 to 256 tokens, shuffled and padded as TRL does it; a quarter of the groups without any advantage.
-Stock TRL is `trl.GRPOTrainer` with its own chunked head on a CPU (benchmarks/stock_trl.py). CPU seconds of one process, the
-ways in turns; medians, and the spread of the ratio over the turns. The gradients of all ways are compared in the same
-run, which stops if one differs from stock TRL's by more than 1e-5.
+The model is a Qwen3 with random weights and LoRA on all linear layers, in float32 with one thread. A micro-batch has `--group`
+completions of 32 to 256 tokens for each of `--prompts` prompts of 256 tokens, shuffled and padded as in TRL; a quarter of the
+groups has no advantage. Stock TRL is `trl.GRPOTrainer` with its own chunked head on a CPU (benchmarks/stock_trl.py). The arms
+take turns in one process. The table has median CPU seconds, and the range of the speedup over the turns. The benchmark stops if
+a gradient differs from stock TRL's by more than 1e-5.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 
 from stock_trl import trl_on_a_cpu  # noqa: E402
 
-# name: what of the trainer is on
-WAYS: dict[str, dict[str, Any] | None] = {
+ARMS: dict[str, dict[str, Any] | None] = {
     "stock TRL": None,
     "our head": {"packing": False, "skip_flat_groups": False},
     "+ packing": {"packing": True, "share_prompts": False, "skip_flat_groups": False},
     "+ shared prompts": {"packing": True, "share_prompts": True, "skip_flat_groups": False},
     "+ flat groups skipped": {"packing": True, "share_prompts": True, "skip_flat_groups": True},
 }
+"""Arguments of the trainer by arm; None for TRL's own class."""
 STOCK = "stock TRL"
 
 
-def make_trainer(way: str, options: argparse.Namespace, objective: Any = "dapo") -> Any:
-    """A trainer whose weights are the same for every way. `options`: sizes, as `main` has them."""
+def make_trainer(arm: str, options: argparse.Namespace, objective: Any = "dapo") -> Any:
+    """Return the trainer of an arm, with the same weights in each arm. options: the sizes that `main` parses."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
@@ -74,9 +74,9 @@ def make_trainer(way: str, options: argparse.Namespace, objective: Any = "dapo")
         max_completion_length=options.longest,
         report_to="none",
         loss_type="dapo",
-        epsilon_high=0.28 if way == STOCK else None,
+        epsilon_high=0.28 if arm == STOCK else None,
     )
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": Qwen3ForCausalLM(config),
         "reward_funcs": lambda completion_ids, **_: [0.0] * len(completion_ids),
         "args": args,
@@ -84,23 +84,23 @@ def make_trainer(way: str, options: argparse.Namespace, objective: Any = "dapo")
         "processing_class": AutoTokenizer.from_pretrained(source_of("embedded")),
         "peft_config": LoraConfig(r=8, target_modules="all-linear", init_lora_weights=False),
     }
-    if WAYS[way] is None:
-        trainer = GRPOTrainer(**given)
+    if ARMS[arm] is None:
+        trainer = GRPOTrainer(**arguments)
     else:
-        trainer = HookedGRPOTrainer(**given, objective=objective, first_step_checks=False, **WAYS[way])
+        trainer = HookedGRPOTrainer(**arguments, objective=objective, first_step_checks=False, **ARMS[arm])
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer
 
 
 def inputs(options: argparse.Namespace, lengths: Sequence[int] | None = None) -> dict[str, Tensor]:
-    """A micro-batch as TRL makes it. lengths: of a group's completions; drawn evenly where not given."""
+    """A micro-batch in TRL's layout. lengths: tokens per completion of each group; uniformly random by default."""
     draw = random.Random(0)
     rows = []
     for number in range(options.prompts):
         prompt = [draw.randrange(4, options.vocab) for _ in range(options.prompt)]
-        for place in range(options.group):
-            length = lengths[place] if lengths else draw.randint(options.shortest, options.longest)
+        for index in range(options.group):
+            length = lengths[index] if lengths else draw.randint(options.shortest, options.longest)
             completion = [draw.randrange(4, options.vocab) for _ in range(length)]
             rows.append((prompt, completion, 0.0 if number % 4 == 3 else draw.gauss(0, 1)))
     draw.shuffle(rows)
@@ -120,74 +120,75 @@ def inputs(options: argparse.Namespace, lengths: Sequence[int] | None = None) ->
 
 
 @contextmanager
-def handed(batch: dict[str, Tensor]) -> Iterator[None]:
-    """In the place of a rollout, this micro-batch."""
+def batch_as_rollout(batch: dict[str, Tensor]) -> Iterator[None]:
+    """Let trainers inside the block train on this micro-batch instead of a rollout."""
     from trl import GRPOTrainer
 
-    make = GRPOTrainer._prepare_inputs
+    prepare_inputs = GRPOTrainer._prepare_inputs
     GRPOTrainer._prepare_inputs = lambda self, _: dict(batch)
     try:
         yield
     finally:
-        GRPOTrainer._prepare_inputs = make
+        GRPOTrainer._prepare_inputs = prepare_inputs
 
 
-def phase(way: str, trainer: Any, batch: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-    """CPU seconds of a training step on this micro-batch, without the optimiser, and the gradients."""
+def phase(arm: str, trainer: Any, batch: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+    """Return CPU seconds of a training step without the optimiser on this micro-batch, and the gradients."""
     trainer.model.zero_grad()
-    with trl_on_a_cpu() if way == STOCK else nullcontext(), handed(batch):
+    with trl_on_a_cpu() if arm == STOCK else nullcontext(), batch_as_rollout(batch):
         start = time.process_time()
         trainer.training_step(trainer.model, {}, None)
-        spent = time.process_time() - start
-    return spent, {name: weight.grad for name, weight in trainer.model.named_parameters() if weight.grad is not None}
+        seconds = time.process_time() - start
+    return seconds, {name: weight.grad for name, weight in trainer.model.named_parameters() if weight.grad is not None}
 
 
-def forwarded(way: str, trainer: Any, batch: dict[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
-    """Tokens that go through the model, and the gradients."""
-    seen: list[int] = []
+def forwarded(arm: str, trainer: Any, batch: dict[str, Tensor]) -> tuple[int, dict[str, Tensor]]:
+    """Return the number of tokens that the model reads, padding included, and the gradients."""
+    counts: list[int] = []
     embeddings = trainer.accelerator.unwrap_model(trainer.model).get_base_model().get_input_embeddings()
-    handle = embeddings.register_forward_pre_hook(lambda _, given: seen.append(given[0].numel()))
-    gradients = {name: value.clone() for name, value in phase(way, trainer, batch)[1].items()}
+    handle = embeddings.register_forward_pre_hook(lambda _, args: counts.append(args[0].numel()))
+    gradients = {name: value.clone() for name, value in phase(arm, trainer, batch)[1].items()}
     handle.remove()
-    return sum(seen), gradients
+    return sum(counts), gradients
 
 
-def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Of a weight's gradient, relative to its norm."""
-    assert ours.keys() == theirs.keys()
-    return max(float((ours[name] - theirs[name]).norm() / theirs[name].norm()) for name in theirs)
+def largest_difference(gradients: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Largest difference between two gradients of a weight, relative to the norm of the expected gradient."""
+    assert gradients.keys() == expected.keys()
+    return max(float((gradients[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    batch, trainers = inputs(options), {way: make_trainer(way, options) for way in WAYS}
+    batch, trainers = inputs(options), {arm: make_trainer(arm, options) for arm in ARMS}
     weights = list(trainers[STOCK].model.parameters())
     head = options.hidden * options.vocab / sum(weight.numel() for weight in weights)
-    wanted: dict[str, Tensor] = {}
+    expected: dict[str, Tensor] = {}
     rows: dict[str, Any] = {}
-    for way, trainer in trainers.items():
-        phase(way, trainer, batch)  # the proof that it may be packed, once a run; and warms up
-        tokens, gradients = forwarded(way, trainer, batch)
-        wanted = wanted or gradients
-        differs = largest_difference(gradients, wanted)
-        assert differs <= 1e-5, f"{way}: a gradient differs from stock TRL's by {differs:.1e}"
-        rows[way] = {"tokens": tokens, "gradient_rel": differs, "seconds": []}
+    for arm, trainer in trainers.items():
+        phase(arm, trainer, batch)  # warms up, and runs the check of packing that happens once per run
+        tokens, gradients = forwarded(arm, trainer, batch)
+        expected = expected or gradients
+        error = largest_difference(gradients, expected)
+        assert error <= 1e-5, f"{arm}: a gradient differs from stock TRL's by {error:.1e}"
+        rows[arm] = {"tokens": tokens, "gradient_rel": error, "seconds": []}
     for _ in range(options.pairs):
-        for way, trainer in trainers.items():
-            rows[way]["seconds"].append(round(phase(way, trainer, batch)[0], 3))
+        for arm, trainer in trainers.items():
+            rows[arm]["seconds"].append(round(phase(arm, trainer, batch)[0], 3))
     for row in rows.values():
-        ratios = [theirs / ours for theirs, ours in zip(rows[STOCK]["seconds"], row["seconds"], strict=True)]
+        ratios = [stock / seconds for stock, seconds in zip(rows[STOCK]["seconds"], row["seconds"], strict=True)]
         row["speedup"] = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
-    learning = batch["advantages"] != 0  # a group without any advantage is of no use
+    learning = batch["advantages"] != 0  # flat groups have no gradient
     unique = int(learning.sum()) // options.group * options.prompt + int(batch["completion_mask"][learning].sum())
     return {"rows": rows, "unique_tokens": unique, "head_share": round(head, 3)}
 
 
-def table(found: dict[str, Any]) -> str:
-    lines = ["| way | tokens | useful | CPU s | faster than stock | gradient differs by |", "|---|---|---|---|---|---|"]
-    for way, row in found["rows"].items():
+def table(results: dict[str, Any]) -> str:
+    """Format the results as Markdown. useful: unique tokens of groups that train, per token that the model reads."""
+    lines = ["| arm | tokens | useful | CPU s | faster than stock | gradient differs by |", "|---|---|---|---|---|---|"]
+    for arm, row in results["rows"].items():
         speed = row["speedup"]
         lines.append(
-            f"| {way} | {row['tokens']:,} | {found['unique_tokens'] / row['tokens']:.2f} | "
+            f"| {arm} | {row['tokens']:,} | {results['unique_tokens'] / row['tokens']:.2f} | "
             f"{statistics.median(row['seconds']):.2f} | {speed['median']:.2f}x ({speed['least']:.2f} to "
             f"{speed['most']:.2f}) | {row['gradient_rel']:.0e} |"
         )
@@ -208,14 +209,14 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=2048)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = measure(options)
-    print(f"head: {found['head_share']:.1%} of the weights")
-    print(table(found))
+    results = measure(options)
+    print(f"head: {results['head_share']:.1%} of the weights")
+    print(table(results))
     if options.out:
         setting = {name: value for name, value in vars(options).items() if name != "out"}
         machine = f"2 cores {platform.machine().replace('_', '-')}, CPU"
         more = {"dtype": "float32", "threads": 1, "torch": torch.__version__, "machine": machine}
-        options.out.write_text(json.dumps({**setting, **more, **found}, indent=1) + "\n")
+        options.out.write_text(json.dumps({**setting, **more, **results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
