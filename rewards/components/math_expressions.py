@@ -1,15 +1,15 @@
-r"""Single expressions: LaTeX read into SymPy, compared, and held against how far the reference is worked out.
+r"""Parse single LaTeX expressions into SymPy, compare their values, and check that an answer is worked out.
 
-latex2sympy reads `72_{13}`, `72'` and `72\ldots` as 72, `5(2)` and `70 2` as sums (mixed numbers), `X` as `x`, `x^T` as `x`.
-Here subscripts on numbers, ellipses, approximations and numbers side by side are `Opaque`; case and primes count. Whether two
-expressions are equal is for math-verify, confirmed by their values, since it accepts too much. And boxing the question is no
-answer, though it has the right value.
+latex2sympy parses `72_{13}`, `72'` and `72\ldots` as 72, `5(2)` and `70 2` as sums (mixed numbers), `X` as `x`, `x^T` as `x`.
+This module raises `Opaque` for subscripts on numbers, ellipses, approximations and adjacent numbers; case and primes count.
+math-verify compares two expressions, and a numerical comparison confirms the result, because math-verify accepts too much.
+An answer that repeats the question has the right value, but is not accepted (`worked_out`, `is_copied`).
 
->>> def told(reference, answer):
+>>> def is_worked_out(reference, answer):
 ...     return worked_out(parsed(reference), parsed(answer))
->>> told(r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), told(r"\frac{\sqrt{2}}{2}", r"\cos(\frac{\pi}{4})")
+>>> is_worked_out(r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), is_worked_out(r"\frac{\sqrt{2}}{2}", r"\cos(\frac{\pi}{4})")
 (True, False)
->>> told("4t", "3t+4-6t+7t-4"), told("2x+2", "2(x+1)")
+>>> is_worked_out("4t", "3t+4-6t+7t-4"), is_worked_out("2x+2", "2(x+1)")
 (False, True)
 >>> is_copied(r"2^{10}", "1024", "What is $2^{10}$?"), is_copied("1024", "1024", "Is 1024 a power of two?")
 (True, False)
@@ -35,43 +35,43 @@ from rewards.components.math_text import (
 )
 
 MAX_DEPTH = 30
-MAX_BITS = 200_000  # of a number that gets evaluated: 60,000 decimal digits
+MAX_BITS = 200_000  # limit for an evaluated number: 60,000 decimal digits
 
-# On answers of at most MAX_MATH_CHARS characters; fixed texts and runs of one class of characters.
+# These match answers of at most MAX_MATH_CHARS characters. Each is a fixed text or a run of one class of characters.
 _FUNCTIONS = re.compile(
     r"(?<![A-Za-z\\])(a?rc)?(sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp|max|min|gcd|lcm)(?![A-Za-z])"
 )
-_GAMMA = re.compile(r"\\([gG])amma(?![A-Za-z]|\s*\()")  # both are Euler's constant to the parser
+_GAMMA = re.compile(r"\\([gG])amma(?![A-Za-z]|\s*\()")  # the parser reads both as Euler's constant
 _PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _PRIMES = re.compile(r"(?<![A-Za-z\\])([A-Za-z])('{1,4})(?!')")
 _DROPPED = re.compile(
     r"\\(?:ldots|cdots|dots|vdots|ddots|approx|simeq|sim)(?![A-Za-z])|\.\.|[\"'?&#@:]"  # `&` outside of matrices
     r"|[0-9)\]]\s*_|(?:frac|sqrt)\s?\{[^{}]{0,80}\}(?:\{[^{}]{0,80}\})?\s*_|\{\}\s*_|_\s*\{\s*\}"  # subscripts on numbers
-    r"|\\frac\s?\d\s?\d\d|\\sqrt\s?\d\d|[fgh]\^\{?-1\}?\s*\("  # displayed otherwise than it is read
+    r"|\\frac\s?\d\s?\d\d|\\sqrt\s?\d\d|[fgh]\^\{?-1\}?\s*\("  # LaTeX displays these differently from how they are parsed
 )
 _INDEXED = re.compile(r"\\(?:sum|prod|int|lim)(?![a-z])|(?<![A-Za-z])i\s*=")
 _COMPLEX = re.compile(r"(?<![A-Za-z\\])[a-z]?i(?![A-Za-z])")
 
 
 class TooLarge(ValueError):
-    """The number would not fit in `MAX_BITS` bits."""
+    """The value needs more than `MAX_BITS` bits."""
 
 
 class Unreadable(ValueError):
-    """The text is no mathematics that can be read in one way."""
+    """The text is not mathematics, or is ambiguous."""
 
 
 class Opaque(Unreadable):
-    """It can be compared as it is spelled, but not computed with: the parser would drop or change a part of it."""
+    """The text can be compared as text only, because the parser would drop or change a part of it."""
 
 
 @lru_cache(maxsize=512)
 def parsed(text: str, complex_numbers: bool = False) -> Any:
-    """The unevaluated expression.
+    """Parse LaTeX into an unevaluated SymPy expression.
 
     Raises:
-        Unreadable: it has none; `Opaque` where the parser would give a wrong one.
-        TooLarge: evaluating it would take too long.
+        Unreadable: `text` is no expression; `Opaque` if the parser would misread it.
+        TooLarge: evaluating the expression would take too long.
     """
     import sympy
     from latex2sympy2_extended import NormalizationConfig, normalize_latex
@@ -104,7 +104,7 @@ def parsed(text: str, complex_numbers: bool = False) -> Any:
 
 
 def is_complex(text: str) -> bool:
-    """Whether the imaginary unit may stand in `text`, or math-verify takes it for complex for other reasons."""
+    """Whether `text` may contain the imaginary unit, or math-verify treats it as complex for another reason."""
     from math_verify.grader import should_treat_as_complex
 
     return bool(_COMPLEX.search(text)) or bool(should_treat_as_complex(text))
@@ -112,7 +112,7 @@ def is_complex(text: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _converter() -> Any:
-    """latex2sympy's visitor, with what it drops or misreads refused."""
+    """Return latex2sympy's visitor class with a check for the parts that it would drop or misread."""
     import sympy
     from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
 
@@ -123,14 +123,14 @@ def _converter() -> Any:
             name, _, power = atom_expr.getText().partition("^")
             if name == "i" and self.imaginary:
                 symbol = sympy.I
-            elif name.startswith("I"):  # it becomes the imaginary unit, subscript and all
+            elif name.startswith("I"):  # latex2sympy reads I, even with a subscript, as the imaginary unit
                 symbol = sympy.Symbol(name, real=self.is_real)
             else:
                 return super().convert_atom_expr(atom_expr)
             if not power:
                 return symbol
-            above = atom_expr.supexpr()
-            exponent = self.convert_expr(above.expr()) if above.expr() else self.convert_atom(above.atom())
+            script = atom_expr.supexpr()
+            exponent = self.convert_expr(script.expr()) if script.expr() else self.convert_atom(script.atom())
             return sympy.Pow(symbol, exponent, evaluate=False)
 
         def convert_atom(self, atom: Any) -> Any:
@@ -165,7 +165,7 @@ def _converter() -> Any:
 
 
 def _is_mixed(texts: list[str], values: list[Any]) -> bool:
-    """A whole number with a proper fraction of whole numbers behind it."""
+    """Whether the two factors are a mixed number: a whole number before a proper fraction."""
     integer, part = values
     return (
         texts[0].isdigit()
@@ -175,12 +175,12 @@ def _is_mixed(texts: list[str], values: list[Any]) -> bool:
 
 
 def _are_numbers(left: str, right: str) -> bool:
-    """`70 2` and `70{2}`: neither a number nor, as it is written, a product."""
+    """Whether the factors are adjacent numbers (`70 2`, `70{2}`), which are neither one number nor a clear product."""
     return left[-1:].isdigit() and left.strip("0123456789.{}") == "" and right.strip("0123456789.{}") == ""
 
 
 def _is_nested_well(text: str) -> bool:
-    """Whether braces pair and no bracket lies deeper than `MAX_DEPTH`: the parser takes seconds to find that out."""
+    """Whether braces pair and brackets nest at most `MAX_DEPTH` deep; the parser takes seconds to fail on others."""
     depth = braces = 0
     for character in text:
         braces += (character == "{") - (character == "}")
@@ -191,7 +191,7 @@ def _is_nested_well(text: str) -> bool:
 
 
 def _bits(expression: Any) -> float:
-    """An upper bound, far from tight, of the bits of every number that evaluating `expression` makes."""
+    """Return a loose upper bound for the bits of every number in the evaluation of `expression`."""
     import sympy
 
     if isinstance(expression, sympy.Rational):
@@ -199,7 +199,7 @@ def _bits(expression: Any) -> float:
     inner = [_bits(part) for part in expression.args if isinstance(part, sympy.Basic)]
     largest = max(inner, default=0.0)
     if isinstance(expression, sympy.Pow) and not expression.exp.free_symbols:
-        if inner[1] <= 64:  # small enough to be looked at
+        if inner[1] <= 64:  # small enough to evaluate
             size = abs(complex(sympy.N(expression.exp, 15)))
             return float(max(inner[0], 1.0) * size) if size > 1 else largest
         return float(max(inner[0], 1.0) * 2.0 ** min(inner[1], 1000.0)) if inner[1] > 1 else largest
@@ -216,7 +216,7 @@ def same_expression(expected: str, answer: str, final: bool = False) -> bool:
     """Whether two single expressions are equal.
 
     Raises:
-        Unevaluated: they are, but with `final` the answer would have to be worked out further.
+        Unevaluated: they are equal, but with `final` the answer is not worked out far enough.
     """
     import sympy
     from math_verify import verify
@@ -224,10 +224,10 @@ def same_expression(expected: str, answer: str, final: bool = False) -> bool:
     complex_numbers = is_complex(expected) or is_complex(answer)
     left, right = parsed(expected, complex_numbers), parsed(answer, complex_numbers)
     if isinstance(right, sympy.Eq) and not isinstance(left, sympy.Eq):
-        return False  # math-verify would take the last side alone
+        return False  # math-verify would compare only the last side
     slow = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
     computable = all(isinstance(side, sympy.Expr) and not side.has(*slow) for side in (left, right))
-    # Before SymPy simplifies their difference: it makes 2^123454321 of `123454321 log 2`, and takes minutes.
+    # Compare values first: SymPy may take minutes to simplify the difference (it turns `123454321 log 2` into 2^123454321).
     if computable and not _confirmed(left, right):
         return False
     if verify(left, right, timeout_seconds=None, allow_set_relation_comp=True):
@@ -242,10 +242,10 @@ def same_expression(expected: str, answer: str, final: bool = False) -> bool:
 
 
 def _same_where_real(left: Any, right: Any) -> bool:
-    """Logarithms and roots taken apart, where the answer (`right`) has the reference's value wherever that has one.
+    """Whether the answer (`right`) has the reference's real value wherever the reference has one, by rules for logarithms.
 
-    `\\ln(xy)` and `\\ln(x/y)` for `\\ln x+\\ln y` and `\\ln x-\\ln y`, but not the other way round, where values are lost;
-    nor `\\sqrt{x^2}` for `x`.
+    Accepts `\\ln(xy)` and `\\ln(x/y)` for `\\ln x+\\ln y` and `\\ln x-\\ln y`. The converse is refused, because it has fewer
+    real values, and so is `\\sqrt{x^2}` for `x`.
     """
     import sympy
 
@@ -256,7 +256,7 @@ def _same_where_real(left: Any, right: Any) -> bool:
     positive = {symbol: sympy.Symbol(f"{symbol}_", positive=True) for symbol in symbols}
     if sympy.expand_log((left - right).subs(positive).doit()).expand() != 0:
         return False
-    is_compared = False
+    has_compared = False
     for size, *signs in product((1, 99), *[(1, -1)] * len(symbols)):
         point = {
             symbol: sign * (size + at + sympy.Rational(1, 7))
@@ -265,14 +265,14 @@ def _same_where_real(left: Any, right: Any) -> bool:
         expected, value = _real_value(left, point), _real_value(right, point)
         if expected is not None and (value is None or not _near(expected, value)):
             return False
-        is_compared = is_compared or expected is not None
-    return is_compared
+        has_compared = has_compared or expected is not None
+    return has_compared
 
 
 def _real_value(side: Any, point: dict[Any, Any]) -> Any:
-    """The expression's value; None where a logarithm or a root in it has no real one.
+    """Return the expression's value at `point`; None if a logarithm or root in it has no real value.
 
-    Also where imaginary parts cancel, as in `\\ln x-\\ln y` of two negative numbers.
+    Returns None even if imaginary parts cancel, as in `\\ln x-\\ln y` of two negative numbers.
     """
     import sympy
 
@@ -282,7 +282,7 @@ def _real_value(side: Any, point: dict[Any, Any]) -> Any:
 
 
 def _is_one_equation(left: Any, right: Any) -> bool:
-    """Whether the differences of both sides are the same but for a constant factor, at three points."""
+    """Whether `lhs - rhs` of both equations differs only by a constant factor, compared at three points."""
     import sympy
 
     if not (isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq)):
@@ -301,7 +301,7 @@ def _is_one_equation(left: Any, right: Any) -> bool:
 
 
 def _point(left: Any, right: Any, shift: int = 0) -> dict[Any, Any]:
-    """Values for the symbols of both."""
+    """Return a rational number for each symbol of both expressions."""
     import sympy
 
     symbols = sorted(left.free_symbols | right.free_symbols, key=str)
@@ -309,12 +309,12 @@ def _point(left: Any, right: Any, shift: int = 0) -> dict[Any, Any]:
 
 
 def _confirmed(left: Any, right: Any) -> bool:
-    """Numerically equal too, at a point of their variables: differences are judged by the size of what differs."""
+    """Whether two expressions are numerically equal at one point of their variables, relative to their size."""
     import sympy
 
     if isinstance(left, sympy.MatrixBase) and isinstance(right, sympy.MatrixBase):
         return all(_confirmed(left_value, right_value) for left_value, right_value in zip(left, right, strict=True))
-    if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):  # without a solution they are not the same for that
+    if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):  # equations without a solution need not be equal
         is_solved = all(sympy.solve(equation, equation.free_symbols) for equation in (left, right))
         return _is_one_equation(left, right) or is_solved
     if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
@@ -329,58 +329,60 @@ def _confirmed(left: Any, right: Any) -> bool:
 
 
 def _near(left: Any, right: Any) -> bool:
-    """Whether two values agree in 12 digits, or nothing is left of either, as of `\\sqrt2 \\sqrt2 - 2`: no digit is certain."""
+    """Whether two values agree in 12 digits, or both cancelled to no certain digit, as `\\sqrt2 \\sqrt2 - 2` does."""
     import sympy
 
     parts = (*left.as_real_imag(), *right.as_real_imag())
-    if all(part == 0 or (part.is_Float and part._prec < 10) for part in parts):  # 1 / 2004! has 30 digits that are
+    if all(
+        part == 0 or (part.is_Float and part._prec < 10) for part in parts
+    ):  # the tiny 1 / 2004! has 30 certain digits
         return True
     return bool(abs(left - right) <= max(abs(left), abs(right)) * sympy.Float("1e-12"))
 
 
 def _value(expression: Any, digits: int = 30) -> Any:
-    """A complex number, or None."""
+    """Return the expression's complex value, or None if it has no finite one."""
     import sympy
 
     try:
         value = sympy.N(expression, digits)
-        if not all(part.is_Number for part in value.as_real_imag()):  # what N leaves alone, such as Mod
+        if not all(part.is_Number for part in value.as_real_imag()):  # N does not evaluate some functions, such as Mod
             value = sympy.N(expression.doit(), digits)
-        plain_number = all(part.is_Number and part.is_finite for part in value.as_real_imag())
+        is_finite = all(part.is_Number and part.is_finite for part in value.as_real_imag())
     except Exception:
         return None
-    return value if plain_number else None
+    return value if is_finite else None
 
 
 def approximates(expected: str, answer: str) -> bool:
-    """Whether a decimal is the rounding or truncation of `expected` at the digits that it has."""
-    digits, written = decimals(answer), number(answer)
-    value = _value(parsed(expected, False)) if digits is not None and written is not None else None
-    if digits is None or written is None or value is None or not value.is_real:
+    """Whether a decimal is `expected`, rounded or truncated to the decimal's digits."""
+    digits, decimal = decimals(answer), number(answer)
+    value = _value(parsed(expected, False)) if digits is not None and decimal is not None else None
+    if digits is None or decimal is None or value is None or not value.is_real:
         return False
-    scaled, written = Fraction(str(value)) * 10**digits, written * 10**digits
-    is_truncated = digits > 0 and 0 <= abs(scaled) - abs(written) < 1 and scaled * written >= 0
-    return is_truncated or bool(abs(scaled - written) <= Fraction(1, 2))
+    exact, decimal = Fraction(str(value)) * 10**digits, decimal * 10**digits
+    is_truncated = digits > 0 and 0 <= abs(exact) - abs(decimal) < 1 and exact * decimal >= 0
+    return is_truncated or bool(abs(exact - decimal) <= Fraction(1, 2))
 
 
 _LONGER = 1.5
-"""How many times as many numbers, letters and functions as the reference an answer may hold."""
+"""Largest allowed ratio of numbers, letters and functions in an answer to those in the reference."""
 
 
 def worked_out(reference: Any, answer: Any) -> bool:
-    """Whether `answer`, which equals `reference`, leaves nothing to compute that the reference does not leave.
+    """Whether `answer`, which equals `reference`, is computed as far as the reference.
 
-    Both are SymPy objects that were not evaluated. A constant may not hold functions or whole powers of numbers that the
-    reference is without, and roots of no larger numbers. Nothing may have like terms or factors that go together by
-    themselves, or be much longer than the reference. In the place of a set or interval, an inequality has to be solved for
-    its letter. Factors in front of brackets stay there: `2(x + 1)` is as good as `2x + 2`.
+    Both are unevaluated SymPy objects. A constant may contain no functions or integer powers of numbers that the reference
+    lacks, and no root of a larger number than the reference's. No answer may have like terms or factors that SymPy
+    combines, or be much longer than the reference. If the reference is a set or interval, an inequality must be solved for
+    its letter. Factors before brackets need not be multiplied out: `2(x + 1)` is accepted for `2x + 2`.
     """
     import sympy
     from sympy.core.parameters import distribute
 
     relational = sympy.core.relational.Relational
     if isinstance(reference, sympy.Set) and isinstance(answer, sympy.Basic) and answer.has(relational):
-        sides = [sorted(each.args, key=lambda side: bool(side.free_symbols)) for each in answer.atoms(relational)]
+        sides = [sorted(part.args, key=lambda side: bool(side.free_symbols)) for part in answer.atoms(relational)]
         return all(not number.free_symbols and letter.is_Symbol for number, letter in sides)
     expected, contents = _contents(reference), _contents(answer)
     if (
@@ -402,10 +404,10 @@ def worked_out(reference: Any, answer: Any) -> bool:
 
 
 class _Contents(NamedTuple):
-    """What an expression holds, in four counts.
+    """The contents of an expression.
 
-    Numbers, constants, letters and functions; letters; names of functions and powers of numbers; the largest number under a
-    root, numerator times denominator.
+    `size` counts numbers, constants, letters and functions, `letters` the letters alone. `operations` names the functions
+    and the powers of numbers. `largest_root` is the largest number under a root, as numerator times denominator.
     """
 
     size: int
@@ -415,7 +417,7 @@ class _Contents(NamedTuple):
 
 
 def _contents(expression: Any) -> _Contents:
-    """Contents of an expression or of a matrix's cells; 1 and -1 do not count, and a fraction is two numbers."""
+    """Count the contents of an expression or of a matrix's cells; 1 and -1 do not count, a fraction counts as two numbers."""
     import sympy
 
     plain_types = (sympy.Add, sympy.Mul, sympy.Tuple, sympy.Set, sympy.core.relational.Relational)
@@ -436,30 +438,30 @@ def _contents(expression: Any) -> _Contents:
                 operations.add(type(part).__name__)
             if part.is_Rational:
                 size += (abs(part.p) != 1) + (part.q != 1)
-            elif not part.is_Boolean or part.args:  # whether an end of an interval belongs to it is nothing to compute
+            elif not part.is_Boolean or part.args:  # the flags of an interval's ends are Booleans and do not count
                 size += not part.args or is_operation
     return _Contents(size, letters, frozenset(operations), largest_root)
 
 
 def is_copied(answer: str, reference: str, prompt: str) -> bool:
-    """Whether `answer` stands in `prompt` and is written otherwise than `reference`.
+    """Whether `answer` is copied from `prompt`, spelled differently from `reference`.
 
-    Spaces, layout, units, names (`x =`), the order within lists and trailing zeros make no other writing; a fraction in
-    the place of a decimal does.
+    Spaces, layout, units, names (`x =`), the order of lists and trailing zeros make no different spelling; a fraction
+    instead of a decimal does.
     """
-    if not prompt or len(answer) > MAX_MATH_CHARS or _same_writing(plain(reference), plain(answer, letters=True)):
+    if not prompt or len(answer) > MAX_MATH_CHARS or _same_spelling(plain(reference), plain(answer, letters=True)):
         return False
-    return any(_stands_in(text, _squeezed(prompt)) for text in {_squeezed(answer), bare(plain(answer))} if text)
+    return any(_contains(_squeezed(prompt), text) for text in {_squeezed(answer), bare(plain(answer))} if text)
 
 
-def _stands_in(needle: str, text: str) -> bool:
-    """Whether `needle` stands in `text` as a whole: not `1+2` within `11+2` or `1+23`."""
-    before = r"(?<![A-Za-z0-9\\_.^])" if needle[0].isalnum() else ""
-    after = r"(?![A-Za-z0-9_^]|\.\d)" if needle[-1].isalnum() else ""
-    return re.search(before + re.escape(needle) + after, text) is not None
+def _contains(text: str, part: str) -> bool:
+    """Whether `text` contains `part` between word boundaries: `11+2` and `1+23` do not contain `1+2`."""
+    before = r"(?<![A-Za-z0-9\\_.^])" if part[0].isalnum() else ""
+    after = r"(?![A-Za-z0-9_^]|\.\d)" if part[-1].isalnum() else ""
+    return re.search(before + re.escape(part) + after, text) is not None
 
 
-def _same_writing(expected: str, answer: str) -> bool:
+def _same_spelling(expected: str, answer: str) -> bool:
     expected_parts, answer_parts = split(expected).parts, split(answer).parts
     if sorted(map(match_form, expected_parts)) == sorted(map(match_form, answer_parts)) or same_text(expected, answer):
         return True

@@ -1,8 +1,8 @@
-r"""Compare two short answers by meaning. Meant for an isolated worker: `warm_up` loads SymPy, which takes seconds.
+r"""Compare two short answers by meaning, in an isolated worker; `warm_up` loads SymPy, which takes seconds.
 
-The text is taken apart first (lists, sets, tuples, intervals, unions, matrices, named values), so that
-each comparison left for math-verify is between two single expressions; what it accepts is then confirmed numerically.
-With `final`, an answer also has to be worked out as far as the reference, see `math_expressions.worked_out`.
+`judge` splits both texts (lists, sets, tuples, intervals, unions, matrices, named values) and compares single expressions
+with math-verify; a numerical comparison confirms each match. With `final`, an answer must also be worked out as far as the
+reference, see `math_expressions.worked_out`.
 """
 
 import gc
@@ -51,24 +51,24 @@ _CONSTANTS = frozenset({"\\pi", "\\infty", "\\emptyset", "\\varnothing"})
 
 
 def judge(answer: str, reference: str, final: bool = False) -> str:
-    """`equal`, `different`, `unread` (the answer), `reference` (cannot be read itself) or `too_large` to evaluate.
+    """Return `equal`, `different`, `unread` (unreadable answer), `reference` (unreadable reference) or `too_large`.
 
-    With `final`, `unevaluated` for an answer that is not worked out as far as the reference: one that is no plain number
-    where the reference is one, or that equals the reference and is not `worked_out`.
+    With `final`, returns `unevaluated` if the answer is not worked out as far as the reference: the reference is a plain
+    number and the answer is not, or both are equal and the answer is not `worked_out`.
     """
     expected = plain(reference)
-    written = plain(answer, letters=is_number(expected))
+    plain_answer = plain(answer, letters=is_number(expected))
     if units_differ(reference, answer):
         return "different"
-    if bare(expected) == bare(written):
+    if bare(expected) == bare(plain_answer):
         return "equal"
     try:
-        if _same(expected, written, final):
+        if _same(expected, plain_answer, final):
             return "equal"
-        # `1,234` may be a list of two after all
-        listed = plain(reference, join_groups=False)
-        is_list = listed != expected and split(listed).kind == "list"
-        return "equal" if is_list and _same(listed, plain(answer, join_groups=False), final) else "different"
+        # `1,234` may be a list of two numbers
+        ungrouped = plain(reference, join_groups=False)
+        is_list = ungrouped != expected and split(ungrouped).kind == "list"
+        return "equal" if is_list and _same(ungrouped, plain(answer, join_groups=False), final) else "different"
     except Unevaluated:
         return "unevaluated"
     except TooLarge:
@@ -80,13 +80,13 @@ def judge(answer: str, reference: str, final: bool = False) -> str:
 
 
 def warm_up() -> None:
-    """Fills the parser's tables, which costs more than most comparisons."""
+    """Fill the parser's tables, which takes longer than most comparisons."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     for text in (r"\frac{x^2+1}{2}", r"\sqrt{3}+\pi", r"\log_2 8", "2x=1", "x<1", r"\sin x", r"\frac{1}{2}i", "1.5"):
         parsed(text, False)
         judge(text, text + "+1")
     gc.collect()
-    gc.freeze()  # what is loaded by now stays: no need to look through it at every collection
+    gc.freeze()  # exempts the loaded modules from later collections
 
 
 def _same(expected: str, answer: str, final: bool) -> bool:
@@ -94,15 +94,15 @@ def _same(expected: str, answer: str, final: bool) -> bool:
     if names and answer_names and sorted(map(bare, names)) != sorted(map(bare, answer_names)):
         return False
     kinds = {left.kind, right.kind}
-    if kinds == {"matrix", "tuple"}:  # a column or a row is the tuple of its entries
+    if kinds == {"matrix", "tuple"}:  # a matrix of one row or column is compared as a tuple
         left, right = (
             Pieces("tuple", pieces.parts, "()") if "1" in pieces.brackets.split("x") else pieces
             for pieces in (left, right)
         )
         kinds = {left.kind, right.kind}
     if kinds == {"union", "list"}:
-        listed = left if left.kind == "list" else right
-        return all(map(_INEQUALITY.search, listed.parts)) and _matching(left.parts, right.parts, final)
+        inequalities = left if left.kind == "list" else right
+        return all(map(_INEQUALITY.search, inequalities.parts)) and _matching(left.parts, right.parts, final)
     if kinds == {"scalar"}:
         return _same_scalar(left.parts[0], right.parts[0], final)
     if kinds == {"matrix"}:
@@ -111,8 +111,8 @@ def _same(expected: str, answer: str, final: bool) -> bool:
         return True
     is_relation = any(_INEQUALITY.search(pieces.parts[0]) for pieces in (left, right) if pieces.kind == "scalar")
     if "union" in kinds or kinds == {"matrix", "scalar"} or (is_relation and kinds & {"interval", "tuple"}):
-        return same_expression(expected, answer, final)  # inequalities and intervals, as sets
-    if len(right.parts) > len(left.parts) and right.kind in ("list", "set"):  # an entry that is written twice
+        return same_expression(expected, answer, final)  # compares inequalities and intervals as sets
+    if len(right.parts) > len(left.parts) and right.kind in ("list", "set"):  # remove repeated entries
         right = right._replace(parts=tuple({bare(part): part for part in right.parts}.values()))
     if not len(left.parts) == len(right.parts) <= MAX_PARTS or kinds == {"tuple", "set"}:
         return False
@@ -135,7 +135,7 @@ def _same(expected: str, answer: str, final: bool) -> bool:
 
 
 def _named_parts(text: str) -> tuple[tuple[str, ...], Pieces]:
-    """Names and the structure of what they name: of `v = (1, 2)`, `(x, y) = (1, 2)` and `a = 1, b = 2`; else no names."""
+    """Return the names and values of `v = (1, 2)`, `(x, y) = (1, 2)` or `a = 1, b = 2`; no names for other texts."""
     pieces = split(text)
     if pieces.kind == "list":
         names, equals, values = zip(*(part.partition("=") for part in pieces.parts), strict=True)
@@ -144,16 +144,13 @@ def _named_parts(text: str) -> tuple[tuple[str, ...], Pieces]:
         if all(equals) and all(values) and all(map(_is_name, names)) and len(stems) == len(names):
             return names, pieces._replace(parts=tuple(value.strip() for value in values))
     name, _, value = text.partition("=")
-    whole, left = split(value.strip()), split(name.strip())
-    if pieces.kind == "scalar" and "=" not in value and whole.kind not in ("scalar", "list"):
-        if (
-            left.kind == whole.kind == "tuple"
-            and len(left.parts) == len(whole.parts)
-            and all(map(_is_name, left.parts))
-        ):
-            return left.parts, Pieces("list", whole.parts)
+    left, right = split(name.strip()), split(value.strip())
+    if pieces.kind == "scalar" and "=" not in value and right.kind not in ("scalar", "list"):
+        is_tuple = left.kind == right.kind == "tuple" and len(left.parts) == len(right.parts)
+        if is_tuple and all(map(_is_name, left.parts)):
+            return left.parts, Pieces("list", right.parts)
         if left.kind == "scalar" and _is_name(name.strip()):
-            return (name.strip(),), whole
+            return (name.strip(),), right
     return (), pieces
 
 
@@ -162,17 +159,17 @@ def _in_order(expected: Sequence[str], answer: Sequence[str], final: bool) -> bo
 
 
 def _matching(expected: Sequence[str], answer: Sequence[str], final: bool) -> bool:
-    """Whether the parts pair off, in any order."""
+    """Whether the parts are equal in some order."""
     if len(expected) != len(answer) or len(expected) > MAX_PARTS:
         return False
-    if any("\\ldots" in part for part in expected):  # what it stands for depends on where it stands
+    if any("\\ldots" in part for part in expected):  # the meaning of an ellipsis depends on its position
         return _in_order(expected, answer, final)
-    left = list(answer)
+    remaining = list(answer)
     for part in expected:
-        position = next((at for at, answer_part in enumerate(left) if _same(part, answer_part, final)), None)
+        position = next((at for at, answer_part in enumerate(remaining) if _same(part, answer_part, final)), None)
         if position is None:
             return False
-        del left[position]
+        del remaining[position]
     return True
 
 
@@ -192,7 +189,7 @@ def _same_scalar(expected: str, answer: str, final: bool) -> bool:
 
 
 def _same_numeral(expected: str, answer: str) -> bool | None:
-    """Digits and base as text: a base may be left out, not added, and 56 is not 70 in base 8."""
+    """Whether digits and base are equal as text: an answer may omit the base, but not add one; 56 is not 70 in base 8."""
     expected_numeral, answer_numeral = numeral(expected), numeral(answer)
     if expected_numeral is None:
         return None if answer_numeral is None else False
@@ -200,20 +197,20 @@ def _same_numeral(expected: str, answer: str) -> bool | None:
 
 
 def _same_percentage(expected: str, answer: str, final: bool) -> bool:
-    """`50%` is `50%`, `50` and `0.5`."""
+    """Whether two answers with `%` are equal: `50%` equals `50%`, `50` and `0.5`."""
     value, answer_value = expected.removesuffix("%"), answer.removesuffix("%")
     if expected.endswith("%") == answer.endswith("%"):
         return _same(value, answer_value, final)
-    percentage, plainly = (value, answer) if expected.endswith("%") else (answer_value, expected)
-    if final and number(plainly) is None:
+    percentage, other = (value, answer) if expected.endswith("%") else (answer_value, expected)
+    if final and number(other) is None:
         raise Unevaluated
-    return _same(value, answer_value, False) or same_expression(f"\\frac{{{percentage}}}{{100}}", plainly)
+    return _same(value, answer_value, False) or same_expression(f"\\frac{{{percentage}}}{{100}}", other)
 
 
 def _same_sides(expected: str, answer: str, final: bool) -> bool | None:
-    """`x = 7` and `7 = x` for `7`, and chains: every side that is no bare name has to equal what is expected.
+    """Whether every side of an equation or chain that is not a name equals the expected value.
 
-    So `8 = 7` is not 7. None where neither is a chain, or both are equations.
+    `x = 7` and `7 = x` are accepted for `7`, `8 = 7` is not. None if neither text is a chain, or both are equations.
     """
     expected_sides, sides = _sides(expected), _sides(answer)
     if len(expected_sides) == len(sides) == 1 and not expected_sides[0][0] and not sides[0][0]:
@@ -221,10 +218,10 @@ def _same_sides(expected: str, answer: str, final: bool) -> bool | None:
     if not all(side for _, side in (*expected_sides, *sides)):
         return False
     exact = [side for mark, side in expected_sides if mark != _APPROXIMATELY]
-    if all(map(_is_name, exact)):  # there is nothing but the approximation
+    if all(map(_is_name, exact)):  # the reference has only an approximate value
         exact = [side for _, side in expected_sides]
     if len(exact) == 1 or not any(map(_LETTER.search, exact)):
-        return _same_values(exact[-1], sides, final)  # what an expression comes to: `\\log_2 8 = 3`
+        return _same_values(exact[-1], sides, final)  # the last side is the value: `\\log_2 8 = 3`
     name, value = (exact[0], exact[1]) if _is_name(exact[0]) else (exact[1], exact[0])
     others = [(mark, side) for mark, side in sides if bare(side) != bare(name)]
     if len(exact) == 2 and _is_name(name) and (len(sides) == 1 or 0 < len(others) < len(sides)):
@@ -233,12 +230,12 @@ def _same_sides(expected: str, answer: str, final: bool) -> bool | None:
 
 
 def _same_values(expected: str, sides: list[tuple[str, str]], final: bool) -> bool:
-    """Whether all sides are names or `expected`, at least one the latter.
+    """Whether all sides are names or equal `expected`, and at least one equals it.
 
-    An approximation behind an exact side has to be that value's rounding or truncation. With `final`, raises `Unevaluated`
-    where none of them is worked out.
+    An approximation after an exact side has to be its rounding or truncation. With `final`, raises `Unevaluated` if no side
+    is worked out.
     """
-    is_symbol = _is_symbol(expected)  # where a name is expected, others are values
+    is_symbol = _is_symbol(expected)  # if a symbol is expected, symbols of the answer are values
     values = [
         (mark, side)
         for at, (mark, side) in enumerate(sides)
@@ -261,14 +258,14 @@ def _same_values(expected: str, sides: list[tuple[str, str]], final: bool) -> bo
 
 
 def _sides(text: str) -> list[tuple[str, str]]:
-    """(sign before it, side) of an equation or approximation; one entry where there is neither."""
+    """Return (sign before the side, side) for each side of an equation or approximation; one entry for other texts."""
     if any(sign in text for sign in _NO_EQUATION):
         return [("", text)]
     parts: list[tuple[str, str]] = []
     mark, begin, depth = "", 0, 0
     for match in _SIGNS.finditer(text):
         depth += (match[0] in "([{") - (match[0] in ")]}")
-        if depth == 0 and match[0][0] in "=\\":  # not within a sum's index
+        if depth == 0 and match[0][0] in "=\\":  # an `=` in brackets may be the index of a sum
             parts.append((mark, text[begin : match.start()].strip()))
             mark, begin = "=" if match[0] == "=" else _APPROXIMATELY, match.end()
     parts.append((mark, text[begin:].strip()))
@@ -276,14 +273,14 @@ def _sides(text: str) -> list[tuple[str, str]]:
 
 
 def _is_name(side: str) -> bool:
-    """Letters, commands and subscripts only, as in `x`, `f(x)`, `\\angle ABC`, `x_1`, `\\text{Area}`."""
+    """Whether a side is a name of letters, commands and subscripts: `x`, `f(x)`, `\\angle ABC`, `x_1`, `\\text{Area}`."""
     name = side.partition("_")[0] if side.rpartition("_")[2].strip("{}").isalnum() else side
-    letters = 0 < len(side) <= 40 and all(c.isalpha() or c in " \\(){}'," for c in name)
-    return letters and side not in _CONSTANTS and not _NO_NAME.search(side)
+    has_letters_only = 0 < len(side) <= 40 and all(c.isalpha() or c in " \\(){}'," for c in name)
+    return has_letters_only and side not in _CONSTANTS and not _NO_NAME.search(side)
 
 
 def _is_symbol(side: str) -> bool:
-    """One letter or command, with index, primes and arguments, that is no constant."""
+    """Whether a side is one letter or command, with optional index, primes and arguments, and no constant."""
     return _SYMBOL.fullmatch(side) is not None and side not in _CONSTANTS | {"e", "i"}
 
 

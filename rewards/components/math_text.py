@@ -1,4 +1,4 @@
-r"""Short mathematical answers as text, before anything is computed: one spelling for what means the same, numbers, and letters.
+r"""Normalize short mathematical answers as text and compare numbers, words and letters without computer algebra.
 
 >>> plain("$12$ cm"), plain(r"1\,234"), plain("−½")
 ('12', '1234', '-\\frac{1}{2}')
@@ -7,9 +7,9 @@ Pieces(kind='interval', parts=('0', '\\infty'), brackets='[)')
 >>> plain(r"0.1\overline{6}"), number("1.5e3"), number("3 1/2"), numeral("1011_2")
 ('\\frac{1}{6}', Fraction(1500, 1), Fraction(7, 2), ('1011', '2'))
 
-A computer algebra system multiplies letters, so that `cat` is `act`. Here text (`\text{Yes}`, `no solution`) is compared as
-text, upper and lower case alike. An answer of nothing but letters, three or more or with one in upper case, has to have the
-reference's order; so have runs of letters with one in upper case within an expression. `xy` and `yx` are a product.
+A computer algebra system multiplies letters, so that `cat` equals `act`. This module compares text (`\text{Yes}`,
+`no solution`) as text and ignores case. Letters have to be in the reference's order if an answer has only letters, at least
+three or one in upper case, or if a run of letters in an expression has one in upper case. `xy` and `yx` are a product.
 
 >>> same_order("cat", "act"), same_order("xy", "yx"), same_order("nRT", "TRn"), same_order("2abc", "2cab")
 (False, None, False, None)
@@ -22,10 +22,13 @@ from typing import NamedTuple
 
 MAX_NUMBER_CHARS = 200
 MAX_MATH_CHARS = 2_000
-_MAX_LAYERS = 30  # brackets around an answer that are taken off
-_RELATIVE, _ABSOLUTE = Fraction(1, 10_000), Fraction(5, 10_000_000)  # between a decimal and what it rounds
+_MAX_LAYERS = 30  # redundant brackets removed from around an answer
+_RELATIVE, _ABSOLUTE = (
+    Fraction(1, 10_000),
+    Fraction(5, 10_000_000),
+)  # largest difference of a decimal from the exact value
 _NUMBER_CHARACTERS = frozenset("0123456789+-./\\frac{} eE^times*do")
-# Runs are bounded, and each begins where no digit stands before: linear in the length of the text.
+# Matching takes linear time: runs are bounded, and each begins after a character that is not a digit.
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\(?:overline|bar)\s?(?:\{(\d{1,20})\}|(\d))(?!\s?[\d.])")
 _SHORT = re.compile(r"\\frac\s?(\d)\s?(\d)(?!\d)")
 _DECIMAL = r"(?:\d{1,200}\.?\d{0,200}|\.\d{1,200})"
@@ -37,16 +40,16 @@ _POWER_OF_TEN = re.compile(
     rf"(?:([+-]?{_DECIMAL})\s?(?:\\times|\\cdot|\*)\s?)?10\s?\^\s?(?:\{{([+-]?\d{{1,4}})\}}|(\d))", re.ASCII
 )
 _EXPONENT = re.compile(rf"([+-]?{_DECIMAL})[eE]([+-]?\d{{1,4}})", re.ASCII)
-_DIFFERENCE = re.compile(r"[+-]?\d+e[+-]\d")  # 2e-1 may be twice Euler's number less one
+_DIFFERENCE = re.compile(r"[+-]?\d+e[+-]\d")  # 2e-1 may be a power of ten, or twice Euler's number minus one
 _NUMERAL = re.compile(r"\(?(-?\d[0-9A-Fa-f]{0,99})\)?\s?_\s?\{?(\d{1,2})\}?")
 _POINT = re.compile(r"-?\d{0,60}(?:\.(\d{0,60}))?")
 
 
 def number(text: str, is_never_difference: bool = False) -> Fraction | None:
-    """The exact rational that `text` writes out, without units, percent or currency.
+    """Return the exact rational number in `text`, which has no unit, percent sign or currency; None for anything else.
 
-    Decimals, fractions, mixed numbers (`3 1/2`, `3\\frac12`), and powers of ten from -1000 to 1000 (`1.5e3`,
-    `1.5\\times 10^3`); `2e-1`, which may be a difference, only with `is_never_difference`.
+    Reads decimals, fractions, mixed numbers (`3 1/2`, `3\\frac12`) and powers of ten from -1000 to 1000 (`1.5e3`,
+    `1.5\\times 10^3`). Reads `2e-1`, which may be a difference, only with `is_never_difference`.
     """
     if not 0 < len(text) <= MAX_NUMBER_CHARS or not set(text) <= _NUMBER_CHARACTERS:
         return None
@@ -67,11 +70,12 @@ def number(text: str, is_never_difference: bool = False) -> Fraction | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""The one number that `text` consists of, exactly, or None.
+    r"""Return the exact value of `text` if it is a single number, or None.
 
-    Understood beside what `number` does: grouping (`1,234`, `1 234`, `1\,234`), currency in front, `%` and up to four words
-    of unit behind, a trailing period, `$…$`, `\(…\)`, `\boxed{…}`, `\text{…}` and `**…**` around. `12%` is 12: units are not
-    converted. Refused: equations, ranges, lists, hedges (`7 or 8`), number words, anything over `MAX_NUMBER_CHARS` characters.
+    In addition to the forms of `number`, accepts grouping (`1,234`, `1 234`, `1\,234`), currency before the number, `%` and a
+    unit of up to four words after it, a trailing period, and `$…$`, `\(…\)`, `\boxed{…}`, `\text{…}` and `**…**` around it.
+    `12%` is 12: units are not converted. Returns None for equations, ranges, lists, alternatives (`7 or 8`), number words and
+    texts of more than `MAX_NUMBER_CHARS` characters.
 
     >>> parse_number("$1,234.50"), parse_number("72.00 apples."), parse_number("8=7"), parse_number("1e999999999")
     (Fraction(2469, 2), Fraction(72, 1), None, None)
@@ -82,7 +86,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def is_bare_number(text: str) -> bool:
-    """Whether `text` is a number and says nothing else: no unit word, so that one in an answer is the answer's own.
+    """Whether `text` is a number without a unit word; an answer may then add a unit.
 
     >>> is_bare_number("$1,234.50"), is_bare_number("12%"), is_bare_number("4 PM"), is_bare_number("20th Century Fox")
     (True, True, False, False)
@@ -91,14 +95,14 @@ def is_bare_number(text: str) -> bool:
 
 
 def parse_reference(reference: object) -> Fraction | None:
-    """The number in a reference: a number, a string with one, or a worked solution that ends in `#### 72`."""
+    """Return the number in a reference (a number, a string, or a solution that ends in `#### 72`), or None."""
     if isinstance(reference, bool) or reference is None:
         return None
     return parse_number(str(reference).rpartition("####")[2].strip())
 
 
 def same_number(expected: str, answer: str) -> bool | None:
-    r"""Whether two plain numbers are equal, to six places and four digits where one is a decimal; None for anything else.
+    r"""Whether two plain numbers are equal; to six places and four digits if one is a decimal. None for other texts.
 
     >>> same_number("0.2", "2e-1"), same_number(r"\frac13", "0.333333"), same_number("1/3", "0.33"), same_number("4", "2+2")
     (True, True, False, None)
@@ -114,19 +118,19 @@ def same_number(expected: str, answer: str) -> bool | None:
 
 
 def numeral(text: str) -> tuple[str, str] | None:
-    r"""Digits and base of `1011_2`, `(70)_{8}` or `2A_{16}`; the digits in lower case."""
+    r"""Return digits (in lower case) and base of `1011_2`, `(70)_{8}` or `2A_{16}`; None for anything else."""
     match = _NUMERAL.fullmatch(text)
     return (match[1].lower(), match[2]) if match else None
 
 
 def decimals(text: str) -> int | None:
-    """Number of digits behind the point of a plain decimal; None for anything else."""
+    """Return the number of digits after the decimal point of a plain decimal; None for anything else."""
     match = _POINT.fullmatch(text)
     return len(match[1] or "") if match and any(c.isdigit() for c in text) else None
 
 
 TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)?|math(?:rm|sf|tt)|mbox|hbox|operatorname|rm)\s?\{([^{}]*)\}"
-"""A command that sets text, and its content."""
+"""Pattern of a LaTeX command for text, with the text as its group."""
 _TEXT = re.compile(TEXT)
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '’.-][^\W\d_]+)*\.?")
 _SHORT_WORDS = frozenset(
@@ -141,9 +145,9 @@ _LETTERS = re.compile(r"[A-Za-z ]+")
 
 
 def words(text: str) -> str | None:
-    """The answer in lower case when it is text (`\\text{Monday}`, `no solution`), None when it may be mathematics.
+    """Return the answer in lower case if it is text (`\\text{Monday}`, `no solution`), None if it may be mathematics.
 
-    One bare letter and two or three of them without `\\text` may be variables, `yes`, `no` and a few others aside.
+    One to three letters without `\\text` may be variables, apart from `yes`, `no` and a few other words.
     """
     inner = _TEXT.fullmatch(text)
     bare = (inner[1] if inner else text).strip().strip("()").strip()
@@ -154,9 +158,9 @@ def words(text: str) -> str | None:
 
 
 def same_text(expected: str, answer: str) -> bool | None:
-    """Whether two words are the same; None where both may be mathematics.
+    """Whether two answers are the same text; None if both may be mathematics.
 
-    Where one stands in `\\text`, so may the other, even of one letter. Without, `ABCD` is not `abcd`.
+    If one is in `\\text`, both are compared as text, even single letters. Otherwise `ABCD` is not `abcd`.
     """
     inner = [_TEXT.sub(r"\1", text).strip("() .") for text in (expected, answer)]
     if _TEXT.fullmatch(expected) or _TEXT.fullmatch(answer):
@@ -171,7 +175,7 @@ def same_text(expected: str, answer: str) -> bool | None:
 
 
 def same_order(expected: str, answer: str) -> bool | None:
-    """Whether runs of letters that a product would mix up have one order: True or False where that settles it."""
+    """Whether runs of letters, which a product would reorder, have the same order; None if order does not decide."""
     if _LETTERS.fullmatch(expected) and _LETTERS.fullmatch(answer):
         letters = expected.replace(" ", ""), answer.replace(" ", "")
         is_product = len(letters[0]) <= 2 and letters[0].islower() and letters[1].islower()
@@ -194,9 +198,9 @@ _CHARACTERS = str.maketrans(
     | {"°": "^\\circ", "²": "^2", "³": "^3", "½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "≈": "\\approx "}
 )  # fmt: skip
 _ROOT = re.compile(r"√\s?(\d+|[A-Za-z])")
-_ROW = "\x1e"  # the row separator of matrices, a double backslash, while patterns for commands look at the text
-_TWICE = re.compile(rf"{_ROW}(?=[A-Za-z{{}}$%(\[)\]])")  # a command whose backslash was escaped
-# On answers of at most MAX_MATH_CHARS characters; each is a fixed text or a run of one class of characters.
+_ROW = "\x1e"  # replaces the row separator of matrices, a double backslash, while patterns match commands
+_ESCAPED_TWICE = re.compile(rf"{_ROW}(?=[A-Za-z{{}}$%(\[)\]])")  # a command whose backslash is escaped
+# These match answers of at most MAX_MATH_CHARS characters. Each is a fixed text or a run of one class of characters.
 _WRAPPER = re.compile(r"(?:\\(?:boxed|fbox|mathbf|boldsymbol|bm|mathit|underline)\s?)?(?=\{)")
 _WRAPPING = re.compile(r"^(?:\s|\*\*|`|\\[(\[])+|(?:\s|\*\*|`|\\[)\]]|(?<!\.)\.)+$")
 _DIGIT_TEXT = re.compile(TEXT.replace("([^{}]*)", r"([^{}]*\d[^{}]*)"))
@@ -216,7 +220,9 @@ _DEGREES = re.compile(r"\^\{?\\circ\}?")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|sec|csc|cot)(?![a-z])")
 _IN_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s?\^\{?\\circ\}?")
 _NAME_IN = re.compile(r"^[A-Za-z]\s*\\in(?![a-z])\s*")
-_BUILT = re.compile(r"\\\{\s?([A-Za-z])\s?(?:\\in\s?\\mathbb\s?\{R\}\s?)?(?:\||:|\\mid(?![A-Za-z]))([^|:,{}]*)\\\}")
+_SET_BUILDER = re.compile(
+    r"\\\{\s?([A-Za-z])\s?(?:\\in\s?\\mathbb\s?\{R\}\s?)?(?:\||:|\\mid(?![A-Za-z]))([^|:,{}]*)\\\}"
+)
 _REALS = re.compile(r"\\mathbb\s?\{?R\}?|(?:\\text\{)?\s?[Aa]ll real(?:s| numbers)\s?\}?")
 _SPACE = re.compile(r"(?<![0-9A-Za-z])\s|\s(?![0-9A-Za-z])")
 _NUMBER = re.compile(r"(?:[\d\s.,+\-*/^(){}\[\]%;]|\\(?:frac|sqrt|pi|times|cdot|div|pm|%)(?![A-Za-z]))*")
@@ -226,16 +232,16 @@ _MATRIX = re.compile(
 
 
 def plain(text: str, join_groups: bool = True, letters: bool = False) -> str:
-    """`text` without wrappers, currency, spacing commands, units, and digit grouping, in ASCII LaTeX.
+    """Return `text` in ASCII LaTeX, without wrappers, currency, spacing commands, units and digit grouping.
 
-    Repeating decimals become fractions. `join_groups` reads `1,234` as one number, unless it stands within brackets.
-    `letters` takes a letter behind a number for its unit (`5m`): right for an answer whose reference `is_number`.
+    Repeating decimals become fractions. `join_groups` reads `1,234` as one number, unless it is in brackets.
+    `letters` treats a letter after a number as its unit (`5m`). Set it if the reference `is_number`.
     """
     return _plain_and_unit(text, join_groups, letters)[0]
 
 
 def _plain_and_unit(text: str, join_groups: bool = True, letters: bool = True) -> tuple[str, str]:
-    """The plain answer, and the words of the unit behind it."""
+    """Return the plain answer and the words of the unit after it."""
     text = _AND.sub(",", _laid_out(_unwrapped(_ascii(text))))
     text = _VECTOR.sub(lambda vector: f"({vector[1]})" if "," in vector[1] else vector[0], text)
     text = _SPACE_GROUPS.sub(lambda match: match[0].replace(" ", ""), text)
@@ -245,33 +251,32 @@ def _plain_and_unit(text: str, join_groups: bool = True, letters: bool = True) -
         text = _IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = _NAME_IN.sub("", _DEGREES.sub("", text).strip(" €£")).removeprefix("=").strip()
     text, unit = _without_unit(_REPEATING.sub(_as_fraction, text), letters)
-    if (built := _BUILT.fullmatch(text)) and any(sign in built[2] for sign in ("<", ">", "\\le", "\\ge")):
-        # A set by a condition on its letter is that inequality.
-        text = (
-            re.sub(rf"(?<![A-Za-z\\]){built[1]}(?![A-Za-z])", "x", built[2].strip()) if built[1] in built[2] else text
-        )
+    if (match := _SET_BUILDER.fullmatch(text)) and any(sign in match[2] for sign in ("<", ">", "\\le", "\\ge")):
+        letter, condition = match.groups()
+        if letter in condition:  # the set is compared as its inequality
+            text = re.sub(rf"(?<![A-Za-z\\]){letter}(?![A-Za-z])", "x", condition.strip())
     if _REALS.fullmatch(text):
         text = "(-\\infty,\\infty)"
     return "\\emptyset" if bare(text) in ("\\{\\}", "\\varnothing") else text.replace(_ROW, "\\\\"), unit
 
 
 def without_layout(text: str) -> str:
-    """`text` of any length in ASCII LaTeX, without `$`, spacing commands and sizes of brackets, digit groups joined."""
+    """Return `text` of any length in ASCII LaTeX, without `$`, spacing commands, bracket sizes and digit grouping."""
     return _laid_out(_ascii(text)).replace(_ROW, "\\\\")
 
 
 def _ascii(text: str) -> str:
-    """ASCII LaTeX, with a mark in the place of each row separator; `\\\\frac`, escaped twice, is the command."""
+    """Return ASCII LaTeX with `_ROW` instead of each row separator; the twice escaped `\\\\frac` becomes the command."""
     text = text.translate(_CHARACTERS)
     if "\\\\begin" in text:
         text = text.replace("\\\\", "\\")
     text = text.replace("\\\\", _ROW)
-    return _ROOT.sub(r"\\sqrt{\1}", text if "\\begin" in text else _TWICE.sub(r"\\", text))
+    return _ROOT.sub(r"\\sqrt{\1}", text if "\\begin" in text else _ESCAPED_TWICE.sub(r"\\", text))
 
 
 def _unwrapped(text: str) -> str:
     for _ in range(4):
-        before, text = text, _WRAPPING.sub("", text)
+        previous, text = text, _WRAPPING.sub("", text)
         if match := _DIGIT_TEXT.fullmatch(text):
             text = match[1].strip()
         for sign in ("$$", "$"):
@@ -279,7 +284,7 @@ def _unwrapped(text: str) -> str:
                 text = text[len(sign) : -len(sign)]
         if (match := _WRAPPER.match(text)) and text.endswith("}") and _closes_at_end(text[match.end() :]):
             text = text[match.end() + 1 : -1]
-        if text == before:
+        if text == previous:
             break
     return text
 
@@ -291,23 +296,23 @@ def _laid_out(text: str) -> str:
 
 
 def _as_fraction(match: re.Match[str]) -> str:
-    integer, before, period = match[1], match[2], match[3] or match[4]
-    first, both = int(f"{integer}{before}" or "0"), int(f"{integer}{before}{period}")
-    value = Fraction(both - first, 10 ** len(before) * (10 ** len(period) - 1))
+    integer, fixed, period = match[1], match[2], match[3] or match[4]
+    without_period, with_period = int(f"{integer}{fixed}" or "0"), int(f"{integer}{fixed}{period}")
+    value = Fraction(with_period - without_period, 10 ** len(fixed) * (10 ** len(period) - 1))
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}" if value.denominator > 1 else str(value.numerator)
 
 
 def is_number(text: str) -> bool:
-    """Whether a plain answer is made of numbers alone, such as `5`, `2\\sqrt3` or `(1, 2)`."""
+    """Whether a plain answer contains only numbers, such as `5`, `2\\sqrt3` or `(1, 2)`."""
     return _NUMBER.fullmatch(text) is not None
 
 
 def bare(text: str) -> str:
-    """The text without spaces, those between letters or digits aside: `7 2` is not 72."""
+    """Return the text without spaces, except between letters or digits: `7 2` is not 72."""
     return _SPACE.sub("", text)
 
 
-# Names of units of measure that exclude one another: an answer in another one is another answer.
+# Units of measure by name, with the first name of each line as key: answers in different units differ.
 _MEASURES = {
     name: names.split()[0]
     for names in (
@@ -318,7 +323,7 @@ _MEASURES = {
     )
     for name in names.split()
 }  # fmt: skip
-# Words behind a number that make it another number, or no single answer at all.
+# Words after a number that change its value, or make it something else than a single number.
 _NOT_UNITS = frozenset(re.findall(r"\S+", """
     or and to not if but vs versus either maybe perhaps possibly probably nor wrong between plus minus times over by
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
@@ -334,15 +339,13 @@ _NOT_UNITS = frozenset(re.findall(r"\S+", """
     noon midnight ago hence later earlier
 """))  # fmt: skip
 _MAX_UNIT_WORDS = 4
-_LETTER_UNITS = "mgshlLNJWVAKCF"  # any other letter behind a number is a variable
+_LETTER_UNITS = "mgshlLNJWVAKCF"  # any other letter after a number is a variable
 _POWER = r"(?:\^\{?-?[1-4]\}?)?"
 _SYMBOL = (
     rf"(?:(?:[cdkmn]m|[km]g|m[ls]|ft|in|yd|mi|lbs?|oz|mph|kph|hrs?|min|sec|deg|pct|Hz|Pa|kW)(?:/(?:hr?|s|min|m))?"
     rf"|(?:m|km|mi|ft|cm)/(?:s|h|hr|min)){_POWER}"
 )
-_LETTER_SYMBOL = (
-    rf"{_SYMBOL}|[{_LETTER_UNITS}](?:/(?:h|s))?{_POWER}"  # where the reference is a number, else a variable
-)
+_LETTER_SYMBOL = rf"{_SYMBOL}|[{_LETTER_UNITS}](?:/(?:h|s))?{_POWER}"  # for numeric references
 _UNIT_TEXTS = re.compile(rf" ?{TEXT}{_POWER}(?: ?(?:/|\\cdot|\\times) ?{TEXT}{_POWER}){{0,3}}$")
 _UNIT_SYMBOLS = {False: re.compile(_SYMBOL), True: re.compile(_LETTER_SYMBOL)}
 _UNIT_WORDS = {False: re.compile(rf"[A-Za-z]{{4,}}[A-Za-z/.]*|{_SYMBOL}"),
@@ -350,24 +353,24 @@ _UNIT_WORDS = {False: re.compile(rf"[A-Za-z]{{4,}}[A-Za-z/.]*|{_SYMBOL}"),
 
 
 def _without_unit(text: str, letters: bool) -> tuple[str, str]:
-    """`text` without the unit behind it, and the unit; what is no unit (`or`, number words) stays.
+    """Split `text` into the answer and the unit after it, which is empty if the words (`or`, `million`) are no unit.
 
-    Only a number has a unit that does not stand in `\\text`: `2x+3m` has none.
+    A unit outside `\\text` is recognized after a number only: `2x+3m` has no unit.
     """
     match = _UNIT_TEXTS.search(text)
     if match and match.start() and _is_unit(unit := _TEXT.sub(r" \1 ", match[0]).strip()):
         return text[: match.start()].rstrip(), unit
     head = _NUMBER.match(text)[0]  # type: ignore[index]  # it matches everywhere
     unit = text[len(head) :].strip("() ")
-    is_set_off = text[len(head) - 1 : len(head)] in (" ", "(") and bool(unit)
-    is_word = is_set_off and all(_UNIT_WORDS[letters].fullmatch(word) for word in unit.split())
+    is_separated = text[len(head) - 1 : len(head)] in (" ", "(") and bool(unit)
+    is_word = is_separated and all(_UNIT_WORDS[letters].fullmatch(word) for word in unit.split())
     if not any(map(str.isdigit, head)) or not (is_word or _UNIT_SYMBOLS[letters].fullmatch(unit)) or not _is_unit(unit):
         return text, ""
     return head.rstrip(" (") + ("%" if unit in ("percent", "percentage", "pct") else ""), unit
 
 
 def _is_unit(unit: str) -> bool:
-    """Whether words behind a number are at most a unit."""
+    """Whether the words after a number are empty or a unit."""
     parts = re.split(r"[\s/.()·-]+", re.sub(r"\^\{?-?\d\}?|[%°€$]|\\cdot|\\times", " ", unit))
     names = [part for part in parts if part]
     if len(unit.split()) > _MAX_UNIT_WORDS or not all(
@@ -378,18 +381,18 @@ def _is_unit(unit: str) -> bool:
 
 
 def units_differ(expected: str, answer: str) -> bool:
-    """Whether both answers have units of which one excludes the other: `3 hours` is not `3 minutes`.
+    """Whether both answers have units of measure, and different ones: `3 hours` is not `3 minutes`.
 
-    Squares and cubes are not told from lengths, and what only one of them says counts for nothing.
+    Powers of units are ignored: square metres count as metres.
     """
     units = _measure(expected), _measure(answer)
     return None not in units and units[0] != units[1]
 
 
 def _measure(text: str) -> str | None:
-    """The unit of measure of a number by its shortest name, or None."""
+    """Return the number's unit of measure as a value of `_MEASURES`, or None."""
     text = text.strip(" .")
-    if "\\$" in text or text.count("$") % 2:  # one that opens no mathematics
+    if "\\$" in text or text.count("$") % 2:  # an odd `$` is a dollar sign, not a delimiter
         return "dollar"
     if text.strip("$").endswith(("°", "^\\circ", "^{\\circ}")):
         return "degree"
@@ -399,9 +402,10 @@ def _measure(text: str) -> str | None:
 
 
 class Pieces(NamedTuple):
-    """`kind` is one of scalar, tuple, interval, set, list, union, matrix.
+    """The outermost structure of an answer: `kind` is one of scalar, tuple, interval, set, list, union, matrix.
 
-    `brackets` are the two characters around the parts; of a matrix, whose parts are its cells by rows, its size: `2x3`.
+    `brackets` holds the two characters around the parts. The parts of a matrix are its cells by rows, and `brackets` is its
+    size, such as `2x3`.
     """
 
     kind: str
@@ -410,7 +414,7 @@ class Pieces(NamedTuple):
 
 
 def split(text: str) -> Pieces:
-    """The outermost structure of a plain answer."""
+    """Split a plain answer at its outermost structure."""
     for _ in range(_MAX_LAYERS):
         if text.startswith("((") and text.endswith("))") and _closes_at_end(text) and _closes_at_end(text[1:-1]):
             text = text[1:-1]
@@ -419,7 +423,7 @@ def split(text: str) -> Pieces:
         return Pieces("union", tuple(union))
     if (matrix := _MATRIX.fullmatch(text)) and text.count("\\begin") == 1:
         rows = [row.split("&") if "&" in row else _top_level(row, (",",)) for row in matrix[2].split("\\\\")]
-        rows = rows if len(rows) < 2 or "".join(rows[-1]).strip() else rows[:-1]  # a separator behind the last row
+        rows = rows if len(rows) < 2 or "".join(rows[-1]).strip() else rows[:-1]  # a separator may follow the last row
         if len({len(row) for row in rows}) == 1:
             return Pieces("matrix", tuple(cell.strip() for row in rows for cell in row), f"{len(rows)}x{len(rows[0])}")
     if text.startswith("\\{") and text.endswith("\\}") and _closes_at_end(text):
@@ -436,13 +440,13 @@ def split(text: str) -> Pieces:
             return split(parts[0])
     parts = tuple(_top_level(text, (",", ";")))
     if len(parts) == 1 and text.count("\\pm") == 1 and "\\begin" not in text:
-        before, _, after = text.partition("\\pm")
-        parts = (f"{before}+{after}".replace("=+", "=").removeprefix("+").strip(), f"{before}-{after}".strip())
+        left, _, right = text.partition("\\pm")
+        parts = (f"{left}+{right}".replace("=+", "=").removeprefix("+").strip(), f"{left}-{right}".strip())
     return Pieces("list" if len(parts) > 1 else "scalar", parts)
 
 
 def match_form(text: str, letters: bool = False) -> str:
-    """One spelling for answers that are written alike: `plain`, `bare`, `\\text` and `x =` taken off, fractions in one form."""
+    """Return one spelling for similar answers: `plain` and `bare`, without `\\text` and `x =`, with uniform fractions."""
     text = re.sub(
         r"(?<=\d) (?=[A-Za-z])", "", bare(_TEXT.sub(r"\1", plain(text, letters=letters)).removesuffix("%").strip())
     )
@@ -452,9 +456,9 @@ def match_form(text: str, letters: bool = False) -> str:
 
 
 def reference_text(reference: object) -> str | None:
-    """What a reference says, as text: a string or number, or a list of one; from a worked solution, its final answer.
+    """Return the reference (a string, a number, or a list with one of them) as text, or None if it has no text.
 
-    A string with a box gives the box, one with `####` what follows it. None when there is nothing to compare with.
+    Of a worked solution, returns the final answer: the content of its box, or the text after `####`.
     """
     from rewards.extract import boxed_answer, has_text
 
@@ -466,7 +470,7 @@ def reference_text(reference: object) -> str | None:
         return None
     try:
         text = reference if isinstance(reference, str) else str(reference)
-    except ValueError:  # an integer of more digits than Python writes out
+    except ValueError:  # the integer has more digits than Python converts
         return None
     if "\\boxed{" in text or "\\fbox{" in text:
         text = boxed_answer(text).value or ""
@@ -475,7 +479,7 @@ def reference_text(reference: object) -> str | None:
 
 
 def _closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens `text` is closed by its last character; kinds of brackets are not told apart."""
+    """Whether the last character of `text` closes its first bracket; kinds of brackets are not distinguished."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -485,7 +489,7 @@ def _closes_at_end(text: str) -> bool:
 
 
 def _top_level(text: str, marks: tuple[str, ...]) -> list[str]:
-    """`text` cut at `marks` that stand outside all brackets and environments, parts stripped."""
+    """Split `text` at the `marks` outside all brackets, and strip the parts; a text with an environment stays whole."""
     if not any(mark in text for mark in marks) or "\\begin" in text:
         return [text]
     parts, depth, begin, position = [], 0, 0, 0

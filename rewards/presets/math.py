@@ -37,15 +37,13 @@ def math_verify(
     the last `\boxed{…}` after the reasoning is closed and not blank. Equal are the same number, expression, equation, set (in
     any order), tuple or interval (order and brackets), matrix (entry by entry) or word, with or without units, `$`,
     `x =` and thousands separators; `50\%` is 50 and 0.5; a decimal has to agree to six places and four digits.
-    Repeating decimals, powers of ten (`1.5e3`) and mixed numbers are exact. Behind `\approx`, a decimal counts where it
-    rounds a side that is exact. Upper and
-    lower case, primes, subscripts and bases count, as does the order of letters that are no product (`cat`, `AB`);
-    `a = 1, b = 2` is compared by name or in order. Boxes side by
-    side (`\boxed{1} and \boxed{-2}`) are one list, in answers and references. A letter behind a number is a unit only where the
-    reference is a number.
-    The answer has to be worked out: unless `lenient` it holds no more arithmetic than the reference (`6 \cdot 12` is not 72,
-    `\cos 60^\circ` not `\frac12`, `2x > 6` not `(3, \infty)`), and one that stands in the prompt has to be the reference to the
-    letter. Expanded and factored forms are equal; so are fractions that are not reduced.
+    Repeating decimals, powers of ten (`1.5e3`) and mixed numbers are exact. After `\approx`, a decimal is accepted if it rounds
+    an exact side. Upper and lower case, primes, subscripts and bases count, as does the order of letters that are no product
+    (`cat`, `AB`). `a = 1, b = 2` is compared by name or in order. Adjacent boxes (`\boxed{1} and \boxed{-2}`) are one list, in
+    answers and references. A letter after a number is a unit only if the reference is a number.
+    The answer has to be worked out: unless `lenient` is set, it has no more arithmetic than the reference (`6 \cdot 12` is not
+    72, `\cos 60^\circ` not `\frac12`, `2x > 6` not `(3, \infty)`), and an answer that occurs in the prompt has to be spelled
+    like the reference. Expanded and factored forms are equal; so are fractions that are not reduced.
     Range: [0, 1].
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: the answer, or a solution that ends in `#### 72` or

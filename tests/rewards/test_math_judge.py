@@ -282,11 +282,11 @@ def test_an_echo_earns_nothing_where_the_prompt_is_known_and_little_where_it_is_
         scores = run_component(MathVerify(deadline=20.0, **fields), samples, Context())
         return [(score.status, score.info.get("reason", "")[:17]) for score in scores]
 
-    known = [("wrong", "the answer stands"), ("ok", ""), ("wrong", "not equal to the ")]
+    known = [("wrong", "the answer is cop"), ("ok", ""), ("wrong", "not equal to the ")]
     assert reasons(prompts) == known
     assert (
         reasons([[{"role": "system", "content": "Box it."}, {"role": "user", "content": p}] for p in prompts]) == known
     )
     assert reasons([""] * 3) == [("ok", ""), ("ok", ""), ("wrong", "not equal to the ")]
-    assert reasons(prompts, lenient=True)[2] == ("wrong", "the answer stands")
+    assert reasons(prompts, lenient=True)[2] == ("wrong", "the answer is cop")
     assert reasons([""] * 3, lenient=True)[2] == ("ok", "")
