@@ -36,7 +36,7 @@ class Parameter:
     types: tuple[Any, ...]
 
     @property
-    def wanted(self) -> str:
+    def accepted_values(self) -> str:
         """What a value has to be, e.g. `a number above 0, or nothing`."""
         words = " or ".join(_SIMPLE[kind] for kind in self.types if kind in _SIMPLE) or "a list or mapping"
         if int in self.types or float in self.types:

@@ -77,7 +77,7 @@ def described(value: Any) -> list[str]:
         [
             m.tag("code", parameter.name),
             "needed" if parameter.required else m.tag("code", str(parameter.default)),
-            f"{parameter.words} {parameter.wanted}",
+            f"{parameter.words} {parameter.accepted_values}",
         ]
         for parameter in parameters
         if parameter.name not in COMMAND_LINE_ONLY

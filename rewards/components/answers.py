@@ -19,7 +19,7 @@ from rewards.protocol import Sample, Score, shown
 
 @dataclass(frozen=True, kw_only=True)
 class NumericAccuracy(AnswerComponent):
-    """1 when the answer equals the reference as an exact rational, else 0."""
+    """1 if the answer equals the reference as an exact rational number, else 0."""
 
     def expected(self, sample: Sample) -> Fraction:
         expected = parse_reference(sample.reference)
@@ -32,22 +32,22 @@ class NumericAccuracy(AnswerComponent):
         return verdict(parse_number(answer) == expected, answer)
 
 
-# On at most `_MAX_CHARS` characters: a letter, bare or in brackets or emphasis, then nothing or its option's text.
+# Matches a letter, bare or in brackets or emphasis, at the start of at most `_MAX_CHARS` characters.
 _LETTER = re.compile(
     r"(?:(?:option|choice)\s{1,3})?[*_$\s]{0,4}[(\[]?([A-Za-z])(?:[)\].:]{1,2}|(?![\w]))[*_$\s]{0,4}", re.I
 )
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
-_SECOND = re.compile(
+_SECOND_LETTER = re.compile(
     r"(?<![\w'’])(?:[(\[][A-Za-z][)\]]|[B-HJ-Z](?![\w'’])|(?:or|and)\s{1,3}[A-Za-z](?![\w'’])|[A-Za-z]\))"
 )
-_SAID = re.compile(r"(?:[-–—]\s|is (?:the )?(?:correct|right|best)(?: (?:answer|choice|option))?[.!]?$)", re.I)
+_AFTER_LETTER = re.compile(r"(?:[-–—]\s|is (?:the )?(?:correct|right|best)(?: (?:answer|choice|option))?[.!]?$)", re.I)
 _MAX_CHARS = 500
 
 
 def chosen_letter(answer: str, letters: str, options: Sequence[Any] = ()) -> str | None:
-    """The one letter that `answer` chooses, in upper case: `C`, `(c)`, `**C**`, `C. Paris`, `Option C`; else None.
+    """Return the letter that `answer` chooses (`C`, `(c)`, `**C**`, `C. Paris`, `Option C`) in upper case, or None.
 
-    Other letters behind it are a second choice, unless they stand in the text of the chosen one of `options`.
+    Another letter after it is a second choice, unless the text after it equals the chosen one of `options`.
 
     >>> [chosen_letter(text, "ABCD") for text in ("C", "(c)", "C. Paris", "C or D", "A B C D", "E", "Cat")]
     ['C', 'C', 'C', None, None, None, None]
@@ -60,13 +60,13 @@ def chosen_letter(answer: str, letters: str, options: Sequence[Any] = ()) -> str
         return None
     letter, rest = match[1].upper(), text[match.end() :].strip()
     if rest and text[match.end(1) : match.end(1) + 1] not in (")", "]", ".", ":"):
-        if (said := _SAID.match(rest)) is None:
-            return None  # `A cat` and `C, D`: the letter has to be set off from what follows
-        rest = rest[said.end() :].strip()
+        if (separator := _AFTER_LETTER.match(rest)) is None:
+            return None  # the letter is not separated from the next word, as in `A cat` and `C, D`
+        rest = rest[separator.end() :].strip()
     position = letters.index(letter)
     if position < len(options) and _words_of(rest) == _words_of(str(options[position])):
         return letter
-    return letter if _SECOND.search(rest) is None else None
+    return letter if _SECOND_LETTER.search(rest) is None else None
 
 
 def _words_of(text: str) -> str:
@@ -75,10 +75,10 @@ def _words_of(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceAccuracy(AnswerComponent):
-    """1 when the completion chooses the reference's letter, and no other, else 0.
+    """1 if the completion chooses the reference's letter and no other, else 0.
 
-    The reference is a letter (`C`, `(C)`, `C. Paris`) or the position of the right choice, counted from `first_index`.
-    An answer that is no single letter is `wrong`; a reference that is none of `letters` is an `error`.
+    The reference is a letter (`C`, `(C)`, `C. Paris`) or the index of the right choice, starting at `first_index`.
+    An answer that is not a single letter is `wrong`; a reference that is not one of `letters` is an `error`.
     """
 
     answer_in: str = "any"
@@ -108,7 +108,7 @@ class ChoiceAccuracy(AnswerComponent):
     def find(self, sample: Sample, place: str, strict: bool) -> Extracted:
         answer = unboxed_answer(sample, place, strict)
         if place == "any" and answer.reason == "missing":
-            final = sample.once(final_text)  # nothing but a letter needs no place of its own
+            final = sample.once(final_text)  # a text that is only a letter needs no box, tag or line
             if final.value is not None and chosen_letter(final.value, self.letters, _options(sample)):
                 return final
         return answer
@@ -128,9 +128,9 @@ _WRAPPERS = " \t\r\n\"'`*_“”‘’.:!()[]"
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFormat(AnswerComponent):
-    """1 when the answer is one of the labels, whichever, else 0; without known labels, 1 for any answer.
+    """1 if the answer is any of the labels, else 0; without known labels, 1 for every answer.
 
-    `labels` are those of rows without a `labels` column.
+    `labels` applies to rows without a `labels` column.
     """
 
     name: str = "format"
@@ -159,10 +159,10 @@ class LabelFormat(AnswerComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelAccuracy(LabelFormat):
-    """1 when the whole answer is the reference's label, else 0; text that merely contains a label is no label.
+    """1 if the complete answer is the reference's label, else 0; a text that only contains the label scores 0.
 
-    Case, white space and quotes around do not count. An answer that is none of the labels is `format`. A reference that
-    is an integer is an index into the labels, as in ClassLabel columns.
+    Case and surrounding white space and quotes are ignored. An answer that is not one of the labels is `format`. An integer
+    reference is an index into the labels, as in ClassLabel columns.
     """
 
     name: str = "accuracy"
@@ -176,10 +176,10 @@ class LabelAccuracy(LabelFormat):
 
 
 def label_name(reference: Any, labels: Sequence[str] = ()) -> str:
-    """The reference's label, normalised.
+    """Return the reference's label, normalised.
 
     Raises:
-        ValueError: blank, not among the labels, or an index without labels or outside of them.
+        ValueError: the reference is blank, not one of the labels, or an index without a label.
     """
     if isinstance(reference, int) and not isinstance(reference, bool):
         if labels and 0 <= reference < len(labels):
@@ -197,7 +197,7 @@ def label_name(reference: Any, labels: Sequence[str] = ()) -> str:
 def normalise_label(text: str) -> str:
     """Return the label with its case folded and one space between words (`_` and `-` count as spaces).
 
-    Quotes, stars and full stops around it are taken off. The minus of a number stays: -1 is not 1.
+    Removes surrounding quotes, stars and full stops. Keeps the minus of a number: -1 is not 1.
     """
     bare = text.strip(_WRAPPERS).casefold().replace("−", "-")
     sign = "-" if _NEGATIVE_NUMBER.match(bare) else ""
@@ -218,7 +218,7 @@ _SEPARATORS = ("/", ";", "|", "\n", ",", "=", " and ", "&")
 class ShortAnswer(AnswerComponent):
     """SQuAD's exact match (0 or 1) or F1 (0 to 1), the best over the accepted answers.
 
-    Where an accepted answer is a number, only the same number matches it. A hedged answer (several alternatives, or
+    If an accepted answer is a number, only the same number matches it. A hedged answer (several alternatives, or
     far longer than any accepted one) scores 0. Rows with an empty list of answers expect `no_answer`, if that is set.
     """
 
@@ -238,14 +238,14 @@ class ShortAnswer(AnswerComponent):
         if is_hedged(answer, expected):
             return verdict(False, answer, reason="hedged")
         value = 0.0 if self.metric == "exact" else max(token_f1(answer, gold) for gold in expected)
-        return verdict(False, answer, min(value, 0.99))  # the same words in another order are not the answer
+        return verdict(False, answer, min(value, 0.99))  # below 1 for the same words in another order
 
 
 def gold_answers(reference: Any, no_answer: str | None = None) -> list[str]:
-    """Accepted answers as a list of texts; empty where nothing is usable.
+    """Return the accepted answers as texts, without blank ones; an empty list if the reference has no usable answer.
 
-    The reference is text, a number, a list of them (JSON text too), SQuAD's {"text": [...]} or TriviaQA's {"value",
-    "aliases"}. Blank ones are dropped.
+    The reference is a text, a number, a list of them (also as JSON text), SQuAD's {"text": [...]} or TriviaQA's {"value",
+    "aliases"}.
     """
     if isinstance(reference, str) and reference.lstrip()[:1] in ("[", "{"):
         with contextlib.suppress(ValueError, RecursionError):
@@ -253,16 +253,16 @@ def gold_answers(reference: Any, no_answer: str | None = None) -> list[str]:
     if isinstance(reference, dict):
         parts = [reference.get(key) for key in ("text", "value", "aliases", "answers")]
         texts = [text for part in parts if part is not None for text in _texts(part)]
-        known = any(part is not None for part in parts)
+        has_answers = any(part is not None for part in parts)
     else:
-        texts, known = list(_texts(reference)), isinstance(reference, list | tuple)
-    if known and not texts and no_answer:
+        texts, has_answers = list(_texts(reference)), isinstance(reference, list | tuple)
+    if has_answers and not texts and no_answer:
         return [no_answer]
     return list(dict.fromkeys(texts))
 
 
 def exact_match(answer: str, gold: str) -> bool:
-    """Whether both are equal after SQuAD's normalisation, or equal numbers if `gold` is one, or equal text if nothing is left."""
+    """Whether both are equal after SQuAD's normalisation, as numbers if `gold` is one, as text if nothing is left of `gold`."""
     if is_bare_number(gold):
         return parse_number(answer) == parse_number(gold)
     if not (expected := normalise(gold)):
@@ -271,7 +271,7 @@ def exact_match(answer: str, gold: str) -> bool:
 
 
 def token_f1(answer: str, gold: str) -> float:
-    """SQuAD's F1 over bags of normalised words: 2 x shared / (words in answer + words in gold); 0 for other numbers."""
+    """Return SQuAD's F1 over bags of normalised words, 2 x shared / (words in both); exact match if `gold` is a number."""
     if is_bare_number(gold):
         return float(exact_match(answer, gold))
     answer_words, gold_words = Counter(normalise(answer).split()), Counter(normalise(gold).split())
@@ -280,9 +280,9 @@ def token_f1(answer: str, gold: str) -> float:
 
 
 def normalise(text: str) -> str:
-    """SQuAD's normalisation: lower case, no punctuation, no English articles, single spaces.
+    """Normalise as SQuAD does: lower case, no punctuation, no English articles, single spaces.
 
-    Signs that make another answer stay: the minus of -5, the pluses and sharps of C++ and C#.
+    Keeps signs that distinguish answers: the minus of -5, the pluses and sharps of C++ and C#.
     """
     words = (_plain_word(word) for word in text.lower().split())
     return " ".join(word for word in " ".join(words).split() if word not in _ARTICLES)

@@ -20,12 +20,11 @@ _COMMENTS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class JsonSchema(IsolatedComponent):
-    """1 for a value that follows the schema and, where a reference is given, equals it; else 0.
+    """1 for a value that follows the schema and equals the reference, if the row has one; else 0.
 
-    `schema` is used where the row has none of its own. With `partial`, a value that follows the schema earns the F1
-    over (path, leaf) pairs against the reference. No JSON is `format`; a schema or reference that cannot be used is
-    `error`. `format` (dates, addresses) is asserted, though it is a mere comment in JSON Schema
-    itself.
+    `schema` applies to rows without a schema. With `partial`, a value that follows the schema earns the F1 over (path, leaf)
+    pairs against the reference. A completion without JSON is `format`; an unusable schema or reference is `error`. The
+    keyword `format` (dates, addresses) is checked, although JSON Schema itself does not require that.
     """
 
     name: str = "accuracy"
@@ -62,7 +61,7 @@ class JsonSchema(IsolatedComponent):
         value = sample.once(find_json, self.strict).value
         if expected is None or same_json(expected, value):
             return Score(self.high, "ok")
-        # Where it lacks what is expected, up to three places of objects.
+        # Name up to three paths whose expected leaf is missing.
         missing = Counter(_leaves(expected)) - Counter(_leaves(value))
         paths = [".".join(str(part) for part in path) for path, _ in missing if path]
         where = f" at {', '.join(paths[:3])}"[:120] if paths else ""
@@ -88,13 +87,13 @@ class JsonFormat(ItemComponent):
 
 
 def warm_up() -> None:
-    """Imports jsonschema in a worker before the first deadline begins."""
+    """Import jsonschema in a worker before the first deadline begins."""
     import jsonschema  # noqa: F401
     import jsonschema_specifications  # noqa: F401
 
 
 def schema_problem(schema: str, value: Any) -> tuple[str, str | None]:
-    """Status and reason of `value` against the schema in JSON text: ok, wrong, or error for a schema at fault.
+    """Validate `value` by the schema in JSON text; return the status (ok, wrong, or error for a bad schema) and reason.
 
     References to other documents are never fetched.
     """
@@ -115,7 +114,7 @@ def schema_problem(schema: str, value: Any) -> tuple[str, str | None]:
 
 
 def leaf_f1(expected: Any, value: Any) -> float:
-    """F1 over (path, leaf) pairs; the place in an array is part of the path, an empty container is a leaf."""
+    """Return F1 over (path, leaf) pairs; an array index is part of the path, an empty container is a leaf."""
     expected_leaves, leaves = Counter(_leaves(expected)), Counter(_leaves(value))
     return 2 * (expected_leaves & leaves).total() / (expected_leaves.total() + leaves.total())
 
@@ -133,7 +132,7 @@ def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
 
 
 def _schema_text(schema: Any, fallback: str | None) -> str | None:
-    """The schema as JSON text; OpenAI's `response_format` wrapping is taken off. Text that is no JSON stays as it is."""
+    """Return the schema as JSON text without OpenAI's `response_format` wrapping; text that is not JSON is unchanged."""
     if schema is None:
         return fallback
     if isinstance(schema, str):
@@ -157,13 +156,13 @@ def _validator(schema: str) -> Any:
     parsed = json.loads(schema)
     kind: Any = validator_for(parsed, default=Draft202012Validator)
     kind.check_schema(parsed)
-    # A registry of our own: without one, references to other documents are fetched over the network.
+    # Without a registry, jsonschema would fetch references to other documents over the network.
     return kind(parsed, registry=REGISTRY, format_checker=kind.FORMAT_CHECKER)
 
 
 @functools.lru_cache(maxsize=256)
 def _wants_container(schema: str | None) -> bool:
-    """Whether the schema allows nothing but objects or arrays at the top, and says so by `type`."""
+    """Whether the schema's top-level `type` allows only objects or arrays."""
     try:
         kinds = json.loads(schema or "{}")["type"]
         return {"object", "array"} >= set([kinds] if isinstance(kinds, str) else kinds)
@@ -173,7 +172,7 @@ def _wants_container(schema: str | None) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _allows_anything(schema: str) -> bool:
-    """Whether the schema is `true`, or holds nothing but comments and definitions."""
+    """Whether the schema is `true` or contains only comments and definitions."""
     try:
         parsed = json.loads(schema)
     except ValueError:

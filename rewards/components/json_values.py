@@ -157,8 +157,8 @@ def _finite(digits: str) -> float:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        seen: set[str] = set()
-        raise _RepeatedKey(next(repr(key) for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+        earlier_keys: set[str] = set()
+        raise _RepeatedKey(next(repr(key) for key, _ in pairs if key in earlier_keys or earlier_keys.add(key)))  # type: ignore[func-returns-value]
     return value
 
 

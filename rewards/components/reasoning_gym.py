@@ -1,8 +1,8 @@
-"""The verifiers of the reasoning-gym package, called in this process or in a worker with the same result.
+"""Call the verifiers of the reasoning-gym package in this process or in a worker, with the same result.
 
-Some hand the answer to `eval`, or to SymPy's parser, which is `eval` too, and `__import__("os").system(...)` is a valid answer to
-those. Only shapes that cannot call anything may pass; the verifiers are not changed. This keeps code from running, not slow
-algebra from being slow.
+Some verifiers pass the answer to `eval`, or to SymPy's parser, which also uses `eval`, so that an answer such as
+`__import__("os").system(...)` would run. This module passes on only answers that cannot call anything, and leaves the verifiers
+as they are. It does not limit the time of an algebraic answer; the worker's deadline does.
 """
 
 import ast
@@ -28,7 +28,7 @@ from rewards.extract import tagged_answer
 from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, Sample, Score, failure_reason
 
-# Tasks of reasoning-gym 0.1.25, by what they evaluate.
+# Tasks of reasoning-gym 0.1.25 by the kind of text that they evaluate.
 _LITERALS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 _ARITHMETIC = frozenset({"countdown", "puzzle24"})
 _ALGEBRA = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
@@ -44,10 +44,10 @@ _MAX_POWER = 99
 
 
 def may_be_evaluated(task: str, answer: str) -> bool:
-    """Whether `answer` is harmless for the verifier of `task`: always, for tasks that evaluate nothing.
+    """Whether the verifier of `task` can evaluate `answer` safely; True for tasks that evaluate nothing.
 
-    Python literals, or text that is no Python at all, for board and list tasks; digits, `+ - * / ( ) .` for
-    arithmetic; single letters, common functions and literal powers up to 99 for algebra.
+    Board and list tasks accept Python literals and text that is not Python; arithmetic accepts digits and `+ - * / ( ) .`;
+    algebra accepts single letters, common functions and literal powers up to 99.
     """
     if task in _LITERALS:
         return _is_literal_or_no_python(answer)
@@ -74,7 +74,7 @@ def _is_plain_algebra(answer: str) -> bool:
     if not _ALGEBRA_TEXT.fullmatch(answer) or not set(re.findall(r"[A-Za-z]{2,}", answer)) <= _FUNCTIONS:
         return False
     powers = re.findall(r"\*\*|\^", answer)
-    # Of parentheses they multiply: ((2**99)**99)**99... must not get far.
+    # Powers of parentheses multiply, as in ((2**99)**99)**99.
     stacked = math.prod(int(power) for power in re.findall(r"\) *(?:\*\*|\^)[( -]{0,4}(\d{1,2})", answer))
     return len(powers) == len(_POWER.findall(answer)) and stacked <= _MAX_POWER
 
@@ -82,23 +82,23 @@ def _is_plain_algebra(answer: str) -> bool:
 _PACKAGE = "reasoning_gym"
 _ONE_AT_A_TIME = threading.Lock()
 
-# What Python reads as a number and no comparison refuses: `nan` is at no distance from anything.
+# Python reads these as numbers, and `nan` passes comparisons of distances.
 _NO_NUMBER = re.compile(r"(?<![a-z])(?:nan|inf)", re.IGNORECASE)
-# No float: and a Fraction of `1e999999999` would take hours and all memory.
+# A Fraction of `1e999999999` would take hours and all memory.
 _HUGE_EXPONENT = re.compile(r"[\d.]e[+-]?[\d_]{4,}", re.IGNORECASE)
 _LETTERS = re.compile(r"(?<![A-Za-z\d.])[A-Za-z]{2}")
-# The pattern reads a run of digits once: a model may write a hundred thousand.
+# The possessive pattern reads a run of digits once: a completion may have a hundred thousand.
 _COMMAS = re.compile(r"(?<!\d)\d++(?:,\d++)+")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 ScoreAnswer: TypeAlias = Callable[[str, dict[str, Any]], float]
 
 
 def judge(task: str, answer: str, entry: str) -> dict[str, Any]:
-    """`value`, the task's score; or `unreadable`, the reason why this answer cannot be read though the entry can.
+    """Return {`value`: the task's score}, or {`unreadable`: reason} if the verifier reads the row's reference only.
 
     Raises:
-        ValueError: no such task, or an entry that is no JSON object.
-        Exception: whatever the verifier raises for a row whose own reference it does not take either.
+        ValueError: there is no such task, or the entry is not a JSON object.
+        Exception: the verifier raises it, and does not accept the row's own reference either.
     """
     score_answer = _score_answer(task)
     expected = str(parsed_entry(entry).get("answer"))
@@ -107,12 +107,12 @@ def judge(task: str, answer: str, entry: str) -> dict[str, Any]:
     if _NO_NUMBER.search(answer) and not _LETTERS.search(expected):
         return {"value": 0.0}
     if "," not in expected:
-        # `1,2` as `1, 2`: many tasks drop every comma, and would read 12. `1,234` stays what it is.
+        # Change `1,2` to `1, 2`, because many tasks remove commas and would read 12. `1,234` stays.
         answer = _COMMAS.sub(lambda run: run[0] if _THOUSANDS.fullmatch(run[0]) else run[0].replace(",", ", "), answer)
     try:
         value = float(score_answer(answer, parsed_entry(entry)))
     except Exception as failure:
-        with contextlib.suppress(Exception):  # whether the verifier takes the row's own reference for right
+        with contextlib.suppress(Exception):  # does the verifier accept the row's own reference?
             if float(score_answer(str(parsed_entry(entry)["answer"]), parsed_entry(entry))) == 1.0:
                 return {"unreadable": failure_reason(failure)}
         raise
@@ -121,12 +121,12 @@ def judge(task: str, answer: str, entry: str) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Imports the package, and SymPy with it: in a worker, before the first deadline begins."""
+    """Import the package and SymPy in a worker before the first deadline begins."""
     import reasoning_gym  # noqa: F401
 
 
 def parsed_entry(entry: str | bytes) -> dict[str, Any]:
-    """The entry, afresh for each call because tasks are free to change it."""
+    """Parse the entry; each call needs a new copy because tasks may change it."""
     parsed = json.loads(entry)
     if not isinstance(parsed, dict):
         raise ValueError("column entry must be a JSON object with question, answer and metadata")
@@ -134,25 +134,25 @@ def parsed_entry(entry: str | bytes) -> dict[str, Any]:
 
 
 def _grid_score(score: ScoreAnswer, answer: str, entry: dict[str, Any]) -> float:
-    """ARC verifiers compare tuples of rows, which JSON turned into lists: without this the right answer is wrong."""
+    """Score an ARC task after converting rows back to tuples, which its verifier compares and JSON turned into lists."""
     entry["metadata"]["output"] = tuple(tuple(row) for row in entry["metadata"]["output"])
     return score(answer, entry)
 
 
 def _word_score(score: ScoreAnswer, answer: str, entry: dict[str, Any]) -> float:
-    """The halting task compares truth values of strings, by which every answer is right: compare the words."""
+    """Compare words in the halting task, whose verifier compares truth values of strings and accepts every answer."""
     return float(answer.strip().casefold() == str(entry["answer"]).strip().casefold())
 
 
 def _probability_score(score: ScoreAnswer, answer: str, entry: dict[str, Any]) -> float:
-    """The coin task gives full marks to what a probability begins with (`0`, `0.3` for 0.375), and to all within 0.0001."""
+    """Compare probabilities in the coin task, whose verifier accepts prefixes (`0.3` for 0.375) and errors up to 0.0001."""
     if (value := score(answer, entry)) < 1.0:
         return value
     probability, expected = (Fraction(text.replace(",", "")) for text in (answer, str(entry["answer"])))
     return float(abs(probability - expected) <= abs(expected) / 10_000)
 
 
-# Tasks of reasoning-gym 0.1.25 whose own verifier misjudges answers: to rows that went through JSON and text, or constants.
+# Tasks of reasoning-gym 0.1.25 whose verifier misjudges rows that went through JSON, or accepts constants.
 _CORRECTED = {
     "arc_agi": _grid_score,
     "coin_flip": _probability_score,
@@ -163,7 +163,7 @@ _CORRECTED = {
 
 @functools.cache
 def _score_answer(task: str) -> ScoreAnswer:
-    """The task's own verifier; building one instantiates the task with its default configuration."""
+    """Return the task's verifier, corrected if needed, from the task with its default configuration."""
     tasks = factory(task)
     if task not in tasks.DATASETS:
         raise ValueError(f"reasoning-gym has no task {task!r}. {nearest(task, tasks.DATASETS)}"[:300])
@@ -172,14 +172,14 @@ def _score_answer(task: str) -> ScoreAnswer:
 
 
 def factory(task: str | None = None) -> ModuleType:
-    """The module `reasoning_gym.factory`, in which `task` is registered if there is such a task; None: all are.
+    """Return the module `reasoning_gym.factory` with `task` registered if it exists; with None, all tasks.
 
-    The package imports all of its tasks, and with them SymPy and matplotlib, which takes seconds. Where nobody has imported
-    it yet, the tasks that share a folder with `task` are imported alone, as modules that nobody else sees.
+    Importing the package imports all tasks, SymPy and matplotlib, which takes seconds. If the package is not imported yet, only
+    the tasks in the folder of `task` are imported, and removed from `sys.modules`.
     """
     with _ONE_AT_A_TIME:
-        if task is not None and _PACKAGE not in sys.modules and (found := _some_tasks(task)) is not None:
-            return found
+        if task is not None and _PACKAGE not in sys.modules and (module := _some_tasks(task)) is not None:
+            return module
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # one of its dependencies compares text with `is`
             importlib.import_module(_PACKAGE)
@@ -188,31 +188,31 @@ def factory(task: str | None = None) -> ModuleType:
 
 @functools.cache
 def _some_tasks(task: str) -> ModuleType | None:
-    """The factory with the tasks of the folder that holds `task`; None where no folder has a file of that name.
+    """Return the factory with the tasks in the folder of `task`; None if no folder has a file of that name.
 
-    While they are imported a package without contents stands in for the real one, so that its `__init__` does not run.
+    An empty package replaces the real one during the import, so that its `__init__` does not run.
     """
     spec = importlib.util.find_spec(_PACKAGE)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    folders = sorted({file.parent.name for place in places for file in Path(place).glob("*/*.py") if file.stem == task})
+    paths = list(spec.submodule_search_locations or ()) if spec is not None else []
+    folders = sorted({file.parent.name for path in paths for file in Path(path).glob("*/*.py") if file.stem == task})
     if spec is None or len(folders) != 1:
         return None
     stand_in = ModuleType(_PACKAGE)
-    stand_in.__path__, stand_in.__spec__ = places, spec
+    stand_in.__path__, stand_in.__spec__ = paths, spec
     sys.modules[_PACKAGE] = stand_in
     try:
         importlib.import_module(f"{_PACKAGE}.{folders[0]}")
-        found = sys.modules[f"{_PACKAGE}.factory"]
+        module = sys.modules[f"{_PACKAGE}.factory"]
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
             del sys.modules[name]
-    return found if task in found.DATASETS else None
+    return module if task in module.DATASETS else None
 
 
 SLOW_TASKS = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "propositional_logic", "simple_integration"}
 )
-"""Tasks of reasoning-gym 0.1.25 whose verifier parses the answer or does algebra on it, which may take any time."""
+"""Tasks of reasoning-gym 0.1.25 whose verifier parses the answer or does algebra on it, without a limit on time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +221,9 @@ class ReasoningGymAccuracy(IsolatedComponent):
 
     Columns: `task`, the dataset's name in reasoning-gym, and `entry`, the generated entry as a JSON string of
     {question, answer, metadata}. Status is `ok` for 1.0 only. Tasks give partial credit to some wrong answers (most
-    to any text that contains the right one): `strict` turns it into 0, else it is kept.
-    An answer that the verifier cannot read is `wrong` if it can read the row's own reference; otherwise, as for a task
-    that is not known or scores outside [0, 1], the row is at fault: `error`.
+    tasks to any text that contains the right answer); `strict` sets it to 0.
+    An answer that the verifier cannot read is `wrong` if the verifier can read the row's reference. Otherwise, and for
+    unknown tasks and scores outside [0, 1], the status is `error`.
     Verifiers of the tasks in `isolated` run in worker processes with a deadline, with the same scores.
     """
 
@@ -261,7 +261,7 @@ class ReasoningGymAccuracy(IsolatedComponent):
 
 
 def _entry(sample: Sample) -> str:
-    """The row's entry as JSON."""
+    """Return the row's entry as JSON text."""
     missing = [column for column in ("task", "entry") if sample.columns.get(column) is None]
     if missing:
         raise ValueError(f"the reasoning-gym preset needs column(s) {', '.join(missing)} in the dataset")

@@ -243,7 +243,7 @@ class RewardModel:
     """A reward model's verdict on the final text, given the prompt.
 
     Of a model with one output the logit r counts: sigmoid((r - center) / temperature), or r itself within ±`limit` with
-    `raw`. Of one with several, P(`label`), or 1 - P with `wanted=False`.
+    `raw`. Of one with several, P(`label`), or 1 - P with `desired=False`.
 
     Equal questions of a batch are asked once. A model that cannot be loaded or fails is `infra`, and so is a
     prompt that leaves no room for an answer; a completion that is longer than the model reads, or spells one of its special
@@ -261,7 +261,7 @@ class RewardModel:
     files: ModelFiles
     index: int | None = None
     independent: bool = False
-    wanted: bool = True
+    desired: bool = True
     center: float = 0.0
     temperature: float = 1.0
     raw: bool = False
@@ -324,7 +324,7 @@ class RewardModel:
             info = {"logit": round(value, digits)} if math.isfinite(value) else {}
         else:
             chances = logits.sigmoid() if self.independent else logits.softmax(dim=-1)
-            value = float(chances[self.index]) if self.wanted else 1.0 - float(chances[self.index])
+            value = float(chances[self.index]) if self.desired else 1.0 - float(chances[self.index])
         if not math.isfinite(value):
             return Score(None, "error", {"reason": f"the model gives {value!r}"})
         if self.index is None and self.raw:

@@ -66,7 +66,7 @@ def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Pr
         raise UnknownParameterError(f"Preset {name!r} needs {', '.join(missing)}. Pass it as a parameter.")
     for param, value in params.items():
         if not known[param].accepts(value):
-            raise PresetError(f"Preset {name!r}: {param} is {value!r}. Give {known[param].wanted}."[:400])
+            raise PresetError(f"Preset {name!r}: {param} is {value!r}. Give {known[param].accepted_values}."[:400])
     if package := _PRESETS[name][1]:
         require(name, package.replace("-", "_"), package)
     preset = build(**params)

@@ -9,7 +9,7 @@ def reward_model(
     *,
     model: str,
     label: str | None = None,
-    wanted: bool = True,
+    desired: bool = True,
     center: float = 0.0,
     temperature: float = 1.0,
     raw: bool = False,
@@ -27,7 +27,7 @@ def reward_model(
 
     Formula: of a model with one output (Bradley-Terry), sigmoid((r - center) / temperature) of its logit r: the chance that
     it would prefer the text to one of reward `center`; with `raw`, r itself within ±`limit`. Of a model with several
-    outputs, P(label), or 1 - P with `wanted=False`.
+    outputs, P(label), or 1 - P with `desired=False`.
     Range: [0, 1]; with `raw` [-limit, limit].
     Checker: reward, `ok` from `threshold` on: 0.5, with `raw` 0.
     Columns: none.
@@ -41,7 +41,7 @@ def reward_model(
     Args:
         model: folder or hub id of a model trained as ...ForSequenceClassification.
         label: which of several outputs counts; not needed for a model with one.
-        wanted: whether `label` is to be rewarded; False for labels such as toxic.
+        desired: whether to reward `label`; False for labels such as toxic.
         center: logit that is worth 0.5.
         temperature: logits by which the odds change e-fold; raise it for a model whose rewards differ by tens.
         raw: the logit itself.
@@ -79,7 +79,7 @@ def reward_model(
         files=files,
         index=index,
         independent=config.get("problem_type") == "multi_label_classification",
-        wanted=wanted,
+        desired=desired,
         center=center,
         temperature=temperature,
         raw=raw,

@@ -115,7 +115,7 @@ def test_a_label_is_its_probability_and_an_unwanted_one_the_rest(labelled):
     [text] = ["What a lovely idiot."]
     chance = float(alone(labelled, tok(text)["input_ids"]).softmax(-1)[1])
     toxic = load("reward-model", model=labelled, label="TOXIC", reads="completion")
-    polite = load("reward-model", model=labelled, label="toxic", wanted=False, reads="completion")
+    polite = load("reward-model", model=labelled, label="toxic", desired=False, reads="completion")
     assert evaluate(toxic, text).totals == [pytest.approx(chance, abs=2e-5)]
     assert evaluate(polite, text).totals == [pytest.approx(1 - chance, abs=2e-5)]
     # without a chat template, prompt and text are a pair
