@@ -135,8 +135,8 @@ def test_gdpo_golden_numbers() -> None:
     s = first - 3 * second
     expected = s / (math.sqrt(2) * abs(s) + 1e-4)
     weights = torch.tensor([1.0, 3.0])
-    found = of("gdpo", [1.0, 1.5], components=components, component_weights=weights)
-    assert found == pytest.approx([expected, -expected])
+    advantages = of("gdpo", [1.0, 1.5], components=components, component_weights=weights)
+    assert advantages == pytest.approx([expected, -expected])
     s = first - second
     expected = s / (math.sqrt(2) * abs(s) + 1e-4)
     assert of("gdpo", [1.0, 0.5], components=components) == pytest.approx([expected, -expected], abs=1e-9)
@@ -171,8 +171,8 @@ def test_gdpo_equals_trl(
     weights = torch.tensor([1.0, 0.5, 2.0], dtype=dtype)
     rewards = (components * weights).nansum(1).masked_fill(components.isnan().all(1), torch.nan)
     batch = RewardBatch(rewards, torch.arange(12) // generations, components, weights)
-    theirs = trl_normalize_then_sum(components, weights, generations)
-    torch.testing.assert_close(compute("gdpo", batch), theirs, rtol=1e-5, atol=1e-6)
+    expected = trl_normalize_then_sum(components, weights, generations)
+    torch.testing.assert_close(compute("gdpo", batch), expected, rtol=1e-5, atol=1e-6)
 
 
 # --- with a teacher ---------------------------------------------------------------------------------------------------

@@ -45,14 +45,14 @@ def test_an_unknown_sampler_logp_stays_nan_only_where_it_is_live() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("dtype", "raised"),
     [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64, torch.float64)],
 )
-def test_half_precision_is_raised_and_double_is_kept(given: torch.dtype, kept: torch.dtype) -> None:
-    batch = sample(dtype=given).batch()
+def test_half_precision_is_raised_and_double_is_kept(dtype: torch.dtype, raised: torch.dtype) -> None:
+    batch = sample(dtype=dtype).batch()
     for value in (batch.logps, batch.old_logps, batch.advantages, batch.ref_logps, batch.entropy):
         assert value is not None
-        assert value.dtype == kept
+        assert value.dtype == raised
 
 
 def test_ratios_of_a_golden_batch() -> None:

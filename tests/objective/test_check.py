@@ -53,12 +53,12 @@ def of_the_kit(registry: HookRegistry, entry: str, seed: int) -> list[Finding]:
 
 
 def one(findings: list[Finding], name: str) -> Finding:
-    (found,) = [finding for finding in findings if finding.name == name]
-    return found
+    (finding,) = [finding for finding in findings if finding.name == name]
+    return finding
 
 
 @pytest.mark.parametrize(
-    ("registry", "name"), EVERY, ids=lambda given: given.kind if isinstance(given, HookRegistry) else given
+    ("registry", "name"), EVERY, ids=lambda value: value.kind if isinstance(value, HookRegistry) else value
 )
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_every_hook_of_the_kit_passes(registry: HookRegistry, name: str, seed: int) -> None:
@@ -66,7 +66,7 @@ def test_every_hook_of_the_kit_passes(registry: HookRegistry, name: str, seed: i
 
 
 @pytest.mark.parametrize(
-    ("registry", "entry"), SETTINGS, ids=lambda given: given.kind if isinstance(given, HookRegistry) else str(given)
+    ("registry", "entry"), SETTINGS, ids=lambda value: value.kind if isinstance(value, HookRegistry) else str(value)
 )
 def test_so_do_their_other_settings(registry: HookRegistry, entry: dict[str, Any]) -> None:
     assert failed(of_the_kit(registry, json.dumps(entry), 0)) == []

@@ -34,8 +34,8 @@ def value(name: str, ratio: float, advantage: float, **hyperparameters: Any) -> 
 @pytest.mark.parametrize("name", ["ppo_clip", "two_sided", "dual_clip", "cispo", "sapo"])
 def test_on_policy_every_token_clip_has_the_gradient_of_reinforce(name: str) -> None:
     drawn = sample(1, (6, 9), spread=0.0)
-    (_, expected), (_, seen) = (gradient(Objective(clip=clip), drawn) for clip in ("reinforce", name))
-    torch.testing.assert_close(seen, expected)
+    (_, expected), (_, actual) = (gradient(Objective(clip=clip), drawn) for clip in ("reinforce", name))
+    torch.testing.assert_close(actual, expected)
 
 
 # --- golden numbers ----------------------------------------------------------------------------------------------

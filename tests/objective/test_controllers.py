@@ -17,25 +17,25 @@ from .sampling import sample, scale_for
 
 
 def test_adaptive_kl_golden_updates() -> None:
-    found = AdaptiveKL(target=0.05, horizon=1000, start=0.1)
-    assert found(0) == 0.1
-    found.observe(0.055, 100)  # error 0.1: 0.1·(1 + 0.1·100/1000)
-    assert found(1) == pytest.approx(0.101)
-    found.observe(5.0, 100)  # error 99, taken for 0.2: 0.101·1.02
-    assert found(2) == pytest.approx(0.10302)
-    found.observe(0.0, 500)  # error -1, taken for -0.2: 0.10302·0.9
-    assert found(3) == pytest.approx(0.092718)
-    found.observe(0.05, 500)  # on target
-    assert found(4) == pytest.approx(0.092718)
+    coef = AdaptiveKL(target=0.05, horizon=1000, start=0.1)
+    assert coef(0) == 0.1
+    coef.observe(0.055, 100)  # error 0.1: 0.1·(1 + 0.1·100/1000)
+    assert coef(1) == pytest.approx(0.101)
+    coef.observe(5.0, 100)  # error 99, taken for 0.2: 0.101·1.02
+    assert coef(2) == pytest.approx(0.10302)
+    coef.observe(0.0, 500)  # error -1, taken for -0.2: 0.10302·0.9
+    assert coef(3) == pytest.approx(0.092718)
+    coef.observe(0.05, 500)  # on target
+    assert coef(4) == pytest.approx(0.092718)
 
 
 def test_adaptive_entropy_golden_updates() -> None:
-    found = AdaptiveEntropy(target=0.2, delta=0.1, min=0.0, max=0.25)
-    assert found(0) == 0
+    coef = AdaptiveEntropy(target=0.2, delta=0.1, min=0.0, max=0.25)
+    assert coef(0) == 0
     applied = []
     for entropy in (0.1, 0.2, 0.05, 0.3, 0.3, 0.1):
-        found.observe(entropy, 8)
-        applied.append(found(0))
+        coef.observe(entropy, 8)
+        applied.append(coef(0))
     # up by 0.1, again at the target itself, and stopped at max; two steps above it fall to 0.05 unseen; back to 0.15
     assert applied == pytest.approx([0.1, 0.2, 0.25, 0, 0, 0.15])
 
@@ -44,13 +44,13 @@ def test_adaptive_entropy_golden_updates() -> None:
 @pytest.mark.parametrize(("low", "high", "start"), [(0.0, 1.0, None), (0.01, 0.03, 0.02), (0.0, 0.02, 0.0)])
 def test_adaptive_entropy_follows_trls_rule(low: float, high: float, start: float | None, seed: int) -> None:
     target, delta, generator = 0.4, 0.005, random.Random(seed)
-    found = AdaptiveEntropy(target, delta, low, high, start)
+    controller = AdaptiveEntropy(target, delta, low, high, start)
     coef, last = low if start is None else start, math.inf
     for step in range(60):
         used = coef if last <= target else 0.0
-        assert found(step) == pytest.approx(used)
+        assert controller(step) == pytest.approx(used)
         last = generator.choice([target, generator.uniform(0.0, 0.9)])
-        found.observe(last, 16)
+        controller.observe(last, 16)
         coef = min(coef + delta, high) if last <= target else max(coef - delta, low)
 
 

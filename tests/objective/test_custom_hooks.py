@@ -120,8 +120,8 @@ def test_a_custom_reduction_is_used() -> None:
 
     drawn = sample()
     _, expected = gradient(Objective(reduction="sequence_sum"), drawn)
-    _, seen = gradient(Objective(reduction={"name": total, "factor": 0.25}), drawn)
-    torch.testing.assert_close(seen, expected)  # 4 completions
+    _, actual = gradient(Objective(reduction={"name": total, "factor": 0.25}), drawn)
+    torch.testing.assert_close(actual, expected)  # 4 completions
 
 
 def test_state_of_another_objective_is_refused() -> None:
@@ -189,9 +189,9 @@ def test_garbage_at_padding_is_no_defect_and_does_not_leak() -> None:
 
     drawn = sample()
     _, expected = gradient(Objective(clip=lambda batch: -batch.advantages * batch.ratio), drawn)
-    _, seen = gradient(Objective(clip=careless), drawn)
-    assert (seen[~drawn.mask] == 0).all()
-    torch.testing.assert_close(seen, expected)
+    _, actual = gradient(Objective(clip=careless), drawn)
+    assert (actual[~drawn.mask] == 0).all()
+    torch.testing.assert_close(actual, expected)
 
 
 def test_an_exception_of_a_hook_says_which_hook_and_what_it_declared() -> None:
@@ -224,7 +224,7 @@ def test_a_term_that_pulls_on_nothing_may_be_logged(hooks: Path) -> None:
 
 def registry_of(function: Any) -> Any:
     """The factory of a custom regularizer."""
-    return lambda **given: regularizers.build({"name": f"{__name__}:{function.__name__}", **given})
+    return lambda **options: regularizers.build({"name": f"{__name__}:{function.__name__}", **options})
 
 
 def test_a_hook_with_state_takes_no_schedule(hooks: Path) -> None:

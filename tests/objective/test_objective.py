@@ -39,9 +39,9 @@ def test_rloo_is_the_gradient_of_the_log_probability_of_whole_completions() -> N
 
 def test_metrics_of_micro_batches_add_up_to_those_of_the_whole() -> None:
     drawn, objective = sample(8, (6, 9)), WITH_TERMS
-    whole = objective.loss(drawn.batch()).metrics
+    undivided = objective.loss(drawn.batch()).metrics
     parts = [objective.loss(drawn.batch(rows)).metrics for rows in (slice(0, 1), slice(1, 6))]
-    for key, mean in whole.items():
+    for key, mean in undivided.items():
         torch.testing.assert_close((parts[0][key] + parts[1][key]).value, mean.value, msg=key)
 
 

@@ -69,10 +69,10 @@ def gradients(objective: Objective, drawn: Sample, **changes: Tensor) -> tuple[T
     leaves = {name: changes.get(name, getattr(drawn, name)).detach().clone().requires_grad_() for name in LEAVES}
     batch = drawn.batch(**leaves, **{name: value for name, value in changes.items() if name not in LEAVES})
     loss = objective.loss(batch, scale_for(drawn)).loss
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if loss.requires_grad else (None,) * 4
+    slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True) if loss.requires_grad else (None,) * 4
     return loss.detach(), {
         name: torch.zeros_like(leaf) if slope is None else slope
-        for (name, leaf), slope in zip(leaves.items(), found, strict=True)
+        for (name, leaf), slope in zip(leaves.items(), slopes, strict=True)
     }
 
 
@@ -103,8 +103,8 @@ def pulls_without_advantage(hook: Hook) -> bool:
         advantages = drawn.advantages.clone()[:, None]
         advantages = advantages.expand(5, 6).clone() if wide else advantages
         advantages[1::2] = 0.0
-        _, found = gradients(objective, drawn, advantages=advantages)
-        if any(slope[1::2].any() for slope in found.values()):
+        _, slopes = gradients(objective, drawn, advantages=advantages)
+        if any(slope[1::2].any() for slope in slopes.values()):
             return True
         loss, _ = gradients(objective, drawn, advantages=torch.zeros_like(advantages))
         if loss != 0:
@@ -131,13 +131,13 @@ def test_every_reduction_weighs_a_completion_by_masks_alone(name: str) -> None:
     hook = reductions[name](**({"length": 9} if name == "fixed_length" else {}))
     assert hook.row_separable
     drawn = sample(3, (5, 6))
-    scale, found = LossScale(2.0, drawn.mask.sum(), 6), []
+    scale, slopes = LossScale(2.0, drawn.mask.sum(), 6), []
     for factor in (1.0, -7.0):
         per_token = torch.randn(5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * drawn.mask
         per_token[2:] *= factor
         per_token.requires_grad_()
-        found.append(torch.autograd.grad(hook.at(0)(per_token, drawn.mask, scale), per_token)[0][:2])
-    assert torch.equal(*found)
+        slopes.append(torch.autograd.grad(hook.at(0)(per_token, drawn.mask, scale), per_token)[0][:2])
+    assert torch.equal(*slopes)
     assert hook.at(0)(torch.zeros(5, 6), drawn.mask, scale) == 0
 
 
@@ -186,8 +186,8 @@ def test_every_recipe_without_distillation_needs_no_flat_completion() -> None:
 )
 def test_an_objective_says_which_term_forbids_it(parts: dict[str, Any], across: str | None, flat: str | None) -> None:
     objective = Objective.from_spec({"recipe": "dapo", **parts})
-    for found, want in ((to_parts(objective), across), (to_skipping(objective), flat)):
-        assert found == want if want is None else want in str(found)
+    for reason, want in ((to_parts(objective), across), (to_skipping(objective), flat)):
+        assert reason == want if want is None else want in str(reason)
 
 
 def own_clip(batch: Any) -> Tensor:
@@ -236,16 +236,16 @@ def test_metrics_of_the_policy_are_means_over_the_scored_completions() -> None:
         name: getattr(drawn, name).detach().masked_fill(~scored, 0.0) for name in ("logps", "old_logps", "entropy")
     }
     got = objective.loss(drawn.batch(advantages=advantages, scored=scored, **unknown), scale_for(drawn))
-    whole = objective.loss(drawn.batch(advantages=advantages), scale_for(drawn))
+    full = objective.loss(drawn.batch(advantages=advantages), scale_for(drawn))
     alone = objective.loss(drawn.batch(rows=slice(0, 4, 2)), scale_for(drawn))
-    torch.testing.assert_close(got.loss, whole.loss)
+    torch.testing.assert_close(got.loss, full.loss)
     of_all = {"objective/clip", "advantage/abs_mean"} | {
         name for name in got.metrics if name.startswith("clip_fraction")
     }
     assert len(of_all) == 5
-    assert got.metrics.keys() == whole.metrics.keys()
+    assert got.metrics.keys() == full.metrics.keys()
     for name, mean in got.metrics.items():
-        want = (whole if name in of_all else alone).metrics[name]
+        want = (full if name in of_all else alone).metrics[name]
         torch.testing.assert_close((mean.total, mean.count), (want.total, want.count), msg=name)
     sampled = got.samples["log_ratio"].view(4, 6)
     assert torch.isnan(sampled[1::2]).all()

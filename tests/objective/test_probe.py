@@ -34,8 +34,8 @@ def test_other_fields_with_gradient_are_held_constant() -> None:
     drawn = sample(1, (5, 9))
     objective = Objective(regularizers=["entropy_bonus", {"name": "kl", "estimator": "full", "coef": 1.0}])
     attached = {"entropy": 2.0 * drawn.logps, "full_kl": drawn.logps**2}  # as if both came from the same model
-    found = logps_gradient(objective, drawn.batch(**attached), scale_for(drawn))
-    torch.testing.assert_close(found, logps_gradient(Objective(), drawn.batch(), scale_for(drawn)))
+    actual = logps_gradient(objective, drawn.batch(**attached), scale_for(drawn))
+    torch.testing.assert_close(actual, logps_gradient(Objective(), drawn.batch(), scale_for(drawn)))
 
 
 class Turning:

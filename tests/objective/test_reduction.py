@@ -56,18 +56,18 @@ TERMS: dict[str, Any] = {"clip": "ppo_clip", "regularizers": ["kl"]}
 @pytest.mark.parametrize("name", ["sequence_mean", "fixed_length", "global_token_mean", "sequence_sum"])
 def test_equal_micro_batches_add_up_to_the_whole(name: str, seed: int) -> None:
     drawn, objective = sample(seed, (6, 9)), Objective(**TERMS, reduction=name)
-    whole = window(drawn, objective, [slice(0, 6)], 1).clone()
-    torch.testing.assert_close(window(drawn, objective, EQUAL, len(EQUAL)), whole)
+    full = window(drawn, objective, [slice(0, 6)], 1).clone()
+    torch.testing.assert_close(window(drawn, objective, EQUAL, len(EQUAL)), full)
 
 
 def test_unequal_micro_batches_add_up_only_under_global_token_mean() -> None:
     drawn = sample(1, (6, 9))
     objective = Objective(**TERMS, reduction="global_token_mean")
-    whole = window(drawn, objective, [slice(0, 6)], 1).clone()
-    torch.testing.assert_close(window(drawn, objective, UNEQUAL, len(UNEQUAL)), whole)
+    full = window(drawn, objective, [slice(0, 6)], 1).clone()
+    torch.testing.assert_close(window(drawn, objective, UNEQUAL, len(UNEQUAL)), full)
     other = Objective(**TERMS, reduction="token_mean")
-    whole = window(drawn, other, [slice(0, 6)], 1).clone()
-    assert not torch.allclose(window(drawn, other, UNEQUAL, len(UNEQUAL)), whole)
+    full = window(drawn, other, [slice(0, 6)], 1).clone()
+    assert not torch.allclose(window(drawn, other, UNEQUAL, len(UNEQUAL)), full)
 
 
 @pytest.mark.parametrize("name", list(reductions))

@@ -62,8 +62,8 @@ def test_the_correction_carries_gradient_even_if_another_hook_read_the_ratio_wit
     kl = {"name": "kl", "coef": 1.0, "bias_corrected": True}
     drawn = sample(4)
     _, expected = gradient(Objective(clip="reinforce", regularizers=[kl]), drawn)
-    _, seen = gradient(Objective(clip="reinforce", weights=[frozen_reader], regularizers=[kl]), drawn)
-    torch.testing.assert_close(seen, expected)
+    _, actual = gradient(Objective(clip="reinforce", weights=[frozen_reader], regularizers=[kl]), drawn)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_entropy_bonus_is_minus_the_entropy() -> None:

@@ -18,8 +18,8 @@ def completion(ratios: list[float], advantage: float, sampler: list[float] | Non
     old = logps.detach() - torch.tensor([ratios], dtype=torch.float64).log()
     mask = torch.ones(1, len(ratios), dtype=torch.bool)
     mask[0, -1] = False
-    given = None if sampler is None else old - torch.tensor([sampler], dtype=torch.float64).log()
-    return TokenBatch(logps, old, torch.tensor([[advantage]]).double(), mask, sampler_logps=given)
+    engine = None if sampler is None else old - torch.tensor([sampler], dtype=torch.float64).log()
+    return TokenBatch(logps, old, torch.tensor([[advantage]]).double(), mask, sampler_logps=engine)
 
 
 def slopes(clip: Any, batch: TokenBatch) -> list[float]:

@@ -43,9 +43,9 @@ def test_without_a_recipe_the_rest_is_the_default_one() -> None:
 
 def test_lists_replace_the_recipes() -> None:
     spec = {"recipe": "gspo", "regularizers": ["kl", {"name": "entropy_bonus", "coef": 0.1}], "weights": None}
-    found = Objective.from_spec(spec).to_spec()
-    assert [term["name"] for term in found["regularizers"]] == ["kl", "entropy_bonus"]
-    assert found["weights"] == []
+    resolved = Objective.from_spec(spec).to_spec()
+    assert [term["name"] for term in resolved["regularizers"]] == ["kl", "entropy_bonus"]
+    assert resolved["weights"] == []
 
 
 def test_schedules_are_written_as_plain_dicts() -> None:

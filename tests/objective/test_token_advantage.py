@@ -27,8 +27,8 @@ def small(
     size = laid.shape[0]
     rewards = {"rewards": laid.sum(1), "group": torch.zeros(size, dtype=torch.int64)} | fields
     live = torch.tensor(mask, dtype=torch.bool)
-    found = None if values is None else torch.tensor(values, dtype=torch.float64)
-    return RewardBatch(**rewards, mask=live, token_rewards=laid, values=found)
+    baseline = None if values is None else torch.tensor(values, dtype=torch.float64)
+    return RewardBatch(**rewards, mask=live, token_rewards=laid, values=baseline)
 
 
 def outcomes(seed: int = 0, dtype: torch.dtype = torch.float64, process: float = 0.0) -> RewardBatch:
@@ -71,24 +71,24 @@ def slow_advantages(batch: RewardBatch, gamma: float, lam: float, use_values: bo
 def test_token_returns_golden_numbers() -> None:
     # from the end: 4; 1 + 4/2; 2 + 3/2. In the second row the hole is no time: 6; 0 + 6/2
     batch = small([[1, 1, 1], [1, 0, 1]], [[2.0, 1.0, 4.0], [0.0, 50.0, 6.0]])
-    found = compute({"name": "token_returns", "gamma": 0.5}, batch)
-    torch.testing.assert_close(found, torch.tensor([[3.5, 3.0, 4.0], [3.0, 0.0, 6.0]], dtype=torch.float64))
+    actual = compute({"name": "token_returns", "gamma": 0.5}, batch)
+    torch.testing.assert_close(actual, torch.tensor([[3.5, 3.0, 4.0], [3.0, 0.0, 6.0]], dtype=torch.float64))
 
 
 def test_reinforce_pp_golden_numbers() -> None:
     # returns 1 and 2 in the first row, 6 in the second: mean 3, variance (4 + 1 + 9) / 2 = 7
-    found = compute({"name": "reinforce_pp", "gamma": 0.5}, small([[1, 1], [1, 0]], [[0.0, 2.0], [6.0, 0.0]]))
+    actual = compute({"name": "reinforce_pp", "gamma": 0.5}, small([[1, 1], [1, 0]], [[0.0, 2.0], [6.0, 0.0]]))
     expected = torch.tensor([[-2.0, -1.0], [3.0, 0.0]], dtype=torch.float64) / (math.sqrt(7) + 1e-4)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_reinforce_pp_baseline_golden_numbers() -> None:
     # the group's mean is 4, so the last tokens hold -2 and 2; returns -1, -2 and 2: mean -1/3
     # variance (4/9 + 25/9 + 49/9) / 2 = 13/3
     batch = small([[1, 1], [1, 0]], [[0.0, 2.0], [6.0, 0.0]])
-    found = compute({"name": "reinforce_pp_baseline", "gamma": 0.5}, batch)
+    actual = compute({"name": "reinforce_pp_baseline", "gamma": 0.5}, batch)
     expected = torch.tensor([[-2 / 3, -5 / 3], [7 / 3, 0]], dtype=torch.float64) / (math.sqrt(13 / 3) + 1e-4)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_the_baseline_leaves_process_rewards_alone() -> None:
@@ -104,9 +104,9 @@ def test_gae_golden_numbers() -> None:
     batch = small([[1, 1, 0, 1]], [[1.0, 0.0, 70.0, 8.0]], [[4.0, 2.0, 60.0, 3.0]])
     expected = torch.tensor([[-29 / 16, 0.75, 0.0, 5.0]], dtype=torch.float64)
     torch.testing.assert_close(compute({"name": "gae", "gamma": 0.5, "lam": 0.5, "whiten": False}, batch), expected)
-    kept = expected[0, [0, 1, 3]]
+    live = expected[0, [0, 1, 3]]
     white = torch.zeros_like(expected)
-    white[0, [0, 1, 3]] = (kept - kept.mean()) / (kept.std() + 1e-4)
+    white[0, [0, 1, 3]] = (live - live.mean()) / (live.std() + 1e-4)
     torch.testing.assert_close(compute({"name": "gae", "gamma": 0.5, "lam": 0.5}, batch), white)
 
 
@@ -115,15 +115,15 @@ def test_gae_golden_numbers() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_gae_equals_the_recursion(seed: int, gamma: float, lam: float) -> None:
     batch = outcomes(seed, process=1.0)
-    found = compute({"name": "gae", "gamma": gamma, "lam": lam, "whiten": False}, batch)
-    torch.testing.assert_close(found, slow_advantages(batch, gamma, lam))
+    actual = compute({"name": "gae", "gamma": gamma, "lam": lam, "whiten": False}, batch)
+    torch.testing.assert_close(actual, slow_advantages(batch, gamma, lam))
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99, 1.0])
 def test_token_returns_equal_the_recursion(gamma: float) -> None:
     batch = outcomes(process=1.0)
-    found = compute({"name": "token_returns", "gamma": gamma}, batch)
-    torch.testing.assert_close(found, slow_advantages(batch, gamma, 1.0, use_values=False))
+    actual = compute({"name": "token_returns", "gamma": gamma}, batch)
+    torch.testing.assert_close(actual, slow_advantages(batch, gamma, 1.0, use_values=False))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -141,8 +141,8 @@ def test_a_long_discount_stays_accurate_in_float32() -> None:
         token_rewards=torch.ones(1, size),
     )  # fmt: skip
     expected = (1 - 0.999 ** torch.arange(size, 0, -1, dtype=torch.float64)) / (1 - 0.999)  # a geometric series
-    found = compute({"name": "token_returns", "gamma": 0.999}, batch)
-    torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=0)
+    actual = compute({"name": "token_returns", "gamma": 0.999}, batch)
+    torch.testing.assert_close(actual[0].double(), expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.01])

@@ -162,11 +162,11 @@ def test_loss_and_gradient_equal_trl(
 ) -> None:
     for seed in range(3):
         drawn = sample(seed, (5, 9), dtype)
-        theirs, their_gradient, _ = trl_loss(
+        expected, their_gradient, _ = trl_loss(
             drawn, loss_type, beta=beta, off_policy=off_policy, accumulation=accumulation
         )
-        ours, our_gradient, _ = kit_loss(drawn, equivalent(loss_type, beta, "token", None), accumulation, off_policy)
-        torch.testing.assert_close(ours, theirs, **TOLERANCE[dtype])
+        loss, our_gradient, _ = kit_loss(drawn, equivalent(loss_type, beta, "token", None), accumulation, off_policy)
+        torch.testing.assert_close(loss, expected, **TOLERANCE[dtype])
         torch.testing.assert_close(our_gradient, their_gradient, **TOLERANCE[dtype])
 
 
@@ -190,12 +190,12 @@ def test_levels_delta_and_kl_correction_equal_trl(
     dtype: torch.dtype,
 ) -> None:
     drawn = sample(7, (5, 9), dtype)
-    theirs, their_gradient, _ = trl_loss(
+    expected, their_gradient, _ = trl_loss(
         drawn, loss_type, beta=beta, off_policy=off_policy, level=level, delta=delta, bias_corrected=bias_corrected
     )
     objective = equivalent(loss_type, beta, level, delta, bias_corrected)
-    ours, our_gradient, _ = kit_loss(drawn, objective, 1, off_policy)
-    torch.testing.assert_close(ours, theirs, **TOLERANCE[dtype])
+    loss, our_gradient, _ = kit_loss(drawn, objective, 1, off_policy)
+    torch.testing.assert_close(loss, expected, **TOLERANCE[dtype])
     torch.testing.assert_close(our_gradient, their_gradient, **TOLERANCE[dtype])
 
 
@@ -203,9 +203,9 @@ def test_levels_delta_and_kl_correction_equal_trl(
 def test_a_micro_batch_with_a_fully_masked_completion_equals_trl(loss_type: str) -> None:
     drawn = sample(3, (5, 9))
     drawn.mask[2] = False
-    theirs, their_gradient, _ = trl_loss(drawn, loss_type)
-    ours, our_gradient, _ = kit_loss(drawn, equivalent(loss_type, 0.0, "token", None), 1, True)
-    torch.testing.assert_close(ours, theirs)
+    expected, their_gradient, _ = trl_loss(drawn, loss_type)
+    loss, our_gradient, _ = kit_loss(drawn, equivalent(loss_type, 0.0, "token", None), 1, True)
+    torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(our_gradient, their_gradient)
 
 
@@ -225,30 +225,30 @@ def test_a_micro_batch_with_a_fully_masked_completion_equals_trl(loss_type: str)
 )
 def test_recipes_equal_trl(name: str, loss_type: str, level: str, clip: dict[str, float]) -> None:
     drawn = sample(11, (5, 9), torch.float32)
-    theirs, their_gradient, _ = trl_loss(drawn, loss_type, level=level)
-    ours, our_gradient, _ = kit_loss(drawn, Objective.from_spec({"recipe": name, "clip": clip}), 1, True)
-    torch.testing.assert_close(ours, theirs, **TOLERANCE[torch.float32])
+    expected, their_gradient, _ = trl_loss(drawn, loss_type, level=level)
+    loss, our_gradient, _ = kit_loss(drawn, Objective.from_spec({"recipe": name, "clip": clip}), 1, True)
+    torch.testing.assert_close(loss, expected, **TOLERANCE[torch.float32])
     torch.testing.assert_close(our_gradient, their_gradient, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_metrics_equal_trl(level: str) -> None:
     drawn = sample(5, (6, 9), spread=1.0)
-    _, _, theirs = trl_loss(drawn, "grpo", beta=0.04, level=level)
-    _, _, ours = kit_loss(drawn, equivalent("grpo", 0.04, level, None), 1, True)
-    assert theirs["clip_ratio/region_mean"] > 0  # the sample does clip
+    _, _, expected = trl_loss(drawn, "grpo", beta=0.04, level=level)
+    _, _, metrics = kit_loss(drawn, equivalent("grpo", 0.04, level, None), 1, True)
+    assert expected["clip_ratio/region_mean"] > 0  # the sample does clip
     for key in ("low", "high", "region"):
-        assert ours[f"clip_fraction/{key}"].value.item() == pytest.approx(theirs[f"clip_ratio/{key}_mean"])
-    assert ours["kl/k3"].value.item() == pytest.approx(theirs["kl"])
-    assert ours["entropy"].value.item() == pytest.approx(theirs["entropy"])
+        assert metrics[f"clip_fraction/{key}"].value.item() == pytest.approx(expected[f"clip_ratio/{key}_mean"])
+    assert metrics["kl/k3"].value.item() == pytest.approx(expected["kl"])
+    assert metrics["entropy"].value.item() == pytest.approx(expected["entropy"])
 
 
 def test_cispo_clip_fraction_equals_trl() -> None:
     drawn = sample(5, (6, 9))
-    _, _, theirs = trl_loss(drawn, "cispo")
-    _, _, ours = kit_loss(drawn, equivalent("cispo", 0.0, "token", None), 1, True)
-    assert theirs["cispo_clip_ratio"] > 0
-    assert ours["clip_fraction/high"].value.item() == pytest.approx(theirs["cispo_clip_ratio"])
+    _, _, expected = trl_loss(drawn, "cispo")
+    _, _, metrics = kit_loss(drawn, equivalent("cispo", 0.0, "token", None), 1, True)
+    assert expected["cispo_clip_ratio"] > 0
+    assert metrics["clip_fraction/high"].value.item() == pytest.approx(expected["cispo_clip_ratio"])
 
 
 def agree(drawn: Sample, loss_type: str, weights: list[Any], terms: list[Any], changes: Any, **options: Any) -> None:
@@ -256,9 +256,9 @@ def agree(drawn: Sample, loss_type: str, weights: list[Any], terms: list[Any], c
     level, beta = options.get("level", "token"), options.get("beta", 0.0)
     plain = equivalent(loss_type, beta, level, None).to_spec()
     objective = Objective(**{**plain, "weights": weights, "regularizers": [*plain["regularizers"], *terms]})
-    theirs, their_gradient, _ = trl_loss(drawn, loss_type, **options)
-    ours, our_gradient, _ = kit_loss(drawn, objective, options.get("accumulation", 1), True, **changes)
-    torch.testing.assert_close(ours, theirs, **TOLERANCE[drawn.logps.dtype])
+    expected, their_gradient, _ = trl_loss(drawn, loss_type, **options)
+    loss, our_gradient, _ = kit_loss(drawn, objective, options.get("accumulation", 1), True, **changes)
+    torch.testing.assert_close(loss, expected, **TOLERANCE[drawn.logps.dtype])
     torch.testing.assert_close(our_gradient, their_gradient, **TOLERANCE[drawn.logps.dtype])
     assert their_gradient.abs().sum() > 0
 
@@ -289,10 +289,10 @@ def test_sampler_correction_equals_trl(
 @pytest.mark.parametrize("seed", range(3))
 def test_vespo_with_the_sampler_ratio_equals_trl(seed: int, cap: float, dtype: torch.dtype) -> None:
     drawn = sample(seed, (6, 9), dtype)
-    theirs, their_gradient, _ = trl_loss(drawn, "vespo", sampler=("token_truncate", None, cap))
+    expected, their_gradient, _ = trl_loss(drawn, "vespo", sampler=("token_truncate", None, cap))
     objective = Objective.from_spec({"recipe": "vespo", "clip": {"sampler_cap": cap}})
-    ours, our_gradient, _ = kit_loss(drawn, objective, 1, True)
-    torch.testing.assert_close(ours, theirs, **TOLERANCE[dtype])
+    loss, our_gradient, _ = kit_loss(drawn, objective, 1, True)
+    torch.testing.assert_close(loss, expected, **TOLERANCE[dtype])
     torch.testing.assert_close(our_gradient, their_gradient, **TOLERANCE[dtype])
 
 
@@ -337,10 +337,10 @@ def test_entropy_bonus_equals_trl(loss_type: str, accumulation: int, dtype: torc
 @pytest.mark.parametrize("seed", range(3))
 def test_gmpo_equals_trl(seed: int, accumulation: int, dtype: torch.dtype) -> None:
     drawn = sample(seed, (6, 9), dtype)
-    theirs, their_gradient, metrics = trl_loss(drawn, "gmpo", accumulation=accumulation)
+    expected, their_gradient, metrics = trl_loss(drawn, "gmpo", accumulation=accumulation)
     objective = Objective.from_spec({"recipe": "gmpo", "clip": {"eps_low": EPS_LOW, "eps_high": EPS_HIGH}})
-    ours, our_gradient, ours_logged = kit_loss(drawn, objective, accumulation, True)
-    torch.testing.assert_close(ours, theirs, **TOLERANCE[dtype])
+    loss, our_gradient, ours_logged = kit_loss(drawn, objective, accumulation, True)
+    torch.testing.assert_close(loss, expected, **TOLERANCE[dtype])
     torch.testing.assert_close(our_gradient, their_gradient, **TOLERANCE[dtype])
     for key in ("low", "high", "region"):
         assert ours_logged[f"clip_fraction/{key}"].value.item() == pytest.approx(metrics[f"clip_ratio/{key}_mean"])
@@ -348,9 +348,9 @@ def test_gmpo_equals_trl(seed: int, accumulation: int, dtype: torch.dtype) -> No
 
 def test_vespo_weight_equals_trl() -> None:
     drawn = sample(5, (6, 9))
-    _, _, theirs = trl_loss(drawn, "vespo")
-    _, _, ours = kit_loss(drawn, Objective.from_spec("vespo"), 1, True)
-    assert ours["vespo/phi"].value.item() == pytest.approx(theirs["vespo/phi_seq_mean"])
+    _, _, expected = trl_loss(drawn, "vespo")
+    _, _, metrics = kit_loss(drawn, Objective.from_spec("vespo"), 1, True)
+    assert metrics["vespo/phi"].value.item() == pytest.approx(expected["vespo/phi_seq_mean"])
 
 
 def trl_advantages(rewards: Tensor, generations: int, scale_rewards: str) -> Tensor:
@@ -379,8 +379,8 @@ def test_advantages_equal_trl(
     rewards = torch.randn(12, generator=torch.Generator().manual_seed(1), dtype=dtype)
     rewards[list(unscorable)] = torch.nan
     group = torch.arange(12) // generations
-    ours = Objective(advantage=name).compute_advantages(RewardBatch(rewards, group))
-    torch.testing.assert_close(ours, trl_advantages(rewards, generations, scale_rewards), rtol=1e-5, atol=1e-6)
+    advantages = Objective(advantage=name).compute_advantages(RewardBatch(rewards, group))
+    torch.testing.assert_close(advantages, trl_advantages(rewards, generations, scale_rewards), rtol=1e-5, atol=1e-6)
 
 
 def test_distillation_of_sampled_tokens_has_the_gradient_of_trl() -> None:
@@ -394,6 +394,6 @@ def test_distillation_of_sampled_tokens_has_the_gradient_of_trl() -> None:
     mask = torch.ones(3, 4, dtype=torch.bool)
     logps = chosen(logits)
     batch = TokenBatch(logps, logps.detach(), torch.zeros(3, 1), mask, teacher_logps=chosen(teacher))
-    ours = torch.autograd.grad(regularizers.distill(tokens="sampled")(batch).sum(), logits, retain_graph=True)[0]
-    theirs = loss_utils.compute_sampled_token_self_distillation_loss(logits, teacher, ids, distillation_alpha=1.0)
-    torch.testing.assert_close(ours, torch.autograd.grad(theirs.sum(), logits)[0])
+    gradient = torch.autograd.grad(regularizers.distill(tokens="sampled")(batch).sum(), logits, retain_graph=True)[0]
+    expected = loss_utils.compute_sampled_token_self_distillation_loss(logits, teacher, ids, distillation_alpha=1.0)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), logits)[0])

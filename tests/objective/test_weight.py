@@ -80,12 +80,12 @@ def test_high_entropy_only(quantile: float, expected: list[int], dtype: torch.dt
     assert weigh(batch, name="high_entropy_only", quantile=quantile) == expected
 
 
-@pytest.mark.parametrize(("quantile", "tokens", "kept"), [(0.3, 51, 36), (0.6, 171, 69), (0.8, 10001, 2001)])
-def test_a_quantile_that_falls_on_a_token_keeps_it(quantile: float, tokens: int, kept: int) -> None:
+@pytest.mark.parametrize(("quantile", "tokens", "live"), [(0.3, 51, 36), (0.6, 171, 69), (0.8, 10001, 2001)])
+def test_a_quantile_that_falls_on_a_token_keeps_it(quantile: float, tokens: int, live: int) -> None:
     entropy = torch.rand(1, tokens + 1, generator=torch.Generator().manual_seed(0))
     batch = one_completion([1.0] * (tokens + 1), entropy=entropy)  # the last one is masked
     # tokens - quantile · (tokens - 1), where float32 has 0.3 · 50 = 15.000001
-    assert sum(weigh(batch, name="high_entropy_only", quantile=quantile)) == kept
+    assert sum(weigh(batch, name="high_entropy_only", quantile=quantile)) == live
 
 
 # --- off_policy_mask ---------------------------------------------------------------------------------------------

@@ -24,10 +24,10 @@ class Fixed:
     high: float = 1.0
     version: str = "1"
     act: Callable[[Sequence[Sample], Context], list[Score]] | None = None
-    seen: list[list[int]] = field(default_factory=list)
+    batches: list[list[int]] = field(default_factory=list)
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        self.seen.append([sample.index for sample in samples])
+        self.batches.append([sample.index for sample in samples])
         if self.act is not None:
             return self.act(samples, ctx)
         return [self.scores[sample.index] for sample in samples]

@@ -21,7 +21,7 @@ def call(rewards, completions, step=1, prompts=None, ids=None, **columns):
     """What GRPOTrainer does: each function with the same lists, one after the other."""
     log = Log()
     ids = ids or [[1, 2, 3]] * len(completions)
-    given = {
+    arguments = {
         "prompts": prompts or ["6 x 12?"] * len(completions),
         "completions": completions,
         "completion_ids": ids,
@@ -30,7 +30,7 @@ def call(rewards, completions, step=1, prompts=None, ids=None, **columns):
         "log_metric": log.metric,
         **columns,
     }
-    return [reward(**given) for reward in rewards], log
+    return [reward(**arguments) for reward in rewards], log
 
 
 def test_values_are_native_and_in_order():
@@ -43,7 +43,7 @@ def test_a_batch_is_evaluated_once_for_all_functions():
     rewards = Preset([(counting, 1.0), (Fixed("b", [Score(0.0)] * 2), 1.0)]).trl()
     batch = {"completions": ["x", "y"], "answer": ["1", "2"]}
     call(rewards, **batch)
-    assert len(counting.seen) == 1
+    assert len(counting.batches) == 1
 
 
 def test_another_step_text_or_column_is_another_batch():
@@ -52,12 +52,12 @@ def test_another_step_text_or_column_is_another_batch():
     completions, answer = ["x", "y"], [["1"], ["2"]]
     call(rewards, completions, answer=answer)
     call(rewards, completions, step=2, answer=answer)
-    assert len(counting.seen) == 2
+    assert len(counting.batches) == 2
     completions[0] = "z"  # the same list, changed in place
     call(rewards, completions, step=2, answer=answer)
-    assert len(counting.seen) == 3
+    assert len(counting.batches) == 3
     call(rewards, completions, step=2, answer=list(answer))
-    assert len(counting.seen) == 4
+    assert len(counting.batches) == 4
 
 
 def test_statuses_and_extracted_answers_are_logged():
@@ -89,14 +89,14 @@ def test_functions_are_picklable_together_and_alone():
 
 
 def test_seed_step_and_horizon_reach_components():
-    seen = []
-    component = Fixed("a", act=lambda batch, ctx: seen.append(ctx) or [Score(1.0)])
+    contexts = []
+    component = Fixed("a", act=lambda batch, ctx: contexts.append(ctx) or [Score(1.0)])
     call(Preset([(component, 1.0)]).trl(seed=9), ["x"], step=4)
-    assert (seen[0].seed, seen[0].step, seen[0].total_steps) == (9, 4, 10)
+    assert (contexts[0].seed, contexts[0].step, contexts[0].total_steps) == (9, 4, 10)
 
 
 @pytest.mark.parametrize(
-    ("preset", "columns", "told"),
+    ("preset", "columns", "reason"),
     [
         ("gsm8k-hash", {"question": ["6 x 12?"] * 2}, "Columns of this batch: question"),
         ("gsm8k-hash", {"answer": ["72"]}, "Columns of this batch: none"),  # a column of another length is no column
@@ -105,12 +105,12 @@ def test_seed_step_and_horizon_reach_components():
         (from_functions([(lambda completions: [1.0], 1.0)]), {}, "returned 1 rewards for 2 completions"),
     ],
 )
-def test_a_first_batch_of_which_nothing_can_be_scored_is_refused_with_the_reason(preset, columns, told):
+def test_a_first_batch_of_which_nothing_can_be_scored_is_refused_with_the_reason(preset, columns, reason):
     preset = load(preset) if isinstance(preset, str) else preset
     completions = ["#### 72\n```python\nprint(1)\n```", "no program"]
     with pytest.raises(RewardsError, match="could score none of the first 2 completions") as refused:
         call(preset.trl(), completions, **columns)
-    assert told in str(refused.value)
+    assert reason in str(refused.value)
     assert "reference_column" in str(refused.value)
     rewards, _ = call(preset.trl(strict=False), completions, **columns)
     assert rewards[0] == [0.0, 0.0]
@@ -161,14 +161,14 @@ def test_easyr1_gives_dicts_for_a_batch_and_for_one():
 
 
 def test_easyr1_rows_reach_components():
-    seen = []
-    component = Fixed("overall", act=lambda batch, ctx: seen.extend(batch) or [Score(0.5)] * len(batch))
+    samples = []
+    component = Fixed("overall", act=lambda batch, ctx: samples.extend(batch) or [Score(0.5)] * len(batch))
     scores = Preset([(component, 1.0)]).easyr1(seed=3)([*ROWS, {**ROWS[0], "ground_truth": "5", "level": 2}], k="v")
     assert scores[0] == {"overall": 0.5, "overall_score": 0.5}
-    assert [s.n_tokens for s in seen] == [4, 4, 1, 4]
-    assert [s.group_id for s in seen] == [0, 0, 0, 1]
-    assert seen[3].columns == {"k": "v", "ground_truth": "5", "level": 2}
-    assert [s.reference for s in seen] == ["72", "72", "72", "5"]
+    assert [s.n_tokens for s in samples] == [4, 4, 1, 4]
+    assert [s.group_id for s in samples] == [0, 0, 0, 1]
+    assert samples[3].columns == {"k": "v", "ground_truth": "5", "level": 2}
+    assert [s.reference for s in samples] == ["72", "72", "72", "5"]
 
 
 def test_verl_scores_one_solution_by_position_or_by_name():
@@ -188,14 +188,14 @@ def test_verl_scores_a_batch_by_plural_names():
 
 
 def test_verl_passes_extra_info_as_columns():
-    seen = []
-    component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(1.0)])
+    samples = []
+    component = Fixed("a", act=lambda batch, ctx: samples.extend(batch) or [Score(1.0)])
     extra = {"question": "6 x 12?", "answer": "long solution", "index": 3, "prompts": "odd name", "completions": 1}
     Preset([(component, 1.0)]).verl()("d", "x", "72", extra)
-    assert seen[0].prompt == "6 x 12?"
-    assert seen[0].reference == "72"
-    assert seen[0].columns["answer"] == "long solution"
-    assert seen[0].columns["data_source"] == "d"
+    assert samples[0].prompt == "6 x 12?"
+    assert samples[0].reference == "72"
+    assert samples[0].columns["answer"] == "long solution"
+    assert samples[0].columns["data_source"] == "d"
 
 
 ODD = [
@@ -246,13 +246,13 @@ def test_what_fails_is_said_in_the_log_where_a_trainer_takes_numbers_alone(caplo
 def test_arrays_of_a_parquet_file_are_lists_to_a_preset():
     import numpy as np
 
-    seen = []
-    component = Fixed("a", act=lambda batch, ctx: seen.extend(batch) or [Score(1.0)] * 2)
+    samples = []
+    component = Fixed("a", act=lambda batch, ctx: samples.extend(batch) or [Score(1.0)] * 2)
     extra = [{"prompt": np.array([{"role": "user", "content": "6 x 12?"}])} for _ in range(2)]
     truths = [np.array([1, 2]), np.array([1, 2])]  # their comparison has no one truth value
     Preset([(component, 1.0)]).verl()(solution_strs=["x", "y"], ground_truths=truths, extra_infos=extra)
-    assert [sample.group_id for sample in seen] == [0, 0]
-    assert seen[0].prompt == [{"role": "user", "content": "6 x 12?"}]
+    assert [sample.group_id for sample in samples] == [0, 0]
+    assert samples[0].prompt == [{"role": "user", "content": "6 x 12?"}]
     score = load("countdown").verl()
     columns = {"nums": np.array([1, 2, 3])}
     assert score("s", "<answer>1+2+3</answer>", np.int64(6), columns)["score"] >= 1.0

@@ -33,9 +33,9 @@ def reward(judge):
     return Preset([(from_function(function)[0], 1.0)], name="mine")
 
 
-def rates(preset, rows=ROWS, **given):
-    found = audit.audit(preset, rows, style="boxed", **given)
-    return {result.attack: (result.rows, result.paid) for result in found.results}, found
+def rates(preset, rows=ROWS, **options):
+    report = audit.audit(preset, rows, style="boxed", **options)
+    return {result.attack: (result.rows, result.paid) for result in report.results}, report
 
 
 def computed(text):
@@ -46,35 +46,35 @@ def computed(text):
 
 
 PLANTED = {  # what a careless reward takes for right, and which attack has to find it
-    "echo": lambda given, wanted: given == wanted or ("+" in given and str(computed(given)) == wanted),
-    "constants": lambda given, wanted: given in (wanted, "nan"),
-    "hedges": lambda given, wanted: wanted in given.replace(",", " ").split(),
-    "near-misses": lambda given, wanted: given.lstrip("-") == wanted,
-    "shuffles": lambda given, wanted: given.isdigit() and given[-1] in "13579" and "4" not in given,
+    "echo": lambda answer, right: answer == right or ("+" in answer and str(computed(answer)) == right),
+    "constants": lambda answer, right: answer in (right, "nan"),
+    "hedges": lambda answer, right: right in answer.replace(",", " ").split(),
+    "near-misses": lambda answer, right: answer.lstrip("-") == right,
+    "shuffles": lambda answer, right: answer.isdigit() and answer[-1] in "13579" and "4" not in answer,
 }
 
 
 @pytest.mark.parametrize("attack", PLANTED)
 def test_each_attack_finds_the_reward_that_is_careless_about_it(attack: str) -> None:
     preset = reward(PLANTED[attack])
-    found, report = rates(preset, ROWS[:20], attacks=(attack,))
-    rows, paid = found[attack]
+    counts, report = rates(preset, ROWS[:20], attacks=(attack,))
+    rows, paid = counts[attack]
     assert rows == 20
     assert paid > 10
     assert not report.passed
     assert any(problem.startswith(f"{attack} is paid on {paid} of 20 rows") for problem in report.problems)
     example = report.results[-1].examples[0]
     assert (example.row, example.reference) == (1, "21") or attack == "shuffles"
-    exact, report = rates(reward(lambda given, wanted: given == wanted), ROWS[:20], attacks=(attack,))
+    exact, report = rates(reward(lambda answer, right: answer == right), ROWS[:20], attacks=(attack,))
     assert exact[attack] == (20, 0)
     assert report.passed
 
 
 def test_honest_answers_stand_beside_and_say_whether_the_rates_mean_anything() -> None:
-    found, report = rates(reward(lambda given, wanted: given == wanted), attacks=("shuffles",))
-    assert found["right"] == (21, 21)
-    assert found["spellings"] == (21, 0)  # `$21$` is not `21` for this one
-    _, report = rates(reward(lambda given, wanted: False), attacks=("shuffles",))
+    counts, report = rates(reward(lambda answer, right: answer == right), attacks=("shuffles",))
+    assert counts["right"] == (21, 21)
+    assert counts["spellings"] == (21, 0)  # `$21$` is not `21` for this one
+    _, report = rates(reward(lambda answer, right: False), attacks=("shuffles",))
     assert report.problems == ["only 0 of 21 references are paid as answers (0 on average), so the rates say little: is the "
                                "style right, and is the reference in the column that the reward reads?"]  # fmt: skip
 
@@ -85,24 +85,24 @@ def test_a_reference_that_earns_nothing_is_not_paid_though_the_checker_accepts_i
 
     checker = rewards.load("math-verify", deadline=30.0).components[0]
     preset = Preset([checker, from_function(worthless)], checker="accuracy", allow_shaping_above_correctness=True)
-    found, report = rates(preset, ROWS[:20], attacks=())
-    assert found["right"] == (20, 15)  # the first five earn 1 - 1, as an empty completion does
+    counts, report = rates(preset, ROWS[:20], attacks=())
+    assert counts["right"] == (20, 15)  # the first five earn 1 - 1, as an empty completion does
     assert report.results[0].earned == 0.75
     assert report.notes == ["right: 5 of 20 references are not paid as answers, first that of row 1: '21'"]
 
 
 def test_one_completion_at_which_a_function_raises_costs_only_itself() -> None:
     def raises(completions, answer, **columns):
-        return [float(text.endswith("{" + wanted + "}")) for text, wanted in zip(completions, answer, strict=True)]
+        return [float(text.endswith("{" + right + "}")) for text, right in zip(completions, answer, strict=True)]
 
     preset = Preset([(from_function(raises)[0], 1.0)], name="mine")
-    found, _ = rates(preset, ROWS[:5], attacks=("hedges",))  # among them a completion that is None
-    assert found == {"right": (5, 5), "spellings": (5, 0), "hedges": (5, 0)}
+    counts, _ = rates(preset, ROWS[:5], attacks=("hedges",))  # among them a completion that is None
+    assert counts == {"right": (5, 5), "spellings": (5, 0), "hedges": (5, 0)}
 
 
 def test_the_style_is_the_one_that_is_paid() -> None:
-    found = audit.audit(reward(lambda given, wanted: given == wanted), ROWS, attacks=())
-    assert found.style == "boxed"
+    report = audit.audit(reward(lambda answer, right: answer == right), ROWS, attacks=())
+    assert report.style == "boxed"
     assert audit.audit(rewards.load("gsm8k-hash"), ROWS, attacks=()).style == "hash"
 
 
@@ -112,19 +112,19 @@ def test_a_reward_that_hangs_or_fails_is_told_and_ends_nothing() -> None:
             time.sleep(60)
         if "99999999!" in completions[0]:
             raise MemoryError("too large")
-        return [float(boxed(text) == wanted) for text, wanted in zip(completions, answer, strict=True)]
+        return [float(boxed(text) == right) for text, right in zip(completions, answer, strict=True)]
 
     preset = Preset([(from_function(careless)[0], 1.0)], name="mine")
     begun = time.monotonic()
-    found = audit.audit(preset, ROWS[:1], style="boxed", attacks=("slow", "shuffles"), seconds=0.2)
+    report = audit.audit(preset, ROWS[:1], style="boxed", attacks=("slow", "shuffles"), seconds=0.2)
     assert time.monotonic() - begun < 20
-    slow = next(result for result in found.results if result.attack == "slow")
+    slow = next(result for result in report.results if result.attack == "slow")
     assert (slow.overran, slow.failed, slow.paid) == (2, 3, 0)  # the two towers of fives, and the factorial
-    assert found.problems == [
+    assert report.problems == [
         "slow: 2 of 12 completions take the reward longer than 0.2 s; one such completion holds training up"
     ]
-    assert found.notes == ["slow: the reward fails on 1 of 12 completions, first with: MemoryError: too large"]
-    fails = audit.audit(reward(lambda given, wanted: 1 / 0), ROWS[:2], style="boxed", attacks=())
+    assert report.notes == ["slow: the reward fails on 1 of 12 completions, first with: MemoryError: too large"]
+    fails = audit.audit(reward(lambda answer, right: 1 / 0), ROWS[:2], style="boxed", attacks=())
     assert fails.problems == ["the reward fails on all of 2 right answers: ZeroDivisionError: division by zero"]
 
 
@@ -139,19 +139,19 @@ def test_a_reward_that_uses_a_gpu_already_is_called_in_its_own_process(monkeypat
         return [float(boxed(text) == right) for text, right in zip(completions, answer, strict=True)]
 
     preset = Preset([(from_function(model)[0], 1.0)], name="mine")
-    found = audit.audit(preset, ROWS[:1], style="boxed", attacks=(), seconds=5.0)
-    assert (found.results[0].paid, found.results[0].failed) == (1, 0)
+    report = audit.audit(preset, ROWS[:1], style="boxed", attacks=(), seconds=5.0)
+    assert (report.results[0].paid, report.results[0].failed) == (1, 0)
 
 
 def test_a_process_that_dies_is_an_error_of_its_completion_alone() -> None:
     def dies(completions, answer, **columns):
         if "nan" in completions[0]:
             os._exit(1)
-        return [float(boxed(text) == wanted) for text, wanted in zip(completions, answer, strict=True)]
+        return [float(boxed(text) == right) for text, right in zip(completions, answer, strict=True)]
 
     preset = Preset([(from_function(dies)[0], 1.0)], name="mine")
-    found = audit.audit(preset, ROWS[:1], style="boxed", attacks=("constants",), seconds=5.0)
-    right, _, constants = found.results
+    report = audit.audit(preset, ROWS[:1], style="boxed", attacks=("constants",), seconds=5.0)
+    right, _, constants = report.results
     assert (right.paid, constants.paid, constants.failed) == (1, 0, 2)  # nan, and nan+nani
     assert constants.tried > 50
 
@@ -189,24 +189,24 @@ def test_rows_are_read_from_parquet_and_by_columns_that_are_named(tmp_path: Path
 def test_the_command_line_without_the_kit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": f"{n} + {n}?", "final": str(2 * n)}) + "\n" for n in range(5, 9)))
-    given = ["--data", str(rows), "--reference", "final", "--attack", "near-misses"]
-    assert main(["audit", "gsm8k-hash", *given, "-o", "format_weight=0.2"]) == 0
+    options = ["--data", str(rows), "--reference", "final", "--attack", "near-misses"]
+    assert main(["audit", "gsm8k-hash", *options, "-o", "format_weight=0.2"]) == 0
     assert "No attack is paid on more than 0.5% of the rows." in capsys.readouterr().out
     mine = tmp_path / "mine.py"
     mine.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    return {'score': float(ground_truth in solution_str), 'seen': True}\n"
     )
-    assert main(["audit", f"{mine}:compute_score", *given, "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["passed"] is False
-    assert [(one["attack"], one["paid"]) for one in told["results"]][::2] == [("right", 4), ("near-misses", 4)]
+    assert main(["audit", f"{mine}:compute_score", *options, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"] is False
+    assert [(case["attack"], case["paid"]) for case in report["results"]][::2] == [("right", 4), ("near-misses", 4)]
     assert main(["audit", "gsm8k-hash", "--data", str(rows)]) == 2
     assert (
         "Columns: question, final, prompt. Name another one (on the command line: --reference)"
         in capsys.readouterr().err
     )
-    assert main(["audit", "gsm8k-hash", *given, "-o", "format_weight"]) == 2
+    assert main(["audit", "gsm8k-hash", *options, "-o", "format_weight"]) == 2
     assert main(["list"]) == main(["show", "math-verify"]) == 0
     assert "math-dapo" in capsys.readouterr().out
 
@@ -222,10 +222,10 @@ def test_the_page_says_what_the_benchmark_found(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import reward_audit
 
-    found = json.loads((ROOT / "benchmarks/results/reward_audit.json").read_text())
+    measured = json.loads((ROOT / "benchmarks/results/reward_audit.json").read_text())
     page = (ROOT / "docs/audit.md").read_text(encoding="utf-8")
-    assert reward_audit.table(found) in page
-    for one in (each for each in found["audits"] if not each["grader"].startswith("TRL")):
-        rates = {result["attack"]: result["rate"] for result in one["results"]}
-        limit = 0.01 if "not known" in one["grader"] else audit.LIMIT
-        assert max(rates[attack] for attack in ATTACKS) <= limit, one["grader"]
+    assert reward_audit.table(measured) in page
+    for report in (each for each in measured["audits"] if not each["grader"].startswith("TRL")):
+        rates = {result["attack"]: result["rate"] for result in report["results"]}
+        limit = 0.01 if "not known" in report["grader"] else audit.LIMIT
+        assert max(rates[attack] for attack in ATTACKS) <= limit, report["grader"]

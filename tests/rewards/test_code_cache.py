@@ -16,17 +16,17 @@ TESTS = [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]
 def jobs(monkeypatch):
     """Jobs that reach the sandbox, which is played here: it runs the program for real, without any walls."""
     forget()
-    seen = []
+    executed = []
 
     def play(isolated, job):
-        seen.append(job)
+        executed.append(job)
         if "sleep" in job.program:
             return Result(status="timeout", reason="over 5 s")
         double = "input" in job.program
         return Result(status="ok", stdout=f"{2 * int(job.stdin) if double else 4}\n")
 
     monkeypatch.setattr(graders, "run_job", play)
-    yield seen
+    yield executed
     forget()
 
 

@@ -182,10 +182,10 @@ def test_mbpp_and_humaneval_rows_work_as_they_come():
 
 
 def test_expected_values_never_enter_the_sandbox(monkeypatch):
-    seen = []
+    executed = []
 
     def record(isolated, job):
-        seen.append(job)
+        executed.append(job)
         return Result(status="ok", stdout="")
 
     monkeypatch.setattr(graders, "run_job", record)
@@ -195,8 +195,8 @@ def test_expected_values_never_enter_the_sandbox(monkeypatch):
     )
     evaluate("code-function", HONEST_FUNCTION, reference=f"assert square(1) == {secret}")
     evaluate("code-stdio", HONEST_STDIO, reference=[{"input": "1", "output": str(secret)}])
-    assert len(seen) == 3
-    assert all(str(secret) not in repr(job) for job in seen)
+    assert len(executed) == 3
+    assert all(str(secret) not in repr(job) for job in executed)
 
 
 def test_a_sandbox_that_does_not_start_is_infra_and_excludes(monkeypatch):

@@ -28,8 +28,8 @@ def test_repetition_is_that_of_trl_for_ids_and_that_of_open_r1_for_words():
     generator = random.Random(0)
     ids = [[generator.randrange(5) for _ in range(n)] for n in (0, 1, 2, 3, 4, 50, 400)]
     for size, penalty in ((1, -1.0), (2, -0.5), (3, 0.0)):
-        theirs, ours = (f(size, penalty) for f in (get_repetition_penalty_reward, compat.get_repetition_penalty_reward))
-        assert ours(completion_ids=ids) == ours(ids) == pytest.approx(theirs(ids))
+        trl, kit = (f(size, penalty) for f in (get_repetition_penalty_reward, compat.get_repetition_penalty_reward))
+        assert kit(completion_ids=ids) == kit(ids) == pytest.approx(trl(ids))
     # "a b a b a": ab ba ab ba, 2 of 4 distinct -> -(1 - 2/4); case does not matter
     assert compat.get_repetition_penalty_reward(2, -1.0)(conversational("a b A b a", "a b", "a", "")) == [-0.5, 0, 0, 0]
     with pytest.raises(RewardsError, match="should not be positive"):

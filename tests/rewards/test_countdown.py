@@ -16,8 +16,8 @@ def evaluation(*answers, nums=(19, 1, 4), target=72, **params):
     return load("countdown", **params).score(samples)
 
 
-def statuses(*answers, **given):
-    return evaluation(*answers, **given).statuses["accuracy"]
+def statuses(*answers, **columns):
+    return evaluation(*answers, **columns).statuses["accuracy"]
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def test_only_arguments_the_signature_names_are_passed():
 def test_a_function_with_open_arguments_gets_all_of_them():
     got = {}
 
-    def open_(**given):
-        got.update(given)
+    def open_(**columns):
+        got.update(columns)
         return [1.0]
 
     _score(open_, "a")
@@ -204,8 +204,8 @@ def easyr1_single(reward_input):
 )
 @pytest.mark.parametrize("chat", [False, True])
 def test_functions_of_other_trainers_are_known_by_their_parameters(function, texts, values, chat):
-    given = [[{"role": "assistant", "content": text}] for text in texts] if chat else texts
-    samples = build_samples(["?"] * 2, given, answer=["72"] * 2, data_source=["d"] * 2, extra_info=[{"more": "x"}] * 2)
+    chats = [[{"role": "assistant", "content": text}] for text in texts] if chat else texts
+    samples = build_samples(["?"] * 2, chats, answer=["72"] * 2, data_source=["d"] * 2, extra_info=[{"more": "x"}] * 2)
     component = from_function(function)[0]
     assert component.name == function.__name__
     assert [score.value for score in component.score(samples, Context())] == pytest.approx(values)

@@ -155,18 +155,18 @@ def test_slow_tasks_are_tried_last_and_take_no_other_its_time(pool):
     assert statuses(outcomes[10:]) == ["ok"] * 30
     assert {o.status for o in outcomes[:10]} == {"timeout", "infra"}
     assert {o.reason for o in outcomes[:10] if o.status == "timeout"} == {"over the deadline of 0.8 s"}
-    told = "the batch's budget of 1.6 s was spent by others"
-    assert {o.reason for o in outcomes[:10] if o.status == "infra"} == {told}
+    reason = "the batch's budget of 1.6 s was spent by others"
+    assert {o.reason for o in outcomes[:10] if o.status == "infra"} == {reason}
     assert {o.value for o in pool.run([call("pid")] * 50)} <= before
 
 
 def test_a_spent_budget_kills_only_what_cannot_be_interrupted(pool):
     before = {o.value for o in pool.run([call("pid")] * 50)}
     start = time.monotonic()
-    told = "the batch's budget of 0.2 s was spent by others"
+    reason = "the batch's budget of 0.2 s was spent by others"
     for tasks in ([call("wait", 60, grace=20.0)] * 2, [call("wait", 60, grace=20.0)] * 12):
         outcomes = pool.run(tasks, deadline=10.0, budget=0.2)
-        assert {(o.status, o.reason) for o in outcomes[:2]} == {("infra", told)}
+        assert {(o.status, o.reason) for o in outcomes[:2]} == {("infra", reason)}
         assert set(statuses(outcomes)) == {"infra"}
         assert {o.value for o in pool.run([call("pid")] * 50)} <= before
     assert statuses(pool.run([call("wait", 60), call("ignore_signals", grace=0.1)], budget=0.2)) == ["infra"] * 2
@@ -207,8 +207,8 @@ def test_a_forked_child_has_workers_of_its_own(pool):
     child = os.fork()
     if child == 0:
         try:
-            theirs = {o.value for o in pool.run([call("pid")] * 50)}
-            os.write(write, b"apart" if not theirs & mine else b"shared")
+            workers = {o.value for o in pool.run([call("pid")] * 50)}
+            os.write(write, b"apart" if not workers & mine else b"shared")
             pool.close()
         finally:
             os._exit(0)

@@ -20,9 +20,9 @@ from rewards.components.json_values import MAX_JSON_CHARS, find_json, parse_json
     ],
 )
 def test_the_last_value_is_found_in_prose_fences_and_behind_thinking(text, value):
-    found = find_json(text)
-    assert found.reason is None
-    assert found.value == value
+    result = find_json(text)
+    assert result.reason is None
+    assert result.value == value
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_the_last_value_is_found_in_prose_fences_and_behind_thinking(text, value
     ],
 )
 def test_what_is_not_one_strict_value_has_a_reason(text, reason):
-    found = find_json(text)
-    assert found.value is None
-    assert found.reason == reason or (reason == "not JSON" and found.reason.startswith("repeated key"))
+    result = find_json(text)
+    assert result.value is None
+    assert result.reason == reason or (reason == "not JSON" and result.reason.startswith("repeated key"))
 
 
 def test_lenient_scanning_takes_the_last_of_several_values_and_allows_text_behind():

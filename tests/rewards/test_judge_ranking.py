@@ -37,9 +37,9 @@ def answers_of(body):
     """The answers in the order shown, by fences with the right key."""
     key = re.search(r'"key": "([0-9a-f]{32})"', body["messages"][0]["content"])[1]
     fence = re.compile(rf"<<<BEGIN answer_(\d+) {key}>>>\n(.*?)\n<<<END answer_\1 {key}>>>", re.DOTALL)
-    found = fence.findall(body["messages"][1]["content"])
-    assert [int(number) for number, _ in found] == list(range(1, len(found) + 1))
-    return key, [text for _, text in found]
+    answers = fence.findall(body["messages"][1]["content"])
+    assert [int(number) for number, _ in answers] == list(range(1, len(answers) + 1))
+    return key, [text for _, text in answers]
 
 
 def ranked(merit):

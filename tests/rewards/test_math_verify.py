@@ -19,8 +19,8 @@ def judged(*completions, reference="72", **fields):
     return run_component(MathVerify(deadline=10.0, **fields), samples, Context())
 
 
-def statuses(*completions, **given):
-    return [score.status for score in judged(*completions, **given)]
+def statuses(*completions, **columns):
+    return [score.status for score in judged(*completions, **columns)]
 
 
 def test_right_answers_in_other_words_are_right():

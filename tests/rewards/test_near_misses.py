@@ -108,7 +108,7 @@ def test_an_equation_that_gives_the_answer_is_the_answer():
     assert same_answer("y = 0.5", r"\frac{1}{2}")
     assert same_answer("1=1", "1")
     assert same_answer("2-2=0", "0")
-    assert not any(same_answer(one, "1") for one in ("8=1", "x=2", "x=y=2", "2=1", "1=2", "x=", "3-2=1"))
+    assert not any(same_answer(answer, "1") for answer in ("8=1", "x=2", "x=y=2", "2=1", "1=2", "x=", "3-2=1"))
     assert not same_answer("2-2=0", "x=5")
     assert not same_answer("1", "x=1")  # its name may be asked for
 

@@ -95,7 +95,7 @@ def test_gate_evaluates_the_second_only_where_the_first_passed(samples):
     # Listed in the other order on purpose: gates, not order, decide what is evaluated first.
     preset = Preset([(then, 1.0), (first, 0.2)], gates=[gate("format", "accuracy")])
     evaluation = preset.score(samples(*"abcde"))
-    assert then.seen == [[0, 2]]
+    assert then.batches == [[0, 2]]
     assert evaluation.values["accuracy"] == [1.0, 0.0, 1.0, None, 0.0]
     assert evaluation.statuses["accuracy"] == ["ok", "format", "ok", "infra", "wrong"]
     assert evaluation.infos["accuracy"][1]["reason"] == "gated by format"
@@ -106,7 +106,7 @@ def test_gates_chain(samples):
     a, b, c = Fixed("a", [Score(None, "wrong")]), Fixed("b", [OK]), Fixed("c", [OK])
     preset = Preset([(c, 1.0), (b, 1.0), (a, 1.0)], gates=[gate(b, c), gate(a, b)])
     assert preset.score(samples("x")).totals == [0.0]
-    assert b.seen == [[]] or b.seen == []
+    assert b.batches == [[]] or b.batches == []
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_correct_is_the_checkers_ok_and_nothing_else(samples):
     other = Fixed("format", [Score(None, "format")] * 4)
     preset = Preset([(other, 0.1), (checker, 1.0)], checker="accuracy", gates=[gate("format", "accuracy")])
     assert preset.is_correct(samples(*"abcd")) == [True, False, False, False]
-    assert other.seen == []
+    assert other.batches == []
 
 
 def test_groups_of_one_value_have_no_spread():

@@ -39,7 +39,7 @@ def paid(task: str, rows: int, constants: list[str], seed: int) -> list[tuple[st
     import reasoning_gym
 
     made = reasoning_gym.create_dataset(task, size=rows, seed=seed)
-    found = []
+    pairs = []
     for entry in (made[at] for at in range(rows)):
         row, reference = json.dumps(entry, default=str), str(entry["answer"])
         for constant in constants:
@@ -48,8 +48,8 @@ def paid(task: str, rows: int, constants: list[str], seed: int) -> list[tuple[st
                     value = judge(task, constant, row).get("value")
                 except Exception:
                     continue  # the row's own verdict is `error`, which pays nothing
-                found += [(constant, reference)] if value == 1.0 else []
-    return found
+                pairs += [(constant, reference)] if value == 1.0 else []
+    return pairs
 
 
 HARMLESS = [
@@ -102,13 +102,13 @@ def test_a_comma_between_thousands_is_dropped() -> None:
 @pytest.mark.parametrize("answer", ["1e999999999", "-1.E-99999", "2e1_000_000", "so 5e+1000"])
 def test_a_huge_exponent_is_no_answer_and_is_not_worked_out(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     """Of `1e999999999` the coin task's verifier would make a fraction: hours, and all memory, in the training process."""
-    asked: list[str] = []
-    monkeypatch.setattr(reasoning_gym, "_score_answer", lambda task: lambda answer, entry: asked.append(answer) or 1.0)
+    scored: list[str] = []
+    monkeypatch.setattr(reasoning_gym, "_score_answer", lambda task: lambda answer, entry: scored.append(answer) or 1.0)
     coin = json.dumps({"question": "?", "answer": "0.375", "metadata": {}})
     assert judge("coin_flip", answer, coin) == {"value": 0.0}
-    assert asked == []
+    assert scored == []
     assert judge("coin_flip", "37.5e-2", coin) == {"value": 1.0}
-    assert asked == ["37.5e-2"]
+    assert scored == ["37.5e-2"]
 
 
 def test_the_corrected_tasks_still_take_their_own_answers() -> None:

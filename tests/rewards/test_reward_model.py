@@ -121,10 +121,10 @@ def test_a_label_is_its_probability_and_an_unwanted_one_the_rest(labelled):
     # without a chat template, prompt and text are a pair
     ids = tok("Name a sea.", text)["input_ids"]
     pair = float(alone(labelled, ids).softmax(-1)[1])  # transformers takes types of 0 where none are given
-    found = evaluate(load("reward-model", model=labelled, label="toxic"), text).totals[0]
-    assert found != pytest.approx(chance, abs=1e-4)
-    assert 0 < found < 1
-    assert pair != pytest.approx(found, abs=1e-6)  # the pair's types are given
+    total = evaluate(load("reward-model", model=labelled, label="toxic"), text).totals[0]
+    assert total != pytest.approx(chance, abs=1e-4)
+    assert 0 < total < 1
+    assert pair != pytest.approx(total, abs=1e-6)  # the pair's types are given
 
 
 def test_independent_labels_go_through_a_sigmoid(tmp_path):
@@ -169,23 +169,23 @@ def test_a_prompt_that_leaves_no_room_is_not_the_completions_fault(folder):
 
 
 def test_each_distinct_text_is_asked_once_and_batches_keep_to_their_tokens(folder, monkeypatch):
-    seen = []
+    batches = []
     forward = Loaded._forward
     monkeypatch.setattr(
-        Loaded, "_forward", lambda self, rows, types: seen.append([*map(len, rows)]) or forward(self, rows, types)
+        Loaded, "_forward", lambda self, rows, types: batches.append([*map(len, rows)]) or forward(self, rows, types)
     )
     preset = load("reward-model", model=folder, batch_tokens=120)
     totals = evaluate(preset, *TEXTS, *TEXTS).totals
-    assert sum(map(len, seen)) == len(TEXTS)
-    assert all(len(rows) == 1 or len(rows) * max(rows) <= 120 for rows in seen)
-    assert len(seen) > 1
+    assert sum(map(len, batches)) == len(TEXTS)
+    assert all(len(rows) == 1 or len(rows) * max(rows) <= 120 for rows in batches)
+    assert len(batches) > 1
     assert totals[:4] == totals[4:]
 
 
 def test_a_batch_that_does_not_fit_is_halved(folder, monkeypatch):
     import torch
 
-    whole = evaluate(load("reward-model", model=folder), *TEXTS).totals
+    undivided = evaluate(load("reward-model", model=folder), *TEXTS).totals
     forward, sizes = Loaded._forward, []
 
     def small(self, rows, types):
@@ -195,7 +195,7 @@ def test_a_batch_that_does_not_fit_is_halved(folder, monkeypatch):
         return forward(self, rows, types)
 
     monkeypatch.setattr(Loaded, "_forward", small)
-    assert evaluate(load("reward-model", model=folder), *TEXTS).totals == pytest.approx(whole, abs=2e-6)
+    assert evaluate(load("reward-model", model=folder), *TEXTS).totals == pytest.approx(undivided, abs=2e-6)
     assert sizes[0] == 4
     assert sizes[-1] == 1
 

@@ -264,45 +264,45 @@ def _leave_workers_alone():
 def survivors():
     """Processes of the sandbox's user ids, or children of this process, that are still there after a second's grace."""
     for _ in range(20):
-        found = [process for process in processes() if process[1] not in WORKERS]
-        if not found:
+        alive = [process for process in processes() if process[1] not in WORKERS]
+        if not alive:
             return []
         time.sleep(0.05)
-    return found
+    return alive
 
 
 def below(trainer, *, but=()):
     """What a trainer has started that is still there: a program at least. User ids do not tell whose a process is: each
     trainer takes some of the same few hundred."""
-    found = [one for one in psutil.Process(trainer.pid).children(recursive=True) if one.pid not in but]
-    assert found
-    return found
+    started = [process for process in psutil.Process(trainer.pid).children(recursive=True) if process.pid not in but]
+    assert started
+    return started
 
 
 def left_of(started):
     """Those that a second after the trainer's end still run. Whom it leaves dead is for the machine's first process to reap."""
     dead = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     _, alive = psutil.wait_procs(started, timeout=1)
-    return [one for one in alive if one.is_running() and one.status() not in dead]
+    return [process for process in alive if process.is_running() and process.status() not in dead]
 
 
 def processes():
     """Name, process id and state of those that are the sandbox's or this process's children, but for fork servers, and for dead
     programs of dead servers, which the machine's first process has to reap. Other tests, and others on this machine, run
     sandboxes under user ids of theirs."""
-    found = []
+    owned = []
     servers = [server for idle in forkserver._idle.values() for server in idle]
     uids = {uid for uid, _ in [*forkserver._free, *(server.slot for server in servers if server.slot)]}
     pids = {server.process.pid for server in servers}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
             fields = dict(line.split(":\t", 1) for line in itertools.islice(status, 12) if ":\t" in line)
-            ours = int(fields["Uid"].split()[0]) in uids
+            is_sandboxed = int(fields["Uid"].split()[0]) in uids
             child = int(fields["PPid"]) in {os.getpid(), *pids}
             dead = fields["State"].startswith("Z") and not child
-            if (ours or child) and int(pid) not in pids and not dead:
-                found.append((fields["Name"], pid, fields["State"]))
-    return found
+            if (is_sandboxed or child) and int(pid) not in pids and not dead:
+                owned.append((fields["Name"], pid, fields["State"]))
+    return owned
 
 
 @pytest.mark.parametrize("name", rest_in_matrix(2, PROGRAMS))
@@ -439,8 +439,8 @@ def test_no_program_reaches_the_fork_server_or_the_next_program(server):
         left = sandbox.run(LEAVE.format(server=server))
         assert (left.status, left.stdout) == ("ok", "done"), left
         assert survivors() == []
-        found = sandbox.run(LOOK.format())
-        assert (found.status, found.stdout) == ("ok", "clean\n"), found
+        look = sandbox.run(LOOK.format())
+        assert (look.status, look.stdout) == ("ok", "clean\n"), look
     assert "T (stopped)" not in Path(f"/proc/{server}/status").read_text()
     assert len(before) == 3
     assert signals() == before
@@ -555,11 +555,11 @@ def test_a_forked_child_keeps_no_socket_of_a_server_in_use(server):
 
 def test_a_program_that_does_not_go_away_keeps_its_verdict(server, monkeypatch):
     def answer(self, seconds, real=forkserver._Server.answer):
-        if told and time.monotonic() > told[0] + 0.3:
+        if start and time.monotonic() > start[0] + 0.3:
             raise OSError("nothing is heard")  # as of a kernel that clears away for longer than one waits
         return real(self, seconds)
 
-    told = [time.monotonic()]
+    start = [time.monotonic()]
     monkeypatch.setattr(forkserver._Server, "answer", answer)
     result = sandbox.run("while True: pass", seconds=0.5)
     monkeypatch.undo()

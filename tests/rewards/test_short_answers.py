@@ -176,8 +176,8 @@ def test_unusable_letters_are_refused(letters):
     ],
 )  # fmt: skip
 def test_letters_as_people_write_them(completion, right):
-    given = {"answer": ["C"], "choices": [["Vitamin A", "Vitamin D", "Vitamin B", "Zinc"]]}
-    assert load("mcq-letter").is_correct(build_samples(["?"], [completion], **given)) == [right]
+    columns = {"answer": ["C"], "choices": [["Vitamin A", "Vitamin D", "Vitamin B", "Zinc"]]}
+    assert load("mcq-letter").is_correct(build_samples(["?"], [completion], **columns)) == [right]
 
 
 LABELS = ["positive", "negative", "not_sure"]

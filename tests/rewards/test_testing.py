@@ -52,8 +52,8 @@ def test_a_reward_that_looks_for_the_answer_anywhere_is_found_out():
     row = {"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}
     report = testing.check(Preset([from_function(substring)], name="substring"), [row])
     assert not report.passed
-    found = {problem.split("'")[1] for problem in report.problems}
-    assert {"hedged", "equation", "list of answers", "truncated in the answer", "huge text"} <= found
+    hacks = {problem.split("'")[1] for problem in report.problems}
+    assert {"hedged", "equation", "list of answers", "truncated in the answer", "huge text"} <= hacks
 
 
 def test_rows_in_a_style_that_the_reward_does_not_read_are_a_few_lines_and_a_hint(tmp_path, capsys):

@@ -124,7 +124,7 @@ def new_trainer(
         if needs & TEACHER_NEEDS:  # for tests that go through all recipes
             hint = TeacherConfig(model="self", prompt="{prompt} The answer is {target}.")
             extra = {"teacher": Teacher(hint), **(extra or {})}
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "model": new_model(),
             "reward_funcs": reward,
             "args": arguments(tmp_path_factory.mktemp("run"), **changes),
@@ -133,7 +133,7 @@ def new_trainer(
             "peft_config": LoraConfig(r=4, lora_alpha=4, target_modules=TARGETS, init_lora_weights=False),
         } | (extra or {})
         if stock:
-            return GRPOTrainer(**given)
-        return HookedGRPOTrainer(**given, objective=objective, first_step_checks=not unchecked)
+            return GRPOTrainer(**options)
+        return HookedGRPOTrainer(**options, objective=objective, first_step_checks=not unchecked)
 
     return make

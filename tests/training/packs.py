@@ -39,11 +39,11 @@ def rows_of(
 def score(trainer: Any, rows: Rows, **options: Any) -> Scored:
     """Log-probabilities, entropies, and the gradients of every LoRA weight when all of them pull, each its own way."""
     trainer.model.zero_grad()
-    found = trainer._get_per_token_logps_and_entropies(
+    outputs = trainer._get_per_token_logps_and_entropies(
         trainer.model, rows.ids, rows.mask, rows.completion, compute_entropy=True, **options
     )
     draw = torch.Generator().manual_seed(1)
-    logps, entropy = found[:2]
+    logps, entropy = outputs[:2]
     weights = [torch.randn(rows.live.shape, generator=draw) for _ in range(2)]
     ((logps * weights[0]).sum() + (entropy * weights[1]).sum()).backward()
     gradients = {name: weight.grad.clone() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
@@ -59,16 +59,16 @@ def plainly(trainer: Any, rows: Rows, **options: Any) -> Scored:
         trainer.scorer.packing = packing
 
 
-def assert_same(found: Scored, wanted: Scored, atol: float = 1e-5, rtol: float = 1e-5) -> None:
+def assert_same(actual: Scored, expected: Scored, atol: float = 1e-5, rtol: float = 1e-5) -> None:
     """Scores in nats, to `atol` and what float32 rounds in a score of several nats (3e-6 of it, differently by processor);
     gradients relative to the norm of each weight's."""
-    assert wanted[0].abs().max() > 0.1
-    for one, other in zip(found[:2], wanted[:2], strict=True):
-        torch.testing.assert_close(one, other, atol=atol, rtol=3e-6)
-    assert found[2].keys() == wanted[2].keys() != set()
-    for name, gradient in wanted[2].items():
+    assert expected[0].abs().max() > 0.1
+    for scores, other in zip(actual[:2], expected[:2], strict=True):
+        torch.testing.assert_close(scores, other, atol=atol, rtol=3e-6)
+    assert actual[2].keys() == expected[2].keys() != set()
+    for name, gradient in expected[2].items():
         assert gradient.norm() > 0, name
-        assert (found[2][name] - gradient).norm() <= rtol * gradient.norm(), name
+        assert (actual[2][name] - gradient).norm() <= rtol * gradient.norm(), name
 
 
 def read_as_one_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +77,10 @@ def read_as_one_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in {type(layer) for layer in recurrent_layers(model)}:
         original = kind.forward.unpacked
 
-        def forward(self: Any, *given: Any, original: Any = original, **keywords: Any) -> Any:
+        def forward(self: Any, *arguments: Any, original: Any = original, **keywords: Any) -> Any:
             keywords.pop(KEYWORD, None)
             return original(
-                self, *given, **{name: None if name == TEXT_OF_TOKEN else one for name, one in keywords.items()}
+                self, *arguments, **{name: None if name == TEXT_OF_TOKEN else value for name, value in keywords.items()}
             )
 
         forward.unpacked = original  # type: ignore[attr-defined]

@@ -67,8 +67,8 @@ def generated(trainer: Any) -> dict[str, Any]:
 
 
 def log_of(trainer: Any, step: int = 0) -> dict[str, float]:
-    found: dict[str, float] = trainer.state.log_history[step]
-    return found
+    line: dict[str, float] = trainer.state.log_history[step]
+    return line
 
 
 def drift(trainer: Any, size: float = 0.03) -> None:
@@ -105,16 +105,16 @@ def losses_and_gradients(trainer: Any, batches: list[Any], accumulation: int) ->
     }
 
 
-def assert_gradients_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], rtol: float = 1e-5) -> None:
+def assert_gradients_close(actual: dict[str, Tensor], expected: dict[str, Tensor], rtol: float = 1e-5) -> None:
     """Relative to the norm of each weight's gradient: single elements may cancel to nearly nothing."""
-    assert ours.keys() == theirs.keys()
-    for name, want in theirs.items():
+    assert actual.keys() == expected.keys()
+    for name, want in expected.items():
         assert want.norm() > 0, f"no gradient reaches {name}: the comparison would be empty"
-        assert (ours[name] - want).norm() <= rtol * want.norm(), name
+        assert (actual[name] - want).norm() <= rtol * want.norm(), name
 
 
-def largest_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    return max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
+def largest_difference(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    return max((actual[name] - expected[name]).abs().max().item() for name in expected)
 
 
 def scores(trainer: Any, inputs: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor | None]:

@@ -22,21 +22,21 @@ def mixed_rollout(new_trainer: NewTrainer, objective: Any = "dapo", **changes: A
     Lengths are ragged, one token of every completion is a tool's, one completion has no token that trains, the policy has
     moved since the rollout. In the first, half of the groups have no advantage; in the second, none has one.
     """
-    given = {
+    defaults = {
         "per_device_train_batch_size": ROWS,
         "num_generations": 4,
         "gradient_accumulation_steps": 3,
         "num_iterations": 2,
     }
     extra = changes.pop("extra", {})
-    trainer = new_trainer(objective=objective, unchecked=True, extra=extra, **given | changes)
+    trainer = new_trainer(objective=objective, unchecked=True, extra=extra, **defaults | changes)
     torch.manual_seed(1)
-    whole = generated(trainer)
-    order = torch.randperm(len(whole["completion_ids"]), generator=torch.Generator().manual_seed(0))
+    output = generated(trainer)
+    order = torch.randperm(len(output["completion_ids"]), generator=torch.Generator().manual_seed(0))
     batches = []
     for start in range(0, 3 * ROWS, ROWS):
         rows = order[start : start + ROWS]
-        batch = {name: value[rows] if value.dim() else value for name, value in whole.items()}
+        batch = {name: value[rows] if value.dim() else value for name, value in output.items()}
         batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
         batch["tool_mask"][:, 2] = 0
         batch["tool_mask"][3] = 0
@@ -102,21 +102,21 @@ class Passes:
 def watching(trainer: Any) -> Iterator[Passes]:
     import weakref
 
-    found, graphs = Passes(), []
+    passes, graphs = Passes(), []
     layer = trainer.accelerator.unwrap_model(trainer.model).get_decoder().layers[0]
 
-    def after(layer: Any, given: Any, output: Tensor) -> None:
+    def after(layer: Any, inputs: Any, output: Tensor) -> None:
         if not torch.is_grad_enabled():
-            found.without_graph += 1
+            passes.without_graph += 1
             return
-        found.alive.append(sum(graph() is not None for graph in graphs))
+        passes.alive.append(sum(graph() is not None for graph in graphs))
         graphs.append(weakref.ref(output))
-        found.tokens.append(output.shape[0] * output.shape[1])
-        found.rows.append(len(output))
+        passes.tokens.append(output.shape[0] * output.shape[1])
+        passes.rows.append(len(output))
 
     handle = layer.register_forward_hook(after)
     try:
-        yield found
+        yield passes
     finally:
         handle.remove()
 

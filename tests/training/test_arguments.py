@@ -17,8 +17,8 @@ GIVEN: dict[str, Any] = {"output_dir": "run", "use_cpu": True, "bf16": False, "l
 class Moving(GRPOConfig):  # type: ignore[misc]
     """Moves a default, and a field that was given, as a backend may."""
 
-    def __init__(self, weight_decay: float = 0.5, use_bias_correction_kl: bool = False, **given: Any) -> None:
-        super().__init__(weight_decay=weight_decay, use_bias_correction_kl=use_bias_correction_kl, **given)
+    def __init__(self, weight_decay: float = 0.5, use_bias_correction_kl: bool = False, **options: Any) -> None:
+        super().__init__(weight_decay=weight_decay, use_bias_correction_kl=use_bias_correction_kl, **options)
         self.epsilon_high = 0.28
         self.optim = "adamw_torch_fused"
 
@@ -37,9 +37,9 @@ def test_moved_defaults_and_changed_fields_are_put_back() -> None:
 
 
 def test_what_building_the_trainer_changed_is_told() -> None:
-    asked, in_force = pinned(GRPOConfig, GIVEN), pinned(GRPOConfig, GIVEN | {"max_grad_norm": 0.25, "beta": 1.0})
-    assert changes(asked, asked) == {}
-    assert changes(asked, in_force) == {"max_grad_norm": [1.0, 0.25]}
+    requested, in_force = pinned(GRPOConfig, GIVEN), pinned(GRPOConfig, GIVEN | {"max_grad_norm": 0.25, "beta": 1.0})
+    assert changes(requested, requested) == {}
+    assert changes(requested, in_force) == {"max_grad_norm": [1.0, 0.25]}
 
 
 def test_a_default_that_a_backend_has_moved_counts_as_unset() -> None:
@@ -53,7 +53,7 @@ def test_a_default_that_a_backend_has_moved_counts_as_unset() -> None:
 class UnslothGRPOTrainer:
     """Stands for the class that Unsloth generates."""
 
-    def wrapped(self, *given: Any, **more: Any) -> None:
+    def wrapped(self, *args: Any, **more: Any) -> None:
         """Passes everything on."""
 
 

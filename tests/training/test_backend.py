@@ -52,7 +52,7 @@ TRANSFORMERS = Backend("transformers", "cuda", "")
 
 
 @pytest.mark.parametrize(
-    ("machine", "asked", "chosen", "device"),
+    ("machine", "settings", "chosen", "device"),
     [
         (CPU, {}, "transformers", "cpu"),
         (CPU, {"backend": "unsloth-cpu"}, "unsloth-cpu", "cpu"),
@@ -68,15 +68,15 @@ TRANSFORMERS = Backend("transformers", "cuda", "")
     ],
 )
 def test_the_backend_follows_from_the_machine_and_what_is_asked(
-    machine: Machine, asked: dict[str, Any], chosen: str, device: str
+    machine: Machine, settings: dict[str, Any], chosen: str, device: str
 ) -> None:
-    backend = decide(ModelConfig(**asked), machine)
+    backend = decide(ModelConfig(**settings), machine)
     assert (backend.name, backend.device) == (chosen, device)
     assert backend.reason
 
 
 @pytest.mark.parametrize(
-    ("capability", "asked", "expected"),
+    ("capability", "dtype", "expected"),
     [
         (None, "auto", "float32"),
         ((7, 5), "auto", "float16"),
@@ -84,8 +84,8 @@ def test_the_backend_follows_from_the_machine_and_what_is_asked(
         ((9, 0), "float16", "float16"),
     ],
 )
-def test_precision_by_compute_capability(capability: Any, asked: str, expected: str) -> None:
-    assert precision(asked, capability) == expected
+def test_precision_by_compute_capability(capability: Any, dtype: str, expected: str) -> None:
+    assert precision(dtype, capability) == expected
 
 
 # --- what is refused before a run -------------------------------------------------------------------------------------
@@ -140,25 +140,25 @@ def test_families_that_overflow_in_float16_are_computed_in_float32(monkeypatch: 
     place = find_spec("unsloth_zoo")
     assert place is not None
     assert place.submodule_search_locations
-    theirs = runpy.run_path(str(Path(place.submodule_search_locations[0]) / "model_lists.py"))["FORCE_FLOAT32"]
-    assert {*FLOAT32_FAMILIES} <= {*theirs}
+    unsloth_list = runpy.run_path(str(Path(place.submodule_search_locations[0]) / "model_lists.py"))["FORCE_FLOAT32"]
+    assert {*FLOAT32_FAMILIES} <= {*unsloth_list}
     for kind in CONFIG_MAPPING_NAMES:  # as unsloth/models/loader.py compares them
-        forced = any(one == kind.replace("-", "").replace("_", "") or one in f"{kind}," for one in theirs)
+        forced = any(name == kind.replace("-", "").replace("_", "") or name in f"{kind}," for name in unsloth_list)
         left_out = "moe" in kind or kind == "gpt_oss" or kind.startswith("embedding_")
         assert left_out or overflows_in_float16(SimpleNamespace(model_type=kind)) is forced, kind
     qwen = AutoConfig.for_model("qwen3_5")
     monkeypatch.setattr("kit.models.backend.this_machine", lambda: T4)
-    found = suited(UNSLOTH, ModelConfig(), qwen)
-    assert (found.name, found.computes_in_float32) == ("unsloth", True)
-    assert "float32" in found.reason
+    overflowing = suited(UNSLOTH, ModelConfig(), qwen)
+    assert (overflowing.name, overflowing.computes_in_float32) == ("unsloth", True)
+    assert "float32" in overflowing.reason
     assert not suited(UNSLOTH, ModelConfig(), AutoConfig.for_model("qwen3")).computes_in_float32
     plain = suited(TRANSFORMERS, ModelConfig(), qwen)
-    assert [weights_dtype(ModelConfig(), backend) for backend in (found, plain)] == [torch.float16, torch.float32]
+    assert [weights_dtype(ModelConfig(), backend) for backend in (overflowing, plain)] == [torch.float16, torch.float32]
     assert weights_dtype(ModelConfig(), plain, trains=False) is torch.bfloat16
     assert autocast_dtype(ModelConfig(lora=None), plain) is None
-    given = load_config("quickstart", ["model.dtype=auto", "optimisation.learning_rate=1e-5"])
-    assert grpo_config(given, UNSLOTH, Path("run"), [1.0]).fp16 is True
-    assert grpo_config(given, found, Path("run"), [1.0]).fp16 is False, "as the trainer will have it"
+    config = load_config("quickstart", ["model.dtype=auto", "optimisation.learning_rate=1e-5"])
+    assert grpo_config(config, UNSLOTH, Path("run"), [1.0]).fp16 is True
+    assert grpo_config(config, overflowing, Path("run"), [1.0]).fp16 is False, "as the trainer will have it"
     monkeypatch.setattr("kit.models.backend.this_machine", lambda: A100)
     assert not suited(UNSLOTH, ModelConfig(), qwen).computes_in_float32
 
@@ -192,31 +192,31 @@ def parameters(file: str, function: str) -> set[str]:
     assert place is not None
     assert place.submodule_search_locations
     tree = ast.parse((Path(place.submodule_search_locations[0]) / "models" / file).read_text(encoding="utf-8"))
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
-    assert found
-    return set.intersection(*({name.arg for name in [*node.args.args, *node.args.kwonlyargs]} for node in found))
+    definitions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
+    assert definitions
+    return set.intersection(*({name.arg for name in [*node.args.args, *node.args.kwonlyargs]} for node in definitions))
 
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_the_model_is_loaded_literally_and_in_the_precision_asked(lora: bool) -> None:
     config = ModelConfig(name="a/b", load_in_4bit=lora, **({} if lora else {"lora": None}))
     engine = {"gpu_memory_utilization": 0.4, "max_lora_rank": 32} if lora else {}
-    given = model_arguments("a/b", "main", config, torch.bfloat16, Loading(640, 7, "unsloth", engine))
-    assert {name: given[name] for name in ("dtype", "revision", "load_in_4bit", "full_finetuning", "fast_inference")} == {
+    arguments = model_arguments("a/b", "main", config, torch.bfloat16, Loading(640, 7, "unsloth", engine))
+    assert {name: arguments[name] for name in ("dtype", "revision", "load_in_4bit", "full_finetuning", "fast_inference")} == {
         "dtype": torch.bfloat16, "revision": "main", "load_in_4bit": lora, "full_finetuning": not lora, "fast_inference": lora,
     }  # fmt: skip
-    assert given.keys() <= parameters("loader.py", "from_pretrained")
+    assert arguments.keys() <= parameters("loader.py", "from_pretrained")
 
 
 def test_adapters_are_those_of_the_configuration() -> None:
     adapter = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, target_modules=["v_proj", "q_proj"], use_rslora=True)
-    given = adapter_arguments(adapter, Loading(seed=5, checkpointing=True), None)
-    assert (given["r"], given["use_rslora"], given["target_modules"]) == (8, True, ["q_proj", "v_proj"])
-    assert given.keys() <= parameters("llama.py", "get_peft_model")
+    arguments = adapter_arguments(adapter, Loading(seed=5, checkpointing=True), None)
+    assert (arguments["r"], arguments["use_rslora"], arguments["target_modules"]) == (8, True, ["q_proj", "v_proj"])
+    assert arguments.keys() <= parameters("llama.py", "get_peft_model")
 
 
 @pytest.mark.parametrize(
-    ("asked", "backend", "expected"),
+    ("setting", "backend", "expected"),
     [
         (None, UNSLOTH, "unsloth"),
         (None, TRANSFORMERS, True),
@@ -226,8 +226,8 @@ def test_adapters_are_those_of_the_configuration() -> None:
         (False, UNSLOTH, False),
     ],
 )
-def test_gradient_checkpointing_by_backend(asked: Any, backend: Backend, expected: Any) -> None:
-    assert checkpointing(asked, backend) == expected
+def test_gradient_checkpointing_by_backend(setting: Any, backend: Backend, expected: Any) -> None:
+    assert checkpointing(setting, backend) == expected
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_unsloth_after_trl_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "given", "processes", "model", "threads"),
+    ("cores", "omp", "processes", "model", "threads"),
     [
         (3, "1", None, "some/model", 3),
         (None, "2", None, "some/model", 2),
@@ -288,7 +288,7 @@ def test_unsloth_after_trl_is_refused() -> None:
     ],
 )
 def test_threads_are_those_asked_for_else_of_the_environment_else_of_the_cores(
-    monkeypatch: pytest.MonkeyPatch, asked: int | None, given: str, processes: str | None, model: str, threads: int
+    monkeypatch: pytest.MonkeyPatch, cores: int | None, omp: str, processes: str | None, model: str, threads: int
 ) -> None:
     import torch
 
@@ -297,10 +297,10 @@ def test_threads_are_those_asked_for_else_of_the_environment_else_of_the_cores(
     set_to: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setattr(backend, "physical_cores", lambda: 8)
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setenv("OMP_NUM_THREADS", omp)
     if processes is None:
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     else:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
-    assert backend.use_threads(asked, model) == threads
+    assert backend.use_threads(cores, model) == threads
     assert set_to == [threads]

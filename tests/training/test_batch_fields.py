@@ -34,10 +34,10 @@ def test_a_hook_sees_a_field_that_was_added(new_trainer: NewTrainer, monkeypatch
         _add_to_rollouts(trainer, source)
     late_tokens.seen.clear()  # type: ignore[attr-defined]
     train(trainer)
-    seen = late_tokens.seen  # type: ignore[attr-defined]
-    assert seen
+    positions = late_tokens.seen  # type: ignore[attr-defined]
+    assert positions
     assert all(
-        torch.equal(values.long().amax(1), (values > 0).sum(1)) for values in seen
+        torch.equal(values.long().amax(1), (values > 0).sum(1)) for values in positions
     )  # 1, 2, 3 ... and 0 at padding
 
 

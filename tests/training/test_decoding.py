@@ -49,29 +49,29 @@ def prompts(groups: int = 4, copies: int = 3) -> dict[str, Tensor]:
 
 
 def settings(**more: Any) -> Any:
-    given: dict[str, Any] = dict(max_new_tokens=20, do_sample=False, pad_token_id=PAD, eos_token_id=[END, *ENDS])
-    return GenerationConfig(**given | {"disable_compile": True} | more)
+    defaults: dict[str, Any] = dict(max_new_tokens=20, do_sample=False, pad_token_id=PAD, eos_token_id=[END, *ENDS])
+    return GenerationConfig(**defaults | {"disable_compile": True} | more)
 
 
 def both(model: Any, inputs: dict[str, Tensor], how: Any) -> tuple[Tensor, Tensor]:
     """What transformers' loop gives, and ours."""
-    theirs = model.generate(**inputs, generation_config=how)
+    reference = model.generate(**inputs, generation_config=how)
     with fast_decoding(model):
-        ours = model.generate(**inputs, generation_config=how)
-    return theirs, ours
+        fast = model.generate(**inputs, generation_config=how)
+    return reference, fast
 
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the batches that the model is given one token of, filled as they come."""
-    forward, seen = Qwen3Model.forward, list[int]()
+    forward, batch_sizes = Qwen3Model.forward, list[int]()
 
     def counted(self: Any, input_ids: Any = None, *rest: Any, **keywords: Any) -> Any:
-        seen.append(len(input_ids))
+        batch_sizes.append(len(input_ids))
         return forward(self, input_ids, *rest, **keywords)
 
     monkeypatch.setattr(Qwen3Model, "forward", counted)
-    return seen
+    return batch_sizes
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 def test_likeliest_tokens_are_those_of_transformers(kind: str, more: dict[str, Any]) -> None:
-    theirs, ours = both(tiny(kind, **more), prompts(), settings())
-    assert torch.equal(ours, theirs)
+    reference, fast = both(tiny(kind, **more), prompts(), settings())
+    assert torch.equal(fast, reference)
 
 
 @pytest.mark.parametrize(
@@ -104,19 +104,19 @@ def test_likeliest_tokens_are_those_of_transformers(kind: str, more: dict[str, A
     ],
 )
 def test_settings_mean_what_they_mean_to_transformers(how: dict[str, Any]) -> None:
-    theirs, ours = both(with_adapter(tiny()), prompts(), settings(**how))
-    assert torch.equal(getattr(ours, "sequences", ours), getattr(theirs, "sequences", theirs))
+    reference, fast = both(with_adapter(tiny()), prompts(), settings(**how))
+    assert torch.equal(getattr(fast, "sequences", fast), getattr(reference, "sequences", reference))
 
 
 def test_copies_of_a_prompt_go_through_once_and_ended_rows_leave(rows: list[int]) -> None:
     model, inputs = tiny(), prompts(groups=4, copies=3)
-    theirs = model.generate(**inputs, generation_config=settings())
-    whole = list(rows)
+    reference = model.generate(**inputs, generation_config=settings())
+    reference_rows = list(rows)
     rows.clear()
     with fast_decoding(model):
-        assert torch.equal(model.generate(**inputs, generation_config=settings()), theirs)
-    assert set(whole) == {12}
-    assert len(rows) == len(whole)
+        assert torch.equal(model.generate(**inputs, generation_config=settings()), reference)
+    assert set(reference_rows) == {12}
+    assert len(rows) == len(reference_rows)
     assert rows[0] == 4  # the prompts
     assert rows[1:] == sorted(rows[1:], reverse=True)
     assert rows[-1] < rows[1] < 12
@@ -146,8 +146,8 @@ def test_samples_follow_the_distribution_of_transformers() -> None:
     for token in counts.topk(2).indices.tolist():  # the second, given the first
         chosen = made[made[:, 0] == token][:, 1]
         second = next_token(torch.cat([ids, torch.tensor([[token]])], dim=1))
-        seen = torch.bincount(chosen, minlength=61).float() / len(chosen)
-        assert float((seen - second).abs().max()) < 4 * (0.25 / len(chosen)) ** 0.5
+        frequencies = torch.bincount(chosen, minlength=61).float() / len(chosen)
+        assert float((frequencies - second).abs().max()) < 4 * (0.25 / len(chosen)) ** 0.5
 
 
 def test_adapters_are_folded_and_the_very_same_weights_come_back() -> None:
@@ -203,8 +203,8 @@ def test_who_listens_hears_every_token() -> None:
 
     heard = Heard()
     with fast_decoding(model):
-        found = model.generate(**inputs, generation_config=how, streamer=heard)
-    assert heard == found[0].tolist()
+        output = model.generate(**inputs, generation_config=how, streamer=heard)
+    assert heard == output[0].tolist()
     assert len(heard) > inputs["input_ids"].shape[1]
 
 
@@ -213,6 +213,6 @@ def test_a_token_without_an_embedding_is_named_before_the_model_is_asked() -> No
     model = tiny()
     generator = Generator(adapter_of(model), model)
     made = [[2]], None
-    assert generator.turn(lambda *given: made, RolloutState(), [[60]], None, {}) == made
+    assert generator.turn(lambda *args: made, RolloutState(), [[60]], None, {}) == made
     with pytest.raises(ModelError, match=r"token 61, and the model has 61 embeddings"):
-        generator.turn(lambda *given: made, RolloutState(), [[5, 61], [3]], None, {})
+        generator.turn(lambda *args: made, RolloutState(), [[5, 61], [3]], None, {})

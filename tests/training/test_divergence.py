@@ -44,11 +44,11 @@ def logits(side: Projection) -> Tensor:
 
 
 def expected(policy: Projection, teacher: Projection, what: Divergence) -> Tensor:
-    ours, theirs = logits(policy), logits(teacher).detach()
+    p, q = logits(policy), logits(teacher).detach()
     if what.top_k is None:
-        return loss_utils.compute_full_logit_self_distillation_loss(ours, theirs, distillation_alpha=ALPHA[what.kind])
+        return loss_utils.compute_full_logit_self_distillation_loss(p, q, distillation_alpha=ALPHA[what.kind])
     return loss_utils.compute_topk_self_distillation_loss(
-        ours, theirs, distillation_topk=what.top_k, distillation_alpha=ALPHA[what.kind], distillation_add_tail=True
+        p, q, distillation_topk=what.top_k, distillation_alpha=ALPHA[what.kind], distillation_add_tail=True
     )
 
 
@@ -62,11 +62,11 @@ def gradients(values: Tensor, policy: Projection) -> list[Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_are_those_of_trl(kind: str, top_k: int | None) -> None:
     policy, teacher, what = head(1, 5), head(2, 4), Divergence(kind, top_k)  # type: ignore[arg-type]
-    found = divergence(policy, teacher, what, slice_logits=50)  # two positions a slice
-    wanted = expected(policy, teacher, what)
-    torch.testing.assert_close(found, wanted)
-    for ours, theirs in zip(gradients(found, policy), gradients(wanted, policy), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    actual = divergence(policy, teacher, what, slice_logits=50)  # two positions a slice
+    reference = expected(policy, teacher, what)
+    torch.testing.assert_close(actual, reference)
+    for gradient, reference_gradient in zip(gradients(actual, policy), gradients(reference, policy), strict=True):
+        torch.testing.assert_close(gradient, reference_gradient)
 
 
 def test_another_vocabulary_is_refused() -> None:
@@ -106,9 +106,9 @@ def float64_kl(policy: Projection, reference: Projection) -> tuple[Tensor, list[
         )
 
     precise = exact(policy)
-    ours, theirs = (logits(side).log_softmax(-1) for side in (precise, exact(reference)))
-    theirs = theirs.detach()
-    return (ours.exp() * (ours - theirs)).sum(-1), leaves(precise)
+    policy_logps, reference_logps = (logits(side).log_softmax(-1) for side in (precise, exact(reference)))
+    reference_logps = reference_logps.detach()
+    return (policy_logps.exp() * (policy_logps - reference_logps)).sum(-1), leaves(precise)
 
 
 def check_against_float64(

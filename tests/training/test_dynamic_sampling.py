@@ -32,7 +32,7 @@ def flat_for(*targets: int) -> Any:
 
     def placed_or_flat(completion_ids: list[list[int]], target: list[int], **_: Any) -> list[float]:
         rewards = _placed(completion_ids)
-        return [0.5 if wanted in targets else reward for wanted, reward in zip(target, rewards, strict=True)]
+        return [0.5 if number in targets else reward for number, reward in zip(target, rewards, strict=True)]
 
     return placed_or_flat
 
@@ -121,15 +121,15 @@ def test_a_run_that_chooses_is_resumed_to_the_bit(new_trainer: NewTrainer, tmp_p
         )  # fmt: skip
         return trainer, sink
 
-    whole, seen = one("whole")
-    train(whole)
+    straight, sink = one("whole")
+    train(straight)
     resumed, seen_after = one("again")
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
-    assert [each.completion_ids for each in seen_after] == [each.completion_ids for each in seen[-len(seen_after) :]]
-    assert told(resumed)[-2] == told(whole)[-2]
-    for name, weight in adapter(whole).items():
+    assert [each.completion_ids for each in seen_after] == [each.completion_ids for each in sink[-len(seen_after) :]]
+    assert told(resumed)[-2] == told(straight)[-2]
+    for name, weight in adapter(straight).items():
         assert torch.equal(weight, adapter(resumed)[name]), name
-    assert resumed.selection.state_dict() == whole.selection.state_dict() != {"passed": 0}
+    assert resumed.selection.state_dict() == straight.selection.state_dict() != {"passed": 0}
 
 
 # --- groups, without a model ------------------------------------------------------------------------------------------
@@ -149,11 +149,11 @@ def sampler(
             for row, group in zip(rows, rewards, strict=True)
         ]
 
-    found = trainer.selection
-    monkeypatch.setattr(found, "config", SelectionConfig.model_validate({"dynamic_sampling": limits}).dynamic_sampling)
-    monkeypatch.setattr(found, "fresh", FreshPrompts([{"prompt": number} for number in range(12)], seed=0))
-    monkeypatch.setattr(found, "_sample", make)
-    return found, rounds
+    choice = trainer.selection
+    monkeypatch.setattr(choice, "config", SelectionConfig.model_validate({"dynamic_sampling": limits}).dynamic_sampling)
+    monkeypatch.setattr(choice, "fresh", FreshPrompts([{"prompt": number} for number in range(12)], seed=0))
+    monkeypatch.setattr(choice, "_sample", make)
+    return choice, rounds
 
 
 def test_rounds_end_with_the_last_flat_group_with_the_limits_or_with_the_data(
@@ -166,8 +166,8 @@ def test_rounds_end_with_the_last_flat_group_with_the_limits_or_with_the_data(
         (set(range(12)), {"max_rounds": 3}, 3),
         (set(range(12)), {"max_rounds": 9}, 3),  # twelve prompts, four a round
     ):
-        found, rounds = sampler(monkeypatch, trainer, flat, **limits)
-        groups, made, count = found._replace_flat(found._sample(begin))
+        sampling, rounds = sampler(monkeypatch, trainer, flat, **limits)
+        groups, made, count = sampling._replace_flat(sampling._sample(begin))
         prompts = [prompt for each in rounds for prompt in each]
         assert count == len(rounds) == expected
         assert len(set(prompts)) == len(prompts) == len(made), "no prompt twice in a step"

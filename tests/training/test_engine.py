@@ -32,23 +32,23 @@ def config(*overrides: str) -> RunConfig:
     return load_config({"generation": {"engine": "vllm"}}, overrides)
 
 
-def first(given: RunConfig, device: str, found: Installed | None) -> KitError | None:
-    return next(incompatibilities(given, device, found), None)
+def first(config: RunConfig, device: str, vllm: Installed | None) -> KitError | None:
+    return next(incompatibilities(config, device, vllm), None)
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None], None]:
     """`machine(device, installed vLLM)`: what this machine is taken to be."""
 
-    def take(device: str, found: Installed | None) -> None:
+    def take(device: str, vllm: Installed | None) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: device == "cuda")
-        monkeypatch.setattr(engine, "installed", lambda: found)
+        monkeypatch.setattr(engine, "installed", lambda: vllm)
 
     return take
 
 
 @pytest.mark.parametrize(
-    ("overrides", "device", "found", "words"),
+    ("overrides", "device", "vllm", "words"),
     [
         ([], "cuda", None, "uv sync --inexact --extra vllm"),
         ([], "cpu", None, r"bash \.ci/vllm-environment"),
@@ -68,9 +68,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
     ],
 )
 def test_what_vllm_cannot_serve_is_refused_with_the_alternative(
-    overrides: list[str], device: str, found: Installed | None, words: str
+    overrides: list[str], device: str, vllm: Installed | None, words: str
 ) -> None:
-    problem = first(config(*overrides), device, found)
+    problem = first(config(*overrides), device, vllm)
     assert problem is not None
     with pytest.raises((ConfigError, EnvironmentUnsupported), match=words):
         raise problem
@@ -87,7 +87,7 @@ def test_4_bits_need_vllms_plugin_which_the_extra_brings(monkeypatch: pytest.Mon
         monkeypatch.setattr(engine, "find_spec", lambda name: name == "vllm_bnb_plugin" or None)
         assert first(four_bits, "cuda", CUDA_BUILD) is None
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {Requirement(one).name for one in extras["vllm"]} == {"vllm", "vllm-bnb-plugin"}
+    assert {Requirement(line).name for line in extras["vllm"]} == {"vllm", "vllm-bnb-plugin"}
 
 
 @pytest.mark.parametrize("hook", ["sampler_correction", "off_policy_mask"])
@@ -120,9 +120,9 @@ def test_every_argument_is_one_of_trls_and_every_vllm_argument_of_trl_is_pinned(
     from trl import GRPOConfig
 
     fields = {field.name for field in dataclasses.fields(GRPOConfig)}
-    told = set(engine.vllm_arguments(config()))
-    assert told <= fields
-    unset = {name for name in fields if "vllm" in name} - told
+    arguments = set(engine.vllm_arguments(config()))
+    assert arguments <= fields
+    unset = {name for name in fields if "vllm" in name} - arguments
     of_a_server = {name for name in unset if name.startswith(("vllm_server", "vllm_group"))}
     assert unset - of_a_server == {"vllm_importance_sampling_cap"}, "deprecated, unset"
 
@@ -140,12 +140,12 @@ def test_a_hook_that_reads_the_samplers_log_probabilities_needs_vllm() -> None:
 def test_merged_weights_are_those_that_peft_merges_and_leave_the_frozen_ones_alone(
     new_model: Callable[[], Any],
 ) -> None:
-    given = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    model = get_peft_model(new_model(), given)
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    model = get_peft_model(new_model(), lora)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    found = merged_weights(model)
-    assert found is not None
-    merged = {name: weight.clone() for name, weight in found}
+    weights = merged_weights(model)
+    assert weights is not None
+    merged = {name: weight.clone() for name, weight in weights}
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     expected = dict(model.merge_and_unload().named_parameters())
     assert merged.keys() == expected.keys()
@@ -157,8 +157,8 @@ def test_merged_weights_are_those_that_peft_merges_and_leave_the_frozen_ones_alo
 
 
 def test_adapters_that_are_active_together_are_handed_over_as_one(new_model: Callable[[], Any]) -> None:
-    given = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    model = get_peft_model(new_model(), given)
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    model = get_peft_model(new_model(), lora)
     model.add_adapter("second", LoraConfig(r=2, use_rslora=True, target_modules=["q_proj"], init_lora_weights=False))
     model.base_model.set_adapter(["default", "second"])
     rank, tensors = adapter_tensors(model)
@@ -167,7 +167,7 @@ def test_adapters_that_are_active_together_are_handed_over_as_one(new_model: Cal
     assert len(tensors) == 2 * len(layers) > 0
     for name, layer in layers.items():
         product = tensors[f"{name}.lora_B.weight"] @ tensors[f"{name}.lora_A.weight"]
-        delta = sum(layer.get_delta_weight(one) for one in layer.active_adapters if one in layer.lora_A)
+        delta = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters if adapter in layer.lora_A)
         torch.testing.assert_close(product, delta, rtol=1e-5, atol=1e-6)
     held = tensors[f"{name}.lora_A.weight"]
     held += 1  # what the engine does to its copy
@@ -185,8 +185,8 @@ def test_an_update_below_the_steps_of_bfloat16_reaches_the_engine_of_a_gpu(new_m
         up.data *= 1e-5 / layer.get_delta_weight("default").float().std()
     merged, (_, tensors) = dict(merged_weights(model) or ()), adapter_tensors(model)
 
-    def kept(seen: torch.Tensor, update: torch.Tensor) -> float:
-        return float((seen.float() * update).sum() / (update * update).sum())
+    def kept(change: torch.Tensor, update: torch.Tensor) -> float:
+        return float((change.float() * update).sum() / (update * update).sum())
 
     for name, layer in layers.items():
         update = layer.get_delta_weight("default").float()

@@ -39,8 +39,8 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunConfig, E
     monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
 
     def choose(*overrides: str, columns: Any = (), objective: Objective | None = None) -> tuple[RunConfig, Engine]:
-        given = load_config("quickstart", ["model.dtype=auto", "generation.engine=auto", *overrides])
-        config, chosen = resolve(given, choose_engine(given), (), objective, A100)
+        requested = load_config("quickstart", ["model.dtype=auto", "generation.engine=auto", *overrides])
+        config, chosen = resolve(requested, choose_engine(requested), (), objective, A100)
         return resolve(config, chosen, columns, objective, A100) if columns else (config, chosen)
 
     return choose
@@ -86,14 +86,14 @@ def test_an_objective_that_reads_the_engine_does_not_go_on_without_it(settled: C
 
 def test_keys_of_the_engine_reach_unsloths() -> None:
     keys = ["generation.engine=vllm", "data.max_prompt_tokens=100", "generation.max_completion_tokens=28"]
-    told = loading(load_config("quickstart", keys), UNSLOTH, None)
-    assert told.max_seq_length == 128
-    assert "enforce_eager" not in told.fast_inference, "refused by Unsloth's loader where there is no engine"
+    settings = loading(load_config("quickstart", keys), UNSLOTH, None)
+    assert settings.max_seq_length == 128
+    assert "enforce_eager" not in settings.fast_inference, "refused by Unsloth's loader where there is no engine"
     keys += ["generation.vllm.eager=true"]
-    told = loading(load_config("quickstart", keys), UNSLOTH, 4096)
-    assert told.max_seq_length == 128
-    assert model_arguments("m", None, ModelConfig(), torch.bfloat16, told)["enforce_eager"] is True
-    assert told.fast_inference["max_lora_rank"] == load_config("quickstart").model.lora.rank
+    settings = loading(load_config("quickstart", keys), UNSLOTH, 4096)
+    assert settings.max_seq_length == 128
+    assert model_arguments("m", None, ModelConfig(), torch.bfloat16, settings)["enforce_eager"] is True
+    assert settings.fast_inference["max_lora_rank"] == load_config("quickstart").model.lora.rank
     assert not loading(load_config("quickstart", keys), Backend("transformers", "cuda", ""), 4096).fast_inference
     hf = loading(load_config("quickstart", [*keys, "generation.engine=hf"]), UNSLOTH, 4096)
     assert (hf.max_seq_length, hf.fast_inference) == (128, {})
@@ -146,30 +146,30 @@ def test_weights_in_another_precision_than_asked_are_refused(monkeypatch: pytest
 def test_the_engine_ends_completions_where_the_model_does(new_model: Callable[[], Any]) -> None:
     model = new_model()
     model.generation_config.eos_token_id = [7, 5]
-    given = {"stop_token_ids": [300]}
+    arguments = {"stop_token_ids": [300]}
     for policy in (model, get_peft_model(model, LoraConfig(target_modules=["q_proj"]))):
         assert stop_ids(policy, {}) == [5, 7]
-        assert stop_ids(policy, given) == [5, 7, 300]
-    assert given == {"stop_token_ids": [300]}, "TRL's arguments stay as they are"
+        assert stop_ids(policy, arguments) == [5, 7, 300]
+    assert arguments == {"stop_token_ids": [300]}, "TRL's arguments stay as they are"
 
 
 def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     from trl.generation import vllm_generation
 
-    told: dict[str, Any] = {}
-    monkeypatch.setattr(vllm_generation, "LLM", lambda **given: told.update(given), raising=False)
+    keywords: dict[str, Any] = {}
+    monkeypatch.setattr(vllm_generation, "LLM", lambda **arguments: keywords.update(arguments), raising=False)
     config = load_config("quickstart", ["generation.engine=vllm", "model.revision=abc"])
     args: Any = SimpleNamespace(use_vllm=True, use_cpu=True, bf16=False, fp16=False)
     for settings in (engine_settings(config, args, print), EngineSettings()):
-        told.clear()
-        one: Any = WatchedGeneration.__new__(WatchedGeneration)
-        one.settings, one.model = settings, torch.nn.Linear(1, 1)
-        one.accelerator = SimpleNamespace(process_index=0, device=torch.device("cpu"))
-        with one._making():
+        keywords.clear()
+        generation: Any = WatchedGeneration.__new__(WatchedGeneration)
+        generation.settings, generation.model = settings, torch.nn.Linear(1, 1)
+        generation.accelerator = SimpleNamespace(process_index=0, device=torch.device("cpu"))
+        with generation._making():
             vllm_generation.LLM(model="m")
         expected = ["abc", "abc"] if settings is not None and settings.revision else [None, None]
-        assert [told.get("revision"), told.get("tokenizer_revision")] == expected
-        assert told["model"] == "m"
+        assert [keywords.get("revision"), keywords.get("tokenizer_revision")] == expected
+        assert keywords["model"] == "m"
 
 
 def test_what_an_architecture_makes_of_the_backend_is_known_to_all_that_follows(

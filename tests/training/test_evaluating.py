@@ -50,13 +50,13 @@ def scripted(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def kinds(result: Any, *wanted: str) -> list[tuple[str, int]]:
-    return [(event["kind"], event["step"]) for event in result.folder.events() if event["kind"] in wanted]
+def kinds(result: Any, *names: str) -> list[tuple[str, int]]:
+    return [(event["kind"], event["step"]) for event in result.folder.events() if event["kind"] in names]
 
 
 def best(result: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((result.folder.path / "best.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((result.folder.path / "best.json").read_text())
+    return record
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -110,10 +110,10 @@ def hacked() -> dict[int, float]:
 
 def test_the_alarm_only_warns_and_once(scripted: Any, hacked: dict[int, float]) -> None:
     result = scripted(hacked, "evaluation.alarm=warn", "evaluation.every=9")
-    found = [
+    alerts = [
         event for event in result.folder.events() if event["kind"] == "alert" and event["name"] == "reward_hacking"
     ]
-    assert [(event["step"], event["severity"]) for event in found] == [(27, "warning")]
+    assert [(event["step"], event["severity"]) for event in alerts] == [(27, "warning")]
     assert (result.folder.status()["state"], result.folder.status()["step"]) == ("finished", max(hacked))
     assert "held-out greedy accuracy fell from 0.900 (step 9) to 0.300 (step 27)" in result.shown
 
@@ -134,8 +134,8 @@ def test_alerts_on_the_metric_lines_are_filed_once(attempt: Any) -> None:
     flat = ['reward.functions=[{"path": "flat.py:score"}]', "optimisation.steps=13", "data.limit=80"]
     result = attempt(*flat, "reward.preset=null")
     assert result.code == 0, result.message
-    found = [event for event in result.folder.events() if event["kind"] == "alert"]
-    assert [(event["step"], event["severity"]) for event in found if event["name"] == "zero_spread"] == [
+    alerts = [event for event in result.folder.events() if event["kind"] == "alert"]
+    assert [(event["step"], event["severity"]) for event in alerts if event["name"] == "zero_spread"] == [
         (10, "warning")
     ]
     assert "Alert at step 10: 100% of the groups of the last 10 steps" in result.shown

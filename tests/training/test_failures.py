@@ -60,11 +60,11 @@ def test_checkpointing_is_on_again_after_a_rollout_that_failed(
     new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch, survived: str
 ) -> None:
     """TRL switches it off for a rollout, and on again only where the rollout ends well."""
-    seen: list[bool] = []
+    checkpointing: list[bool] = []
 
     class Watch(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            seen.append(trainer.model.is_gradient_checkpointing)
+            checkpointing.append(trainer.model.is_gradient_checkpointing)
 
     trainer = new_trainer(
         objective="dapo",
@@ -76,11 +76,11 @@ def test_checkpointing_is_on_again_after_a_rollout_that_failed(
     trainer.add_callback(Watch())
     real, calls = trainer.model.generate, []
 
-    def generate(*given: Any, **named: Any) -> Any:
+    def generate(*args: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory") if survived == "memory" else ValueError("another")
-        return real(*given, **named)
+        return real(*args, **named)
 
     monkeypatch.setattr(trainer.model, "generate", generate)
     if survived == "another":
@@ -89,4 +89,4 @@ def test_checkpointing_is_on_again_after_a_rollout_that_failed(
         assert trainer.model.is_gradient_checkpointing
         return
     trainer.train()
-    assert seen == [True] * 3
+    assert checkpointing == [True] * 3

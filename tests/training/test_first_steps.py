@@ -53,15 +53,15 @@ def without_mask(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) 
 
 def shifted(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Takes the log-probabilities of padded rows from one place too far left."""
-    found = score(*args, **keywords)
-    padded = (args[1].mask[:, :1] == 0).expand_as(found.logps)
-    return replace(found, logps=torch.where(padded, found.logps.roll(1, dims=1), found.logps))
+    output = score(*args, **keywords)
+    padded = (args[1].mask[:, :1] == 0).expand_as(output.logps)
+    return replace(output, logps=torch.where(padded, output.logps.roll(1, dims=1), output.logps))
 
 
 def cold(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Leaves a logit transform out: all log-probabilities come out sharper."""
-    found = score(*args, **keywords)
-    return replace(found, logps=1.1 * found.logps)
+    output = score(*args, **keywords)
+    return replace(output, logps=1.1 * output.logps)
 
 
 @pytest.mark.parametrize("defect", [without_mask, shifted, cold])
@@ -95,7 +95,7 @@ def test_old_log_probabilities_from_another_scorer_stop_the_first_step(new_train
         trainer,
         lambda score, args, keywords: (
             score(*args, **keywords) if trainer._state is None
-            else replace(found := score(*args, **keywords), logps=1.2 * found.logps)
+            else replace(output := score(*args, **keywords), logps=1.2 * output.logps)
         ),
     )  # fmt: skip
     with pytest.raises(ObjectiveError, match="differ from those at the rollout by"):
@@ -105,10 +105,10 @@ def test_old_log_probabilities_from_another_scorer_stop_the_first_step(new_train
 
 def test_a_subclass_that_scores_rollouts_in_its_own_way_is_refused(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="dapo")
-    objective, ours = trainer.objective, type(trainer)
-    check_combination(derive(trainer), objective, ours)
+    objective, kind = trainer.objective, type(trainer)
+    check_combination(derive(trainer), objective, kind)
     with pytest.raises(ObjectiveError, match=r"Other overrides .*Change trainer\.scorer\.score"):
-        check_combination(derive(trainer, _get_per_token_logps_and_entropies=lambda *_, **__: None), objective, ours)
+        check_combination(derive(trainer, _get_per_token_logps_and_entropies=lambda *_, **__: None), objective, kind)
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ def test_a_router_that_is_balanced_forbids_it(mixed: tuple[Any, list[dict[str, A
 def half_flat(completion_ids: list[list[int]], target: list[int], **_: Any) -> list[float]:
     """Reward differs within the groups of half of the prompts only."""
     return [
-        sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 if wanted > 1 else 1.0
-        for ids, wanted in zip(completion_ids, target, strict=True)
+        sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 if number > 1 else 1.0
+        for ids, number in zip(completion_ids, target, strict=True)
     ]
 
 
@@ -161,14 +161,14 @@ ALL_ON = {"token_budget": 60}
 
 @pytest.mark.parametrize("function", [half_flat, flat_at_first])
 def test_five_steps_with_everything_on_are_those_with_everything_off(new_trainer: NewTrainer, function: Any) -> None:
-    found = []
+    results = []
     for extra in (ALL_OFF, ALL_ON):
         trainer = new_trainer(objective="dapo", extra={"reward_funcs": function, **extra}, **LEARNING)
         train(trainer)
         logs = [line for line in trainer.state.log_history if "loss" in line]
-        found.append((adapter(trainer), [line["loss"] for line in logs], [line["grad_norm"] for line in logs]))
+        results.append((adapter(trainer), [line["loss"] for line in logs], [line["grad_norm"] for line in logs]))
     assert trainer.savings_report == dict.fromkeys(("token_budget", "skip_flat_groups"), "on")
-    (weights, losses, norms), (others, their_losses, their_norms) = found
+    (weights, losses, norms), (others, their_losses, their_norms) = results
     assert len(losses) == 5
     assert their_losses == pytest.approx(losses, abs=1e-6)
     assert their_norms == pytest.approx(norms, rel=1e-4, abs=1e-6)

@@ -58,42 +58,42 @@ def run(model: Any, autocast: bool, dtype: torch.dtype) -> dict[str, Tensor]:
     x = torch.randn(2, TOKENS // 2, IN, generator=draw).to(dtype).requires_grad_()
     torch.manual_seed(2)
     with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-        found = model(x)
-    found.float().square().sum().backward()
+        output = model(x)
+    output.float().square().sum().backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
     assert all(gradient is not None for gradient in gradients.values())
-    return {"output": found.detach(), "input": x.grad} | gradients  # type: ignore[dict-item]
+    return {"output": output.detach(), "input": x.grad} | gradients  # type: ignore[dict-item]
 
 
-def assert_like(ours: dict[str, Tensor], wanted: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> None:
+def assert_like(fused: dict[str, Tensor], peft: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> None:
     """As near to the exact result as PEFT's own, but for `limit` of its norm."""
-    assert ours.keys() == wanted.keys() == exact.keys()
+    assert fused.keys() == peft.keys() == exact.keys()
     for name, right in exact.items():
-        assert ours[name].dtype == wanted[name].dtype, name
-        off = [float((one[name].float() - right).norm() / right.norm()) for one in (ours, wanted)]
+        assert fused[name].dtype == peft[name].dtype, name
+        off = [float((side[name].float() - right).norm() / right.norm()) for side in (fused, peft)]
         assert off[0] <= 1.2 * off[1] + limit, (name, off)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16 under autocast", "float32 under autocast"])
 def test_outputs_and_gradients_are_pefts(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     autocast, dtype = "autocast" in precision, getattr(torch, precision.split()[0])
-    wanted = run(adapted(dtype), autocast, dtype)
+    peft_results = run(adapted(dtype), autocast, dtype)
     exact = run(adapted(dtype).float(), False, torch.float32)
     model = adapted(dtype)
     assert Fused(model).names == ["3 LoRA layers of one node"]
     calls = counted(monkeypatch)
-    ours = run(model, autocast, dtype)
+    fused_results = run(model, autocast, dtype)
     assert calls["_Adapter"] == 3
-    assert_like(ours, wanted, exact, 1e-3 if autocast else 1e-6)
+    assert_like(fused_results, peft_results, exact, 1e-3 if autocast else 1e-6)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     calls: Counter[str] = Counter()
     apply = fused._Adapter.apply
 
-    def noted(*given: Any) -> Any:
+    def noted(*args: Any) -> Any:
         calls["_Adapter"] += 1
-        return apply(*given)
+        return apply(*args)
 
     monkeypatch.setattr(fused._Adapter, "apply", noted)
     return calls
@@ -122,7 +122,7 @@ def second(model: Any) -> None:
 def test_what_is_not_plain_goes_pefts_way(
     lora: dict[str, Any], change: Callable[[Any], None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    outputs = []
     for fuse in (False, True):
         model = adapted(**lora)
         if fuse:
@@ -131,14 +131,14 @@ def test_what_is_not_plain_goes_pefts_way(
         if change is not None:
             change(model)
         torch.manual_seed(3)
-        found.append(model(torch.randn(2, 5, IN, generator=torch.Generator().manual_seed(1))))
-    assert torch.equal(*found)
+        outputs.append(model(torch.randn(2, 5, IN, generator=torch.Generator().manual_seed(1))))
+    assert torch.equal(*outputs)
     assert calls["_Adapter"] in (0, 2 if change is second else 0)  # of `second`, the two that have one adapter
 
 
 def test_4_bit_weights_are_pefts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     bnb = pytest.importorskip("bitsandbytes")
-    found = []
+    results = []
     for fuse in (False, True):
         torch.manual_seed(0)
         block = Block(bias=True)
@@ -152,9 +152,9 @@ def test_4_bit_weights_are_pefts_too(monkeypatch: pytest.MonkeyPatch) -> None:
         if fuse:
             assert Fused(model).names == ["3 LoRA layers of one node"]
             calls = counted(monkeypatch)
-        found.append(run(model, False, torch.float32))
+        results.append(run(model, False, torch.float32))
     assert calls["_Adapter"] == 3
-    assert_like(found[1], found[0], found[0], 1e-5)
+    assert_like(results[1], results[0], results[0], 1e-5)
     with torch.no_grad():
         model(torch.ones(1, IN))
     assert calls["_Adapter"] == 3  # a single token has bitsandbytes' own kernel
@@ -178,13 +178,13 @@ def trainer(new_trainer: NewTrainer, tokenizer: Any) -> Any:
 def test_a_run_scores_as_without(trainer: Any, caplog: pytest.LogCaptureFixture) -> None:
     rows = rows_of()
     trainer.scorer.fuses = False
-    wanted = score(trainer, rows)
+    unfused = score(trainer, rows)
     trainer.scorer.fuses = True
     with caplog.at_level("INFO", "kit"):
-        found = score(trainer, rows), score(trainer, rows)
-    for one in found:
-        assert_same(one, wanted)
-    (record,) = (one for one in caplog.records if "LoRA" in one.getMessage())
+        passes = score(trainer, rows), score(trainer, rows)
+    for scored in passes:
+        assert_same(scored, unfused)
+    (record,) = (line for line in caplog.records if "LoRA" in line.getMessage())
     assert record.getMessage() == "LlamaForCausalLM: 14 LoRA layers of one node"
     assert trainer.packing_report["packing"] == "packed"
 
@@ -194,12 +194,12 @@ def test_what_changes_scores_is_taken_away(
 ) -> None:
     rows, weight = rows_of(), fused._weight
     trainer.scorer.fuses = False
-    wanted = score(trainer, rows)
+    unfused = score(trainer, rows)
     trainer.scorer.fuses = True
     monkeypatch.setattr(fused, "_weight", lambda base, dtype: 1.1 * weight(base, dtype))
-    assert_same(score(trainer, rows), wanted)
-    (told,) = (one.getMessage() for one in caplog.records if "LoRA" in one.getMessage())
-    assert told.startswith(
+    assert_same(score(trainer, rows), unfused)
+    (message,) = (line.getMessage() for line in caplog.records if "LoRA" in line.getMessage())
+    assert message.startswith(
         "LlamaForCausalLM keeps its own operations, without 14 LoRA layers of one node: log-probabilities differ"
     )
     assert not any("forward" in vars(module) for module in trainer.model.get_base_model().model.modules())
@@ -209,14 +209,14 @@ def test_ligers_kernels_are_this_models_alone(trainer: Any, monkeypatch: pytest.
     """A stand-in that patches what Liger does: instances, classes in the module, and the rotary function."""
     from transformers.models.llama import modeling_llama as module
 
-    given: dict[str, Any] = {}
+    switches: dict[str, Any] = {}
     norm_class, rotary = module.LlamaRMSNorm, module.apply_rotary_pos_emb
 
     def doubled(*arguments: Any) -> Any:
         return rotary(*arguments)
 
     def apply(model: Any, **kernels: Any) -> None:
-        given.update(kernels)
+        switches.update(kernels)
         module.LlamaRMSNorm, module.apply_rotary_pos_emb = nn.Identity, doubled
         model.model.norm.offset, model.model.norm.forward = (
             0.0,
@@ -237,8 +237,8 @@ def test_ligers_kernels_are_this_models_alone(trainer: Any, monkeypatch: pytest.
     put = Fused(model)
     try:
         assert put.names[1:] == ["Liger's norms, rope and gated products"]
-        assert given["rms_norm"] is given["rope"] is True
-        assert given["cross_entropy"] is given["fused_linear_cross_entropy"] is False
+        assert switches["rms_norm"] is switches["rope"] is True
+        assert switches["cross_entropy"] is switches["fused_linear_cross_entropy"] is False
         assert module.LlamaRMSNorm is norm_class
         assert module.apply_rotary_pos_emb is doubled
         assert "forward" in vars(norm)

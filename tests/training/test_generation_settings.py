@@ -32,16 +32,16 @@ def opinionated(model_folder: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def effective(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What transformers makes of the settings of each call of `generate`."""
-    seen: list[Any] = []
+    configs: list[Any] = []
     prepare = GenerationMixin._prepare_generation_config
 
     def spied(self: Any, *rest: Any, **keywords: Any) -> Any:
         result = prepare(self, *rest, **keywords)
-        seen.append(result[0])
+        configs.append(result[0])
         return result
 
     monkeypatch.setattr(GenerationMixin, "_prepare_generation_config", spied)
-    return seen
+    return configs
 
 
 def is_neutral(settings: Any) -> None:

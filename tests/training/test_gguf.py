@@ -41,8 +41,8 @@ def file(tmp_path: Path) -> Path:
 
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model.eval()(TOKENS).logits
-    return found
+        output: torch.Tensor = model.eval()(TOKENS).logits
+    return output
 
 
 def test_a_file_computes_what_the_model_computes_that_it_was_written_from(file: Path, tmp_path: Path) -> None:
@@ -153,17 +153,17 @@ def test_a_run_on_a_file_is_planned_trained_resumed_exported_and_asked(
     assert plan(load_config(copy.deepcopy(tree)))["model"]["parameters"] == tiny_llama().num_parameters()
     done = attempt("run.id=whole", "run.save_every=1", draw=True)
     assert done.code == 0, done.message
-    whole = done.folder
-    assert json.loads(whole.env.read_text())["model_origin"].startswith("The start is Tiny, read from tiny.gguf")
-    assert "The start is Tiny" in (whole.path / "report.html").read_text()
+    run_dir = done.folder
+    assert json.loads(run_dir.env.read_text())["model_origin"].startswith("The start is Tiny, read from tiny.gguf")
+    assert "The start is Tiny" in (run_dir.path / "report.html").read_text()
     assert attempt("run.id=parts", "run.save_every=1", "optimisation.steps=1").code == 0
     parts = kit.train.run(
         load_config(copy.deepcopy(tree), ["run.id=parts", "run.save_every=1"]), quiet=True, resume=True
     )
-    weights = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in (whole, parts)]
+    weights = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in (run_dir, parts)]
     assert weights[0] == weights[1]
-    request = ExportRequest("merged_16bit", out=tmp_path / "merged", prompts=3).for_run(whole) | {"dtype": "float32"}
-    assert job.export(whole, request, Reporter(quiet=True))["verification"]["faults"] == []
+    request = ExportRequest("merged_16bit", out=tmp_path / "merged", prompts=3).for_run(run_dir) | {"dtype": "float32"}
+    assert job.export(run_dir, request, Reporter(quiet=True))["verification"]["faults"] == []
     assert "The start is Tiny" in (tmp_path / "merged/README.md").read_text()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    torch.testing.assert_close(logits(merged), logits(ChatModels(whole, None).tuned), atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits(merged), logits(ChatModels(run_dir, None).tuned), atol=1e-5, rtol=0)

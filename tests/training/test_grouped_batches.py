@@ -47,7 +47,7 @@ def test_a_step_has_the_same_gradient(new_trainer: NewTrainer, name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("objective", "extra", "wanted"),
+    ("objective", "extra", "groups"),
     [
         ("dapo", {}, True),
         ("dapo", {"share_prompts": False}, False),
@@ -58,15 +58,15 @@ def test_a_step_has_the_same_gradient(new_trainer: NewTrainer, name: str) -> Non
     ids=["shared", "not shared", "not packed", "token_mean", "across completions"],
 )
 def test_it_is_done_where_it_saves_and_changes_nothing(
-    new_trainer: NewTrainer, objective: Any, extra: dict[str, Any], wanted: bool
+    new_trainer: NewTrainer, objective: Any, extra: dict[str, Any], groups: bool
 ) -> None:
     trainer = new_trainer(objective=objective, unchecked=True, extra=extra, **SIZE)
-    seen: list[int] = []
+    sizes: list[int] = []
     make = trainer.compute_loss
-    trainer.compute_loss = lambda model, inputs, **more: (seen.append(prompts_of(inputs)), make(model, inputs))[1]
+    trainer.compute_loss = lambda model, inputs, **more: (sizes.append(prompts_of(inputs)), make(model, inputs))[1]
     trainer.train()
-    assert len(seen) == 3
-    assert (seen == [1, 1, 1]) == wanted
+    assert len(sizes) == 3
+    assert (sizes == [1, 1, 1]) == groups
 
 
 def test_a_step_that_is_one_of_several_on_a_rollout_keeps_its_rows(new_trainer: NewTrainer) -> None:

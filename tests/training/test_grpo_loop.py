@@ -48,11 +48,11 @@ def test_its_first_gradient_is_that_of_the_trainer(loop: Any, tmp_path: Path, mo
     start = {name: value.clone() for name, value in model.state_dict().items()}
     problems, answered = loop.make_problems(4), []
     sample = loop.sample
-    monkeypatch.setattr(loop, "sample", lambda *given: answered.append(sample(*given)) or answered[-1])
+    monkeypatch.setattr(loop, "sample", lambda *args: answered.append(sample(*args)) or answered[-1])
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-3)
     preset = rewards.load("gsm8k-reasoning")
     loop.train_step(model, tokenizer, optimizer, Objective.from_spec("dapo"), preset, problems)
-    ours = gradients(model)
+    loop_gradients = gradients(model)
 
     trainer = trainer_of(loop, start, tokenizer, preset, problems, tmp_path)
     (answers,) = answered
@@ -64,13 +64,13 @@ def test_its_first_gradient_is_that_of_the_trainer(loop: Any, tmp_path: Path, mo
     rows = [row for row in trainer.train_dataset for _ in range(loop.GROUP)]
     inputs = trainer._generate_and_score_completions(rows)
     trainer.compute_loss(trainer.model, inputs).backward()
-    assert_gradients_close(ours, gradients(trainer.model), rtol=1e-5)
+    assert_gradients_close(loop_gradients, gradients(trainer.model), rtol=1e-5)
 
     trainer.model.zero_grad()  # the comparison would see another loss
     trainer.policy_loss.objective = Objective.from_spec("dr_grpo")
     trainer.compute_loss(trainer.model, inputs).backward()
     with pytest.raises(AssertionError):
-        assert_gradients_close(ours, gradients(trainer.model), rtol=1e-5)
+        assert_gradients_close(loop_gradients, gradients(trainer.model), rtol=1e-5)
 
 
 def trainer_of(loop: Any, start: dict[str, Any], tokenizer: Any, preset: Any, problems: Any, folder: Path) -> Any:
@@ -105,15 +105,15 @@ def trainer_of(loop: Any, start: dict[str, Any], tokenizer: Any, preset: Any, pr
 def test_it_learns_by_itself(tmp_path: Path) -> None:
     """In fewer steps, scored on fewer problems, and with one thread, which leaves the other core to a neighbour."""
     code, script = PATH.read_text(encoding="utf-8"), tmp_path / "grpo_loop.py"
-    for whole, short in (
+    for line, short in (
         ("\nSTEPS = 12", "\nSTEPS = 6"),
         ("\nHELD_OUT = 200", "\nHELD_OUT = 50"),
         ("threads(2)", "threads(1)"),
     ):
-        assert code.count(whole) == 1
-        code = code.replace(whole, short)
+        assert code.count(line) == 1
+        code = code.replace(line, short)
     script.write_text(code, encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    before, after = (float(found) for found in re.findall(r"^(?:before|after): ([\d.]+) of", done.stdout, re.MULTILINE))
+    before, after = (float(score) for score in re.findall(r"^(?:before|after): ([\d.]+) of", done.stdout, re.MULTILINE))
     assert 0 < before <= 0.3
     assert after >= max(2 * before, 0.6)

@@ -69,14 +69,14 @@ def test_the_installed_trl_has_every_method_and_parameter_that_is_overridden() -
 def test_trls_sampler_correction_beside_an_objective_is_refused_and_without_vllm_left_alone(
     arguments: Callable[..., Any], tmp_path: Path
 ) -> None:
-    given = arguments(tmp_path)
-    assert given.vllm_importance_sampling_correction
-    check_arguments(given)  # TRL's default, but it multiplies the loss only where vLLM generates
-    given.use_vllm = True
+    args = arguments(tmp_path)
+    assert args.vllm_importance_sampling_correction
+    check_arguments(args)  # TRL's default, but it multiplies the loss only where vLLM generates
+    args.use_vllm = True
     with pytest.raises(ObjectiveError, match="vllm_importance_sampling_correction=True would be ignored"):
-        check_arguments(given)
-    given.vllm_importance_sampling_correction = False
-    check_arguments(given)
+        check_arguments(args)
+    args.vllm_importance_sampling_correction = False
+    check_arguments(args)
 
 
 def test_default_arguments_pass_also_when_spelt_out(arguments: Callable[..., Any], tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_the_refusal_is_in_the_trainer_and_only_beside_an_objective(new_trainer:
 def test_the_callers_arguments_are_left_alone(
     new_trainer: NewTrainer, arguments: Callable[..., Any], tmp_path: Path
 ) -> None:
-    given = arguments(tmp_path)
-    trainer = new_trainer(objective={"regularizers": ["kl"]}, extra={"args": given})
+    args = arguments(tmp_path)
+    trainer = new_trainer(objective={"regularizers": ["kl"]}, extra={"args": args})
     assert trainer.beta != 0  # how TRL is told to keep a reference
-    assert given.beta == 0
+    assert args.beta == 0
 
 
 # --- objective --------------------------------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ def test_log_probabilities_without_gradient_stop_the_first_step(new_trainer: New
     score = trainer.scorer.score
 
     def detached(*args: Any, **keywords: Any) -> Any:
-        found = score(*args, **keywords)
-        return replace(found, logps=found.logps.detach())
+        output = score(*args, **keywords)
+        return replace(output, logps=output.logps.detach())
 
     trainer.scorer.score = detached
     with pytest.raises(ObjectiveError, match="log-probabilities carry no gradient"):

@@ -18,9 +18,9 @@ SETTINGS = tuple(itertools.product((torch.float32, torch.bfloat16), ((None, Fals
 def test_the_kernels_of_a_gpu_do_what_torch_does():
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1"}  # read when Triton is imported: in a process of its own
-    found = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.split() == ["equal"] * len(SETTINGS)
+    result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["equal"] * len(SETTINGS)
 
 
 def compare(dtype: torch.dtype, softcap: float | None, bias: bool) -> None:
@@ -42,8 +42,8 @@ def compare(dtype: torch.dtype, softcap: float | None, bias: bool) -> None:
                 weighted = torch.empty_like(e) if half and entropy else None
                 fold(logits, stats, e, weighted, offset[part], targets, WIDTH * part, 0.7, softcap, 1.3, entropy)
                 results += [e, (logits if weighted is None else weighted) if entropy else e, stats.clone()]
-        for ours, theirs in zip(*made, strict=True):
-            torch.testing.assert_close(ours, theirs, **close)
+        for torch_tensor, triton_tensor in zip(*made, strict=True):
+            torch.testing.assert_close(torch_tensor, triton_tensor, **close)
         rows = 1.0 + torch.rand(6, n)
         rows[0] = made[0][-1][head.BEST]
         grads = [torch.empty(n, WIDTH, dtype=dtype) for _ in made]

@@ -26,16 +26,16 @@ def test_labels_whose_places_are_known_stand_for_the_mask_that_the_head_makes_of
     labels = torch.tensor([[-100, 4, -100, 7, 2]])
     placed = PlacedLabels(labels, torch.tensor([1, 3, 4])).to(torch.device("cpu"))
     hidden = torch.arange(10.0).view(1, 5, 2).requires_grad_()
-    found, mask = placed != -100, labels != -100
-    assert torch.equal(hidden[found], hidden[mask])
-    assert torch.equal(placed[found], labels[mask])
+    positions, mask = placed != -100, labels != -100
+    assert torch.equal(hidden[positions], hidden[mask])
+    assert torch.equal(placed[positions], labels[mask])
     values = torch.tensor([0.5, 1.5, 2.5], requires_grad=True)
-    spread = values.new_zeros(found.shape).masked_scatter(found, values)
+    spread = values.new_zeros(positions.shape).masked_scatter(positions, values)
     assert torch.equal(spread, values.new_zeros(mask.shape).masked_scatter(mask, values))
-    (hidden[found].sum() + (spread * 2).sum()).backward()
+    (hidden[positions].sum() + (spread * 2).sum()).backward()
     assert hidden.grad is not None
     assert hidden.grad[0, :, 0].tolist() == [0, 1, 0, 1, 1]
     assert values.grad is not None
     assert values.grad.tolist() == [2, 2, 2]
-    assert int(found.sum()) == 3  # anything else is the tensor's
-    assert torch.equal(torch.where(mask, hidden[..., 0], 0.0), torch.where(found.values, hidden[..., 0], 0.0))
+    assert int(positions.sum()) == 3  # anything else is the tensor's
+    assert torch.equal(torch.where(mask, hidden[..., 0], 0.0), torch.where(positions.values, hidden[..., 0], 0.0))

@@ -28,12 +28,12 @@ def test_the_published_rule(kind: str, hidden: int, lora: bool, expected: float)
 def test_a_run_has_the_number_and_says_where_it_is_from(tree: Any) -> None:
     tree["optimisation"]["learning_rate"] = "auto"
     tree["model"]["lora"] = {"rank": 64, "alpha": 64}
-    asked = load_config(tree)
-    parts = prepare(asked)
+    requested = load_config(tree)
+    parts = prepare(requested)
     rate = parts.config.optimisation.learning_rate
     assert rate == learning_rate(parts.files.config, lora=True)
     assert load_config(parts.config).optimisation.learning_rate == rate  # what a saved run has
-    told = " ".join(learning_rate_notes(asked, parts.config, parts.files.config))
+    notes = " ".join(learning_rate_notes(requested, parts.config, parts.files.config))
     for words in (f"{rate:g} (auto", "alpha 64"):
-        assert words in told
+        assert words in notes
     assert learning_rate_notes(parts.config, load_config({}), parts.files.config) == []

@@ -50,11 +50,11 @@ def test_in_a_process_of_the_users_nothing_is_loaded_or_hidden(monkeypatch: pyte
 def test_what_is_for_quantized_weights_is_hidden_where_there_are_none(
     monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], hidden_too: bool
 ) -> None:
-    asked: list[str] = []
+    hidden_names: list[str] = []
     monkeypatch.setattr(libraries, "is_of_the_kit", lambda: True)
-    monkeypatch.setattr(libraries, "hidden", lambda names: asked.extend(names) or contextlib.nullcontext())
+    monkeypatch.setattr(libraries, "hidden", lambda names: hidden_names.extend(names) or contextlib.nullcontext())
     load_libraries(ModelConfig(**model), training=False)
-    assert asked == [*UNUSED, *(OF_LARGE_MODELS if hidden_too else ())]
+    assert hidden_names == [*UNUSED, *(OF_LARGE_MODELS if hidden_too else ())]
 
 
 @pytest.mark.survival
@@ -78,9 +78,9 @@ early = early or "trl" in sys.modules
 print(json.dumps([loaded, found, early, gc.isenabled(), gc.get_freeze_count() > 100_000]))
 """
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
-    loaded, found, early, collects, frozen = json.loads(done.stdout.splitlines()[-1])
+    loaded, findable, early, collects, frozen = json.loads(done.stdout.splitlines()[-1])
     installed = [name for name in OPTIONAL if importlib.util.find_spec(name)]
-    assert found == installed
+    assert findable == installed
     assert loaded == []
     assert not early
     assert collects

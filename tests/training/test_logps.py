@@ -61,9 +61,9 @@ def test_values_and_gradients_equal_plain_float64(n, vocab, width, temperature, 
     exact = [
         None if x is None else x.detach().double().requires_grad_(x.requires_grad) for x in (hidden, weight, offset)
     ]
-    ours = ChunkedLogProb.apply(hidden, weight, offset, targets, temperature, 128, softcap, scale)
+    actual = ChunkedLogProb.apply(hidden, weight, offset, targets, temperature, 128, softcap, scale)
     want = plain(*exact, targets, temperature, softcap, scale)
-    for a, b in zip(ours, want, strict=True):
+    for a, b in zip(actual, want, strict=True):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
 
@@ -131,38 +131,38 @@ def test_a_frozen_head_keeps_one_row_gradient_per_differentiable_output():
 def test_a_pass_asks_the_head_for_what_it_needs_and_is_shown_what_it_was_given():
     hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=False)
     apply = LogProbDispatcher(None).apply
-    given = (hidden, weight, None, targets, 0.5, 16)
-    assert apply(*given)[1].requires_grad
-    seen = []
+    arguments = (hidden, weight, None, targets, 0.5, 16)
+    assert apply(*arguments)[1].requires_grad
+    requires_grad = []
     with asking_head(entropy_gradient=False, keep=True) as outer:
-        logps, entropy, *_ = apply(*given)
+        logps, entropy, *_ = apply(*arguments)
         assert logps.requires_grad
         assert not entropy.requires_grad
-        thread = threading.Thread(target=lambda: seen.append(apply(*given)[1].requires_grad))
+        thread = threading.Thread(target=lambda: requires_grad.append(apply(*arguments)[1].requires_grad))
         thread.start()
         thread.join()
         with asking_head() as inner:  # a pass within it asks for itself
-            assert apply(*given)[1].requires_grad
-    assert seen == [True]
+            assert apply(*arguments)[1].requires_grad
+    assert requires_grad == [True]
     assert inner.seen is None
     assert outer.seen.hidden is hidden
     assert (outer.seen.weight is weight, outer.seen.temperature) == (True, 0.5)
     with pytest.raises(IndexError), asking_head(entropy_gradient=False):
         apply(hidden, weight, None, targets + 50, 1.0, 16)
-    assert apply(*given)[1].requires_grad
+    assert apply(*arguments)[1].requires_grad
 
 
 @pytest.mark.parametrize("trainable", [False, True])
 def test_no_tensor_of_the_size_of_the_logits_is_ever_made(trainable):
     n, vocab = 64, 151_936  # 64 x 151936 = 9.7 M logits; a tile has 2.1 M entries at most, the weight 0.6 M
     hidden, weight, _, targets = problem(n, vocab, 4, bias=False, trainable=trainable)
-    with Largest() as ours:
+    with Largest() as chunked:
         logps, entropy = token_logps_and_entropy(hidden, weight, targets)
         (logps.sum() + entropy.sum()).backward()
-    assert 0 < ours.elements <= tiles.TILES["cpu"][1] < n * vocab
-    with Largest() as theirs:
+    assert 0 < chunked.elements <= tiles.TILES["cpu"][1] < n * vocab
+    with Largest() as unchunked:
         plain(hidden[:2], weight, None, targets[:2])
-    assert theirs.elements >= 2 * vocab  # the counter does see logits
+    assert unchunked.elements >= 2 * vocab  # the counter does see logits
 
 
 def tiny_qwen3(**changes):
@@ -259,11 +259,11 @@ def test_sixteen_bit_inputs_are_summed_in_32(dtype, trainable):
     hidden, weight, bias, targets = problem(16, 3001, 128, bias=True, trainable=trainable)
     inputs = [x.detach().to(dtype).requires_grad_(x.requires_grad) for x in (hidden, weight, bias)]
     exact = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
-    ours, want = ChunkedLogProb.apply(*inputs, targets, 0.7, 512), plain(*exact, targets, 0.7)
-    for a, b in zip(ours, want, strict=True):
+    actual, want = ChunkedLogProb.apply(*inputs, targets, 0.7, 512), plain(*exact, targets, 0.7)
+    for a, b in zip(actual, want, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=2e-5)
     u, v = torch.randn(16), torch.randn(16)
-    got = gradients(ours[:2], (u, v), [x for x in inputs if x.requires_grad])
+    got = gradients(actual[:2], (u, v), [x for x in inputs if x.requires_grad])
     ref = gradients(want[:2], (u, v), [x for x in exact if x.requires_grad])
     for a, b in zip(got, ref, strict=True):
         assert a.dtype == dtype

@@ -46,14 +46,14 @@ def test_every_part_is_scaled_once(
     trainer, batches = mixed_rollout(new_trainer, objective)
     if trainer.critic is not None:
         torch.nn.init.normal_(trainer.critic.head.linear.weight)
-    found = []
+    results = []
     for scale, chosen in ((1.0, {}), (SCALE, savings)):
         in_float16(trainer, scale)
         switch(trainer, **chosen)
-        found.append(in_a_step(trainer, batches))
-    (losses, wanted), (scaled_losses, gradients) = found
+        results.append(in_a_step(trainer, batches))
+    (losses, unscaled), (scaled_losses, gradients) = results
     torch.testing.assert_close(scaled_losses, losses, rtol=1e-3, atol=1e-4)
-    for name, want in wanted.items():
+    for name, want in unscaled.items():
         assert want.norm() > 0, name
         assert (gradients[name] / SCALE - want).norm() <= 0.02 * want.norm(), name  # rounding to 11 bits
 
@@ -80,10 +80,10 @@ def test_an_overflow_in_one_part_skips_the_step_and_the_next_one_trains(
     weights, head = [adapter(trainer)], [trainer.critic.head.linear.weight.detach().clone()]
     log = trainer.log
 
-    def after(*given: Any) -> None:
+    def after(*args: Any) -> None:
         weights.append(adapter(trainer))
         head.append(trainer.critic.head.linear.weight.detach().clone())
-        log(*given)
+        log(*args)
 
     trainer.log = after
     train(trainer)

@@ -39,14 +39,14 @@ def test_capped_scores_are_capped(tmp_path: Path, tokenizer: Any) -> None:
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     ids = torch.arange(5, 25)[None]
-    found = {}
+    logits = {}
     for attention in (None, "sdpa"):
         config = config_of(tmp_path, attention=attention)
         with torch.no_grad():
-            found[attention] = load_model(find_model(config, chat=False), config).model.eval()(ids).logits
+            logits[attention] = load_model(find_model(config, chat=False), config).model.eval()(ids).logits
     with torch.no_grad():
-        torch.testing.assert_close(found[None], model(ids).logits, atol=1e-5, rtol=0)
-    assert (found["sdpa"] - found[None]).abs().max() > 0.01  # what transformers would take by itself leaves it out
+        torch.testing.assert_close(logits[None], model(ids).logits, atol=1e-5, rtol=0)
+    assert (logits["sdpa"] - logits[None]).abs().max() > 0.01  # what transformers would take by itself leaves it out
 
 
 def test_weights_are_counted_without_being_made(model_folder: Path) -> None:

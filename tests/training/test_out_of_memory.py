@@ -39,8 +39,8 @@ CUDA_MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a tota
 def new_trainer(new_trainer: NewTrainer) -> NewTrainer:
     """Trainers that forward every completion in a row of its own: what a machine here counts."""
 
-    def make(*, extra: dict[str, Any] | None = None, **given: Any) -> Any:
-        return new_trainer(extra={"packing": False, "skip_flat_groups": False, **(extra or {})}, **given)
+    def make(*, extra: dict[str, Any] | None = None, **options: Any) -> Any:
+        return new_trainer(extra={"packing": False, "skip_flat_groups": False, **(extra or {})}, **options)
 
     return make
 
@@ -86,7 +86,7 @@ class Machine:
         finally:
             handle.remove()
 
-    def _after(self, layer: Any, given: Any, output: Tensor) -> Tensor:
+    def _after(self, layer: Any, inputs: Any, output: Tensor) -> Tensor:
         kind = "forward" if torch.is_grad_enabled() else "no_grad"
         if kind == "forward":
             self.seen.append(len(output))
@@ -122,12 +122,12 @@ def stepped(
     return gradients, adapter(trainer), {name: value for name, value in logs.items() if "time" not in name}
 
 
-def assert_logs_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def assert_logs_equal(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     left_out = ("runtime", "per_second", "seconds/", "flos", "memory")
-    names = [name for name in theirs if not any(part in name for part in left_out)]
+    names = [name for name in expected if not any(part in name for part in left_out)]
     assert {"1/loss", "1/entropy", "1/ratio/p50", "1/grad_norm"} <= set(names)
     for name in names:
-        assert ours[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-6, nan_ok=True), name
+        assert actual[name] == pytest.approx(expected[name], rel=2e-4, abs=2e-6, nan_ok=True), name
 
 
 # What looks across completions, or depends on how the window is divided, besides the plain recipes.
@@ -151,12 +151,12 @@ ACROSS = {
 def test_the_step_in_parts_is_the_undisturbed_one(new_trainer: NewTrainer, name: str, place: str) -> None:
     settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 2, "num_iterations": 2}
     want = stepped(new_trainer(objective=ACROSS[name], **settings))
-    told: list[BackoffEvent] = []
-    trainer = new_trainer(objective=ACROSS[name], extra={"memory": BatchSizeBackoff(told.append)}, **settings)
+    events: list[BackoffEvent] = []
+    trainer = new_trainer(objective=ACROSS[name], extra={"memory": BatchSizeBackoff(events.append)}, **settings)
     machine = Machine(place, rows=2, from_call=1)  # the second micro-batch of the first step
     got = stepped(trainer, machine)
     assert machine.failures == 1
-    assert [(each.work, each.rows) for each in told] == [("training", 2)]
+    assert [(each.work, each.rows) for each in events] == [("training", 2)]
     assert_gradients_close(got[0], want[0], rtol=2e-5)
     for weight, value in want[1].items():
         assert torch.allclose(got[1][weight], value, rtol=0, atol=5e-5), weight
@@ -203,21 +203,21 @@ def test_generation_and_scoring_are_divided_too(new_trainer: NewTrainer) -> None
     objective = {"recipe": "reinforce_pp", "regularizers": [KL]}
     want = stepped(new_trainer(objective=objective, unchecked=True, **greedy))
 
-    told: list[BackoffEvent] = []
+    events: list[BackoffEvent] = []
     trainer = new_trainer(
-        objective=objective, unchecked=True, extra={"memory": BatchSizeBackoff(told.append)}, **greedy
+        objective=objective, unchecked=True, extra={"memory": BatchSizeBackoff(events.append)}, **greedy
     )
     got = stepped(trainer, Machine("no_grad", rows=4))
-    assert [(each.work, each.rows) for each in told] == [("generation", 4)]
+    assert [(each.work, each.rows) for each in events] == [("generation", 4)]
     assert_logs_equal(got[2], want[2])
 
-    told.clear()
+    events.clear()
     trainer = new_trainer(
-        objective=objective, unchecked=True, extra={"memory": BatchSizeBackoff(told.append)}, **greedy
+        objective=objective, unchecked=True, extra={"memory": BatchSizeBackoff(events.append)}, **greedy
     )
     trainer.memory.load_state_dict({"generation": 2})
     got = stepped(trainer, Machine("no_grad", rows=2))
-    assert [(each.work, each.rows) for each in told] == [("scoring", 2)]
+    assert [(each.work, each.rows) for each in events] == [("scoring", 2)]
     assert_logs_equal(got[2], want[2])
 
     with pytest.raises(ModelError, match="3 times in a row, at last in generation, with 2 completions"):
@@ -233,17 +233,17 @@ def test_dropout_is_the_same_in_both_passes_over_a_part(new_trainer: NewTrainer)
     trainer = new_trainer(
         objective=ACROSS["high_entropy_only"], unchecked=True, extra={"memory": memory, "peft_config": lora}
     )
-    score, seen = trainer.scorer.score, []
+    score, passes = trainer.scorer.score, []
 
-    def watched(model: Any, rows: Any, *wanted: Any) -> Any:
-        result = score(model, rows, *wanted)
-        seen.append((torch.is_grad_enabled(), result.logps.detach()))
+    def watched(model: Any, rows: Any, *options: Any) -> Any:
+        result = score(model, rows, *options)
+        passes.append((torch.is_grad_enabled(), result.logps.detach()))
         return result
 
     trainer.scorer.score = watched
     train(trainer)
-    assert [graph for graph, _ in seen] == [False, False, True, True]
-    assert all(torch.equal(seen[index][1], seen[index + 2][1]) for index in (0, 1))
+    assert [graph for graph, _ in passes] == [False, False, True, True]
+    assert all(torch.equal(passes[index][1], passes[index + 2][1]) for index in (0, 1))
     assert not torch.equal(
         *(score(trainer.model.train(), MicroBatch(trainer._buffered_inputs[0]).rows).logps for _ in "12")
     )
@@ -252,11 +252,11 @@ def test_dropout_is_the_same_in_both_passes_over_a_part(new_trainer: NewTrainer)
 def test_nothing_of_the_failed_attempt_is_kept(new_trainer: NewTrainer) -> None:
     alive: list[weakref.ref[Tensor]] = []
     trainer = new_trainer(objective="dapo", unchecked=True, extra={"memory": BatchSizeBackoff()})
-    score, found = trainer.scorer.score, []
+    score, freed = trainer.scorer.score, []
 
-    def watched(model: Any, rows: Any, *wanted: Any) -> Any:
-        found.append([reference() is None for reference in alive])
-        result = score(model, rows, *wanted)
+    def watched(model: Any, rows: Any, *options: Any) -> Any:
+        freed.append([reference() is None for reference in alive])
+        result = score(model, rows, *options)
         alive.append(weakref.ref(result.logps))
         return result
 
@@ -266,7 +266,7 @@ def test_nothing_of_the_failed_attempt_is_kept(new_trainer: NewTrainer) -> None:
         stepped(trainer, Machine("backward", rows=2))
     finally:
         gc.enable()
-    assert found[1] == [True]
+    assert freed[1] == [True]
 
 
 def test_what_is_no_shortage_and_what_is_no_micro_batch_passes(
@@ -302,9 +302,9 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Machi
     def make(place: str, rows: int) -> Machine:
         machine, begin = Machine(place, rows), HookedGRPOTrainer.train
 
-        def started(trainer: Any, *given: Any, **named: Any) -> Any:
+        def started(trainer: Any, *args: Any, **named: Any) -> Any:
             with machine.of(trainer):
-                return begin(trainer, *given, **named)
+                return begin(trainer, *args, **named)
 
         monkeypatch.setattr(HookedGRPOTrainer, "train", started)
         return machine
@@ -319,19 +319,19 @@ def test_a_run_halves_files_it_and_remembers_it(attempt: Any, small_machine: Cal
     )  # a completion a row, as machines count
     want = attempt("run.id=whole", *rows).folder.metrics()
     machine = small_machine("backward", 4)
-    found = attempt("run.id=parts", "run.save_every=1", "run.keep_checkpoints=5", *rows)
-    assert (found.code, machine.failures) == (0, 1)
-    assert found.folder.status()["state"] == "finished"
-    events = [event for event in found.folder.events() if event["kind"] == "out_of_memory"]
+    divided = attempt("run.id=parts", "run.save_every=1", "run.keep_checkpoints=5", *rows)
+    assert (divided.code, machine.failures) == (0, 1)
+    assert divided.folder.status()["state"] == "finished"
+    events = [event for event in divided.folder.events() if event["kind"] == "out_of_memory"]
     assert [(e["step"], e["work"], e["rows"], e["micro_batch_size"]) for e in events] == [(0, "training", 4, 4)]
     assert "CUDA out of memory" in events[0]["reason"]
-    assert "from here on 4 completions at once (the same step in smaller parts)" in found.shown
-    got = found.folder.metrics()
-    for ours, theirs in zip(got, want, strict=True):
+    assert "from here on 4 completions at once (the same step in smaller parts)" in divided.shown
+    got = divided.folder.metrics()
+    for line, expected in zip(got, want, strict=True):
         for name in ("loss", "reward", "grad_norm", "entropy", "completions/mean_length"):
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
-    kept = [json.loads((path / "progress.json").read_text()) for path in found.folder.checkpoints]
-    assert [each["parts"]["memory"] for each in kept] == [{"training": 4}] * 2
+            assert line[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    progress = [json.loads((path / "progress.json").read_text()) for path in divided.folder.checkpoints]
+    assert [each["parts"]["memory"] for each in progress] == [{"training": 4}] * 2
 
 
 def test_an_evaluation_goes_on_with_smaller_batches(tree: Any, model_folder: Any) -> None:
@@ -339,10 +339,10 @@ def test_an_evaluation_goes_on_with_smaller_batches(tree: Any, model_folder: Any
     loaded = load_model(find_model(config, chat=True), config)
     rows = [{"prompt": [{"role": "user", "content": f"{n} + 1 ="}], "reference": str(n + 1)} for n in range(6)]
     settings = EvaluationConfig(k=1, batch_size=6), GenerationConfig(max_completion_tokens=4, top_k=1)
-    preset, told = rewards.load("length-target"), []
+    preset, events = rewards.load("length-target"), []
 
     def score(memory: BatchSizeBackoff | None, rows_at_once: int | None) -> Any:
-        def short(layer: Any, given: Any, output: Tensor) -> None:
+        def short(layer: Any, inputs: Any, output: Tensor) -> None:
             if rows_at_once is not None and len(output) > rows_at_once:
                 raise RuntimeError(CPU_MESSAGE)
 
@@ -353,8 +353,8 @@ def test_an_evaluation_goes_on_with_smaller_batches(tree: Any, model_folder: Any
             handle.remove()
 
     want = score(None, None)
-    got = score(BatchSizeBackoff(told.append), 3)
-    assert [(each.work, each.rows) for each in told] == [("evaluation", 3)]
+    got = score(BatchSizeBackoff(events.append), 3)
+    assert [(each.work, each.rows) for each in events] == [("evaluation", 3)]
     assert got["samples"] == want["samples"]
     with pytest.raises(RuntimeError, match="can't allocate"):
         score(None, 3)

@@ -33,14 +33,14 @@ HEADS, WIDTH = 4, 6
 
 def layouts(window: int | None) -> tuple[Layout, Tensor]:
     """A layout of ragged groups, and which token sees which, found token by token: (S, S) bool."""
-    given = rows_of((5, 1, 8), (1, 7, 6, 2))
-    (pack,) = lay_out(given.ids, given.mask, given.completion)
+    rows = rows_of((5, 1, 8), (1, 7, 6, 2))
+    (pack,) = lay_out(rows.ids, rows.mask, rows.completion)
     position, text, prompt, of_group = pack.positions[0].tolist(), [], [], []
     for number, group in enumerate(pack.groups):
         text += [None] * group.prompt + [place for place, length in enumerate(group.lengths) for _ in range(length)]
         prompt += [True] * group.prompt + [False] * sum(group.lengths)
         of_group += [number] * group.tokens
-    seen = [
+    visible = [
         [
             of_group[i] == of_group[j]
             and (text[i] == text[j] or prompt[j])
@@ -49,7 +49,7 @@ def layouts(window: int | None) -> tuple[Layout, Tensor]:
         ]
         for i in range(pack.tokens)
     ]
-    return Layout(pack.groups), torch.tensor(seen)
+    return Layout(pack.groups), torch.tensor(visible)
 
 
 def tensors(tokens: int, key_heads: int = HEADS) -> list[Tensor]:
@@ -82,8 +82,8 @@ def varlen_attn(
     ):
         assert b - a <= max_q
         assert d - c <= max_k
-        q, k, v = (one.transpose(0, 1) for one in (query[a:b], key[c:d], value[c:d]))
-        k, v = (one.repeat_interleave(q.shape[0] // k.shape[0], 0) for one in (k, v))
+        q, k, v = (tensor.transpose(0, 1) for tensor in (query[a:b], key[c:d], value[c:d]))
+        k, v = (tensor.repeat_interleave(q.shape[0] // k.shape[0], 0) for tensor in (k, v))
         behind = torch.arange(d - c - (b - a), d - c)[:, None] - torch.arange(d - c)
         left, right = (99 if side < 0 else side for side in window_size)
         weights = (q @ k.transpose(1, 2)) * (q.shape[2] ** -0.5 if scale is None else scale)
@@ -112,10 +112,10 @@ def efficient_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: None, out: Tensor, *rest: Any, scale: Any, window_size: Any
 ) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
-        leaves = [one.detach().requires_grad_() for one in (q, k, v)]
-        found = efficient(*leaves, rest[:4], scale, window_size)
-    torch.testing.assert_close(found, out, equal_nan=True)
-    return *torch.autograd.grad(found, leaves, grad), None
+        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+        output = efficient(*leaves, rest[:4], scale, window_size)
+    torch.testing.assert_close(output, out, equal_nan=True)
+    return *torch.autograd.grad(output, leaves, grad), None
 
 
 @pytest.fixture
@@ -125,12 +125,12 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", efficient_forward)
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_backward", efficient_backward)
     monkeypatch.setattr(module, "KERNELS_ON", "cuda" if request.param == "cpu" else "cpu")
-    kept = {name: kernel for name, kernel in module.KERNELS.items() if name == request.param}
-    monkeypatch.setattr(module, "KERNELS", kept)
+    kernels = {name: kernel for name, kernel in module.KERNELS.items() if name == request.param}
+    monkeypatch.setattr(module, "KERNELS", kernels)
     module._kernel.cache_clear()
     yield request.param
     if request.param != "cpu":
-        assert module._kernel(torch.device("cpu"), torch.float64, WIDTH, False) == next(iter(kept), None)
+        assert module._kernel(torch.device("cpu"), torch.float64, WIDTH, False) == next(iter(kernels), None)
     module._kernel.cache_clear()
 
 
@@ -138,23 +138,23 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 @pytest.mark.parametrize("way", ["cpu", "groups", "flash", "efficient"], indirect=True)
 def test_each_token_sees_its_own_text_and_nothing_else(window: int | None, key_heads: int, way: str) -> None:
-    layout, seen = layouts(window)
-    found = []
+    layout, visible = layouts(window)
+    results = []
     for packed in (True, False):
-        given = [one.requires_grad_() for one in tensors(layout.tokens, key_heads)]
+        leaves = [leaf.requires_grad_() for leaf in tensors(layout.tokens, key_heads)]
         if packed:
-            result = packed_attention(*given, layout, scaling=0.3, window=window)
+            result = packed_attention(*leaves, layout, scaling=0.3, window=window)
         else:
-            query, key, value = given
-            key, value = (one.repeat_interleave(HEADS // key_heads, 1) for one in (key, value))
-            weights = (0.3 * query @ key.transpose(2, 3)).masked_fill(~seen, -torch.inf).softmax(-1)
+            query, key, value = leaves
+            key, value = (tensor.repeat_interleave(HEADS // key_heads, 1) for tensor in (key, value))
+            weights = (0.3 * query @ key.transpose(2, 3)).masked_fill(~visible, -torch.inf).softmax(-1)
             result = (weights @ value).transpose(1, 2)
         draw = torch.Generator().manual_seed(2)
         (result * torch.randn(result.shape, generator=draw, dtype=torch.float64)).sum().backward()
-        found.append([result.detach(), *(one.grad for one in given if one.grad is not None)])
-    assert len(found[0]) == 4
-    for ours, wanted in zip(*found, strict=True):
-        assert (ours - wanted).norm() <= 1e-10 * wanted.norm().clamp(min=1e-3)  # a window of 1 has no weights to learn
+        results.append([result.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
+    assert len(results[0]) == 4
+    for actual, dense in zip(*results, strict=True):
+        assert (actual - dense).norm() <= 1e-10 * dense.norm().clamp(min=1e-3)  # a window of 1 has no weights to learn
 
 
 @pytest.mark.parametrize("way", ["flash", "efficient"], indirect=True)
@@ -183,7 +183,7 @@ def test_a_kernel_that_is_wrong_is_not_used(
         assert module._kernel(torch.device("cpu"), torch.float64, WIDTH, False) is None
         assert module._kernel(torch.device("cpu"), torch.float64, WIDTH, False) is None
     (record,) = caplog.records  # once
-    told = {
+    endings = {
         "window": "(window 5)",
         "starts": "(window None)",
         "gradient": "(window None)",
@@ -192,7 +192,7 @@ def test_a_kernel_that_is_wrong_is_not_used(
     assert record.getMessage().startswith(
         "attention of packs: group by group, sliding windows as dense masks; not " + way
     )
-    assert record.getMessage().endswith(told[wrong])
+    assert record.getMessage().endswith(endings[wrong])
     module._kernel.cache_clear()
 
 
@@ -207,9 +207,9 @@ def test_calls_without_a_layout_go_to_the_original_function_as_they_came() -> No
     assert AttentionInterface()["sdpa"] is wrapped  # once
     query, key, value = tensors(7)
     mask = torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
-    for given in (None, mask):
-        ours = wrapped(Module(), query, key, value, given, dropout=0.0, scaling=0.2)[0]
-        assert torch.equal(ours, wrapped.unpacked(Module(), query, key, value, given, dropout=0.0, scaling=0.2)[0])
+    for bias in (None, mask):
+        out = wrapped(Module(), query, key, value, bias, dropout=0.0, scaling=0.2)[0]
+        assert torch.equal(out, wrapped.unpacked(Module(), query, key, value, bias, dropout=0.0, scaling=0.2)[0])
     assert "eager" not in WRAPPED
 
 

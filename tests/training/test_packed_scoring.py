@@ -59,13 +59,13 @@ def test_scores_and_gradients_are_those_of_trls_layout(packed: NewPacked, kind: 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_with_gradient_checkpointing(packed: NewPacked, reentrant: bool) -> None:
     trainer, rows = packed(), rows_of()
-    wanted = plainly(trainer, rows)
+    expected = plainly(trainer, rows)
     trainer.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     trainer.model.enable_input_require_grads()
     calls: list[int] = []
     layer = next(module for name, module in trainer.model.named_modules() if name.endswith("layers.0.input_layernorm"))
     layer.register_forward_hook(lambda *_: calls.append(1))
-    assert_same(score(trainer, rows), wanted)
+    assert_same(score(trainer, rows), expected)
     assert trainer.packing_report["packing"] == "packed"
     assert len(calls) == 3 + 2  # those of the proof, and one that the backward pass does again
 
@@ -74,50 +74,50 @@ def test_inputs_of_checkpointed_blocks_wait_in_main_memory(packed: NewPacked, mo
     trainer, rows = packed(), rows_of()
     trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
     trainer.model.enable_input_require_grads()
-    wanted = score(trainer, rows)
+    plain = score(trainer, rows)
     moved: list[tuple[int, ...]] = []
 
     def recorded() -> Any:
-        hooks = given()
+        hooks = original()
         pack = hooks.pack_hook
 
-        def noted(kept: torch.Tensor) -> Any:
-            found = pack(kept)
-            if found is not kept:
-                assert found[1].data_ptr() != kept.data_ptr()
-                moved.append(tuple(kept.shape))
-            return found
+        def noted(tensor: torch.Tensor) -> Any:
+            packed_tensor = pack(tensor)
+            if packed_tensor is not tensor:
+                assert packed_tensor[1].data_ptr() != tensor.data_ptr()
+                moved.append(tuple(tensor.shape))
+            return packed_tensor
 
         hooks.pack_hook = noted
         return hooks
 
-    given = scorer.boundaries_in_main_memory
+    original = scorer.boundaries_in_main_memory
     monkeypatch.setattr(scorer, "boundaries_in_main_memory", recorded)
     monkeypatch.setattr(scorer, "MOVED_FROM", "cpu")
     trainer.scorer.offload = True
-    assert_same(score(trainer, rows), wanted)
+    assert_same(score(trainer, rows), plain)
     assert not moved  # too small to be worth it
     monkeypatch.setattr(scorer, "WORTH_MOVING", 1)
-    found = score(trainer, rows)
-    for one, other in zip((*found[:2], *found[2].values()), (*wanted[:2], *wanted[2].values()), strict=True):
-        assert torch.equal(one, other)
+    moving = score(trainer, rows)
+    for value, other in zip((*moving[:2], *moving[2].values()), (*plain[:2], *plain[2].values()), strict=True):
+        assert torch.equal(value, other)
     config = trainer.model.config
     (pack,) = lay_out(rows.ids, rows.mask, rows.completion)
     boundary = (1, pack.tokens, config.hidden_size)
     # Every block's input; and of the last norm, what it keeps.
     assert config.num_hidden_layers <= moved.count(boundary) <= len(moved) <= config.num_hidden_layers + 4
     with torch.no_grad():
-        seen = len(moved)
+        count = len(moved)
         trainer.scorer.score(trainer.model, rows)
-        assert len(moved) == seen
+        assert len(moved) == count
 
 
 def test_in_half_precision_the_scores_are_as_close_as_rounding_lets_them(packed: NewPacked) -> None:
     trainer, rows = packed(bf16=True), rows_of()
     assert trainer.accelerator.mixed_precision == "bf16"
-    (logps, _, gradients), (wanted, _, wanted_gradients) = score(trainer, rows), plainly(trainer, rows)
+    (logps, _, gradients), (expected, _, wanted_gradients) = score(trainer, rows), plainly(trainer, rows)
     assert trainer.packing_report["packing"] == "packed"
-    assert 0 < (logps - wanted).abs().max() < 0.1
+    assert 0 < (logps - expected).abs().max() < 0.1
     for name, gradient in wanted_gradients.items():
         assert (gradients[name] - gradient).norm() < 0.1 * gradient.norm(), name
 
@@ -126,18 +126,18 @@ def test_in_half_precision_the_scores_are_as_close_as_rounding_lets_them(packed:
 def test_several_packs_give_the_same(packed: NewPacked, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.scoring.scorer.LONG_PROMPT", 0)
     trainer, rows = packed(), rows_of()
-    whole = score(trainer, rows)
-    trainer.scorer.pack_tokens, seen = tokens, watch(trainer)
-    assert_same(score(trainer, rows), whole)
-    assert len(seen) > 1
+    expected = score(trainer, rows)
+    trainer.scorer.pack_tokens, pass_tokens = tokens, watch(trainer)
+    assert_same(score(trainer, rows), expected)
+    assert len(pass_tokens) > 1
 
 
 def watch(trainer: Any) -> list[int]:
     """The tokens of every forward pass from now on."""
-    seen: list[int] = []
+    pass_tokens: list[int] = []
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
-    backbone.get_input_embeddings().register_forward_pre_hook(lambda _, given: seen.append(given[0].numel()))
-    return seen
+    backbone.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: pass_tokens.append(inputs[0].numel()))
+    return pass_tokens
 
 
 def hidden(trainer: Any, rows: Rows, **options: Any) -> Any:
@@ -168,35 +168,35 @@ def test_rows_with_gaps_are_scored_another_way(packed: NewPacked, monkeypatch: p
 
 
 def test_inputs_beside_text_are_scored_in_trls_layout(packed: NewPacked) -> None:
-    trainer, rows, seen = packed(), rows_of(), []
+    trainer, rows, calls = packed(), rows_of(), []
     score(trainer, rows)
     trainer.family.__dict__["accepts"] = trainer.family.accepts | {"token_type_ids"}  # a frozen dataclass
     model, forward = trainer.model, trainer.model.forward
 
-    def taking(token_type_ids: Any = None, **given: Any) -> Any:
-        seen.append((token_type_ids, given["input_ids"].shape))
-        return forward(**given)
+    def taking(token_type_ids: Any = None, **inputs: Any) -> Any:
+        calls.append((token_type_ids, inputs["input_ids"].shape))
+        return forward(**inputs)
 
     model.forward = taking
 
     kinds = torch.arange(rows.ids.numel()).view(rows.ids.shape)
-    found = trainer.scorer.score(model, dataclasses.replace(rows, fields={"token_type_ids": kinds}), batch_size=5)
-    assert [tuple(shape) for _, shape in seen] == [(5, rows.ids.shape[1])] * 2 + [(2, rows.ids.shape[1])]
-    assert torch.equal(torch.cat([given for given, _ in seen]), kinds)
-    torch.testing.assert_close(found.logps, plainly(trainer, rows)[0], atol=1e-5, rtol=0)
-    seen.clear()
+    output = trainer.scorer.score(model, dataclasses.replace(rows, fields={"token_type_ids": kinds}), batch_size=5)
+    assert [tuple(shape) for _, shape in calls] == [(5, rows.ids.shape[1])] * 2 + [(2, rows.ids.shape[1])]
+    assert torch.equal(torch.cat([type_ids for type_ids, _ in calls]), kinds)
+    torch.testing.assert_close(output.logps, plainly(trainer, rows)[0], atol=1e-5, rtol=0)
+    calls.clear()
     trainer.scorer.score(model, dataclasses.replace(rows, fields={"unknown": kinds}))  # the model does not take it
-    assert {given for given, _ in seen} == {None}
+    assert {type_ids for type_ids, _ in calls} == {None}
 
 
 def test_what_the_balancing_loss_of_experts_counts_is_not_packed(packed: NewPacked) -> None:
     trainer, rows = packed("mixtral"), rows_of()
-    found = []
+    results = []
     for on in (True, False):
         trainer.scorer.packing = on
         logps, _, loss = trainer._get_per_token_logps_and_entropies(
             trainer.model, rows.ids, rows.mask, rows.completion, compute_aux_loss=True
         )
-        found.append((logps.detach(), loss.detach()))
-    assert found[0][1] > 0
-    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-6)
+        results.append((logps.detach(), loss.detach()))
+    assert results[0][1] > 0
+    torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-6)

@@ -16,10 +16,10 @@ from .packs import rows_of
 A, B = [11, 12, 13], [21, 22]
 
 
-def rows(*given: tuple[list[int], list[int]], width: int = 4, completion: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.full((len(given), width + completion), 9)
+def rows(*texts: tuple[list[int], list[int]], width: int = 4, completion: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.full((len(texts), width + completion), 9)
     mask = torch.zeros_like(ids)
-    for row, (prompt, tokens) in enumerate(given):
+    for row, (prompt, tokens) in enumerate(texts):
         place = slice(width - len(prompt), width + len(tokens))
         ids[row, place], mask[row, place] = torch.tensor(prompt + tokens), 1
     return ids, mask
@@ -27,18 +27,18 @@ def rows(*given: tuple[list[int], list[int]], width: int = 4, completion: int = 
 
 def texts(pack: Pack) -> dict[int, list[int]]:
     """By place of its score, every token's whole text up to it, read from the pack alone."""
-    ids, labels, found = pack.ids[0].tolist(), pack.labels[0].tolist(), {}
+    ids, labels, text_of_place = pack.ids[0].tolist(), pack.labels[0].tolist(), {}
     places = iter(pack.places.tolist())
     for group in pack.groups:
         start = group.start + group.prompt
         for length in group.lengths:
-            seen = ids[group.start : group.start + group.prompt]
+            text = ids[group.start : group.start + group.prompt]
             for token in range(start, start + length):
-                seen = [*seen, ids[token]]
-                assert pack.positions[0, token] == len(seen) - 1
-                found[next(places)] = [*seen, labels[token]]
+                text = [*text, ids[token]]
+                assert pack.positions[0, token] == len(text) - 1
+                text_of_place[next(places)] = [*text, labels[token]]
             start += length
-    return found
+    return text_of_place
 
 
 def test_a_group_is_its_prompt_and_the_completions_behind_it() -> None:
@@ -69,8 +69,8 @@ def test_rows_without_completions_need_nothing() -> None:
 
 @pytest.mark.parametrize(("limit", "packs"), [(None, [10]), (10, [10]), (9, [8, 2]), (6, [5, 5, 2]), (1, [5, 4, 3, 2])])
 def test_a_pack_keeps_to_the_limit_and_a_larger_group_is_divided(limit: int | None, packs: list[int]) -> None:
-    found = lay_out(*rows((A, [1, 2]), (A, [4, 5, 6]), (A, [7]), (B, [8])), 3, limit=limit)
-    assert [pack.tokens for pack in found] == packs
+    laid_out = lay_out(*rows((A, [1, 2]), (A, [4, 5, 6]), (A, [7]), (B, [8])), 3, limit=limit)
+    assert [pack.tokens for pack in laid_out] == packs
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,17 @@ def test_rows_that_a_pack_would_change_are_refused(mask: list[int], reason: str)
     limit=st.none() | st.integers(1, 40),
 )
 def test_every_token_is_predicted_once_from_its_own_text(**drawn: Any) -> None:
-    given = rows_of(drawn["prompts"], drawn["lengths"], seed=drawn["seed"])
-    packs = lay_out(given.ids, given.mask, given.completion, share=drawn["share"], limit=drawn["limit"])
-    found: dict[int, list[int]] = {}
+    batch = rows_of(drawn["prompts"], drawn["lengths"], seed=drawn["seed"])
+    packs = lay_out(batch.ids, batch.mask, batch.completion, share=drawn["share"], limit=drawn["limit"])
+    actual: dict[int, list[int]] = {}
     for pack in packs:
         assert pack.labels.ne(NO_LABEL).sum() == len(pack.places)
         assert pack.tokens == sum(group.tokens for group in pack.groups)
         assert drawn["limit"] is None or pack.tokens <= drawn["limit"] or sum(len(g.lengths) for g in pack.groups) == 1
-        found |= texts(pack)
-    wanted = {}
-    for row, (ids, mask) in enumerate(zip(given.ids, given.mask.bool(), strict=True)):
-        for column in range(int(mask[-given.completion :].sum())):
-            stop = ids.shape[0] - given.completion + column + 1
-            wanted[row * given.completion + column] = ids[:stop][mask[:stop]].tolist()
-    assert found == wanted
+        actual |= texts(pack)
+    expected = {}
+    for row, (ids, mask) in enumerate(zip(batch.ids, batch.mask.bool(), strict=True)):
+        for column in range(int(mask[-batch.completion :].sum())):
+            stop = ids.shape[0] - batch.completion + column + 1
+            expected[row * batch.completion + column] = ids[:stop][mask[:stop]].tolist()
+    assert actual == expected

@@ -69,9 +69,9 @@ def test_a_model_whose_attention_ignores_the_layout(tiny: NewTiny, monkeypatch: 
     for layer in backbone.layers:
         attention, forward = layer.self_attn, layer.self_attn.forward
 
-        def without(*given: Any, forward: Any = forward, **more: Any) -> Any:
+        def without(*args: Any, forward: Any = forward, **more: Any) -> Any:
             more.pop(packing.KEYWORD, None)
-            return forward(*given, **more)
+            return forward(*args, **more)
 
         monkeypatch.setattr(attention, "forward", without)
     way, reason = outcome(trainer)
@@ -88,10 +88,10 @@ def test_an_attention_that_lets_completions_see_each_other(tiny: NewTiny, monkey
 
     monkeypatch.setattr(packing.Layout, "mask", leaking)
     assert outcome(tiny())[0] == "plain"
-    whole = packing.packed_attention
+    original = packing.packed_attention
 
     def looking_back(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> Any:
-        return whole(query, key, value, *rest, **more) + 0.05 * value.cumsum(2).transpose(1, 2).mean(2, keepdim=True)
+        return original(query, key, value, *rest, **more) + 0.05 * value.cumsum(2).transpose(1, 2).mean(2, keepdim=True)
 
     monkeypatch.undo()
     monkeypatch.setattr(packing, "packed_attention", looking_back)
@@ -103,9 +103,9 @@ def test_an_attention_that_lets_completions_see_each_other(tiny: NewTiny, monkey
 def test_wrong_positions(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     right = scorer.lay_out
 
-    def counted_on(*given: Any, **more: Any) -> Any:
-        packs = right(*given, **more)
-        return [dataclasses.replace(one, positions=torch.arange(one.tokens)[None]) for one in packs]
+    def counted_on(*args: Any, **more: Any) -> Any:
+        packs = right(*args, **more)
+        return [dataclasses.replace(pack, positions=torch.arange(pack.tokens)[None]) for pack in packs]
 
     monkeypatch.setattr(scorer, "lay_out", counted_on)
     way, reason = outcome(tiny())
@@ -115,11 +115,11 @@ def test_wrong_positions(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than any row of the proof: only what attention is asked for tells of it."""
-    given = scorer.Layout
+    layout_class = scorer.Layout
 
-    class Blind(given):  # type: ignore[misc, valid-type]
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+    class Blind(layout_class):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
             self.windows = _Nothing()
 
     class _Nothing(list[Any]):
@@ -146,9 +146,9 @@ def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.Monke
     ],
 )
 def test_what_an_architecture_allows(tiny: NewTiny, made: dict[str, Any], way: str, reason: str) -> None:
-    found = outcome(tiny(**made))
-    assert found[0] == way
-    assert reason in found[1]
+    actual = outcome(tiny(**made))
+    assert actual[0] == way
+    assert reason in actual[1]
 
 
 def test_a_state_that_goes_on_into_the_next_text(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_a_state_that_goes_on_into_the_next_text(tiny: NewTiny, monkeypatch: pyt
 
 def test_sinks_that_are_left_out(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     right = packing.packed_attention
-    monkeypatch.setattr(packing, "packed_attention", lambda *given, **more: right(*given, **{**more, "sinks": None}))
+    monkeypatch.setattr(packing, "packed_attention", lambda *args, **more: right(*args, **{**more, "sinks": None}))
     way, reason = outcome(tiny("gpt_oss", attention="eager"))
     assert way == "plain"
     assert "differ from those of the padded rows" in reason

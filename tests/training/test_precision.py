@@ -79,15 +79,15 @@ def test_a_full_gpu_is_told_from_broken_files(
 @pytest.fixture
 def trained_precisions(monkeypatch: pytest.MonkeyPatch) -> list[set[Any]]:
     """Precisions of the weights that train, as every optimiser finds them."""
-    seen: list[set[Any]] = []
+    precisions: list[set[Any]] = []
     make = Trainer.create_optimizer
 
     def create_optimizer(self: Any, *rest: Any, **keywords: Any) -> Any:
-        seen.append({weight.dtype for weight in self.model.parameters() if weight.requires_grad})
+        precisions.append({weight.dtype for weight in self.model.parameters() if weight.requires_grad})
         return make(self, *rest, **keywords)
 
     monkeypatch.setattr(Trainer, "create_optimizer", create_optimizer)
-    return seen
+    return precisions
 
 
 def test_a_4_bit_run_with_evaluation_trains_float32_adapters(
@@ -109,11 +109,11 @@ def test_all_weights_train_in_float32(attempt: Callable[..., Any], trained_preci
 
 def test_the_reference_is_loaded_as_the_policy_was(tree: dict[str, Any], tmp_path: Path) -> None:
     pinned = ["model.revision=abc", "model.attention=eager", "run.id=it"]
-    given = grpo_config(load_config(tree, [*pinned, "model.lora=null"]), CPU, tmp_path, [1.0, 1.0]).model_init_kwargs
-    assert given["revision"] == "abc"
-    assert given["attn_implementation"] == "eager"
-    assert given["dtype"] == "float32"
-    assert given["use_safetensors"] is True
+    loads = grpo_config(load_config(tree, [*pinned, "model.lora=null"]), CPU, tmp_path, [1.0, 1.0]).model_init_kwargs
+    assert loads["revision"] == "abc"
+    assert loads["attn_implementation"] == "eager"
+    assert loads["dtype"] == "float32"
+    assert loads["use_safetensors"] is True
     # Adapters are switched off instead; nothing is loaded a second time.
     assert grpo_config(load_config(tree, pinned), CPU, tmp_path, [1.0, 1.0]).model_init_kwargs is None
 
@@ -132,18 +132,18 @@ def test_files_that_the_kernel_keeps_at_hand_count_as_free(tmp_path: Path, monke
     assert memory.free_memory("cpu") > 1_000_000
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("bf16", [True, False])
 def test_completions_of_weights_that_all_train_are_made_in_the_precision_of_a_training_pass(
-    new_trainer: Callable[..., Any], whole: bool
+    new_trainer: Callable[..., Any], bf16: bool
 ) -> None:
     """transformers' `generate` knows no autocast of the trainer's: it would multiply in float32."""
-    trainer = new_trainer(objective="grpo", bf16=whole, unchecked=True)
-    seen: set[torch.dtype] = set()
+    trainer = new_trainer(objective="grpo", bf16=bf16, unchecked=True)
+    dtypes: set[torch.dtype] = set()
     layer = next(module for name, module in trainer.model.named_modules() if name.endswith("k_proj"))
-    layer.register_forward_hook(lambda module, given, made: seen.add(made.dtype))
+    layer.register_forward_hook(lambda module, inputs, made: dtypes.add(made.dtype))
     trainer.model.eval()
     trainer._generate_and_score_completions(trainer.train_dataset.to_list()[:1] * 4)
-    assert seen == {torch.bfloat16 if whole else torch.float32}
+    assert dtypes == {torch.bfloat16 if bf16 else torch.float32}
     gpu = Backend("transformers", "cuda", "")
     assert autocast_dtype(ModelConfig(lora=None, dtype="float32"), gpu) is None
     assert autocast_dtype(ModelConfig(), gpu) is None

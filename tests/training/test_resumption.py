@@ -119,8 +119,8 @@ def test_as_many_checkpoints_are_kept_as_transformers_would(seed: int, tmp_path:
     rotate(numbered(tmp_path / "ours"), limit, f"/elsewhere/checkpoint-{best}" if best else None)
     named = f"{tmp_path / 'theirs'}/checkpoint-{best}" if best in steps else None  # theirs would keep a place for it
     rotate_checkpoints(str(tmp_path / "theirs"), save_total_limit=limit, best_model_checkpoint=named)
-    ours, theirs = ([path.name for path in numbered(tmp_path / side)] for side in ("ours", "theirs"))
-    assert ours == theirs
+    rotated, expected = ([path.name for path in numbered(tmp_path / side)] for side in ("ours", "theirs"))
+    assert rotated == expected
     assert not (tmp_path / "ours" / STAGING).exists()
 
 
@@ -182,18 +182,18 @@ def test_a_trainer_goes_on_in_the_middle_of_its_completions_and_epochs(
         trainer.stateful["tally"] = tally
         return trainer, rollouts, tally
 
-    whole, seen, _ = one("whole")
-    whole.train()
+    uninterrupted, rollouts, _ = one("whole")
+    uninterrupted.train()
     resumed, seen_after, tally = one("again")
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
-    assert [each.completion_ids for each in seen_after] == [seen[-1].completion_ids]
-    assert tally.seen == len(seen)
+    assert [each.completion_ids for each in seen_after] == [rollouts[-1].completion_ids]
+    assert tally.seen == len(rollouts)
     assert [log["loss"] for log in resumed.state.log_history if "loss" in log] == [
-        log["loss"] for log in whole.state.log_history if "loss" in log
+        log["loss"] for log in uninterrupted.state.log_history if "loss" in log
     ]
-    for name, weight in adapter(whole).items():
+    for name, weight in adapter(uninterrupted).items():
         assert torch.equal(weight, adapter(resumed)[name]), name
-    assert len(seen) == 4, "of 7 steps, two on each"
+    assert len(rollouts) == 4, "of 7 steps, two on each"
 
 
 # --- the run directory ------------------------------------------------------------------------------------------------
@@ -233,10 +233,10 @@ def listing(run: RunDir) -> set[str]:
 
 
 def test_what_was_written_after_the_checkpoint_is_cut_and_nothing_else(run: RunDir) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     before = listing(run)
     lines = run.metrics_file.read_bytes().splitlines(keepends=True)
-    truncate_to_checkpoint(Resumption(past(run), [], forced=False), told.append)
+    truncate_to_checkpoint(Resumption(past(run), [], forced=False), messages.append)
     assert run.metrics_file.read_bytes() == b"".join(lines[:6]), "byte for byte"
     assert before - listing(run) == {
         "completions/step-00007.parquet", "completions/step-00008.partial", "eval/step-00007.json", "eval/after.json",
@@ -244,7 +244,7 @@ def test_what_was_written_after_the_checkpoint_is_cut_and_nothing_else(run: RunD
     assert [(event["kind"], event["step"]) for event in run.events()] == [
         ("resumed", 7), ("checkpoint", 3), ("checkpoint", 6), ("resumed", 6),
     ]  # fmt: skip
-    assert told == ["Resuming from checkpoint-6; 1 later step had no checkpoint and will be made again"]
+    assert messages == ["Resuming from checkpoint-6; 1 later step had no checkpoint and will be made again"]
     assert run.status()["step"] == 6
 
 
@@ -272,24 +272,24 @@ def test_a_run_that_starts_again_names_what_has_changed_and_is_not_refused(
     """A face notes the configuration as it was given; the training process writes out what its defaults amount to."""
     for path in run.checkpoints:
         shutil.rmtree(path)
-    given = load_config(run.config)
-    as_trained = explicit(given, build_objective(given))
-    assert as_trained.objective.advantage != given.objective.advantage
-    run.write_text("config.yaml", (as_trained if noted else given).to_yaml())
+    config = load_config(run.config)
+    as_trained = explicit(config, build_objective(config))
+    assert as_trained.objective.advantage != config.objective.advantage
+    run.write_text("config.yaml", (as_trained if noted else config).to_yaml())
 
     def now(*overrides: str, sha256: str = "a" * 64) -> Resumption:
-        asked = load_config(run.config, overrides)
+        requested = load_config(run.config, overrides)
         made = parts(sha256=sha256)
-        made.config = explicit(asked, build_objective(asked))
-        return check_resumable(load_previous_run(asked), made, force=False)
+        made.config = explicit(requested, build_objective(requested))
+        return check_resumable(load_previous_run(requested), made, force=False)
 
     assert (now().changes, now().forced) == ([], False)
     changed = now("optimisation.learning_rate=0.5", "run.save_every=7", sha256="b" * 64)
     assert [line.split(":")[0] for line in changed.changes] == ["optimisation.learning_rate", "data"]
-    told: list[str] = []
-    truncate_to_checkpoint(changed, told.append)
-    assert told[1].startswith("Changed since then: optimisation.learning_rate: ")
-    assert told[2].startswith("Changed since then: data: the rows of here are others")
+    messages: list[str] = []
+    truncate_to_checkpoint(changed, messages.append)
+    assert messages[1].startswith("Changed since then: optimisation.learning_rate: ")
+    assert messages[2].startswith("Changed since then: data: the rows of here are others")
     assert run.events()[-1]["changes"] == changed.changes
 
 
@@ -351,9 +351,9 @@ def test_nothing_changed_and_nothing_noted_is_no_difference(run: RunDir, parts: 
     ],
 )
 def test_keys_that_change_no_step_may_change(override: str, matters: bool, run: RunDir, parts: Any) -> None:
-    found = changed(run, parts(override))
-    assert bool(found) == matters
-    assert all(override.partition("=")[0] in line for line in found)
+    changes = changed(run, parts(override))
+    assert bool(changes) == matters
+    assert all(override.partition("=")[0] in line for line in changes)
 
 
 def test_more_steps_matter_where_a_step_depends_on_how_many_there_are(run: RunDir, parts: Any) -> None:
@@ -367,8 +367,8 @@ def test_other_rows_packages_and_devices_are_named(run: RunDir, parts: Any) -> N
         "packages": packages() | {"trl": "0.1", "numpy": "0.1"},
         "backend": {"name": "transformers", "device": "cuda"},
     }
-    found = changed(run, parts(sha256="b" * 64), env)
-    assert [line.split(":")[0] for line in found] == ["data", "package trl", "device"]
+    changes = changed(run, parts(sha256="b" * 64), env)
+    assert [line.split(":")[0] for line in changes] == ["data", "package trl", "device"]
 
 
 def test_another_number_of_processes_is_named(run: RunDir, parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ NewTrainer = Callable[..., Any]
 def test_log_probabilities_entropies_and_gradients_equal_those_of_trls_layout(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(steps_per_generation=8)  # TRL's own, whose entropies have a gradient
     inputs = mixed_prompts(trainer)
-    found = []
+    results = []
     for packed in (False, True):
         trainer.model.zero_grad()
         if packed:
@@ -32,8 +32,8 @@ def test_log_probabilities_entropies_and_gradients_equal_those_of_trls_layout(ne
         assert entropy is not None
         (logps.sum() + 0.1 * entropy.sum()).backward()
         gradients = {n: w.grad.clone() for n, w in trainer.model.named_parameters() if w.grad is not None}
-        found.append((logps.detach(), entropy.detach(), gradients))
-    (logps, entropy, gradients), (packed_logps, packed_entropy, packed_gradients) = found
+        results.append((logps.detach(), entropy.detach(), gradients))
+    (logps, entropy, gradients), (packed_logps, packed_entropy, packed_gradients) = results
     assert logps.abs().max() > 0.1
     torch.testing.assert_close(packed_logps, logps, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(packed_entropy, entropy, atol=1e-5, rtol=1e-5)
@@ -47,8 +47,8 @@ def leave_the_mask_out(trainer: Any) -> None:
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     forward = backbone.forward
 
-    def without_mask(*given: Any, attention_mask: Any = None, **more: Any) -> Any:
-        return forward(*given, attention_mask=None if backbone.training else attention_mask, **more)
+    def without_mask(*args: Any, attention_mask: Any = None, **more: Any) -> Any:
+        return forward(*args, attention_mask=None if backbone.training else attention_mask, **more)
 
     backbone.forward = without_mask
 

@@ -115,9 +115,9 @@ def test_the_value_loss_reaches_the_head_and_nothing_else(new_trainer: NewTraine
         total = total + 0.5 * torch.maximum((value - target) ** 2, (near - target) ** 2).sum()
     total = total / live.sum()
     torch.testing.assert_close((loss - alone)[0], total.detach(), rtol=1e-4, atol=1e-6)
-    for ours, theirs in zip(head, torch.autograd.grad(total, [weight, bias]), strict=True):
-        assert theirs.any()
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    for gradient, expected in zip(head, torch.autograd.grad(total, [weight, bias]), strict=True):
+        assert expected.any()
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_the_head_has_an_optimiser_group_of_its_own(new_trainer: NewTrainer) -> None:

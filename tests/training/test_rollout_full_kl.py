@@ -34,10 +34,10 @@ def kl_by_hand(trainer: Any, reference: Callable[[Tensor], Tensor], inputs: dict
     for row in range(len(inputs["completion_ids"])):
         prompt, completion = unpadded(inputs, row)
         ids = torch.cat([prompt, completion]).unsqueeze(0)
-        ours = (trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / trainer.temperature).log_softmax(-1)
+        logps = (trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / trainer.temperature).log_softmax(-1)
         with torch.no_grad():
-            theirs = (reference(ids)[0, len(prompt) - 1 : -1] / trainer.temperature).log_softmax(-1)
-        divergence = (ours.exp() * (ours - theirs)).sum(-1)
+            target = (reference(ids)[0, len(prompt) - 1 : -1] / trainer.temperature).log_softmax(-1)
+        divergence = (logps.exp() * (logps - target)).sum(-1)
         if "tool_mask" in inputs:
             divergence = divergence[inputs["tool_mask"][row, : len(completion)].bool()]
         rows.append(divergence)
@@ -143,9 +143,9 @@ def test_the_full_kl_of_full_finetuning_is_to_the_model_as_it_was(
 )
 def test_nothing_is_scored_without_need(new_trainer: NewTrainer, objective: Any, passes: list[bool]) -> None:
     trainer = new_trainer(objective=objective, gradient_accumulation_steps=2, unchecked=True)
-    seen = watch_scoring(trainer)
+    scored = watch_scoring(trainer)
     train(trainer)
-    assert seen == passes
+    assert scored == passes
     assert trainer._state is None  # no hidden states are kept
 
 
@@ -153,6 +153,6 @@ def test_nothing_is_scored_without_need(new_trainer: NewTrainer, objective: Any,
 def test_a_backend_that_scores_in_a_way_of_its_own_is_refused_where_hidden_states_are_needed(
     new_trainer: NewTrainer, objective: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LogProbDispatcher, "apply", lambda _, *given: (*ChunkedLogProb.apply(*given), None, None, None))
+    monkeypatch.setattr(LogProbDispatcher, "apply", lambda _, *args: (*ChunkedLogProb.apply(*args), None, None, None))
     with pytest.raises(ObjectiveError, match=r"hidden states of .* were not seen"):
         train(new_trainer(objective=objective, unchecked=True))

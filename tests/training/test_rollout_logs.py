@@ -20,13 +20,13 @@ from .rollouts import NewTrainer, Recorder, log_of, train
 def test_rewards_and_truncation_reach_the_hooks_beside_their_completions(
     new_trainer: NewTrainer, tokenizer: Any
 ) -> None:
-    seen: list[tuple[int, float, bool]] = []
+    hook_rows: list[tuple[int, float, bool]] = []
 
     def look(batch: Any) -> Tensor:
         rows = zip(
             batch.mask.sum(1).tolist(), batch.rewards[:, 0].tolist(), batch.truncated[:, 0].tolist(), strict=True
         )
-        seen.extend(rows)
+        hook_rows.extend(rows)
         return 0.0 * batch.logps
 
     def sometimes(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
@@ -45,7 +45,7 @@ def test_rewards_and_truncation_reach_the_hooks_beside_their_completions(
         for row, ids in enumerate(made.completion_ids)
     ]
     assert len({cut for *_, cut in want}) == 2
-    assert sorted(map(repr, seen)) == sorted(map(repr, want))  # the trainer shuffles; NaN is not equal to itself
+    assert sorted(map(repr, hook_rows)) == sorted(map(repr, want))  # the trainer shuffles; NaN is not equal to itself
 
 
 def test_spread_of_groups_and_of_advantages_is_that_of_plain_arithmetic(new_trainer: NewTrainer) -> None:
@@ -98,11 +98,11 @@ def steered(**changes: Any) -> Recorder:
 def test_a_controller_observes_the_exact_mean_once_a_step(
     new_trainer: NewTrainer, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[float, int]] = []
+    observations: list[tuple[float, int]] = []
     observe = AdaptiveKL.observe
 
     def noted(self: Any, mean: float, completions: int) -> None:
-        told.append((mean, completions))
+        observations.append((mean, completions))
         observe(self, mean, completions)
 
     monkeypatch.setattr(AdaptiveKL, "observe", noted)
@@ -119,9 +119,9 @@ def test_a_controller_observes_the_exact_mean_once_a_step(
         batches = training[3 * step : 3 * step + 3]
         gaps = torch.cat([(b.ref_logps - b.logps).detach()[b.mask] for b in batches]).double()
         mean = (gaps.exp() - gaps - 1).mean().item()
-        assert told[step] == (pytest.approx(mean, rel=1e-4), 12)
+        assert observations[step] == (pytest.approx(mean, rel=1e-4), 12)
         assert logs[step]["coef/kl"] == pytest.approx(coef)
         coef *= 1 + min(max(mean / 0.001 - 1, -0.2), 0.2) * 12 / 40
-    assert len(told) == 3  # evaluation in between is not observed
+    assert len(observations) == 3  # evaluation in between is not observed
     assert coef == pytest.approx(objective.regularizers[0].coef_at(3))
     assert coef != 0.1

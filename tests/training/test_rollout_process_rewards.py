@@ -18,7 +18,7 @@ def with_steps(reward: Any, **changes: Any) -> Callable[..., list[float]]:
 
     def scored(completion_ids: list[list[int]], log_extra: Any, **_: Any) -> list[float]:
         rows = [[0.5 if place % 3 == 2 else 0.0 for place in range(len(ids))] for ids in completion_ids]
-        log_extra("token_rewards", changes.get("change", lambda given: given)(rows))
+        log_extra("token_rewards", changes.get("change", lambda values: values)(rows))
         return list(reward(completion_ids))
 
     return scored

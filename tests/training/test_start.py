@@ -57,29 +57,29 @@ def started(
         "    return [sum(at * token for at, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]\n"
     )
     tree["reward"] = {"functions": [{"path": f"{tmp_path}/placed.py:placed"}]}
-    train_on, seen = kit.runner.resume.train_on, {}
+    train_on, logps = kit.runner.resume.train_on, {}
     base = AutoModelForCausalLM.from_pretrained(model_folder)
     with torch.no_grad():
-        seen["base"] = base(TOKENS).logits.log_softmax(-1)
-        seen["sft"] = PeftModel.from_pretrained(base, sft).eval()(TOKENS).logits.log_softmax(-1)
+        logps["base"] = base(TOKENS).logits.log_softmax(-1)
+        logps["sft"] = PeftModel.from_pretrained(base, sft).eval()(TOKENS).logits.log_softmax(-1)
 
     def watched(trainer: Any, resumption: Any) -> None:
         def says() -> torch.Tensor:
             with torch.no_grad():
                 return trainer.model.eval()(TOKENS).logits.log_softmax(-1)
 
-        seen["start"] = says()
+        logps["start"] = says()
         engine = AutoModelForCausalLM.from_pretrained(trainer.model.get_base_model().name_or_path)
         engine.load_state_dict(dict(merged_weights(trainer.model) or ()), strict=False)  # as vLLM is handed them
         with torch.no_grad():
-            seen["engine"] = engine(TOKENS).logits.log_softmax(-1)
+            logps["engine"] = engine(TOKENS).logits.log_softmax(-1)
         train_on(trainer, resumption)
-        seen["end"] = says()
+        logps["end"] = says()
         with untrained(trainer.model):
-            seen["reference"] = says()
+            logps["reference"] = says()
 
     monkeypatch.setattr("kit.runner.resume.train_on", watched)
-    return seen
+    return logps
 
 
 def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_was_trained(
@@ -99,10 +99,10 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
     assert lora is not None
     assert lora.rank == 3
     chat = ChatModels(done.folder, None)
-    for side, wanted in (("base", "sft"), ("tuned", "end")):
+    for side, key in (("base", "sft"), ("tuned", "end")):
         with untrained(chat.tuned) if side == "base" else nullcontext(), torch.no_grad():
-            found = chat.tuned(TOKENS).logits.log_softmax(-1)
-        torch.testing.assert_close(found, started[wanted], atol=1e-5, rtol=0)
+            logps = chat.tuned(TOKENS).logits.log_softmax(-1)
+        torch.testing.assert_close(logps, started[key], atol=1e-5, rtol=0)
     for to in ("adapter", "merged_16bit"):
         place = tmp_path / to
         request = ExportRequest(to, out=place, prompts=3).for_run(done.folder) | {"dtype": "float32"}
@@ -118,17 +118,17 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
 def test_resumed_it_goes_on_to_the_bit_with_the_same_reference(
     tree: Any, attempt: Any, started: dict[str, torch.Tensor], sft: Path
 ) -> None:
-    given = "run.save_every=1"
-    whole = attempt(given, "run.id=whole", "optimisation.steps=3").folder
-    assert attempt(given, "run.id=parts", "optimisation.steps=2").code == 0
-    longer = load_config(copy.deepcopy(tree), [given, "run.id=parts", "optimisation.steps=3"])
+    override = "run.save_every=1"
+    once = attempt(override, "run.id=whole", "optimisation.steps=3").folder
+    assert attempt(override, "run.id=parts", "optimisation.steps=2").code == 0
+    longer = load_config(copy.deepcopy(tree), [override, "run.id=parts", "optimisation.steps=3"])
     parts: RunDir = kit.train.run(longer, quiet=True, resume=True)
     torch.testing.assert_close(started["reference"], started["sft"], atol=1e-5, rtol=0)
     name = "adapter_model.safetensors"
-    assert (parts.adapter / name).read_bytes() == (whole.adapter / name).read_bytes()
-    assert not (whole.adapter / REFERENCE).exists()
+    assert (parts.adapter / name).read_bytes() == (once.adapter / name).read_bytes()
+    assert not (once.adapter / REFERENCE).exists()
     last = [
-        line["kl/k3"] for run in (whole, parts) for line in run.metrics() if line.get("step") == 3 and "kl/k3" in line
+        line["kl/k3"] for run in (once, parts) for line in run.metrics() if line.get("step") == 3 and "kl/k3" in line
     ]
     assert last[0] == last[1] > 0
 

@@ -38,8 +38,8 @@ DISTILL = {"recipe": "opd"}
 
 
 def taught(new_trainer: NewTrainer, settings: TeacherConfig = SHOWN, model: Any = None, **changes: Any) -> Any:
-    given = {"objective": DISTILL, "unchecked": True} | changes
-    return new_trainer(**given, extra={"teacher": Teacher(settings, model)})
+    options = {"objective": DISTILL, "unchecked": True} | changes
+    return new_trainer(**options, extra={"teacher": Teacher(settings, model)})
 
 
 def hinted(trainer: Any, row: int) -> Tensor:
@@ -70,11 +70,11 @@ def test_the_teacher_reads_its_own_prompt(new_trainer: NewTrainer) -> None:
     trainer = taught(new_trainer, settings, objective={"recipe": "grpo_sdpo"})
     drift(trainer)
     output = generated(trainer)
-    for row, whole in enumerate(by_hand(trainer, trainer.model, output)):
+    for row, logps in enumerate(by_hand(trainer, trainer.model, output)):
         _, completion = unpadded(output, row)
         torch.testing.assert_close(
             output["teacher_logps"][row][: len(completion)],
-            whole.gather(1, completion[:, None])[:, 0],
+            logps.gather(1, completion[:, None])[:, 0],
             rtol=1e-4,
             atol=1e-5,
         )
@@ -88,9 +88,9 @@ def test_loss_and_gradients_of_distillation_are_those_of_plain_logits(new_traine
     teachers = [by_hand(trainer, trainer.model, inputs) for inputs in batches]
     losses, gradients = in_a_step(trainer, batches, accumulation=2)
     trainer.model.zero_grad()
-    for inputs, theirs, seen in zip(batches, teachers, losses, strict=True):
+    for inputs, teacher_logps, logged_loss in zip(batches, teachers, losses, strict=True):
         total = torch.zeros(())
-        for row, teacher in enumerate(theirs):
+        for row, teacher in enumerate(teacher_logps):
             prompt, completion = unpadded(inputs, row)
             policy = plain_logps(trainer.model, prompt, completion)
             mixture = torch.logaddexp(policy, teacher) - torch.log(torch.tensor(2.0))
@@ -101,7 +101,7 @@ def test_loss_and_gradients_of_distillation_are_those_of_plain_logits(new_traine
             )
             total = total + {"forward": forward, "reverse": reverse, "jensen_shannon": shannon}[divergence]
         loss = 0.7 * total / inputs["num_items_in_batch"]
-        torch.testing.assert_close(loss.detach(), seen, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(loss.detach(), logged_loss, rtol=1e-4, atol=1e-6)
         loss.backward()
     expected = {name: w.grad.clone() for name, w in trainer.model.named_parameters() if w.requires_grad}
     assert_gradients_close(gradients, expected, rtol=1e-3)
@@ -121,15 +121,15 @@ def test_the_limit_without_a_teacher_is_grpo_to_the_bit(new_trainer: NewTrainer)
     without = new_trainer(objective="grpo", unchecked=True, max_steps=2)
     train(with_teacher)
     train(without)
-    theirs = adapter(without)
-    assert all(torch.equal(value, theirs[name]) for name, value in adapter(with_teacher).items())
+    weights = adapter(without)
+    assert all(torch.equal(value, weights[name]) for name, value in adapter(with_teacher).items())
 
 
 def test_completions_without_a_prompt_for_the_teacher_have_none(new_trainer: NewTrainer) -> None:
     settings = TeacherConfig(model="self", prompt=HINT)
     trainer = taught(new_trainer, settings, gradient_accumulation_steps=4, num_generations=2)
     make = trainer.teacher.make
-    trainer.teacher.make = lambda row, **given: make(row=row, **given) if row["target"] > 5 else None
+    trainer.teacher.make = lambda row, **columns: make(row=row, **columns) if row["target"] > 5 else None
     batches = rollout(trainer)
     for inputs in batches:
         for row in range(len(inputs["completion_ids"])):

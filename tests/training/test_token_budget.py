@@ -50,8 +50,8 @@ def test_parts_keep_prompts_together_and_to_the_budget() -> None:
     assert all(TokenBudget().cost([rows[n] for n in part]) <= 30 for part in parts)
     assert [0, 5] in parts  # the longest two of a, whose third does not fit
     assert any({1, 3} <= set(part) for part in parts)
-    whole = split_by_tokens(rows, range(6), TokenBudget(tokens=96))
-    assert whole == [[0, 1, 2, 3, 4, 5]]
+    undivided = split_by_tokens(rows, range(6), TokenBudget(tokens=96))
+    assert undivided == [[0, 1, 2, 3, 4, 5]]
     assert split_by_tokens(rows, [4, 1], TokenBudget()) == [[4, 1]]
     assert split_by_tokens(rows, [], TokenBudget(tokens=5)) == []
 
@@ -136,17 +136,17 @@ def test_scores_without_a_graph_keep_to_the_budget(mixed: tuple[Any, list[dict[s
     use(trainer, "dapo")
     rows, scorer, counts = MicroBatch(batches[0]).rows, trainer.scorer, list[int]()
     layer = trainer.accelerator.unwrap_model(trainer.model).get_decoder().layers[0]
-    handle = layer.register_forward_hook(lambda *given: counts.append(given[-1].shape[:-1].numel()))
+    handle = layer.register_forward_hook(lambda *args: counts.append(args[-1].shape[:-1].numel()))
     try:
         with torch.no_grad():
-            whole = scorer.score(trainer.model, rows)
+            undivided = scorer.score(trainer.model, rows)
             counts.clear()
             trainer.set_savings(token_budget=2 * rows.ids.shape[1])
             parts = scorer.score(trainer.model, rows)
     finally:
         handle.remove()
         switch(trainer)
-    torch.testing.assert_close(parts.logps, whole.logps, rtol=0, atol=1e-5)
+    torch.testing.assert_close(parts.logps, undivided.logps, rtol=0, atol=1e-5)
     assert len(counts) > 1
     assert max(counts) <= 2 * rows.ids.shape[1]
 
@@ -161,13 +161,13 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
     def choose(
         gib: float, *overrides: str, device: str = "cuda", env: Any = None, checkpoint: str | None = "checkpoint-3"
     ) -> Any:
-        asked = ["model.lora={}", "data.max_prompt_tokens=200", "generation.max_completion_tokens=4000",
+        requested = ["model.lora={}", "data.max_prompt_tokens=200", "generation.max_completion_tokens=4000",
                  "optimisation.batch_size=64", "generation.num_generations=8", "generation.engine=hf", *overrides]  # fmt: skip
         files = SimpleNamespace(
             shape=shape_of(Qwen3Config(num_hidden_layers=28)), backend=Backend("transformers", device, "")
         )
         parts: Any = SimpleNamespace(
-            config=load_config("quickstart", asked), files=files, objective=Objective.from_spec("grpo")
+            config=load_config("quickstart", requested), files=files, objective=Objective.from_spec("grpo")
         )
         monkeypatch.setattr(memory, "free_memory", lambda device: gib * memory.GIB)
         for module in (memory, build):
@@ -179,13 +179,13 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
 
 
 def test_a_run_generates_what_fits_at_once_and_goes_on_so(sizes: Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(gib: float, *overrides: str, **given: Any) -> int | None:
-        _, found, notes = sizes(gib, *overrides, **given)
+    def chosen(gib: float, *overrides: str, **options: Any) -> int | None:
+        _, batch_size, notes = sizes(gib, *overrides, **options)
         note = notes["generation_batch"]
-        assert (found is not None and "env" not in given) == note.startswith(
-            f"Completions are generated {found} at a time"
+        assert (batch_size is not None and "env" not in options) == note.startswith(
+            f"Completions are generated {batch_size} at a time"
         )
-        return found
+        return batch_size
 
     assert chosen(1000) is None
     at_once = [chosen(gib) for gib in (180, 150, 120, 100, 50, 0.1)]
@@ -202,8 +202,8 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(sizes: Sizes, monkeypa
 
 
 def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(sizes: Sizes) -> None:
-    def budget(gib: float, *overrides: str, **given: Any) -> tuple[int | None, str]:
-        size, _, notes = sizes(gib, "generation.max_completion_tokens=64", *overrides, device="cpu", **given)
+    def budget(gib: float, *overrides: str, **options: Any) -> tuple[int | None, str]:
+        size, _, notes = sizes(gib, "generation.max_completion_tokens=64", *overrides, device="cpu", **options)
         return size, notes["token_budget"]
 
     assert budget(1e6)[0] is None
@@ -220,15 +220,15 @@ def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(sizes: Sizes) -> Non
 def test_a_run_generates_as_many_at_once_as_were_chosen(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = {"token_budget": "", "generation_batch": "Completions are generated 3 at a time, of 8."}
     monkeypatch.setattr(build, "chosen_sizes", lambda *_: (None, 3, notes))
-    asked, decode = [], decoding.decode
+    batch_sizes, decode = [], decoding.decode
 
     def watched(model: Any, input_ids: torch.Tensor, **inputs: Any) -> Any:
-        asked.append(len(input_ids))
+        batch_sizes.append(len(input_ids))
         return decode(model, input_ids, **inputs)
 
     monkeypatch.setattr(decoding, "decode", watched)
     done = attempt()
     assert done.code == 0, done.message
-    assert asked == [3, 3, 2, 3, 3, 2]
+    assert batch_sizes == [3, 3, 2, 3, 3, 2]
     assert "Completions are generated 3 at a time" in done.shown
     assert json.loads((done.folder.path / "env.json").read_text())["generation_batch"] == 3

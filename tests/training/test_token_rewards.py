@@ -29,8 +29,8 @@ def test_a_completion_without_score_or_without_live_tokens_gets_no_reward_of_its
     assert laid.tolist() == [[0.5, 0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize(("row", "seen"), [([1.0], "1 numbers"), ([1.0] * 3, "3 numbers"), ([], "0 numbers")])
-def test_a_list_that_is_not_as_long_as_its_completion_is_refused_by_place(row: Any, seen: str) -> None:
+@pytest.mark.parametrize(("row", "count"), [([1.0], "1 numbers"), ([1.0] * 3, "3 numbers"), ([], "0 numbers")])
+def test_a_list_that_is_not_as_long_as_its_completion_is_refused_by_place(row: Any, count: str) -> None:
     mask = mask_of([1, 1, 0], [1, 1, 0])
-    with pytest.raises(RewardError, match=f"completion 1 holds {seen}, but the completion has 2 tokens"):
+    with pytest.raises(RewardError, match=f"completion 1 holds {count}, but the completion has 2 tokens"):
         lay_out(torch.zeros(2), mask, [[7] * 2, [7] * 2], [[0.0, 0.0], row])

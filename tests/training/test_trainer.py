@@ -42,18 +42,18 @@ from .rollouts import (
 
 def test_without_an_objective_training_is_that_of_stock_trl(new_trainer: NewTrainer) -> None:
     options: dict[str, Any] = {"num_iterations": 2, "beta": 0.04, "gradient_accumulation_steps": 2}
-    stock, ours = new_trainer(stock=True, max_steps=2, **options), new_trainer(max_steps=2, **options)
+    stock, hooked = new_trainer(stock=True, max_steps=2, **options), new_trainer(max_steps=2, **options)
     start = adapter(stock)
-    for trainer in (stock, ours):
+    for trainer in (stock, hooked):
         train(trainer)
     timing = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
     logs = [
         [{key: value for key, value in log.items() if key not in timing} for log in trainer.state.log_history]
-        for trainer in (stock, ours)
+        for trainer in (stock, hooked)
     ]
     assert logs[0] == logs[1]
     assert len(logs[0]) == 3  # two steps and the summary
-    assert largest_difference(adapter(ours), adapter(stock)) == 0
+    assert largest_difference(adapter(hooked), adapter(stock)) == 0
     assert largest_difference(adapter(stock), start) > 1e-3  # the steps did move the weights
 
 
@@ -64,15 +64,15 @@ def test_two_steps_of_training_with_a_recipe_equal_trl(new_trainer: NewTrainer, 
     objective = {**objective, "regularizers": [kl_term(name, True)]}
     options = {"gradient_accumulation_steps": 2, "num_iterations": 2, "max_steps": 2, "optim": "sgd", "seed": 3}
     stock = new_trainer(stock=True, beta=0.04, **loss_arguments, **options)
-    ours = new_trainer(objective=objective, **options)
+    hooked = new_trainer(objective=objective, **options)
     start = adapter(stock)
-    for trainer in (stock, ours):
+    for trainer in (stock, hooked):
         train(trainer)
-    moved, want = adapter(ours), adapter(stock)
+    moved, want = adapter(hooked), adapter(stock)
     assert_gradients_close(
         {key: moved[key] - start[key] for key in start}, {key: want[key] - start[key] for key in start}, rtol=1e-4
     )
-    for log, expected in zip(ours.state.log_history[:2], stock.state.log_history[:2], strict=True):
+    for log, expected in zip(hooked.state.log_history[:2], stock.state.log_history[:2], strict=True):
         assert log["loss"] == pytest.approx(expected["loss"], abs=1e-6)
         assert log["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
 
@@ -83,9 +83,9 @@ def test_evaluation_loss_equals_trl_and_logs_the_terms(new_trainer: NewTrainer, 
     sink: list[Any] = []
     options["extra"] = {**options["extra"], "rollout_sinks": [sink.append]}
     objective = Recorder(clip={"name": "ppo_clip", "eps_high": 0.28}, reduction="global_token_mean")
-    ours = new_trainer(objective=objective, **options)
+    hooked = new_trainer(objective=objective, **options)
     reports = []
-    for trainer in (stock, ours):
+    for trainer in (stock, hooked):
         torch.manual_seed(0)
         trainer.evaluate()
         reports.append(trainer.state.log_history[-1])
@@ -119,13 +119,13 @@ def test_advantages_equal_trl_with_weights_and_missing_scores(new_trainer: NewTr
             outputs.append(
                 (trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader()))), trainer)
             )
-        (want, stock_trainer), (ours, trainer) = outputs
-        assert torch.equal(ours["completion_ids"], want["completion_ids"])
+        (want, stock_trainer), (output, trainer) = outputs
+        assert torch.equal(output["completion_ids"], want["completion_ids"])
         assert want["advantages"].abs().max() > 0.1
         assert (want["advantages"] == 0).sum() >= 2  # rows 0 and 6 have no score at all
-        torch.testing.assert_close(ours["advantages"], want["advantages"], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(output["advantages"], want["advantages"], rtol=1e-5, atol=1e-6)
         # what TRL would show beside the completions is what was trained on
-        assert list(trainer._logs["advantages"]) == ours["advantages"].tolist()
+        assert list(trainer._logs["advantages"]) == output["advantages"].tolist()
         assert len(stock_trainer._logs["advantages"]) == len(trainer._logs["advantages"])
 
 
@@ -248,7 +248,7 @@ def test_the_entropy_bonus_has_the_gradient_of_the_mean_entropy(new_trainer: New
 
 def test_rollout_sinks_see_what_is_trained_on(new_trainer: NewTrainer, tokenizer: Any, reward: Any) -> None:
     def length(completion_ids: list[list[int]], log_extra: Any, target: list[int], **_: Any) -> list[float | None]:
-        log_extra("why", [f"{len(ids)} of {wanted}" for ids, wanted in zip(completion_ids, target, strict=True)])
+        log_extra("why", [f"{len(ids)} of {number}" for ids, number in zip(completion_ids, target, strict=True)])
         return [None if len(ids) == 1 else float(len(ids)) for ids in completion_ids]
 
     sink: list[Any] = []
@@ -262,26 +262,26 @@ def test_rollout_sinks_see_what_is_trained_on(new_trainer: NewTrainer, tokenizer
     trainer.model.train()
     rows = next(iter(trainer.get_train_dataloader()))
     output = trainer._generate_and_score_completions(rows)
-    (seen,) = sink
-    assert (seen.step, seen.mode, seen.reward_names) == (0, "train", ["placed_ids", "length"])
-    assert seen.rows == rows
-    assert len(seen.completions) == len(seen.completion_ids) == len(seen.truncated) == 12
-    assert seen.rewards.shape == (12, 2)
-    assert torch.equal(seen.advantages, output["advantages"])
+    (rollout,) = sink
+    assert (rollout.step, rollout.mode, rollout.reward_names) == (0, "train", ["placed_ids", "length"])
+    assert rollout.rows == rows
+    assert len(rollout.completions) == len(rollout.completion_ids) == len(rollout.truncated) == 12
+    assert rollout.rewards.shape == (12, 2)
+    assert torch.equal(rollout.advantages, output["advantages"])
 
-    lengths = [len(ids) for ids in seen.completion_ids]
+    lengths = [len(ids) for ids in rollout.completion_ids]
     assert 1 <= min(lengths) < max(lengths) <= 8
-    assert [ids[-1] != tokenizer.eos_token_id for ids in seen.completion_ids] == seen.truncated
-    assert {length for length, cut in zip(lengths, seen.truncated, strict=True) if cut} == {8}  # cut at the limit
-    for row, ids in enumerate(seen.completion_ids):
+    assert [ids[-1] != tokenizer.eos_token_id for ids in rollout.completion_ids] == rollout.truncated
+    assert {length for length, cut in zip(lengths, rollout.truncated, strict=True) if cut} == {8}  # cut at the limit
+    for row, ids in enumerate(rollout.completion_ids):
         assert output["completion_ids"][row, : len(ids)].tolist() == ids
         trained = int(output["completion_mask"][row].sum())
-        assert trained == (0 if seen.truncated[row] else len(ids))
-        assert seen.completions[row] == tokenizer.decode(ids, skip_special_tokens=True)
-    torch.testing.assert_close(seen.rewards[:, 0], torch.tensor(reward(seen.completion_ids)))
+        assert trained == (0 if rollout.truncated[row] else len(ids))
+        assert rollout.completions[row] == tokenizer.decode(ids, skip_special_tokens=True)
+    torch.testing.assert_close(rollout.rewards[:, 0], torch.tensor(reward(rollout.completion_ids)))
     want = torch.tensor([float("nan") if length == 1 else float(length) for length in lengths])
-    torch.testing.assert_close(seen.rewards[:, 1], want, equal_nan=True)
-    assert seen.extra["why"] == [f"{length} of {row['target']}" for length, row in zip(lengths, rows, strict=True)]
+    torch.testing.assert_close(rollout.rewards[:, 1], want, equal_nan=True)
+    assert rollout.extra["why"] == [f"{length} of {row['target']}" for length, row in zip(lengths, rows, strict=True)]
 
 
 def test_the_state_of_hooks_is_saved_and_restored(new_trainer: NewTrainer) -> None:

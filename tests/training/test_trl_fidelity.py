@@ -65,8 +65,8 @@ def test_every_loss_type_and_level_of_trl_is_in_the_matrix() -> None:
     from trl import GRPOConfig
 
     known = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo")
-    told = GRPOConfig.__dataclass_fields__["loss_type"].metadata["help"]
-    assert [name for name in known if f"'{name}'" not in told] == []
+    description = GRPOConfig.__dataclass_fields__["loss_type"].metadata["help"]
+    assert [name for name in known if f"'{name}'" not in description] == []
     pairs = {(name, level) for name in known for level in ("token", "sequence")}
     assert pairs - {("vespo", "sequence")} == set(EVERY_LOSS)
 
@@ -91,10 +91,10 @@ def build(new_trainer: NewTrainer, objective: Spec, loss_arguments: Spec, kl: st
         corrected = kl == "corrected_kl"
         objective = {**objective, "regularizers": [{**kl_term("", corrected), "level": level}]}
         loss_arguments = {**loss_arguments, "beta": 0.04, "use_bias_correction_kl": corrected}
-    stock, ours = new_trainer(stock=True, **loss_arguments), new_trainer(objective=objective)
+    stock, hooked = new_trainer(stock=True, **loss_arguments), new_trainer(objective=objective)
     start = adapter(stock)
-    assert all(torch.equal(value, start[name]) for name, value in adapter(ours).items())
-    return stock, ours, start
+    assert all(torch.equal(value, start[name]) for name, value in adapter(hooked).items())
+    return stock, hooked, start
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +112,9 @@ def pair(new_trainer: NewTrainer) -> Callable[[str, str, str], Pair]:
 
 def assert_equal_trl(trainers: Pair, batches: list[dict[str, Any]], policy: str, accumulation: int) -> Any:
     """Every micro-batch's loss, and the sum of their gradients. Gives back TRL's trainer with what it logged."""
-    stock, ours, start = trainers
+    stock, hooked, start = trainers
     results = []
-    for trainer in (stock, ours):
+    for trainer in (stock, hooked):
         trainer.args.steps_per_generation = len(batches)
         trainer._metrics["train"].clear()
         with torch.no_grad():
@@ -154,6 +154,6 @@ def test_a_recipe_with_its_own_values_equals_trl(new_trainer: NewTrainer, shared
 
 
 def test_the_comparison_can_tell_losses_apart(pair: Callable[[str, str, str], Pair], shared_rollout: Rollouts) -> None:
-    (stock, _, start), (_, ours, _) = pair("grpo", "token", "no_kl"), pair("dapo", "token", "no_kl")
+    (stock, _, start), (_, hooked, _) = pair("grpo", "token", "no_kl"), pair("dapo", "token", "no_kl")
     with pytest.raises(AssertionError):
-        assert_equal_trl((stock, ours, start), shared_rollout("two_windows", 3), "two_windows", 3)
+        assert_equal_trl((stock, hooked, start), shared_rollout("two_windows", 3), "two_windows", 3)

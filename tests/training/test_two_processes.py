@@ -27,9 +27,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     command = [sys.executable, str(Path(__file__).with_name("two_processes.py")), str(folder)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
-    found = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
-    found[0]["alone"] = torch.load(folder / "alone.pt", weights_only=False)
-    return found
+    results = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+    results[0]["alone"] = torch.load(folder / "alone.pt", weights_only=False)
+    return results
 
 
 def test_both_processes_end_with_the_same_weights_and_controllers(ranks: list[dict[str, Any]]) -> None:

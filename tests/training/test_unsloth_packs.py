@@ -55,7 +55,7 @@ def heads(layout: Layout) -> dict[str, Any]:
 
 def test_a_shared_prompt_is_computed_here_with_the_window_and_scale_of_the_call(dispatch: Any) -> None:
     attend, calls = dispatch
-    given = heads(SHARED)
+    inputs = heads(SHARED)
     for config, context, window in (
         (Config(), Context(SHARED), None),
         (Config(), Context(SHARED, sliding_window=3), 3),
@@ -63,9 +63,9 @@ def test_a_shared_prompt_is_computed_here_with_the_window_and_scale_of_the_call(
         (Config({"window_size": (-1, -1)}), Context(SHARED, sliding_window=9), None),
     ):
         scale = (config.flash_varlen_kwargs or {}).get("softmax_scale")
-        found = attend(config=config, context=context, **given)
-        want = packed_attention(given["Q"], given["K"], given["V"], SHARED, scale, window=window)
-        assert torch.equal(found, want)
+        output = attend(config=config, context=context, **inputs)
+        want = packed_attention(inputs["Q"], inputs["K"], inputs["V"], SHARED, scale, window=window)
+        assert torch.equal(output, want)
     assert SHARED.windows[-4:] == [None, 3, 3, None]
     assert not calls
 
@@ -89,6 +89,6 @@ def test_what_cannot_be_computed_is_said(dispatch: Any) -> None:
 
 
 def test_a_model_is_given_the_lengths_of_its_texts() -> None:
-    given = unsloth_packs.pack_inputs(SHARED)
-    assert given["packed_seq_lengths"].tolist() == [9, 5]
-    assert given["prefix_seg_info"] is SHARED
+    inputs = unsloth_packs.pack_inputs(SHARED)
+    assert inputs["packed_seq_lengths"].tolist() == [9, 5]
+    assert inputs["prefix_seg_info"] is SHARED

@@ -15,8 +15,8 @@ from kit.errors import EngineError
 
 @pytest.fixture
 def gpu() -> Iterator[Any]:
-    with one_gpu() as seen, vllm_stands_in():
-        yield seen
+    with one_gpu() as state, vllm_stands_in():
+        yield state
 
 
 def rollout(generation: Any) -> Any:
@@ -58,14 +58,14 @@ def test_an_engine_that_sleeps_between_rollouts_wakes_for_every_one(gpu: Any, ne
     assert LLM.last.asleep == {"weights", "kv_cache"}
 
 
-@pytest.mark.parametrize(("dtype", "told"), [("float32", None), ("bfloat16", "float32"), ("float16", "float32")])
+@pytest.mark.parametrize(("dtype", "head_dtype"), [("float32", None), ("bfloat16", "float32"), ("float16", "float32")])
 def test_an_engine_in_16_bits_has_the_float32_logits_of_the_trainer(
-    gpu: Any, new_model: Callable[[], Any], dtype: str, told: str | None
+    gpu: Any, new_model: Callable[[], Any], dtype: str, head_dtype: str | None
 ) -> None:
     watched(new_model().to(getattr(torch, dtype)))
     assert LLM.last is not None
     assert LLM.last.given["dtype"] == dtype
-    assert LLM.last.given.get("hf_overrides", {}).get("head_dtype") == told
+    assert LLM.last.given.get("hf_overrides", {}).get("head_dtype") == head_dtype
 
 
 def test_weights_are_read_once_the_optimiser_has_written_them(gpu: Any, new_model: Callable[[], Any]) -> None:
@@ -85,7 +85,7 @@ def test_the_trainer_goes_on_once_the_engine_has_put_the_weights_back(gpu: Any, 
     generation = watched(new_model())
     generation.sync_weights()
     generate = generation.llm.generate
-    generation.llm.generate = lambda *given, **more: (gpu.at_work.add("the engine's"), generate(*given, **more))[1]
+    generation.llm.generate = lambda *args, **more: (gpu.at_work.add("the engine's"), generate(*args, **more))[1]
     rollout(generation)
     assert not gpu.at_work
 

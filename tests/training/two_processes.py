@@ -66,8 +66,8 @@ def gradients(trainer: Any, model: Any, batches: list[Any]) -> dict[str, torch.T
         trainer.compute_loss(model, dict(inputs)).backward()
     average_gradients(trainer.accelerator, trainer.model)
     trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
-    found = {name: value.grad.clone() for name, value in trainer.model.named_parameters() if value.requires_grad}
-    return found | {f"head.{name}": value.grad.clone() for name, value in trainer.critic.head.named_parameters()}
+    grads = {name: value.grad.clone() for name, value in trainer.model.named_parameters() if value.requires_grad}
+    return grads | {f"head.{name}": value.grad.clone() for name, value in trainer.critic.head.named_parameters()}
 
 
 def with_value_head(folder: Path, rank: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def with_value_head(folder: Path, rank: int) -> dict[str, Any]:
     trainer.rollout_sinks = (rollouts.append,)
     start = adapter(trainer)
     trainer.train()
-    found = {
+    results = {
         "backend": torch.distributed.get_backend(),
         "wrapped": type(trainer.model_wrapped).__name__,
         "completions": [rollout.completion_ids for rollout in rollouts],
@@ -95,8 +95,8 @@ def with_value_head(folder: Path, rank: int) -> dict[str, Any]:
         trainer._step = number
         batches.append(trainer._prepare_inputs(rows))
     drift(trainer)
-    found |= {"batches": batches, "drifted": adapter(trainer)}
-    return found | {"gradients": gradients(trainer, trainer.model_wrapped, batches)}
+    results |= {"batches": batches, "drifted": adapter(trainer)}
+    return results | {"gradients": gradients(trainer, trainer.model_wrapped, batches)}
 
 
 def saving(
@@ -123,12 +123,12 @@ def one_of_two(rank: int, folder: Path) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     limit = datetime.timedelta(seconds=60)
     torch.distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2, timeout=limit)
-    found = with_value_head(folder, rank)
-    found |= {"off": saving(folder, rank, **OFF), "on": saving(folder, rank, token_budget=60)}
-    found["plain"] = saving(folder, rank, KL, packing=False)
+    results = with_value_head(folder, rank)
+    results |= {"off": saving(folder, rank, **OFF), "on": saving(folder, rank, token_budget=60)}
+    results["plain"] = saving(folder, rank, KL, packing=False)
     scorer.LONG_PROMPT = 0
-    found["packed"] = saving(folder, rank, KL, pack_tokens=(4096, 1)[rank])
-    torch.save(found, folder / f"{rank}.pt")
+    results["packed"] = saving(folder, rank, KL, pack_tokens=(4096, 1)[rank])
+    torch.save(results, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
 

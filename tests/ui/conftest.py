@@ -91,12 +91,12 @@ class Page:
     def event(self, target: str) -> dict[str, Any]:
         """The server's event that the component with this elem_id or text triggers, also after one of the browser's own."""
         components, events = self.described["components"], self.described["dependencies"]
-        wanted = {one["id"] for one in components if target in (one["props"].get("elem_id"), one["props"].get("value"))}
-        begun = [one for one in events if any(at in wanted for at, _ in one["targets"])]
-        begun += [one for one in events if one["trigger_after"] in {first["id"] for first in begun}]
-        found = [one for one in begun if one.get("backend_fn")]
-        assert found, f"no event of {target}"
-        return dict(found[0])
+        ids = {box["id"] for box in components if target in (box["props"].get("elem_id"), box["props"].get("value"))}
+        begun = [event for event in events if any(at in ids for at, _ in event["targets"])]
+        begun += [event for event in events if event["trigger_after"] in {first["id"] for first in begun}]
+        served = [event for event in begun if event.get("backend_fn")]
+        assert served, f"no event of {target}"
+        return dict(served[0])
 
     def events(self) -> list[dict[str, Any]]:
         return [event for event in self.config()["dependencies"] if event.get("backend_fn")]

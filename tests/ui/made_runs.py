@@ -19,7 +19,7 @@ MESSAGE = "The KL divergence to the reference policy jumped to 0.4 nats per toke
 def line(step: int, steps: int) -> dict[str, Any]:
     """A step's metrics, as many keys as a real one has."""
     up, wave = 1 - math.exp(-4 * step / steps), (step * 7919 % 101) / 101
-    found = {
+    metrics = {
         "step": step,
         "time": 1000.0 + step,
         "reward": 0.2 + 0.7 * up + 0.05 * wave,
@@ -48,7 +48,7 @@ def line(step: int, steps: int) -> dict[str, Any]:
         "memory/process": 1.5,
         "tokens/per_second": 900 + wave,
     }
-    return found | {f"other/{number}": wave for number in range(30)}
+    return metrics | {f"other/{number}": wave for number in range(30)}
 
 
 def score(share: float, step: int, problems: int = 40) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def score(share: float, step: int, problems: int = 40) -> dict[str, Any]:
         "greedy_accuracy": spread, "pass@1": spread, "greedy_reward": spread,
         "per_problem": {
             "id": [f"{place:016x}" for place in range(problems)],
-            "greedy_correct": right, "sampled_correct": [4 * one for one in right],
-            "greedy_reward": [float(one) for one in right], "greedy_tokens": [20] * problems,
+            "greedy_correct": right, "sampled_correct": [4 * solved for solved in right],
+            "greedy_reward": [float(solved) for solved in right], "greedy_tokens": [20] * problems,
             "sampled_tokens_mean": [20.0] * problems,
         },
     }  # fmt: skip

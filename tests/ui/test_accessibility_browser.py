@@ -38,30 +38,30 @@ def made(tmp_path_factory: pytest.TempPathFactory, serve_here: Callable[..., Any
     return serve_here(folder)
 
 
-def violations(one: Tab) -> list[str]:
+def violations(page: Tab) -> list[str]:
     """What axe finds, an element a line: the rule, the element, and why."""
-    if not one.evaluate("'axe' in window"):
-        one.evaluate(Axe().axe_script)
-    found = one.evaluate(f"axe.run({json.dumps(RULES)}).then(results => results.violations)")
-    return [f"{rule['id']}: {node['html'][:200]} {node['failureSummary']}" for rule in found for node in rule["nodes"]]
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(Axe().axe_script)
+    broken = page.evaluate(f"axe.run({json.dumps(RULES)}).then(results => results.violations)")
+    return [f"{rule['id']}: {node['html'][:200]} {node['failureSummary']}" for rule in broken for node in rule["nodes"]]
 
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_no_screen_has_a_violation(made: Any, tab: Callable[..., Tab], screen: str) -> None:
-    one = tab(made, screen if screen in ("/", "/new", "/compare") else f"{screen}?run=one", 390, "dark")
-    one.add_style_tag(content="* {transition: none !important}")  # colours that fade in are another contrast meanwhile
-    found: list[str] = []
+    page = tab(made, screen if screen in ("/", "/new", "/compare") else f"{screen}?run=one", 390, "dark")
+    page.add_style_tag(content="* {transition: none !important}")  # colours that fade in are another contrast meanwhile
+    faults: list[str] = []
     folded = {"1 Data": ("#yaml-fold", "#yaml .cm-line")}
     for width, scheme in ((390, "dark"), (1280, "light")):
-        look(one, width, scheme)
-        found += violations(one)
+        look(page, width, scheme)
+        faults += violations(page)
         for title in TABS.get(screen, ()):
             for opened in (title, *INNER.get(title, ())):
-                step(one, opened)
+                step(page, opened)
                 if opened in folded:
                     fold, inside = folded.pop(opened)
-                    one.locator(f"{fold} button.label-wrap").click()
-                    one.locator(inside).first.wait_for()
-                one.wait_for_timeout(300)
-                found += violations(one)
-    assert found == []
+                    page.locator(f"{fold} button.label-wrap").click()
+                    page.locator(inside).first.wait_for()
+                page.wait_for_timeout(300)
+                faults += violations(page)
+    assert faults == []

@@ -35,23 +35,23 @@ def tab(browser: Browser, known: BrowserContext) -> Iterator[Callable[..., Tab]]
     faults: list[str] = []
 
     def start(page: Any, path: str = "/", width: int = 1280, scheme: Any = "light", *, apart: bool = False) -> Tab:
-        one = browser.new_page() if apart else known.new_page()
-        one.set_viewport_size({"width": width, "height": 900})
-        one.emulate_media(color_scheme=scheme)
-        one.set_default_timeout(PATIENCE)
-        one.on(
+        new = browser.new_page() if apart else known.new_page()
+        new.set_viewport_size({"width": width, "height": 900})
+        new.emulate_media(color_scheme=scheme)
+        new.set_default_timeout(PATIENCE)
+        new.on(
             "request", lambda r: faults.append(r.url) if not r.url.startswith((page.url, "data:", "blob:")) else None
         )
-        one.on("pageerror", lambda error: faults.append(str(error)))
-        opened.append(one)
+        new.on("pageerror", lambda error: faults.append(str(error)))
+        opened.append(new)
         places.add(page.url)
-        one.goto(page.url + path)
-        one.locator(".k").locator("visible=true").first.wait_for()  # the very first may stand in a tab that is not open
-        return one
+        new.goto(page.url + path)
+        new.locator(".k").locator("visible=true").first.wait_for()  # the very first may stand in a tab that is not open
+        return new
 
     yield start
-    for one in opened:
-        one.close()
+    for page in opened:
+        page.close()
     storage = known.new_cdp_session(known.pages[0])
     for place in places:
         storage.send("Storage.clearDataForOrigin", {"origin": place, "storageTypes": "local_storage"})
@@ -81,9 +81,9 @@ def press(tab: Tab, name: str) -> None:
 
 
 def sees(tab: Tab, text: str | re.Pattern[str]) -> Locator:
-    found = tab.get_by_text(text).locator("visible=true").first
-    found.wait_for()
-    return found
+    element = tab.get_by_text(text).locator("visible=true").first
+    element.wait_for()
+    return element
 
 
 def fill(tab: Tab, key: str, value: str) -> None:
@@ -99,10 +99,10 @@ def status(page: Any, run_id: str) -> dict[str, Any]:
 
 def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
     end = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < end, "it did not come to that"
         time.sleep(0.2)
-    return found
+    return result
 
 
 def test_the_signal_check_runs_by_itself_for_data_of_ones_own(page: Any, tab: Callable[..., Tab]) -> None:
@@ -161,28 +161,28 @@ def test_by_keyboard_alone(page: Any, tab: Callable[..., Tab]) -> None:
     sees(new, "training row 0")
 
 
-def look(one: Tab, width: int, scheme: Any) -> None:
+def look(page: Tab, width: int, scheme: Any) -> None:
     """Makes the window so wide, and asks for light or dark, as a system does that changes in the evening."""
-    one.set_viewport_size({"width": width, "height": 900})
-    one.emulate_media(color_scheme=scheme)
-    one.wait_for_function("dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark")
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_function("dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark")
 
 
-def fits_a_phone(one: Tab) -> None:
+def fits_a_phone(page: Tab) -> None:
     """What is shown, in the width of a phone, dark and then light: nothing stands out, and every screen can be reached."""
     for scheme in ("dark", "light"):
-        look(one, 390, scheme)
-        one.wait_for_timeout(500)
-        assert one.evaluate("document.documentElement.scrollWidth") <= 390
-        assert one.evaluate(
+        look(page, 390, scheme)
+        page.wait_for_timeout(500)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate(
             "[...document.querySelectorAll('.nav-holder a')].every(a => a.getBoundingClientRect().right <= 390)"
         ), "every screen can be reached"
-        wide = one.evaluate(
+        wide = page.evaluate(
             "[...document.querySelectorAll('.k .card, .k .note, .k .verdict, svg.chart')]"
             ".filter(e => e.getBoundingClientRect().right > 391).length"
         )
         assert wide == 0
-        shade = one.evaluate("getComputedStyle(document.body).backgroundColor")
+        shade = page.evaluate("getComputedStyle(document.body).backgroundColor")
         level = sum(map(int, re.findall(r"\d+", shade)[:3]))
         assert level < 150 if scheme == "dark" else level > 600, shade
 
@@ -217,8 +217,8 @@ def test_it_is_there_soon_and_idle_when_nobody_touches_it(page: Any, tab: Callab
 
 
 def test_an_address_with_a_step_opens_it(page: Any, tab: Callable[..., Tab]) -> None:
-    one = tab(page, "/new?step=2")
-    expect(one.get_by_role("tab", name="2 Reward")).to_have_attribute("aria-selected", "true")
+    new = tab(page, "/new?step=2")
+    expect(new.get_by_role("tab", name="2 Reward")).to_have_attribute("aria-selected", "true")
 
 
 def test_nine_tabs_load_and_poll(page: Any, tab: Callable[..., Tab]) -> None:

@@ -61,9 +61,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def child(folder: Path) -> Iterator[Bench]:
-    one = Bench()
-    yield one
-    one.close()
+    bench = Bench()
+    yield bench
+    bench.close()
 
 
 @pytest.fixture
@@ -98,14 +98,14 @@ def test_one_that_hangs_is_ended_and_the_next_question_has_another(child: Bench)
 def test_one_that_is_to_go_while_it_answers_goes_when_it_has(child: Bench) -> None:
     """A run that is about to start plans with what is free then."""
     first = child.ask({"question": "who"})
-    told: list[int] = []
-    thread = threading.Thread(target=lambda: told.append(child.ask({"question": "slow"})))
+    answers: list[int] = []
+    thread = threading.Thread(target=lambda: answers.append(child.ask({"question": "slow"})))
     thread.start()
     while not child._lock.locked():
         time.sleep(0.01)
     child.leave()
     thread.join()
-    assert told == [first]
+    assert answers == [first]
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     assert child.ask({"question": "who"}) == child.ask({"question": "who"}) != first

@@ -26,9 +26,9 @@ def explorer(tmp_path: Path) -> Explorer:
     return Explorer(Site(Settings(root=tmp_path / "runs", folder=tmp_path)))
 
 
-def look(explorer: Explorer, **asked: Any) -> str:
-    given = {"step": 0, "search": "", "page": 1}
-    return str(explorer.look("one", *(given | asked).values())[2])
+def look(explorer: Explorer, **inputs: Any) -> str:
+    defaults = {"step": 0, "search": "", "page": 1}
+    return str(explorer.look("one", *(defaults | inputs).values())[2])
 
 
 def rows(explorer: Explorer) -> list[dict[str, Any]]:
@@ -37,9 +37,9 @@ def rows(explorer: Explorer) -> list[dict[str, Any]]:
 
 
 def test_the_reward_is_the_weighted_sum_and_groups_are_the_prompts(explorer: Explorer) -> None:
-    found = rows(explorer)
-    assert [row["total"] for row in found[:4]] == pytest.approx([0.2, 0.2, 1.2, 1.2])
-    assert [row["group"] for row in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+    scored = rows(explorer)
+    assert [row["total"] for row in scored[:4]] == pytest.approx([0.2, 0.2, 1.2, 1.2])
+    assert [row["group"] for row in scored] == [0, 0, 0, 0, 1, 1, 1, 1]
     run = explorer.site.run("one")
     assert [group.differs for group in data.groups(run, data.steps(run)[1])] == [True, False]
 
@@ -47,9 +47,9 @@ def test_the_reward_is_the_weighted_sum_and_groups_are_the_prompts(explorer: Exp
 def test_a_step_is_shown_in_pages_and_values_that_are_none_are_not_given(explorer: Explorer) -> None:
     run = explorer.site.run("one")
     batch(run.completions, 22, [f"{number} + 0 =" for number in range(7)])
-    found = explorer.look("one", 22, "", 2)
-    assert found[1].label == "Page, of 3"
-    assert found[2].count('class="group"') == tab.GROUPS_A_PAGE
+    shown = explorer.look("one", 22, "", 2)
+    assert shown[1].label == "Page, of 3"
+    assert shown[2].count('class="group"') == tab.GROUPS_A_PAGE
     assert explorer.look("one", 22, "", 99)[2].count('class="group"') == 1
     for odd in (None, [], {}, "x" * 10_000, float("nan"), float("inf"), -1, True, {"__class__": 1}):
         assert isinstance(explorer.look("one", odd, odd, odd)[2], str)
@@ -68,8 +68,8 @@ def test_all_steps_are_searched_from_the_latest_as_far_as_time_lets(
     assert "Read the latest" not in text
     assert "step 7, group 2" in text
     monkeypatch.setattr(data, "MOST_MATCHES", 10)
-    found = data.search(run, lambda row: True)
-    assert (len(found.rows), found.read, {row["step"] for row in found.rows}) == (10, 2, {8, 20})
+    matches = data.search(run, lambda row: True)
+    assert (len(matches.rows), matches.read, {row["step"] for row in matches.rows}) == (10, 2, {8, 20})
 
 
 def test_a_group_shows_every_component_status_and_extracted_answer(explorer: Explorer) -> None:
@@ -83,16 +83,16 @@ def test_a_group_shows_every_component_status_and_extracted_answer(explorer: Exp
 def test_alike_completions_are_told_once(explorer: Explorer) -> None:
     run = explorer.site.run("one")
     batch(run.completions, 21, ["5 - 1 ="], text="the same")
-    found = data.groups(run, run.completions / "step-00021.parquet")[0]
-    assert [len(each) for each in tab.alike(found.rows)] == [1, 3]  # one was cut
-    assert "3 alike" in tab.show_group(found)
+    group = data.groups(run, run.completions / "step-00021.parquet")[0]
+    assert [len(each) for each in tab.alike(group.rows)] == [1, 3]  # one was cut
+    assert "3 alike" in tab.show_group(group)
 
 
 def test_what_a_model_wrote_cannot_become_part_of_the_page(explorer: Explorer) -> None:
     run = explorer.site.run("one")
     batch(run.completions, 30, [HACK, "2 + 2 ="], text=HACK)
-    for asked in ({}, {"search": "script"}):
-        text = look(explorer, step=30, **asked)
+    for inputs in ({}, {"search": "script"}):
+        text = look(explorer, step=30, **inputs)
         assert "<script" not in text
         assert "<img" not in text
         assert "&lt;" in text

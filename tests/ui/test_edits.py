@@ -49,7 +49,7 @@ def sent(form: Form, draft: Draft = UNCHANGED, **typed: Any) -> Sent:
 
 def boxes(form: Form, filled: list[Any]) -> dict[str, Any]:
     """What is written into which box."""
-    return {name: one for name, one in zip(NAMES, filled[4:], strict=True) if one != gr.skip()}
+    return {name: value for name, value in zip(NAMES, filled[4:], strict=True) if value != gr.skip()}
 
 
 def test_what_differs_from_what_was_filled_in_was_changed(form: Form) -> None:
@@ -69,9 +69,9 @@ def test_what_differs_from_what_was_filled_in_was_changed(form: Form) -> None:
 
 @pytest.mark.parametrize("value", ["many", "", "[&a 1, *a]"])
 def test_what_is_no_value_is_said_and_stays_in_its_box(form: Form, value: str) -> None:
-    said, state, command, _, draft = written(sent(form, steps=value, seed="4"))
+    note, state, command, _, draft = written(sent(form, steps=value, seed="4"))
     assert "optimisation.steps: Input should be a valid integer" in state
-    assert said == ""
+    assert note == ""
     assert "optimisation.steps=" in command
     assert Draft.read(draft).changes == {"run.seed": 4, "optimisation.steps": value or None}
 
@@ -144,7 +144,7 @@ def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPa
     from kit.ui.steps import begun
 
     monkeypatch.setattr(
-        children.Benches, "ask", lambda self, *given, **named: {"problem": None, "run_seconds": {"steps": 9.0}}
+        children.Benches, "ask", lambda self, *args, **named: {"problem": None, "run_seconds": {"steps": 9.0}}
     )
     monkeypatch.setattr(kit.api, "start", lambda config: form.site.store.create(config.run.id))
     note, place = begun(form.site, sent(form, id="typed-last").draft)
@@ -157,7 +157,7 @@ def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_is_planned_while_a_run_trains_unless_asked_for(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    questions: list[str] = []
     answer = {
         "memory": {"peak_bytes": 1},
         "room_bytes": 9,
@@ -167,18 +167,18 @@ def test_nothing_is_planned_while_a_run_trains_unless_asked_for(form: Form, monk
         "run_seconds": {"steps": 3.0},
         "notes": ["prompts were not measured: the folder has no tokenizer"],
     }
-    monkeypatch.setattr(form.site.benches, "ask", lambda question, *_, **__: asked.append(question) or answer)
+    monkeypatch.setattr(form.site.benches, "ask", lambda question, *_, **__: questions.append(question) or answer)
     live = form.site.store.create("busy")
     live.write_status("running", eta_seconds=60.0)
     html, fixes, apply, now = measured(form.site, Draft().as_text())
     assert ">busy</a> trains until about" in html
-    assert (asked, fixes, apply.visible, now.visible) == ([], [], False, True)
+    assert (questions, fixes, apply.visible, now.visible) == ([], [], False, True)
     assert "Fits: " in measured(form.site, Draft().as_text(), beside=True)[0]
     live.write_status("finished")
     html, _, _, now = measured(form.site, Draft().as_text())
     assert "Takes about 3 s" in html
     assert "Prompts were not measured: the folder has no tokenizer" in html
-    assert (asked, now.visible) == (["plan"] * 2, False)
+    assert (questions, now.visible) == (["plan"] * 2, False)
 
 
 def test_a_run_is_deleted_only_when_it_has_ended(tmp_path: Path) -> None:
@@ -197,6 +197,6 @@ def test_a_new_run_like_another_has_its_settings_and_no_name(tmp_path: Path) -> 
     made = site.store.create("seven")
     config = load_config("quickstart", ["optimisation.steps=7", "run.id=seven", f"run.root={tmp_path / 'runs'}"])
     made.write_text("config.yaml", config.to_yaml())
-    text, said, place = run.like(site, "seven", Draft().as_text())
-    assert (said, place) == ("", "/new")
+    text, note, place = run.like(site, "seven", Draft().as_text())
+    assert (note, place) == ("", "/new")
     assert Draft.read(text).changes == {"optimisation.steps": 7}

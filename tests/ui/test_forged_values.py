@@ -31,18 +31,18 @@ FORGED: list[Any] = [
 def together(page: Any, base: Any, box: Any = None) -> str:
     """What a browser makes of boxes that all hold the same, filled from a draft."""
     before = page.event("start")["trigger_after"]
-    (first,) = [one for one in page.described["dependencies"] if one["id"] == before]
+    (first,) = [event for event in page.described["dependencies"] if event["id"] == before]
     return json.dumps([base, *[box] * (len(first["inputs"]) - 1)])
 
 
 def start(page: Any, sent: Any) -> None:
     """Presses Start: it must do nothing."""
-    found = page.event("start")
+    event = page.event("start")
     before = sorted(path.name for path in page.root.iterdir())
-    said = json.dumps(page.queued(found["id"], [sent]))
-    assert "note fail" in said or "error" in said, said[:500]
-    assert "Traceback" not in said
-    assert "root:x:" not in said
+    answer = json.dumps(page.queued(event["id"], [sent]))
+    assert "note fail" in answer or "error" in answer, answer[:500]
+    assert "Traceback" not in answer
+    assert "root:x:" not in answer
     assert sorted(path.name for path in page.root.iterdir()) == before
     assert not Path("/tmp/elsewhere").exists()
 
@@ -69,9 +69,9 @@ def test_what_no_page_puts_together_starts_nothing(page: Any, text: Any) -> None
 
 
 def test_forged_values_of_a_list_are_refused(page: Any) -> None:
-    found = page.event("preset")
+    event = page.event("preset")
     for value in ("../../etc/passwd", ["quickstart"], {"a": 1}, 7, None):
-        answer = page.predict(found["id"], [value, together(page, None)])
+        answer = page.predict(event["id"], [value, together(page, None)])
         assert answer.status in (200, 422, 500)
         assert "Traceback" not in answer.text
         if answer.status == 200:

@@ -40,7 +40,7 @@ def test_every_box_is_of_a_key_and_has_a_name(form: Form) -> None:
         model: Any = RunConfig
         for part in box.name.split(".")[:-1]:
             annotation = model.model_fields[part].annotation
-            model = next(one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
+            model = next(kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields"))
         assert box.name.rpartition(".")[2] in model.model_fields
         assert box.made.label
 

@@ -45,12 +45,12 @@ def gate() -> Gate:
     return Gate(app, Settings(accounts={"ada": "correct horse"}))
 
 
-async def ask(one: Gate, header: bytes) -> int:
+async def ask(gate: Gate, header: bytes) -> int:
     """200, or the status of the refusal."""
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "raw_path": b"/",
              "headers": [(b"host", b"x"), (b"authorization", header)]}  # fmt: skip
     try:
-        await one._check(scope)
+        await gate._check(scope)
     except Refusal as refusal:
         return refusal.status
     return 200
@@ -63,15 +63,15 @@ async def settle() -> None:
 
 def test_many_wrong_passwords_at_once_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        delays, one = Delays(monkeypatch), gate()
-        assert await ask(one, RIGHT) == 200  # the first time alone
-        wrong = [asyncio.create_task(ask(one, basic(f"ada:wrong {number}"))) for number in range(10)]
+        delays, guarded = Delays(monkeypatch), gate()
+        assert await ask(guarded, RIGHT) == 200  # the first time alone
+        wrong = [asyncio.create_task(ask(guarded, basic(f"ada:wrong {number}"))) for number in range(10)]
         await settle()
-        guess = asyncio.create_task(ask(one, b"basic " + RIGHT.partition(b" ")[2]))  # right, and new
+        guess = asyncio.create_task(ask(guarded, b"basic " + RIGHT.partition(b" ")[2]))  # right, and new
         await settle()
         assert delays.now == 1
         assert not any(task.done() for task in [*wrong, guess]), "the right one is not told from the wrong ones"
-        assert await ask(one, RIGHT) == 200, "who is logged in does not wait"
+        assert await ask(guarded, RIGHT) == 200, "who is logged in does not wait"
         delays.over.set()
         assert await asyncio.gather(*wrong, guess) == [401] * 10 + [200]
         assert (delays.most, delays.made) == (1, 10)
@@ -81,15 +81,15 @@ def test_many_wrong_passwords_at_once_wait_for_each_other(monkeypatch: pytest.Mo
 
 def test_more_than_may_wait_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        delays, one = Delays(monkeypatch), gate()
+        delays, guarded = Delays(monkeypatch), gate()
         waiting = [
-            asyncio.create_task(ask(one, basic(f"ada:wrong {number}"))) for number in range(security.MOST_WAITING)
+            asyncio.create_task(ask(guarded, basic(f"ada:wrong {number}"))) for number in range(security.MOST_WAITING)
         ]
         await settle()
-        assert await ask(one, basic("ada:one more")) == 429
-        assert await ask(one, RIGHT) == 429, "else the answer would tell a right password at once"
+        assert await ask(guarded, basic("ada:one more")) == 429
+        assert await ask(guarded, RIGHT) == 429, "else the answer would tell a right password at once"
         delays.over.set()
         assert set(await asyncio.gather(*waiting)) == {401}
-        assert await ask(one, RIGHT) == 200
+        assert await ask(guarded, RIGHT) == 200
 
     asyncio.run(story())

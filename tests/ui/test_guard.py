@@ -124,7 +124,7 @@ def test_every_text_of_a_configuration_is_looked_at(settings: Settings) -> None:
     assert len(places) > 30
     for node, key, name in places:
         before, node[key] = node[key], "os:system"
-        assert [found for found, text in guard._leaves(tree) if text == "os:system"] == [name]
+        assert [key_name for key_name, text in guard._leaves(tree) if text == "os:system"] == [name]
         node[key] = before
 
 

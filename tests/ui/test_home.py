@@ -125,10 +125,10 @@ def test_why_a_run_ended_is_said(site: Site) -> None:
 
 def test_nothing_is_sent_until_something_changes(site: Site) -> None:
     live = run(site, "alive", step=1)
-    seen = home.look(site, "")[0]
-    assert home.look(site, seen) == [gr.skip()] * 3
+    state = home.look(site, "")[0]
+    assert home.look(site, state) == [gr.skip()] * 3
     live.append_metrics({"step": 2, "reward": 0.1})
-    assert home.look(site, seen)[0] != seen
+    assert home.look(site, state)[0] != state
 
 
 def test_a_root_that_is_a_file_is_an_error_and_no_end(tmp_path: Path) -> None:
@@ -151,11 +151,11 @@ def test_stop_leaves_the_sentinel_and_no_more(site: Site) -> None:
 def test_hundreds_of_runs_do_not_slow_the_poll(site: Site) -> None:
     for number in range(300):
         run(site, f"run-{number}", "finished", step=5, total_steps=5)
-    seen, _, recent, *_ = home.look(site, "")
+    state, _, recent, *_ = home.look(site, "")
     assert "280 earlier runs" in recent
     begun = time.perf_counter()
     for _ in range(5):
-        home.look(site, seen)
+        home.look(site, state)
     assert (time.perf_counter() - begun) / 5 < 0.5  # about 15 ms on a quiet machine
 
 

@@ -27,8 +27,8 @@ def test_texts_are_escaped_everywhere() -> None:
 
     def audited(passed: bool) -> dict[str, object]:
         example = {"row": 1, "how": EVIL, "answer": EVIL, "reference": EVIL}
-        one = {"attack": EVIL, "rows": 1, "paid": 1, "rate": 1.0, "tried": 1, "seconds": 0.1, "examples": [example]}
-        return {"passed": passed, "problems": [EVIL], "results": [one]}
+        result = {"attack": EVIL, "rows": 1, "paid": 1, "rate": 1.0, "tried": 1, "seconds": 0.1, "examples": [example]}
+        return {"passed": passed, "problems": [EVIL], "results": [result]}
 
     pages = [
         results.show_group(group),
@@ -64,7 +64,7 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
         "wrong_format_share",
         "failure_share",
     )
-    found = {name: {"value": 0.1, "low": 0.05, "high": 0.2} for name in shares} | {
+    signal = {name: {"value": 0.1, "low": 0.05, "high": 0.2} for name in shares} | {
         "verdict": {"verdict": "too hard", "because": "<b>", "change": change},
         "prompts": 8,
         "k": 8,
@@ -73,19 +73,19 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
         "audit": {"passed": False, "problems": ["echo is paid on 3 of 12 rows"], "results": []},
         "seconds": {"rollout": 1.0, "reward": 0.0},
     }
-    html = results.show_signal(found)
+    html = results.show_signal(signal)
     assert "Too hard" in html
     assert "verdict fail" in html
     assert "<b>." not in html
     assert "10% [5%, 20%]" in html
-    assert results.actions_of(found) == ["generation.num_generations=16", "optimisation.batch_size=64"]
+    assert results.actions_of(signal) == ["generation.num_generations=16", "optimisation.batch_size=64"]
     assert "Set Group size to 16 and Batch size to 64." in html
     assert "completions 1.0 s, rewards 0.0 s" in html
     assert "&lt;i&gt;" in html
     assert "0.25" in html
     assert html.count("echo is paid on 3 of 12 rows") == 1
-    assert "echo is paid on 3 of 12 rows" in results.show_card(found)
-    without = found | {"verdict": {"verdict": "will learn", "because": "x", "change": ""}}
+    assert "echo is paid on 3 of 12 rows" in results.show_card(signal)
+    without = signal | {"verdict": {"verdict": "will learn", "because": "x", "change": ""}}
     assert results.actions_of(without) == []
 
 
@@ -95,9 +95,9 @@ def test_the_change_of_a_signal_check_is_something_that_the_page_has() -> None:
         ("Mend the reward (x); try it with: grpo-kit reward test", "Mend the reward (x); try it in the tab Score"),
         ("Choose a reward that tells completions apart: grpo-kit reward list", "apart: see the list at the top"),
     ]:
-        found = {"verdict": {"change": change}}
-        assert results.actions_of(found) == []
-        assert words in results.change_of(found)
+        signal = {"verdict": {"change": change}}
+        assert results.actions_of(signal) == []
+        assert words in results.change_of(signal)
 
 
 def test_the_button_of_a_signal_check_changes_settings() -> None:

@@ -18,19 +18,19 @@ def test_every_parameter_is_listed_with_its_words_but_those_of_the_command_line(
             assert (f"<code>{parameter.name}</code>" in table) == (parameter.name not in guard.COMMAND_LINE_ONLY)
 
 
-def weights(**given: Any) -> Any:
-    said = answer({"question": "weights", "config": {"reward": given}})
-    return said.get("answer", said.get("error"))
+def weights(**config: Any) -> Any:
+    response = answer({"question": "weights", "config": {"reward": config}})
+    return response.get("answer", response.get("error"))
 
 
 def test_what_parts_can_earn_and_the_limit_of_shaping() -> None:
-    found = weights(preset="gsm8k-reasoning")
+    report = weights(preset="gsm8k-reasoning")
     text = "The other parts can add 0.30, being right (accuracy) 1.00: a wrong answer cannot win."
-    assert text in reward.earnings(found)
+    assert text in reward.earnings(report)
     further = [{"path": "preset:length-target", "weight": 0.5}, {"path": "preset:gsm8k-hash", "weight": 0.1}]
-    found = weights(preset="gsm8k-reasoning", functions=further)
-    assert [part["name"] for part in found["parts"]][-2:] == ["gsm8k-hash.accuracy", "gsm8k-hash.format"]
-    assert found["checker"] == "accuracy"
+    report = weights(preset="gsm8k-reasoning", functions=further)
+    assert [part["name"] for part in report["parts"]][-2:] == ["gsm8k-hash.accuracy", "gsm8k-hash.format"]
+    assert report["checker"] == "accuracy"
     assert "Shaping could outweigh correctness" in weights(preset="gsm8k-reasoning", params={"format_weight": 2.0})
     assert "Shaping could outweigh" in weights(
         preset="gsm8k-reasoning", functions=[{"path": "preset:gsm8k-hash", "weight": 2.0}]

@@ -34,8 +34,8 @@ def test_alerts_are_told_once_the_gravest_first() -> None:
         {"kind": "checkpoint", "step": 5},
         {"kind": "alert", "step": None, "name": None, "severity": 7, "message": None},
     ]
-    found, holding = run_texts.alerts(events, {})
-    text = str(found)
+    shown, holding = run_texts.alerts(events, {})
+    text = str(shown)
     assert holding == 3
     assert text.index("grave") < text.index("late")
     assert "early" not in text
@@ -57,10 +57,10 @@ def test_an_alert_lapses_when_its_condition_is_over() -> None:
 
 def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
-        alive, ready, ended, asked = True, dict[str, Any](), list[object](), list[object]()
+        alive, ready, ended, owners = True, dict[str, Any](), list[object](), list[object]()
 
         def ask(self, owner: object = None, **_: object) -> Iterator[dict[str, Any]]:
-            self.asked.append(owner)
+            self.owners.append(owner)
             yield {"event": "done", "prompt": "?", "reference": None}
 
         def cancel(self, owner: object = None) -> None:
@@ -74,7 +74,7 @@ def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pyt
     for page in pages:
         list(screen.ask(run.id, None, "?", None, None, None, None, None, None, page))
     screen.stop(run.id, pages[1])
-    assert (session.asked, session.ended) == (["one", "two"], ["two"])
+    assert (session.owners, session.ended) == (["one", "two"], ["two"])
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_stop_ends_the_answer_of_this_browser_alone(site: Site, monkeypatch: pyt
     ],
 )
 def test_a_state_has_its_buttons(state: str, shown: list[str]) -> None:
-    found = run_page.buttons({"state": state})
-    assert [name for name, part in zip(run_page.BUTTONS, found, strict=True) if part.visible] == shown
+    parts = run_page.buttons({"state": state})
+    assert [name for name, part in zip(run_page.BUTTONS, parts, strict=True) if part.visible] == shown
     assert not any(part.visible for part in run_page.buttons(None))
 
 
@@ -97,17 +97,17 @@ def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: 
     run = site.store.create("early", step=0, total_steps=3)
     label = View.parts.index("timer") + 2 + run_page.BUTTONS.index("resume")
     run.write_status("starting", pid=2**22 + 1)
-    found = View(site).look("early", "charts", {})
-    assert found[label].visible
-    assert found[label].value == "Start again"
-    assert "interrupted" in found[1]
-    assert "the process ended without a word while the run was starting" in found[1]
+    parts = View(site).look("early", "charts", {})
+    assert parts[label].visible
+    assert parts[label].value == "Start again"
+    assert "interrupted" in parts[1]
+    assert "the process ended without a word while the run was starting" in parts[1]
     run.write_status("stopped", reason="control/stop")
     assert "Stopped by you; nothing was saved." in View(site).look("early", "charts", {})[1]
     run.write_json("checkpoint-3/trainer_state.json", {})
-    found = View(site).look("early", "charts", {})
-    assert found[label].value == "Resume"
-    assert "Stopped by you; saved at step 3." in found[1]
+    parts = View(site).look("early", "charts", {})
+    assert parts[label].value == "Resume"
+    assert "Stopped by you; saved at step 3." in parts[1]
     run.write_status("stopped", reason="SIGTERM: it did not stop at its sentinel")
     assert "Stopped at once (SIGTERM); saved at step 3." in View(site).look("early", "charts", {})[1]
 
@@ -177,9 +177,9 @@ def test_a_missing_tool_is_named_before_a_child_is_begun(
     monkeypatch.setenv("HOME", str(tmp_path))
     site.run("one").adapter.mkdir()
     screen = export.Screen(site)
-    said, _ = screen.begin("one", kind, "the run's result", "q8_0")
-    assert "convert_hf_to_gguf.py" in said
-    assert "git clone" in said
+    note, _ = screen.begin("one", kind, "the run's result", "q8_0")
+    assert "convert_hf_to_gguf.py" in note
+    assert "git clone" in note
     assert site.jobs.get(screen.key(site.run("one"), kind)) is None
 
 
@@ -203,10 +203,10 @@ def test_answers_grow_and_stay_when_the_next_is_asked(site: Site, monkeypatch: p
 
     screen = chat.Screen(site)
     monkeypatch.setattr(screen.loaded, "session", lambda *_: Session())
-    asked = ("one", None, "2 + 2 =", None, None, None, None, None)
-    *_, last = screen.ask(*asked, [[], []])
+    question = ("one", None, "2 + 2 =", None, None, None, None, None)
+    *_, last = screen.ask(*question, [[], []])
     assert [messages[-1]["content"] for messages in last[:2]] == ["base 4", "tuned 4"]
-    *_, last = screen.ask(*asked, last[-1])
+    *_, last = screen.ask(*question, last[-1])
     assert [message["role"] for message in last[0]] == ["user", "assistant"] * 2
     assert not last[3].visible
 
@@ -269,6 +269,6 @@ def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatc
 
 def test_chat_says_what_it_cannot_find(site: Site) -> None:
     screen = chat.Screen(site)
-    said = list(screen.ask("one", "step 7", "2 + 2 =", None, "", "0", "", "", None))
-    assert "no checkpoint" in said[-1][2]
-    assert said[-1][3].visible is False
+    updates = list(screen.ask("one", "step 7", "2 + 2 =", None, "", "0", "", "", None))
+    assert "no checkpoint" in updates[-1][2]
+    assert updates[-1][3].visible is False

@@ -34,23 +34,23 @@ def started(page: Any, run_id: str, steps: int, **more: Any) -> Any:
     """A run of the tiny model, begun as the command line does."""
     import kit
 
-    given = QUICK | {"optimisation.steps": str(steps), "evaluation.before": "false", "evaluation.after": "false"} | more
-    overrides = [f"{key}={value}" for key, value in given.items()]
+    keys = QUICK | {"optimisation.steps": str(steps), "evaluation.before": "false", "evaluation.after": "false"} | more
+    overrides = [f"{key}={value}" for key, value in keys.items()]
     return kit.start("quickstart", overrides=[*overrides, f"run.id={run_id}", f"run.root={page.root}"])
 
 
 def test_empty_states(page: Any, tab: Callable[..., Tab]) -> None:
-    assert not page.root.exists() or not [one for one in page.root.iterdir() if not one.name.startswith(".")]
+    assert not page.root.exists() or not [path for path in page.root.iterdir() if not path.name.startswith(".")]
     for path, text in {
         "/run": "No run yet",
         "/compare": "Two runs are needed",
         "/chat": "No trained model yet",
         "/export": "No trained model yet",
     }.items():
-        one = tab(page, path)
-        sees(one, text)
-        fits_a_phone(one)
-        one.close()
+        empty = tab(page, path)
+        sees(empty, text)
+        fits_a_phone(empty)
+        empty.close()
 
 
 def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
@@ -85,7 +85,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
     sees(new, "training row 0")
     sees(new, "What is left out of 40 rows")
     assert 'data.source="runs/.uploads/mine.csv"' in new.locator("#command textarea").input_value()
-    assert sorted(one.name for one in (page.root / ".uploads").iterdir()) == [".arriving", "mine.csv"]
+    assert sorted(path.name for path in (page.root / ".uploads").iterdir()) == [".arriving", "mine.csv"]
 
     step(new, "2 Reward")
     press(new, "Fill in examples for this row")
@@ -171,13 +171,13 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     own = open_page(environment=environment)
     run = started(own, "long", 4000)
     first, second = (tab(own, apart=apart) for apart in (False, True))
-    for one in (first, second):
-        sees(one, "long")
-        one.goto(f"{own.url}/run?run=long")
-        sees(one, "running")
+    for view in (first, second):
+        sees(view, "long")
+        view.goto(f"{own.url}/run?run=long")
+        sees(view, "running")
     wait_for(lambda: status(own, "long").get("step", 0) >= 5)
-    for one in (first, second):
-        one.locator("#run-charts svg").first.wait_for()
+    for view in (first, second):
+        view.locator("#run-charts svg").first.wait_for()
     own.kill()
     first.close()
     at = status(own, "long")["step"]
@@ -200,8 +200,8 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     assert run.status["state"] == "stopped"
     assert list(run.path.glob("checkpoint-*"))
     sees(third, "stopped")
-    for one in (second, third):
-        one.locator("#run-resume").wait_for()
+    for view in (second, third):
+        view.locator("#run-resume").wait_for()
     stopped_at = status(again, "long")["step"]
     step(third, "More")
     third.get_by_text("Checkpoints", exact=True).click()
@@ -231,76 +231,76 @@ def test_a_refused_resume_says_why_and_a_run_is_stopped_at_once(page: Any, tab: 
     text = run.path / "data.json"
     known = text.read_text()
     text.write_text(re.sub(r'("sha256": ")[0-9a-f]{8}', r"\g<1>00000000", known))
-    one = tab(page, "/run?run=changed")
-    one.locator("#run-resume").click()
-    sees(one, "It was not resumed")
-    sees(one, re.compile("data"))
-    assert "grpo-kit resume changed --force" in one.content()
+    view = tab(page, "/run?run=changed")
+    view.locator("#run-resume").click()
+    sees(view, "It was not resumed")
+    sees(view, re.compile("data"))
+    assert "grpo-kit resume changed --force" in view.content()
     text.write_text(known)
-    one.locator("#run-resume").click()
+    view.locator("#run-resume").click()
     wait_for(lambda: run.status["state"] == "running")
-    one.on("dialog", lambda dialog: dialog.accept())
-    one.locator("#run-now").click()
+    view.on("dialog", lambda dialog: dialog.accept())
+    view.locator("#run-now").click()
     wait_for(lambda: run.status["state"] in ("stopped", "interrupted", "failed"))
-    sees(one, "stopped")
+    sees(view, "stopped")
 
 
 def test_charts_of_ten_thousand_steps(page: Any, tab: Callable[..., Tab]) -> None:
     make(page.root, "huge", 10_000)
-    one = tab(page, "/run?run=huge")
-    chart = one.locator("#run-charts svg").first
+    view = tab(page, "/run?run=huge")
+    chart = view.locator("#run-charts svg").first
     chart.wait_for()
     expect(chart.locator("desc")).to_have_text(re.compile("10,000"))
-    sees(one, "The policy has jumped away from the reference")
-    shown = one.evaluate(
+    sees(view, "The policy has jumped away from the reference")
+    shown = view.evaluate(
         "Math.max(...[...document.querySelectorAll('#run-charts [points]')].map(p => p.getAttribute('points').split(' ').length))"
     )
     assert shown <= 500
-    assert one.locator("#run-charts svg").count() == 5
-    fits_a_phone(one)
+    assert view.locator("#run-charts svg").count() == 5
+    fits_a_phone(view)
 
 
 def test_the_explorer_searches_and_pages(page: Any, tab: Callable[..., Tab]) -> None:
     run = make(page.root, "explored")
     for number in range(2, 6):
         batch(run.completions, number, [f"{place} + {number} =" for place in range(6)])
-    one = tab(page, "/run?run=explored")
-    sees(one, "finished")
-    step(one, "Completions")
-    sees(one, "Step 20: 1 of 2 groups teach")
-    slider = one.locator("#completions-step input[type=number]")
+    view = tab(page, "/run?run=explored")
+    sees(view, "finished")
+    step(view, "Completions")
+    sees(view, "Step 20: 1 of 2 groups teach")
+    slider = view.locator("#completions-step input[type=number]")
     slider.fill("5")
     slider.press("Enter")
-    sees(one, "Step 5: 5 of 6 groups teach")
-    expect(one.locator("#completions-shown .group")).to_have_count(3)
-    one.locator("#completions-page input").fill("2")
-    one.locator("#completions-page input").press("Enter")
-    sees(one, "Step 5, group 4")
-    one.locator("#completions-search textarea, #completions-search input").first.fill("3 + 4")
-    one.locator("#completions-search textarea, #completions-search input").first.press("Enter")
-    sees(one, "4 completions in 6 steps")
-    one.locator("#completions-shown summary").first.press("Enter")  # by keyboard
-    expect(one.locator("#completions-shown mark").first).to_have_text("3 + 4")
+    sees(view, "Step 5: 5 of 6 groups teach")
+    expect(view.locator("#completions-shown .group")).to_have_count(3)
+    view.locator("#completions-page input").fill("2")
+    view.locator("#completions-page input").press("Enter")
+    sees(view, "Step 5, group 4")
+    view.locator("#completions-search textarea, #completions-search input").first.fill("3 + 4")
+    view.locator("#completions-search textarea, #completions-search input").first.press("Enter")
+    sees(view, "4 completions in 6 steps")
+    view.locator("#completions-shown summary").first.press("Enter")  # by keyboard
+    expect(view.locator("#completions-shown mark").first).to_have_text("3 + 4")
 
 
 def test_arms_are_compared(page: Any, tab: Callable[..., Tab]) -> None:
     for seed in range(3):
         make(page.root, f"plain-s{seed}", share=0.2, overrides=(f"run.seed={seed}",))
         make(page.root, f"fast-s{seed}", share=0.9, overrides=(f"run.seed={seed}", "optimisation.learning_rate=0.001"))
-    one = tab(page, "/compare?run=plain-s0")
-    sees(one, "Two runs are needed")
-    press(one, "Compare")
-    sees(one, "Choose two runs or more")
+    view = tab(page, "/compare?run=plain-s0")
+    sees(view, "Two runs are needed")
+    press(view, "Compare")
+    sees(view, "Choose two runs or more")
     for name in ("plain-s1", "plain-s2", "fast-s0", "fast-s1", "fast-s2"):
-        choose(one, "compare-runs", name)
-    one.keyboard.press("Escape")
-    press(one, "Compare")
-    sees(one, "optimisation.learning_rate")
-    expect(one.locator("#compare-verdict .notice.good")).to_have_count(1)
-    one.locator("#compare-verdict svg").first.wait_for()
-    one.reload()
-    expect(one.locator("#compare-runs .token")).to_have_count(6)
-    fits_a_phone(one)
+        choose(view, "compare-runs", name)
+    view.keyboard.press("Escape")
+    press(view, "Compare")
+    sees(view, "optimisation.learning_rate")
+    expect(view.locator("#compare-verdict .notice.good")).to_have_count(1)
+    view.locator("#compare-verdict svg").first.wait_for()
+    view.reload()
+    expect(view.locator("#compare-runs .token")).to_have_count(6)
+    fits_a_phone(view)
 
 
 def test_error_states(page: Any, tab: Callable[..., Tab]) -> None:
@@ -311,10 +311,10 @@ def test_error_states(page: Any, tab: Callable[..., Tab]) -> None:
     for path in run.eval.iterdir():
         path.unlink()
     run.metrics_file.write_text("nonsense\n" + run.metrics_file.read_text())
-    one = tab(page, "/run?run=broken")
-    sees(one, "CUDA ran out of memory")
-    sees(one, re.compile("line 1: not a JSON object"))
-    sees(one, "No step was made")
+    view = tab(page, "/run?run=broken")
+    sees(view, "CUDA ran out of memory")
+    sees(view, re.compile("line 1: not a JSON object"))
+    sees(view, "No step was made")
     begun = time.monotonic()
     sees(tab(page, "/chat?run=broken"), "This run has no weights yet")
     assert time.monotonic() - begun < 60
@@ -323,11 +323,11 @@ def test_error_states(page: Any, tab: Callable[..., Tab]) -> None:
 def test_of_concurrent_starts_of_one_name_one_succeeds(page: Any) -> None:
     changes = {key: json.loads(value) for key, value in QUICK.items()} | {"run.id": "twice"}
     event = page.event("start")
-    (gathered,) = [one for one in page.described["dependencies"] if one["id"] == event["trigger_after"]]
+    (gathered,) = [start for start in page.described["dependencies"] if start["id"] == event["trigger_after"]]
     boxes = [None] * (len(gathered["inputs"]) - 1)
     sent = [json.dumps([json.dumps({"preset": "quickstart", "changes": changes}), *boxes])]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        answers = [json.dumps(one) for one in pool.map(lambda _: page.queued(event["id"], sent, 240.0), range(4))]
+        answers = [json.dumps(answer) for answer in pool.map(lambda _: page.queued(event["id"], sent, 240.0), range(4))]
     started = ["/run?run=twice" in answer for answer in answers]
     assert started.count(True) == 1, answers
     assert all("note fail" in answer for answer, won in zip(answers, started, strict=True) if not won)

@@ -46,19 +46,19 @@ def config(page: Any) -> dict[str, Any]:
 
 
 def named(config: dict[str, Any]) -> dict[int, str]:
-    return {one["id"]: str(one["props"].get("elem_id") or "") for one in config["components"]}
+    return {part["id"]: str(part["props"].get("elem_id") or "") for part in config["components"]}
 
 
 def events(config: dict[str, Any]) -> list[dict[str, Any]]:
     """Events that a part of these screens triggers, takes or fills."""
     names = named(config)
     return [
-        one
-        for one in config["dependencies"]
-        if one.get("backend_fn")
+        event
+        for event in config["dependencies"]
+        if event.get("backend_fn")
         and any(
             names.get(at, "").startswith(OURS)
-            for at in [*one["inputs"], *one["outputs"], *(t[0] for t in one["targets"])]
+            for at in [*event["inputs"], *event["outputs"], *(t[0] for t in event["targets"])]
         )
     ]
 
@@ -72,10 +72,10 @@ def call(page: Any, event: dict[str, Any], data: list[Any]) -> str:
     return json.dumps(page.queued(event["id"], data))
 
 
-def harmless(page: Any, said: str, before: list[str]) -> None:
-    assert "Traceback" not in said
-    assert "s3cr3t" not in said
-    assert "root:x:" not in said
+def harmless(page: Any, answer: str, before: list[str]) -> None:
+    assert "Traceback" not in answer
+    assert "s3cr3t" not in answer
+    assert "root:x:" not in answer
     assert sorted(path.relative_to(page.folder).as_posix() for path in page.folder.rglob("*")) == before
 
 
@@ -86,7 +86,7 @@ def listing(page: Any) -> list[str]:
 @pytest.mark.parametrize("value", FOREIGN, ids=lambda value: str(value)[:20])
 def test_a_foreign_id_does_nothing_anywhere(page: Any, config: dict[str, Any], value: Any) -> None:
     before = listing(page)
-    quick = [one for one in events(config) if one.get("queue") is False]
+    quick = [event for event in events(config) if event.get("queue") is False]
     assert len(quick) > 20
     for event in quick:
         harmless(page, call(page, event, [value] * len(event["inputs"])), before)
@@ -95,7 +95,7 @@ def test_a_foreign_id_does_nothing_anywhere(page: Any, config: dict[str, Any], v
 @pytest.mark.parametrize("value", ["../one", {"id": "one"}, "two\0"], ids=str)
 def test_no_slow_event_takes_a_path(page: Any, config: dict[str, Any], value: Any) -> None:
     before = listing(page)
-    slow = [one for one in events(config) if one.get("queue") is not False and one["inputs"]]
+    slow = [event for event in events(config) if event.get("queue") is not False and event["inputs"]]
     assert len(slow) > 3
     for event in slow:
         harmless(page, call(page, event, [value] * len(event["inputs"])), before)
@@ -106,14 +106,14 @@ def test_no_slow_event_takes_a_path(page: Any, config: dict[str, Any], value: An
 )
 def test_compared_are_runs_only(page: Any, config: dict[str, Any], ids: Any) -> None:
     before = listing(page)
-    said = call(page, page.event("compare-judge"), [ids])
-    harmless(page, said, before)
-    assert "fail" in said or "error" in said
+    answer = call(page, page.event("compare-judge"), [ids])
+    harmless(page, answer, before)
+    assert "fail" in answer or "error" in answer
 
 
 def test_an_export_names_no_folder_program_or_model_of_its_own() -> None:
-    found = export_options("gguf", "last checkpoint", "q8_0")
-    assert found == {"format": "gguf", "checkpoint": "last", "force": True, "quantization": "q8_0"}
+    options = export_options("gguf", "last checkpoint", "q8_0")
+    assert options == {"format": "gguf", "checkpoint": "last", "force": True, "quantization": "q8_0"}
     assert checkpoint_of("step 12") == "12"
     for forged in (
         ("../adapter", None, ""),

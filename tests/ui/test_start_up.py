@@ -30,10 +30,10 @@ def test_no_output_is_told_of_an_event_that_nobody_is_to_see(tmp_path: Path) -> 
 
     page = build(Site(Settings(root=tmp_path / "runs", folder=tmp_path)))
     functions = page.get_config_file()["dependencies"]
-    unseen = [one for one in functions if one["backend_fn"] and one["show_progress"] == "hidden"]
+    unseen = [event for event in functions if event["backend_fn"] and event["show_progress"] == "hidden"]
     assert len(unseen) > 60
-    assert [one for one in unseen if one["show_progress_on"] != []] == []
-    assert max(len(one["inputs"]) for one in functions if one["backend_fn"]) < 30, "inputs are told, too"
-    loads = [one for one in functions if any(kind == "load" for _, kind in one["targets"])]
-    load = max(loads, key=lambda one: len(one["outputs"]))
+    assert [event for event in unseen if event["show_progress_on"] != []] == []
+    assert max(len(event["inputs"]) for event in functions if event["backend_fn"]) < 30, "inputs are told, too"
+    loads = [event for event in functions if any(kind == "load" for _, kind in event["targets"])]
+    load = max(loads, key=lambda event: len(event["outputs"]))
     assert len(load["inputs"]) == 1, "the boxes are as they were built: a browser takes long to send them"

@@ -27,22 +27,22 @@ __all__ = ["tab"]
 
 
 @pytest.fixture(scope="module")
-def asked() -> list[tuple[Any, ...]]:
-    """What the page asked for, instead of doing it."""
+def starts() -> list[tuple[Any, ...]]:
+    """Runs that the page would have started."""
     return []
 
 
 @pytest.fixture(scope="module")
-def here(serve_here: Any, tmp_path_factory: pytest.TempPathFactory, asked: list[Any]) -> Iterator[Any]:
+def here(serve_here: Any, tmp_path_factory: pytest.TempPathFactory, starts: list[Any]) -> Iterator[Any]:
     """A page in this process, that plans nothing and starts nothing."""
 
-    def answer(self: Any, question: str, *given: Any, **named: Any) -> Any:
+    def answer(self: Any, question: str, *args: Any, **named: Any) -> Any:
         if question in ("validate", "check"):
             return {"problem": None, "right": 1.0, "wrong": 0.0, "tried": 0, "paid": 0}
         raise RunError("nothing is read here")
 
     def begin(config: Any) -> Any:
-        asked.append(("start", config.run.id, config.optimisation.steps))
+        starts.append(("start", config.run.id, config.optimisation.steps))
         raise RunError("nothing is started here")
 
     folder = tmp_path_factory.mktemp("here")
@@ -85,10 +85,10 @@ def test_of_two_edits_at_once_both_stay(here: Any, tab: Callable[..., Tab]) -> N
         re.compile("-o model.load_in_4bit=true -o model.lora.rank=32")
     )
     new.wait_for_timeout(2000)
-    asked: list[str] = []
-    new.on("request", lambda request: asked.append(request.url))
+    requests: list[str] = []
+    new.on("request", lambda request: requests.append(request.url))
     new.wait_for_timeout(2000)
-    assert len(asked) <= 2, "the timer alone asks: what follows from a draft is asked for once, and not for ever"
+    assert len(requests) <= 2, "the timer alone asks: what follows from a draft is asked for once, and not for ever"
 
 
 def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
@@ -97,11 +97,11 @@ def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
     known, answered = new_run.written, threading.Event()
 
     def late(sent: Any) -> Any:
-        found = known(sent)
+        answer = known(sent)
         if "77" in sent.boxes:
             time.sleep(2)
             answered.set()
-        return found
+        return answer
 
     monkeypatch.setattr(new_run, "written", late)
     new = tab(here, "/new")
@@ -126,9 +126,9 @@ def test_what_is_changed_and_typed_before_the_first_answer_stays(
 ) -> None:
     known = Form.filled
 
-    def late(*given: Any) -> Any:
+    def late(*args: Any) -> Any:
         time.sleep(2)
-        return known(*given)
+        return known(*args)
 
     monkeypatch.setattr(Form, "filled", late)
     new = tab(here, "/new")
@@ -143,14 +143,14 @@ def test_what_is_changed_and_typed_before_the_first_answer_stays(
     expect(new.locator("#command textarea")).to_have_value(re.compile("rank=24"))
 
 
-def test_a_name_typed_just_before_start_is_used(here: Any, tab: Callable[..., Tab], asked: list[Any]) -> None:
+def test_a_name_typed_just_before_start_is_used(here: Any, tab: Callable[..., Tab], starts: list[Any]) -> None:
     new = tab(here, "/new")
     sees(new, "Settings are valid")
     step(new, "3 Training")
     for held in (0, 90):
         box(new, "run-name").fill(f"held-{held}")
-        before = len(asked)
+        before = len(starts)
         new.locator("#start").click(delay=held)
-        wait_for(lambda before=before: len(asked) > before)
+        wait_for(lambda before=before: len(starts) > before)
         sees(new, "nothing is started here")
-        assert asked[before:] == [("start", f"held-{held}", load_config("quickstart").optimisation.steps)]
+        assert starts[before:] == [("start", f"held-{held}", load_config("quickstart").optimisation.steps)]

@@ -39,7 +39,7 @@ def test_a_file_comes_to_lie_in_uploads_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    ("name", "safe_name"),
     [
         ("../../../etc/cron.d/x.csv", "x.csv"),
         ("..\\..\\a.CSV", "a.csv"),
@@ -49,8 +49,8 @@ def test_a_file_comes_to_lie_in_uploads_once(tmp_path: Path) -> None:
         ("x" * 300 + ".csv", "x" * 60 + ".csv"),
     ],
 )
-def test_names_are_plain(name: str, kept: str) -> None:
-    assert uploads.safe(name) == kept
+def test_names_are_plain(name: str, safe_name: str) -> None:
+    assert uploads.safe(name) == safe_name
 
 
 @pytest.mark.parametrize("name", ["a.exe", "a", "a.csv.py", "a.xls", "a.xlsm", "a.csv/"])
@@ -143,7 +143,7 @@ def test_a_full_folder_takes_no_more(page: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_forged_file_value_is_copied_nowhere(page: Any) -> None:
     """A text box that is sent a file: Gradio would copy it to its cache."""
-    event = next(one for one in page.events() if one["inputs"] and not one.get("queue"))
+    event = next(event for event in page.events() if event["inputs"] and not event.get("queue"))
     file = {"path": str(page.folder / "secret.txt"), "meta": {"_type": "gradio.FileData"}}
     before = files(page.root)
     answer = page.predict(event["id"], [file] * len(event["inputs"]))
@@ -161,16 +161,16 @@ def test_columns_are_shown_of_a_file_and_asked_of_nothing_else(tmp_path: Path) -
     from kit.ui.site import Site
 
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
-    asked: list[str] = []
+    sources: list[str] = []
 
     def ask(question: str, config: Any) -> Any:
-        asked.append(config.data.source)
+        sources.append(config.data.source)
         return answer({"question": question, "config": config.model_dump(mode="json")})["answer"]
 
     site.benches.ask = ask  # type: ignore[method-assign]
     html, *choices = steps.mapped(site, {"preset": "quickstart"})
-    assert (html, asked) == ("", [])
-    assert all(isinstance(one, gr.Dropdown) for one in choices)
+    assert (html, sources) == ("", [])
+    assert all(isinstance(choice, gr.Dropdown) for choice in choices)
     source = uploads.take(site.settings.root, arrive(site.settings.root, content=b"<b>,answer\nq,1\n"))
     draft = {"preset": "quickstart", "changes": {"data.source": source, "data.prompt_column": "<b>"}}
     html, prompt, reference = steps.mapped(site, draft)
