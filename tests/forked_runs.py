@@ -116,14 +116,14 @@ def warm_up() -> None:
 
 
 def answer(request: Tree) -> Tree:
-    said, shown = Path("said.json"), Path("shown.txt")
-    said.unlink(missing_ok=True)
+    result_file, shown = Path("result.json"), Path("shown.txt")
+    result_file.unlink(missing_ok=True)
     kill, started = request["kill"] or {}, time.monotonic()
     before = os.times().children_user + os.times().children_system
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            work(request, said, shown)
+            work(request, result_file, shown)
         os._exit(70)
     if "seconds" in kill:
         timer = threading.Timer(kill["seconds"], os.kill, (child, signal.SIGKILL))
@@ -140,10 +140,10 @@ def answer(request: Tree) -> Tree:
         "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
         "code": os.waitstatus_to_exitcode(status),
     }
-    told = json.loads(said.read_text()) if said.exists() else {}
+    outcome = json.loads(result_file.read_text()) if result_file.exists() else {}
     used = os.times()
     cpu = used.children_user + used.children_system - before
-    return result | {"shown": shown.read_text(), "seconds": time.monotonic() - started, "cpu": cpu} | told
+    return result | {"shown": shown.read_text(), "seconds": time.monotonic() - started, "cpu": cpu} | outcome
 
 
 def copy_run(moment: str, run: str, half: str) -> None:
@@ -154,7 +154,7 @@ def copy_run(moment: str, run: str, half: str) -> None:
         os.truncate(file, file.stat().st_size // 2)
 
 
-def work(request: Tree, said: Path, shown: Path) -> None:
+def work(request: Tree, result_file: Path, shown: Path) -> None:
     """In the child: one run, and its last words."""
     for target in (1, 2):
         os.dup2(os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), target)
@@ -181,7 +181,7 @@ def work(request: Tree, said: Path, shown: Path) -> None:
 
         error, code = f"{type(found).__name__}: {found}\n{traceback.format_exc()}", 1
     sys.stdout.flush()
-    said.write_text(json.dumps({"error": error, "operations": len(count)}))
+    result_file.write_text(json.dumps({"error": error, "operations": len(count)}))
     os._exit(code)
 
 
@@ -208,13 +208,13 @@ def plant(kill: Tree, run: Path) -> list[str]:
     changes: list[str] = []
     inside = str(run.resolve())
 
-    def watch(event: str, given: tuple[Any, ...]) -> None:
+    def watch(event: str, args: tuple[Any, ...]) -> None:
         if event not in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"):
             return
-        if event == "open" and not given[2] & (os.O_WRONLY | os.O_RDWR):
+        if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR):
             return
-        if isinstance(given[0], (str, Path)) and os.path.abspath(given[0]).startswith(inside):
-            changes.append(f"{event} {given[0]}")
+        if isinstance(args[0], (str, Path)) and os.path.abspath(args[0]).startswith(inside):
+            changes.append(f"{event} {args[0]}")
             if len(changes) == kill.get("operation"):
                 die(kill)
 
@@ -288,38 +288,38 @@ def trace(run: Path) -> Tree:
     """All that a run left and that must not depend on whether it was interrupted, by file."""
     import pyarrow.parquet as pq
 
-    found: Tree = {}
+    traced: Tree = {}
     for name in ("metrics.jsonl", "events.jsonl"):
         lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
-        found[name] = [without_clocks(line) for line in lines if line.get("kind") not in OF_THE_PROCESS]
+        traced[name] = [without_clocks(line) for line in lines if line.get("kind") not in OF_THE_PROCESS]
     for path in [*sorted((run / "eval").glob("*.json")), run / "best.json"]:
         if path.exists():
-            found[path.name] = without_clocks(json.loads(path.read_text()))
+            traced[path.name] = without_clocks(json.loads(path.read_text()))
     for path in sorted((run / "completions").iterdir()):
-        found[path.name] = without_clocks(pq.read_table(path).to_pydict())
+        traced[path.name] = without_clocks(pq.read_table(path).to_pydict())
     for folder in [run / "adapter", *sorted(run.glob("checkpoint-*"))]:
-        found |= {f"{folder.name}/{key}": value for key, value in folder_trace(folder).items()}
+        traced |= {f"{folder.name}/{key}": value for key, value in folder_trace(folder).items()}
     status = json.loads((run / "status.json").read_text())
-    return found | {"status": {key: status[key] for key in ("state", "step", "total_steps", "exit", "reason")}}
+    return traced | {"status": {key: status[key] for key in ("state", "step", "total_steps", "exit", "reason")}}
 
 
 def folder_trace(folder: Path) -> Tree:
-    found: Tree = {}
+    traced: Tree = {}
     for path in sorted(folder.iterdir()):
         if path.suffix in (".safetensors", ".pt", ".pth"):
-            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            traced[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
         elif path.name in ("objective_state.json", "progress.json"):
-            found[path.name] = json.loads(path.read_text())
+            traced[path.name] = json.loads(path.read_text())
         elif path.name == "trainer_state.json":
             state = without_clocks(json.loads(path.read_text()))
-            found[path.name] = state | {"best_model_checkpoint": Path(str(state["best_model_checkpoint"])).name}
-    return found
+            traced[path.name] = state | {"best_model_checkpoint": Path(str(state["best_model_checkpoint"])).name}
+    return traced
 
 
-def different(one: Tree, other: Tree) -> dict[str, Tree]:
+def different(first: Tree, second: Tree) -> dict[str, Tree]:
     """By file, what the two traces say where they differ; short enough to be read."""
-    names = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
-    return {name: {"one": str(one.get(name))[:1500], "other": str(other.get(name))[:1500]} for name in names}
+    names = [name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)]
+    return {name: {"first": str(first.get(name))[:1500], "second": str(second.get(name))[:1500]} for name in names}
 
 
 if __name__ == "__main__":

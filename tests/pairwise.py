@@ -36,9 +36,9 @@ def rest_in_matrix(nth: int, cases: Iterable[Any]) -> list[Any]:
 def every_pair(axes: Mapping[str, Sequence[Any]]) -> pytest.MarkDecorator:
     """`parametrize` with every combination of the axes' values. Those that are not needed for every pair of values to meet
     are marked `matrix`. An axis may set several parameters: `{"level, delta": [("token", 1.5), ...]}`."""
-    kept, cases = set(cover([len(values) for values in axes.values()])), []
+    default, cases = set(cover([len(values) for values in axes.values()])), []
     for places in product(*(range(len(values)) for values in axes.values())):
         chosen = zip(axes, (values[place] for values, place in zip(axes.values(), places, strict=True)), strict=True)
-        row = [value for names, given in chosen for value in (given if "," in names else [given])]
-        cases.append(pytest.param(*row, marks=[] if places in kept else pytest.mark.matrix))
+        row = [value for names, axis_value in chosen for value in (axis_value if "," in names else [axis_value])]
+        cases.append(pytest.param(*row, marks=[] if places in default else pytest.mark.matrix))
     return pytest.mark.parametrize(",".join(axes), cases)

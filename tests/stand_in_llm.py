@@ -24,8 +24,8 @@ class LLM:
 
     last: LLM | None = None
 
-    def __init__(self, shared_weights: bool = False, **given: Any) -> None:
-        self.given, self.shared_weights = given, shared_weights
+    def __init__(self, shared_weights: bool = False, **settings: Any) -> None:
+        self.given, self.shared_weights = settings, shared_weights
         self.asleep: set[str] = set()
         self.lost = False
         self.loaded: list[list[str]] = [[]]
@@ -62,7 +62,7 @@ class LLM:
         self.threads.add(threading.current_thread().name)
         self.requests.append(lora_request)
         made = SimpleNamespace(token_ids=[TOKEN], logprobs=[{TOKEN: SimpleNamespace(rank=1, logprob=-0.5)}])
-        return [SimpleNamespace(prompt_token_ids=one["prompt_token_ids"], outputs=[made]) for one in prompts]
+        return [SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[made]) for prompt in prompts]
 
 
 @contextmanager
@@ -84,19 +84,19 @@ def one_gpu() -> Iterator[SimpleNamespace]:
 
     import kit.generation.vllm  # noqa: F401  with all that asks for the real GPU while it is imported
 
-    seen = SimpleNamespace(devices=[], at_work=set())
+    gpu = SimpleNamespace(devices=[], at_work=set())
     with (
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(torch.cuda, "current_device", return_value=0),
         mock.patch.object(torch.cuda, "current_stream", side_effect=lambda: getattr(OWN, "stream", None)),
         mock.patch.object(torch.cuda, "set_stream", lambda stream: setattr(OWN, "stream", stream)),
-        mock.patch.object(torch.cuda, "synchronize", seen.at_work.clear),
-        mock.patch.object(torch._C, "_cuda_setDevice", seen.devices.append, create=True),
+        mock.patch.object(torch.cuda, "synchronize", gpu.at_work.clear),
+        mock.patch.object(torch._C, "_cuda_setDevice", gpu.devices.append, create=True),
         mock.patch.object(state, "check_cuda_p2p_ib_support", return_value=True),
     ):
         state.AcceleratorState._reset_state(reset_partial_state=True)
         try:
-            yield seen
+            yield gpu
         finally:
             state.AcceleratorState._reset_state(reset_partial_state=True)
 
@@ -108,5 +108,5 @@ def watched(model: Any, timeout: float = 5.0, standby: bool = False, **settings:
     from kit.generation.vllm import WatchedGeneration
     from kit.models.failures import EngineSettings
 
-    told = EngineSettings(timeout=timeout, **settings)
-    return WatchedGeneration(model, Accelerator(), None, settings=told, enable_sleep_mode=standby)
+    engine = EngineSettings(timeout=timeout, **settings)
+    return WatchedGeneration(model, Accelerator(), None, settings=engine, enable_sleep_mode=standby)

@@ -92,11 +92,11 @@ def test_data_preview_shows_counts_and_rows() -> None:
 def test_a_run_ends_with_the_jobs_exit_code_and_no_message_twice(
     monkeypatch: pytest.MonkeyPatch, outcome: Outcome, code: int, shown: bool
 ) -> None:
-    seen = []
-    monkeypatch.setattr("kit.launch.launch", lambda config: seen.append(config) or outcome)
+    configs = []
+    monkeypatch.setattr("kit.launch.launch", lambda config: configs.append(config) or outcome)
     output = run("quickstart", "--steps", "5", "-o", "run.seed=3", "-o", "run.id=x", code=code)
     assert ("seen by the user" in output) is shown
-    (config,) = seen
+    (config,) = configs
     assert (config.run.seed, config.optimisation.steps, config.run.id) == (3, 5, "x")
 
 

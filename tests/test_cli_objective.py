@@ -89,7 +89,7 @@ def run(*arguments: str, code: int = 0) -> str:
 def results(output: str) -> dict[str, str]:
     """Check -> result, of the tables of `objective check`."""
     names = "|".join(("passed", "failed", "note"))
-    return {found[1].strip(): found[2] for found in re.finditer(rf"^ (\S.*?)  +({names})  ", output, re.MULTILINE)}
+    return {row[1].strip(): row[2] for row in re.finditer(rf"^ (\S.*?)  +({names})  ", output, re.MULTILINE)}
 
 
 # --- list ------------------------------------------------------------------------------------------------------------
@@ -187,9 +187,9 @@ def test_what_is_shown_of_a_hook_of_ones_own() -> None:
 def test_a_newcomers_hook_is_checked_and_then_used() -> None:
     output = run("objective", "check", "my.py:sign_clip", "-o", "power=2")
     assert "clip my.py:sign_clip(power=2, both_sides=true)" in output
-    found = results(output)
-    assert set(found.values()) == {"passed"}
-    assert {"runs", "gradient", "extreme ratios"} <= set(found)
+    findings = results(output)
+    assert set(findings.values()) == {"passed"}
+    assert {"runs", "gradient", "extreme ratios"} <= set(findings)
     assert output.rstrip().endswith("No check failed.")
     used = run("validate", "quickstart", "-o", "objective.clip=my.py:sign_clip", "-o", "objective.clip.power=2")
     assert "quickstart can be run." in used

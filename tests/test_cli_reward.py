@@ -24,8 +24,8 @@ def run(*arguments: str, code: int = 0) -> str:
     return result.output
 
 
-def rows(*given: dict[str, object]) -> str:
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+def rows(*records: dict[str, object]) -> str:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
     return "rows.jsonl"
 
 

@@ -129,8 +129,8 @@ def test_the_quantiles_are_those_of_the_code() -> None:
 
 def test_the_checks_are_those_of_the_code() -> None:
     named = {row[0].strip("`") for row in table("Objective check", "check")}
-    found = {f.name for kind in KINDS for f in check_hook(getattr(objective, f"{kind}s").build(EXAMPLES[kind]))}
-    assert named == found
+    checks = {f.name for kind in KINDS for f in check_hook(getattr(objective, f"{kind}s").build(EXAMPLES[kind]))}
+    assert named == checks
 
 
 EXAMPLES = {"advantage": "gae", "clip": "ppo_clip", "weight": "drop_truncated"} | {

@@ -136,7 +136,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> di
     first = subprocess.run(launcher, env=environment | {"MISHAP": "stop 2 1"}, **keywords)
     two = RunDir(folder / "runs" / "two")
     assert two.path.is_dir(), first.stderr[-4000:]
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "launcher": first,
         "stopped": two.status(),
         "checkpoints": [checkpoint.name for checkpoint in two.checkpoints],
@@ -146,8 +146,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> di
     second = subprocess.run(script, env=environment, **keywords)
     assert second.returncode == 0, second.stderr[-4000:]
     codes = [json.loads(line) for line in re.findall(r"^codes (.*)$", second.stdout, re.M)]
-    found |= {"codes": codes, "shown": second.stderr}
-    return found | {name: RunDir(folder / "runs" / name) for name in ("one", "two", "odd")}
+    results |= {"codes": codes, "shown": second.stderr}
+    return results | {name: RunDir(folder / "runs" / name) for name in ("one", "two", "odd")}
 
 
 @pytest.mark.slow
@@ -166,15 +166,15 @@ def test_two_processes_make_the_steps_of_one(launched: dict[str, Any]) -> None:
 
     assert launched["codes"][0] == [0]
     assert launched["codes"][1] == [0, 0], launched["shown"][-4000:]
-    one, two = launched["one"], launched["two"]
+    alone, two = launched["one"], launched["two"]
     assert two.status()["state"] == "finished"
-    want, got = one.metrics(), two.metrics()
+    want, got = alone.metrics(), two.metrics()
     assert [line["step"] for line in got] == [1, 2, 3]
     compared = ["loss", "reward", "reward_std", "grad_norm", "advantage/std", "objective/kl", "entropy"]
-    for ours, theirs in zip(got, want, strict=True):
+    for line, expected_line in zip(got, want, strict=True):
         for metric in (*compared, "completions/mean_length", "num_tokens"):
-            assert ours[metric] == pytest.approx(theirs[metric], rel=2e-4, abs=1e-6), (ours["step"], metric)
-    weights, expected = (load_file(run.adapter / "adapter_model.safetensors") for run in (two, one))
+            assert line[metric] == pytest.approx(expected_line[metric], rel=2e-4, abs=1e-6), (line["step"], metric)
+    weights, expected = (load_file(run.adapter / "adapter_model.safetensors") for run in (two, alone))
     start = max(float(value.abs().max()) for key, value in expected.items() if "lora_B" in key)
     assert start > 1e-4  # lora_B begins at zero: it has been trained
     assert all(torch.allclose(weights[key], value, rtol=0, atol=2e-5) for key, value in expected.items())
@@ -184,13 +184,13 @@ def test_two_processes_make_the_steps_of_one(launched: dict[str, Any]) -> None:
 def test_the_directory_is_that_of_one_process(launched: dict[str, Any]) -> None:
     import pyarrow.parquet as pq
 
-    one, two = launched["one"], launched["two"]
-    for path in sorted(one.completions.glob("*.parquet")):
+    alone, two = launched["one"], launched["two"]
+    for path in sorted(alone.completions.glob("*.parquet")):
         want, got = pq.read_table(path).to_pylist(), pq.read_table(two.completions / path.name).to_pylist()
         assert len(got) == len(want) // 2 == 8  # those of the first process
         texts = [(row["prompt"], row["completion"], row["reference"]) for row in want]
         assert all((row["prompt"], row["completion"], row["reference"]) in texts for row in got)
-    assert {path.name for path in two.eval.iterdir()} == {path.name for path in one.eval.iterdir()}
+    assert {path.name for path in two.eval.iterdir()} == {path.name for path in alone.eval.iterdir()}
     arguments = json.loads(two.env.read_text())["trainer_arguments"]
     assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (4, 2)
 

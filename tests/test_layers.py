@@ -159,18 +159,18 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Modules that reach themselves over others, each circle once (strongly connected components of more than one)."""
     reach: dict[str, set[str]] = {}
     for start in graph:
-        seen, open_ends = set[str](), [start]
+        reached, open_ends = set[str](), [start]
         while open_ends:
-            new = graph.get(open_ends.pop(), set()) - seen
-            seen |= new
+            new = graph.get(open_ends.pop(), set()) - reached
+            reached |= new
             open_ends += new
-        reach[start] = seen
-    found = {
-        tuple(sorted({one, *(other for other in reach[one] if one in reach.get(other, ()))}))
-        for one in graph
-        if one in reach[one]
+        reach[start] = reached
+    groups = {
+        tuple(sorted({name, *(other for other in reach[name] if name in reach.get(other, ()))}))
+        for name in graph
+        if name in reach[name]
     }
-    return [list(circle) for circle in sorted(found)]
+    return [list(circle) for circle in sorted(groups)]
 
 
 def imported_modules(path: Path, modules: set[str]) -> set[str]:

@@ -54,7 +54,7 @@ def test_the_quickstart_runs_from_another_folder_in_a_fresh_environment(tmp_path
     python, bare = tmp_path / "env" / "bin" / "python", {"PATH", "UV", "LANG", "SSL_CERT_FILE"}
     uv("build", "-q", "--out-dir", "made", ROOT)
     (wheel,) = (tmp_path / "made").glob("*.whl")
-    pins = {found.name: found.version for found in distributions() if found.name != "grpo-kit"}
+    pins = {package.name: package.version for package in distributions() if package.name != "grpo-kit"}
     (tmp_path / "pins.txt").write_text("".join(f"{name}=={version}\n" for name, version in sorted(pins.items())))
     uv("venv", "-q", "--python", sys.executable, "env")
     uv("pip", "install", "-q", "--python", python, "--constraint", "pins.txt", wheel)
@@ -130,13 +130,13 @@ def test_the_rewards_alone_score_for_three_trainers_in_an_empty_environment(
     uv("pip", "install", "-q", "--python", python, wheel)
     done = subprocess.run([python, "-I", "-c", SCORING], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["trl"] == [[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
-    assert told["weights"] == [1.0, 0.2, 0.1]
-    assert told["verl"] == [1.0, 0.0]
-    assert told["easyr1"] == pytest.approx([1.3, 0.3])  # 1 + 0.2 + 0.1, and without the 1
-    assert told["heavy"] == []
-    assert told["module"].startswith(str(tmp_path))
+    scores = json.loads(done.stdout)
+    assert scores["trl"] == [[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+    assert scores["weights"] == [1.0, 0.2, 0.1]
+    assert scores["verl"] == [1.0, 0.0]
+    assert scores["easyr1"] == pytest.approx([1.3, 0.3])  # 1 + 0.2 + 0.1, and without the 1
+    assert scores["heavy"] == []
+    assert scores["module"].startswith(str(tmp_path))
     (tmp_path / "mine.py").write_text(CARELESS)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "6 x 12?", "reward_model": {"ground_truth": "72"}}\n')
     command = [python.with_name("grpo-rewards"), "audit", "mine.py:compute_score", "--data", "rows.jsonl", "--json"]
@@ -201,14 +201,14 @@ def test_verls_reward_loop_scores_with_a_file_of_the_rewards(tmp_path: Path, uv:
     quiet = os.environ | {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=quiet, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+    answers = json.loads(done.stdout.splitlines()[-1])
     for manager in ("naive", "dapo"):
-        scores = [one["reward_score"] for one in told[manager]]
+        scores = [answer["reward_score"] for answer in answers[manager]]
         assert scores == [1.0, 0.0, 0.0, 1.0] * 4, manager  # right, wrong, the question's own formula, right
-        assert [one["reward_extra_info"]["accuracy"] for one in told[manager]] == scores
+        assert [answer["reward_extra_info"]["accuracy"] for answer in answers[manager]] == scores
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """Every file but compiled modules."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    return {path: path.read_bytes() for path in found}
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {path: path.read_bytes() for path in paths}

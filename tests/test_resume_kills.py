@@ -191,7 +191,7 @@ def test_killed_before_a_change_of_any_file(forks: Forks, tree: Named, uninterru
 
 def check_truth_of_an_early_end(run: RunDir) -> None:
     """What `ps`, `logs`, `stop` and the page say of a run that was killed before its first checkpoint."""
-    assert [(found.id, status["state"]) for found, status in RunStore(run.path.parent).statuses()] == [
+    assert [(stored.id, status["state"]) for stored, status in RunStore(run.path.parent).statuses()] == [
         (run.id, "interrupted")
     ]
     steps = run.status()["step"]
@@ -262,9 +262,9 @@ def test_a_stop_and_a_resume_change_nothing(
     status = json.loads((folder(mine) / "status.json").read_text())
     assert (status["state"], status["step"]) == ("stopped", moment)
     assert f"checkpoint-{moment}" in resumed(forks, mine)
-    expected, found = uninterrupted[0], trace(folder(mine))
-    found["events.jsonl"] = [e for e in found["events.jsonl"] if (e["kind"], e["step"]) in _kinds(expected)]
-    assert different(expected, found) == {}
+    expected, actual = uninterrupted[0], trace(folder(mine))
+    actual["events.jsonl"] = [e for e in actual["events.jsonl"] if (e["kind"], e["step"]) in _kinds(expected)]
+    assert different(expected, actual) == {}
 
 
 def _kinds(trace: Tree) -> set[tuple[str, int]]:
@@ -306,11 +306,11 @@ def test_a_finished_run_is_made_longer_as_if_it_had_been_longer_from_the_start(f
     assert "there is nothing to resume" in forks.run(short, "optimisation.steps=4", resume=True)["error"]
     assert json.loads((folder(short) / "status.json").read_text())["state"] == "finished"
     assert "checkpoint-4" in resumed(forks, short)
-    found = trace(folder(short))
+    actual = trace(folder(short))
     expected["events.jsonl"] = [e for e in expected["events.jsonl"] if (e["kind"], e["step"]) != ("evaluation", 4)]
-    for each in (expected, found):
+    for each in (expected, actual):
         del each["checkpoint-2/trainer_state.json"]  # which says how many steps there were to be
-    assert different(expected, found) == {}
+    assert different(expected, actual) == {}
 
 
 def test_what_has_changed_is_refused_with_its_reason_or_forced_and_noted(forks: Forks, tree: Named) -> None:

@@ -63,14 +63,14 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> kit.Run:
 @contextlib.contextmanager
 def terminal_into(path: Path) -> Iterator[None]:
     """Collects what this process and its children write to stdout and stderr."""
-    kept = [os.dup(number) for number in (1, 2)]
+    copies = [os.dup(number) for number in (1, 2)]
     with path.open("w") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
         try:
             yield
         finally:
-            for number, copy in zip((1, 2), kept, strict=True):
+            for number, copy in zip((1, 2), copies, strict=True):
                 os.dup2(copy, number)
                 os.close(copy)
 
@@ -180,17 +180,17 @@ def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_
     stopped = grpo_kit("train", "quickstart", "-o", "run.id=stopped", *plain)
     killed = grpo_kit("train", "quickstart", "-o", "run.id=killed", *plain)
     try:
-        one, two = RunDir(Path("runs/stopped")), RunDir(Path("runs/killed"))
-        wait_for(lambda: one.metrics() and two.metrics())
+        ended, two = RunDir(Path("runs/stopped")), RunDir(Path("runs/killed"))
+        wait_for(lambda: ended.metrics() and two.metrics())
         os.kill(two.status()["pid"], signal.SIGKILL)
         stopped.send_signal(signal.SIGINT)
         shown, errors = stopped.communicate(timeout=60)
         assert (stopped.returncode, errors) == (130, "")
-        status = one.status()
+        status = ended.status()
         assert (status["state"], status["exit"], status["reason"]) == ("stopped", 130, "SIGINT")
-        assert [path.name for path in one.checkpoints] == [f"checkpoint-{status['step']}"]
+        assert [path.name for path in ended.checkpoints] == [f"checkpoint-{status['step']}"]
         assert "Stopping: a step in progress is finished and saved first" in shown
-        assert f"Stopped by SIGINT; the checkpoint is {one.checkpoints[0]}" in shown
+        assert f"Stopped by SIGINT; the checkpoint is {ended.checkpoints[0]}" in shown
         _, errors = killed.communicate(timeout=60)
         assert killed.returncode == 1
         assert "signal 9" in errors
@@ -242,8 +242,8 @@ def test_a_clip_hook_from_a_file_trains_and_changes_the_numbers(attempt: Any) ->
     write_function("def half(batch, share: float = 0.5):\n    return -share * batch.advantages * batch.ratio\n")
     plain = varied(attempt, "run.id=plain", "optimisation.max_grad_norm=0")
     hooked = varied(attempt, "run.id=hooked", "optimisation.max_grad_norm=0", "objective.clip=mine.py:half")
-    one, two = plain.folder.metrics()[0], hooked.folder.metrics()[0]
-    assert two["grad_norm"] == pytest.approx(one["grad_norm"] / 2, rel=1e-4)  # half the surrogate, half the gradient
+    first, two = plain.folder.metrics()[0], hooked.folder.metrics()[0]
+    assert two["grad_norm"] == pytest.approx(first["grad_norm"] / 2, rel=1e-4)  # half the surrogate, half the gradient
     assert load_config(hooked.folder.config).objective.clip == {"name": "mine.py:half", "share": 0.5}
 
 

@@ -106,9 +106,9 @@ def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_s
         with monkeypatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
-            one = attempt()
-        assert one.code == 2
-        assert f"sees 2 GPUs, and a run trains on one. Set CUDA_VISIBLE_DEVICES={named};" in one.message
+            outcome = attempt()
+        assert outcome.code == 2
+        assert f"sees 2 GPUs, and a run trains on one. Set CUDA_VISIBLE_DEVICES={named};" in outcome.message
     monkeypatch.setenv("LOCAL_RANK", "0")
     check_environment(load_config(tree), trains=True)
 

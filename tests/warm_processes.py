@@ -109,30 +109,30 @@ def cold() -> Iterator[None]:
         _cold = before
 
 
-def _start(self: Any, *given: Any) -> None:
-    asked = dict(zip(_names, given, strict=True))
-    request = None if _cold else _request(asked)
+def _start(self: Any, *values: Any) -> None:
+    arguments = dict(zip(_names, values, strict=True))
+    request = None if _cold else _request(arguments)
     if request is None:
-        _execute(self, *given)
+        _execute(self, *values)
         return
-    ends = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+    ends = [arguments[name] for name in ("p2cread", "c2pwrite", "errwrite")]
     handles = [end if end >= 0 else number for number, end in enumerate(ends)]
-    request["numbers"] = [0, 1, 2, *asked["pass_fds"]]
+    request["numbers"] = [0, 1, 2, *arguments["pass_fds"]]
     sys.stdout.flush()
     self._warm = _connection()
     self._told = b""
-    socket.send_fds(self._warm, [b"!"], [*handles, *asked["pass_fds"]])
+    socket.send_fds(self._warm, [b"!"], [*handles, *arguments["pass_fds"]])
     body = json.dumps(request).encode()
     self._warm.sendall(struct.pack("!I", len(body)) + body)
     while b"\n" not in self._told:
-        if not (said := self._warm.recv(64)):
+        if not (reply := self._warm.recv(64)):
             raise OSError(f"the server of warm processes has ended; {_place()[0]}/log.txt says why")
-        self._told += said
+        self._told += reply
     pid, _, self._told = self._told.partition(b"\n")
     self.pid = int(pid)
     self._child_created = True
     self._close_pipe_fds(
-        *(asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
+        *(arguments[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
     )
 
 
@@ -143,17 +143,17 @@ def _asking(original: Any, name: str) -> Any:
         self._warm.setblocking(wait)
         with contextlib.suppress(BlockingIOError):
             while b"\n" not in self._told:
-                said = self._warm.recv(64)
-                self._told += said or b"9\n"  # the server was killed, and nothing more can be known
+                reply = self._warm.recv(64)
+                self._told += reply or b"9\n"  # the server was killed, and nothing more can be known
         self._warm.setblocking(True)
         if b"\n" not in self._told:
             return None
         self._warm.close()
         return int(self._told)
 
-    def poll(self: Any, *given: Any, **named: Any) -> int | None:
+    def poll(self: Any, *args: Any, **named: Any) -> int | None:
         if not hasattr(self, "_warm"):
-            return original(self, *given, **named)
+            return original(self, *args, **named)
         if self.returncode is None and self._waitpid_lock.acquire(False):
             try:
                 if self.returncode is None and (ended := status(self, False)) is not None:
@@ -171,16 +171,16 @@ def _asking(original: Any, name: str) -> Any:
     return poll if name == "_internal_poll" else try_wait
 
 
-def _request(asked: Mapping[str, Any]) -> dict[str, Any] | None:
+def _request(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the server is asked for; None where the process has to be a cold one."""
-    words = [os.fsdecode(word) for word in asked["args"]] if isinstance(asked["args"], (list, tuple)) else []
-    if asked["shell"] or asked["preexec_fn"] or len(words) < 2 or words[0] != sys.executable:
+    words = [os.fsdecode(word) for word in arguments["args"]] if isinstance(arguments["args"], (list, tuple)) else []
+    if arguments["shell"] or arguments["preexec_fn"] or len(words) < 2 or words[0] != sys.executable:
         return None
-    if asked["executable"] not in (None, words[0]) or asked["process_group"] not in (-1, None):
+    if arguments["executable"] not in (None, words[0]) or arguments["process_group"] not in (-1, None):
         return None
-    folder = os.path.abspath(os.fsdecode(asked["cwd"] or "."))
-    given = os.environ if asked["env"] is None else asked["env"]
-    environment = {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}
+    folder = os.path.abspath(os.fsdecode(arguments["cwd"] or "."))
+    variables = os.environ if arguments["env"] is None else arguments["env"]
+    environment = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
     path = [os.path.join(folder, entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     safe_path = words[1] == "-P"
     _, *words = [word for number, word in enumerate(words) if (number, word) not in ((1, "-u"), (1, "-P"))]
@@ -199,7 +199,7 @@ def _request(asked: Mapping[str, Any]) -> dict[str, Any] | None:
     ignored = [number for number in RESET if signal.getsignal(number) is signal.SIG_IGN]
     return {
         "kind": kind, "name": name, "rest": rest, "folder": folder, "environment": environment, "path": path,
-        "caller": os.getpid(), "session": asked["start_new_session"], "ignored": ignored, "umask": asked["umask"],
+        "caller": os.getpid(), "session": arguments["start_new_session"], "ignored": ignored, "umask": arguments["umask"],
     }  # fmt: skip
 
 

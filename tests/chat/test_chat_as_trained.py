@@ -56,22 +56,22 @@ def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ru
 
 
 def seen(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((tmp_path / "seen.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((tmp_path / "seen.json").read_text())
+    return record
 
 
 def ask(models: ChatModels, side: str = "tuned", **message: Any) -> tuple[dict[str, Any], str]:
-    said: list[str] = []
-    asked = models.question({"sampling": SAMPLING, **message})
-    return models.answer(asked, side, said.append, lambda: False), "".join(said)
+    pieces: list[str] = []
+    question = models.question({"sampling": SAMPLING, **message})
+    return models.answer(question, side, pieces.append, lambda: False), "".join(pieces)
 
 
 def follow(models: ChatModels, monkeypatch: pytest.MonkeyPatch, *turns: str) -> list[str]:
     """Makes the model say these turns; returns the texts that it is given, as they come."""
-    tokenizer, given, left = models.source.tokenizer, list[str](), list(turns)
+    tokenizer, prompts, left = models.source.tokenizer, list[str](), list(turns)
 
     def generate(input_ids: torch.Tensor, streamer: Any, **_: Any) -> torch.Tensor:
-        given.append(tokenizer.decode(input_ids[0]))
+        prompts.append(tokenizer.decode(input_ids[0]))
         streamer.put(input_ids)
         ids = tokenizer(left.pop(0), add_special_tokens=False)["input_ids"]
         for token in ids:
@@ -80,7 +80,7 @@ def follow(models: ChatModels, monkeypatch: pytest.MonkeyPatch, *turns: str) -> 
         return torch.cat([input_ids, torch.tensor([ids])], dim=1)
 
     monkeypatch.setattr(models.tuned, "generate", generate)
-    return given
+    return prompts
 
 
 @pytest.mark.parametrize("key", ["environment", "tools"])
@@ -94,12 +94,12 @@ def test_tools_are_described_called_and_answered(
     path = "kit.environments.calculator:Calculator" if key == "environment" else [f"{tmp_path}/tools.py:calculate"]
     rows = [{"prompt": QUESTION.replace("12", str(12 + number)), "answer": "84"} for number in range(6)]
     models = ChatModels(new_run(tool_folder, rows, generation={"max_completion_tokens": 160, key: path}), None)
-    given = follow(models, monkeypatch, CALL, "<answer>84</answer><|im_end|>")
-    answer, said = ask(models, heldout=1)
-    assert "calculate(expression)" in given[0]
-    assert "84" in given[1].rpartition("</tool_call>")[2]  # the tool's answer
-    assert answer["text"] == said
-    assert [part in said for part in ('"12 * 7"', "84", "<answer>84</answer>")] == [True] * 3
+    prompts = follow(models, monkeypatch, CALL, "<answer>84</answer><|im_end|>")
+    answer, text = ask(models, heldout=1)
+    assert "calculate(expression)" in prompts[0]
+    assert "84" in prompts[1].rpartition("</tool_call>")[2]  # the tool's answer
+    assert answer["text"] == text
+    assert [part in text for part in ('"12 * 7"', "84", "<answer>84</answer>")] == [True] * 3
     assert answer["finish"] == "stop"
     (messages,) = seen(tmp_path)["completions"]
     assert [message["role"] for message in messages] == ["assistant", "tool", "assistant"]
@@ -148,18 +148,18 @@ def test_pictures_are_shown_to_the_model(new_run: Any, tmp_path: Path, monkeypat
     tiny_processors.qwen2_5_vl(tmp_path / "model")
     source = str(tiny_processors.rows(tmp_path / "data", 8))
     models = ChatModels(new_run(tmp_path / "model", [], data={"source": source, "heldout": 4}), None)
-    given: list[Any] = []
+    calls: list[Any] = []
     generate = models.tuned.generate
 
     def watched(**inputs: Any) -> Any:
-        given.append(inputs)
+        calls.append(inputs)
         return generate(**inputs)
 
     monkeypatch.setattr(models.tuned, "generate", watched)
-    answer, said = ask(models, heldout=1, sampling={"max_tokens": 4})
-    assert given[0]["pixel_values"].numel() > 0
-    assert answer["text"] == said
+    answer, text = ask(models, heldout=1, sampling={"max_tokens": 4})
+    assert calls[0]["pixel_values"].numel() > 0
+    assert answer["text"] == text
     assert answer["reward"]["total"] == answer["tokens"]
     assert "images" not in seen(tmp_path)["names"]
     ask(models, prompt="Dark or light?", reference="dark", sampling={"max_tokens": 4})
-    assert "pixel_values" not in given[1]  # which picture is not said
+    assert "pixel_values" not in calls[1]  # which picture is not said

@@ -48,8 +48,8 @@ def test_both_answer_with_the_same_seed_again_and_again(session: ChatSession) ->
 def test_tokens_stream_and_add_up_to_the_answer(session: ChatSession) -> None:
     events = list(session.ask("3 + 4 =", sides=["tuned"]))
     assert [event["event"] for event in events if event["event"] != "token"] == ["began", "answer", "done"]
-    said = "".join(event["text"] for event in events if event["event"] == "token")
-    assert said == events[-2]["text"] != ""
+    text = "".join(event["text"] for event in events if event["event"] == "token")
+    assert text == events[-2]["text"] != ""
 
 
 def test_a_held_out_prompt_has_its_reference_and_reward(session: ChatSession) -> None:

@@ -76,9 +76,9 @@ def test_one_question_shows_both_answers_with_their_rewards(session: FakeSession
     assert "2 tokens | reward 1.20 | accuracy 1.00 | format - (timeout)" in output
     assert "reference 42" in output
     assert "note: these are the weights" in output
-    (asked,) = session.asked
-    assert (asked["seed"], asked["temperature"], asked["sides"]) == (5, 0.0, ["base", "tuned"])
-    assert "top_p" not in asked  # the run's
+    (request,) = session.asked
+    assert (request["seed"], request["temperature"], request["sides"]) == (5, 0.0, ["base", "tuned"])
+    assert "top_p" not in request  # the run's
 
 
 def test_json_is_all_that_is_printed_when_asked_for(session: FakeSession) -> None:

@@ -42,9 +42,9 @@ def test_a_small_task_gives_what_it_has_and_says_so(config):
     # One digit each side, two terms, + or -: 10 * 10 * 2 = 200 questions at most.
     params = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     split = load_data(config("reasoning-gym:chain_sum", task_params=params, limit=500, heldout=400))
-    found = split.info["rows"]["used"]
-    assert 150 <= found <= 200
-    assert len(split.heldout) == found // 2
-    assert f"chain_sum has {found} different questions" in split.info["notes"][0]
+    used = split.info["rows"]["used"]
+    assert 150 <= used <= 200
+    assert len(split.heldout) == used // 2
+    assert f"chain_sum has {used} different questions" in split.info["notes"][0]
     assert "data.heldout asks for 400" in split.info["notes"][1]
     assert split.info["task"]["params"] == params

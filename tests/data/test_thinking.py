@@ -26,13 +26,13 @@ def switched(tree: Any, tmp_path: Path) -> Any:
 
 
 def test_a_run_switches_thinking_and_everything_follows(switched: Any, tmp_path: Path) -> None:
-    asked = [{"role": "user", "content": "1 + 1"}]
+    messages = [{"role": "user", "content": "1 + 1"}]
     for on in (True, False):
         switched["data"]["chat_template_kwargs"] = {"enable_thinking": on}
         parts = prepare(load_config(switched))
         tokenizer = parts.files.tokenizer
 
-        says = partial(tokenizer.apply_chat_template, asked, tokenize=False, add_generation_prompt=True)
+        says = partial(tokenizer.apply_chat_template, messages, tokenize=False, add_generation_prompt=True)
         ends = [says().endswith("<think>"), says(enable_thinking=not on).endswith("<think>")]
         assert ends == [on, not on]
         assert parts.preset.thinking_opened is on

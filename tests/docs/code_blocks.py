@@ -55,9 +55,9 @@ def blocks(path: Path) -> Iterator[Block]:
 
 def the_block(path: Path, language: str, containing: str) -> str:
     """The text of the one block of that language which contains a text."""
-    found = [block.text for block in blocks(path) if block.language == language and containing in block.text]
-    assert len(found) == 1, f"{path.name}: {len(found)} {language} blocks contain {containing!r}"
-    return found[0]
+    texts = [block.text for block in blocks(path) if block.language == language and containing in block.text]
+    assert len(texts) == 1, f"{path.name}: {len(texts)} {language} blocks contain {containing!r}"
+    return texts[0]
 
 
 def everything() -> list[Block]:

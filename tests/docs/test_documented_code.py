@@ -111,10 +111,10 @@ def check_overrides(params: dict[str, Any]) -> None:
         return
     config = params.get("config") if params.get("config") in preset_names() else "quickstart"
     try:
-        loaded = load_config(config, [one for one in overrides if not one.startswith("clip.")])
+        loaded = load_config(config, [override for override in overrides if not override.startswith("clip.")])
     except ConfigError as error:
         raise AssertionError(str(error)) from error
-    if any(one.startswith("objective.") and ".py:" not in " ".join(overrides) for one in overrides):
+    if any(override.startswith("objective.") and ".py:" not in " ".join(overrides) for override in overrides):
         from kit.errors import KitError
         from kit.runner.prepare import build_objective
 
@@ -227,12 +227,12 @@ def test_pages_name_arguments_and_attributes_that_the_trainer_has() -> None:
         inspect.signature(GRPOTrainer.__init__).parameters
     )
     sources = "".join(inspect.getsource(inspect.getmodule(each)) for each in (HookedGRPOTrainer, GRPOTrainer))
-    found = []
+    wrong = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         for call in re.findall(r"HookedGRPOTrainer\(([^()]*)\)", text):
-            found += [(page.name, name) for name in re.findall(r"(\w+)=", call) if name not in known]
+            wrong += [(page.name, name) for name in re.findall(r"(\w+)=", call) if name not in known]
         if page.name != "coming-from.md":  # keys of other programs
             for name in re.findall(r"(?<![\w/.])trainer\.(?!py\b)([a-z_]\w*)", text):
-                found += [] if hasattr(HookedGRPOTrainer, name) or f"self.{name} =" in sources else [(page.name, name)]
-    assert found == []
+                wrong += [] if hasattr(HookedGRPOTrainer, name) or f"self.{name} =" in sources else [(page.name, name)]
+    assert wrong == []

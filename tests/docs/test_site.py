@@ -28,11 +28,11 @@ def test_the_reference_has_every_key_of_the_configuration() -> None:
     from kit.config import RunConfig, Section
 
     def keys(section: Section, prefix: str = "") -> list[str]:
-        found = []
+        names = []
         for name in type(section).model_fields:
             value = getattr(section, name)
-            found += keys(value, f"{prefix}{name}.") if isinstance(value, Section) else [f"{prefix}{name}"]
-        return found
+            names += keys(value, f"{prefix}{name}.") if isinstance(value, Section) else [f"{prefix}{name}"]
+        return names
 
     page = load(ROOT / "docs/site/pages.py").configuration()
     rows = {row.group(1): row.group(0) for row in re.finditer(r"^\| `([\w.]+)` \|.*$", page, re.MULTILINE)}

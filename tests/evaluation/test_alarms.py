@@ -54,9 +54,9 @@ def told(metric_lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
     ],
 )
 def test_a_defect_is_told_once_and_nothing_else_is(courses: dict[str, Any], name: str, step: int | None) -> None:
-    found = told(lines(100, **courses))
-    assert [one for one, _ in found] == [name]
-    assert step is None or found == [(name, step)]
+    alerts = told(lines(100, **courses))
+    assert [alert for alert, _ in alerts] == [name]
+    assert step is None or alerts == [(name, step)]
 
 
 def test_a_reward_that_rises_with_right_answers_is_no_plateau() -> None:
@@ -102,7 +102,7 @@ def test_sound_runs_are_left_in_peace() -> None:
 
 
 def evaluation(step: int, right: Any) -> dict[str, Any]:
-    columns = {"id": [str(place) for place in range(len(right))], "greedy_correct": [bool(one) for one in right]}
+    columns = {"id": [str(place) for place in range(len(right))], "greedy_correct": [bool(value) for value in right]}
     return {"step": step, "k": 1, KEY: {"value": float(np.mean(right))}, "per_problem": columns}
 
 
@@ -117,12 +117,12 @@ def rewards(steps: int, slope: float, seed: int = 0) -> list[dict[str, Any]]:
 
 def test_reward_up_and_held_out_down_is_the_alarm() -> None:
     course = [evaluation(step, first(share)) for step, share in ((0, 0.3), (20, 0.6), (40, 0.45), (60, 0.4))]
-    found = reward_hacking(course, rewards(60, 2.0), KEY)
-    assert found is not None
-    assert (found.best.step, found.best.value, found.now.step, found.now.value) == (20, 0.6, 60, 0.4)
+    alarm = reward_hacking(course, rewards(60, 2.0), KEY)
+    assert alarm is not None
+    assert (alarm.best.step, alarm.best.value, alarm.now.step, alarm.now.value) == (20, 0.6, 60, 0.4)
     # 40 problems lost and none won: 2 ** -40
-    assert found.drop_p == pytest.approx(2.0**-40)
-    assert found.rise_p < 0.05
+    assert alarm.drop_p == pytest.approx(2.0**-40)
+    assert alarm.rise_p < 0.05
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def asked(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def sent(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The requests that were made; each is answered with a score."""
     requests: list[dict[str, Any]] = []
 
@@ -43,9 +43,9 @@ def evaluate(run: RunDir, *arguments: str, code: int = 0) -> str:
     return result.output
 
 
-def test_the_result_is_scored_with_what_was_changed(run: RunDir, asked: list[dict[str, Any]]) -> None:
+def test_the_result_is_scored_with_what_was_changed(run: RunDir, sent: list[dict[str, Any]]) -> None:
     evaluate(run, "-o", "evaluation.k=8", "-o", "generation.max_completion_tokens=32")
-    (request,) = asked
+    (request,) = sent
     assert request == {
         "module": "kit.runner.evaluate", "quiet": False, "run_dir": str(run.path.resolve()), "checkpoint": None,
         "overrides": ["evaluation.k=8", "generation.max_completion_tokens=32"], "name": "again",
@@ -64,9 +64,9 @@ def test_the_result_is_scored_with_what_was_changed(run: RunDir, asked: list[dic
     ],
 )
 def test_what_cannot_be_scored_is_refused_at_once(
-    run: RunDir, asked: list[dict[str, Any]], arguments: list[str], words: str
+    run: RunDir, sent: list[dict[str, Any]], arguments: list[str], words: str
 ) -> None:
     output = evaluate(run, *arguments, code=2)
     assert output.startswith("error: ")
     assert words in " ".join(output.split())
-    assert asked == []
+    assert sent == []

@@ -41,34 +41,34 @@ def command(root: Path, *arguments: str, code: int = 0) -> str:
 
 
 def test_runs_are_grouped_into_arms_and_each_is_judged(root: Path) -> None:
-    found = compare_runs(ids("base", "clip", "slow"), root)
-    assert [(arm["name"], arm["seeds"]) for arm in found["arms"]] == [(n, [0, 1, 2]) for n in ("base", "clip", "slow")]
-    verdicts = {each["arm"]: each for each in found["comparisons"]}
+    report = compare_runs(ids("base", "clip", "slow"), root)
+    assert [(arm["name"], arm["seeds"]) for arm in report["arms"]] == [(n, [0, 1, 2]) for n in ("base", "clip", "slow")]
+    verdicts = {each["arm"]: each for each in report["comparisons"]}
     assert verdicts["clip"]["verdict"] == "better"
     assert verdicts["clip"]["scope"] == "method"
     assert verdicts["slow"]["verdict"] == "not distinguishable"
     assert verdicts["slow"]["p_holm"] >= verdicts["slow"]["p"]
     assert "at this budget (3 seeds x 80 problems)" in verdicts["slow"]["text"]
     assert re.search(r"This budget finds differences of 0\.\d+ and more", verdicts["slow"]["text"])
-    assert found["metric"] == "greedy_accuracy"
-    assert found["notes"] == found["warnings"] == []
-    assert found["curves"]["held-out greedy accuracy"]["clip"] == [(20, pytest.approx(found["arms"][1]["value"]))]
-    json.dumps(found, allow_nan=False)
+    assert report["metric"] == "greedy_accuracy"
+    assert report["notes"] == report["warnings"] == []
+    assert report["curves"]["held-out greedy accuracy"]["clip"] == [(20, pytest.approx(report["arms"][1]["value"]))]
+    json.dumps(report, allow_nan=False)
 
 
 def test_what_else_differs_has_intervals(root: Path) -> None:
-    found = {row["name"]: row for row in compare_runs(ids("base", "clip"), root)["quantities"]}
-    assert found["entropy"]["differences"]["clip"]["value"] == pytest.approx(0.1)
-    assert found["time a step"]["arms"]["base"] == pytest.approx(1.0), "the first step, which is slower, does not count"
-    assert found["training time"]["arms"]["base"] == pytest.approx(9 + 19)
-    assert found["peak memory"]["arms"]["base"] == pytest.approx(501)
-    assert found.keys() >= {"pass@4", "held-out length", "completion length", "training reward", "greedy_reward"}
+    rows = {row["name"]: row for row in compare_runs(ids("base", "clip"), root)["quantities"]}
+    assert rows["entropy"]["differences"]["clip"]["value"] == pytest.approx(0.1)
+    assert rows["time a step"]["arms"]["base"] == pytest.approx(1.0), "the first step, which is slower, does not count"
+    assert rows["training time"]["arms"]["base"] == pytest.approx(9 + 19)
+    assert rows["peak memory"]["arms"]["base"] == pytest.approx(501)
+    assert rows.keys() >= {"pass@4", "held-out length", "completion length", "training reward", "greedy_reward"}
 
 
 def test_runs_of_one_configuration_are_compared_and_said_to_be(root: Path) -> None:
-    found = compare_runs([["base-s0", "base-s1"], ["base-s2"]], root)
-    assert any("same configuration" in note for note in found["notes"])
-    assert any("different seeds" in warning for warning in found["warnings"])
+    report = compare_runs([["base-s0", "base-s1"], ["base-s2"]], root)
+    assert any("same configuration" in note for note in report["notes"])
+    assert any("different seeds" in warning for warning in report["warnings"])
     assert [arm["name"] for arm in compare_runs(["base-s0", "base-s1"], root)["arms"]] == ["base-s0", "base-s1"]
 
 
@@ -76,8 +76,8 @@ def test_problems_are_matched_by_content_and_not_by_place(tmp_path: Path) -> Non
     names = ["p", "q", "r", "q"]  # q twice: the second one is a problem of its own
     make_run(tmp_path, "a", [[4, 1], [0, 0], [4, 1], [4, 1]], ids=names)
     make_run(tmp_path, "b", [[0, 0], [4, 1], [4, 1], [4, 1]], ids=["q", "q", "r", "p"], overrides=BETTER)
-    found = compare_runs(["a", "b"], tmp_path)
-    assert found["comparisons"][0]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    report = compare_runs(["a", "b"], tmp_path)
+    assert report["comparisons"][0]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
     make_run(tmp_path, "c", [[4, 1], [4, 1], [4, 1]], ids=["p", "q", "x"], overrides=["optimisation.steps=3"])
     assert compare_runs(["a", "c"], tmp_path)["problems"] == 2
 
@@ -86,8 +86,8 @@ def test_weak_spots_are_said(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     make_run(tmp_path, "a", draw(rng, 20, 0.5))
     make_run(tmp_path, "b", draw(rng, 20, 0.5), overrides=BETTER, state="stopped", step=10, data="other")
-    found = compare_runs(["a", "b"], tmp_path)
-    warnings = " ".join(found["warnings"])
+    report = compare_runs(["a", "b"], tmp_path)
+    warnings = " ".join(report["warnings"])
     assert "b (stopped)" in warnings
     assert "different steps (10, 20)" in warnings
     output = command(tmp_path, "a", "b")

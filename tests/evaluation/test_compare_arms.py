@@ -60,11 +60,11 @@ def test_arms_are_interleaved_and_their_order_rotates(tmp_path: Path, launched: 
 def test_arms_differ_in_their_change_and_in_nothing_else(tmp_path: Path) -> None:
     runs = {(arm, seed): config for arm, seed, config in plan(tmp_path, "a:optimisation.learning_rate=1e-3").in_order()}
     for seed in range(2):
-        one, other = (runs[arm, seed].model_dump() for arm in ("baseline", "a"))
-        assert one["run"].pop("id") != other["run"].pop("id")
-        assert (one["optimisation"].pop("learning_rate"), other["optimisation"].pop("learning_rate")) == (5e-4, 1e-3)
-        assert one == other, "the same data, prompts, engine and evaluation seeds"
-        assert one["run"]["seed"] == seed
+        base, other = (runs[arm, seed].model_dump() for arm in ("baseline", "a"))
+        assert base["run"].pop("id") != other["run"].pop("id")
+        assert (base["optimisation"].pop("learning_rate"), other["optimisation"].pop("learning_rate")) == (5e-4, 1e-3)
+        assert base == other, "the same data, prompts, engine and evaluation seeds"
+        assert base["run"]["seed"] == seed
 
 
 def test_a_finished_comparison_runs_nothing_again_and_more_seeds_add_to_it(tmp_path: Path, launched: list[str]) -> None:
@@ -125,9 +125,9 @@ def test_a_failed_run_is_told_and_its_seed_left_out(
 ) -> None:
     outcome = Outcome(USER_ERROR, ObjectiveError("the loss is not a number"))
     failing(monkeypatch, lambda run: outcome if run == "it-eps-high-0-4-s1" else None)
-    found = carry_out(plan(tmp_path, seeds=3), silent)
-    assert [arm["seeds"] for arm in found["arms"]] == [[0, 2], [0, 2]]
-    assert any("seed 1: the loss is not a number" in warning for warning in found["warnings"])
+    report = carry_out(plan(tmp_path, seeds=3), silent)
+    assert [arm["seeds"] for arm in report["arms"]] == [[0, 2], [0, 2]]
+    assert any("seed 1: the loss is not a number" in warning for warning in report["warnings"])
 
 
 def test_ctrl_c_ends_the_comparison_and_not_only_the_run(
@@ -149,9 +149,9 @@ def test_a_run_stopped_by_hand_is_left_out_and_ends_nothing(
         return Outcome(STOPPED)
 
     failing(monkeypatch, stop)
-    found = carry_out(plan(tmp_path, seeds=3), silent)
-    assert found["arms"][0]["seeds"] == [0, 2]
-    assert any("stopped by hand" in warning for warning in found["warnings"])
+    report = carry_out(plan(tmp_path, seeds=3), silent)
+    assert report["arms"][0]["seeds"] == [0, 2]
+    assert any("stopped by hand" in warning for warning in report["warnings"])
 
 
 def test_a_name_is_not_used_for_another_comparison(tmp_path: Path, launched: list[str]) -> None:
@@ -218,14 +218,14 @@ def test_the_verb_trains_and_compares_for_real(
     arguments = ["compare", "tiny.yaml", "--change", "lr:optimisation.learning_rate=1e-5", "--seeds", "2", "--json"]
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 0, (result.output, result.exception)
-    found = json.loads(result.stdout)
-    assert [arm["runs"][0].rpartition("-")[2] for arm in found["arms"]] == ["s0", "s0"]
-    assert found["problems"] == 6
-    assert found["config_differences"].keys() == {"optimisation.learning_rate"}
+    report = json.loads(result.stdout)
+    assert [arm["runs"][0].rpartition("-")[2] for arm in report["arms"]] == ["s0", "s0"]
+    assert report["problems"] == 6
+    assert report["config_differences"].keys() == {"optimisation.learning_rate"}
     assert {"peak memory", "time a step", "entropy", "completion length"} <= {
-        row["name"] for row in found["quantities"]
+        row["name"] for row in report["quantities"]
     }
     prompts = [  # the same prompts in the same order, for both arms of a seed
-        [row["prompt"] for row in Run(arm["runs"][0], tmp_path / "runs").completions(step=1)] for arm in found["arms"]
+        [row["prompt"] for row in Run(arm["runs"][0], tmp_path / "runs").completions(step=1)] for arm in report["arms"]
     ]
     assert prompts[0] == prompts[1]

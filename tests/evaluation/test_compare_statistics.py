@@ -37,13 +37,13 @@ def arms(
     seed's variance that both arms have in common.
     """
     difficulty, common = rng.normal(0.85, 1.5, problems), rng.normal(0, 1, seeds)
-    found = []
+    scores = []
     for gain in (0.0, effect + spread * rng.normal(0, 1, problems)):
         own = rng.normal(0, 1, seeds)
         luck = seed_sd * (math.sqrt(shared) * common + math.sqrt(1 - shared) * own)
         logits = difficulty + luck[:, None] + 0.7 * rng.normal(0, 1, (seeds, problems)) + gain
-        found.append((rng.random((seeds, problems)) < 1 / (1 + np.exp(-logits))).astype(float))
-    return found[0], found[1]
+        scores.append((rng.random((seeds, problems)) < 1 / (1 + np.exp(-logits))).astype(float))
+    return scores[0], scores[1]
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_the_parts_are_those_of_the_analysis_of_variance() -> None:
     arm = np.array([[1.0, 2.0, 3.0], [2.0, 3.0, 7.0]])
     # Run means 2 and 4: variance 2, by S = 2 -> 1. Problem means 1.5, 2.5, 5: variance 13/4 (mean 3: 2.25 + 0.25 + 4 = 6.5,
     # by 2), by P = 3 -> 13/12. Rest: run 1 is (0.5, 0.5, -1), run 2 its negative: 3 in all, by (2-1)(3-1) = 2, by S·P -> 1/4.
-    found = difference(baseline, arm, paired_seeds=True)
-    assert (found.value, found.parts.seeds, found.parts.problems) == (3.0, pytest.approx(1.0), pytest.approx(13 / 12))
-    assert found.parts.both == pytest.approx(0.25)
-    assert found.standard_error == pytest.approx(math.sqrt(1 + 13 / 12 - 1 / 4))
+    total = difference(baseline, arm, paired_seeds=True)
+    assert (total.value, total.parts.seeds, total.parts.problems) == (3.0, pytest.approx(1.0), pytest.approx(13 / 12))
+    assert total.parts.both == pytest.approx(0.25)
+    assert total.standard_error == pytest.approx(math.sqrt(1 + 13 / 12 - 1 / 4))
 
 
 @every_pair(
@@ -85,9 +85,9 @@ def test_a_against_a_is_rarely_called_a_difference(seeds: int, problems: int, se
 def test_two_seeds_have_the_degrees_of_freedom_of_their_variance_alone() -> None:
     # Run means of the difference are equal, as luck will have it: nothing is seen of the seeds, and t has 1 df all the same.
     arm = np.array([[1.0, 2.0, 3.0, 2.0], [2.0, 1.0, 2.0, 3.0]])
-    found = difference(np.zeros((2, 4)), arm, paired_seeds=True)
-    assert (found.parts.seeds, found.parts.df) == (0.0, 1.0)
-    assert found.high - found.value == pytest.approx(12.7062 * found.standard_error, rel=1e-5)
+    result = difference(np.zeros((2, 4)), arm, paired_seeds=True)
+    assert (result.parts.seeds, result.parts.df) == (0.0, 1.0)
+    assert result.high - result.value == pytest.approx(12.7062 * result.standard_error, rel=1e-5)
     # As soon as one arm has two seeds only; its baseline's luck is small here, that of the other five is not.
     rng = np.random.default_rng(0)
     baseline, other = rng.normal(0, 1, (1, 200)).repeat(2, axis=0), rng.normal(0, 1, (5, 200))
@@ -100,19 +100,19 @@ def test_two_seeds_have_the_degrees_of_freedom_of_their_variance_alone() -> None
 @pytest.mark.parametrize(("seeds", "problems", "effect", "at_least"), [(3, 200, 1.0, 0.6), (5, 100, 1.0, 0.85)])
 def test_a_planted_improvement_is_found(seeds: int, problems: int, effect: float, at_least: float) -> None:
     rng, tries = np.random.default_rng(11), 200
-    found = [
+    results = [
         weigh(*arms(rng, seeds, problems, seed_sd=0.15, effect=effect, spread=0.5), paired_seeds=True)
         for _ in range(tries)
     ]
-    assert sum(p < 0.05 and value > 0 for value, _, p in found) / tries >= at_least
-    assert not any(p < 0.05 and value < 0 for value, _, p in found)
+    assert sum(p < 0.05 and value > 0 for value, _, p in results) / tries >= at_least
+    assert not any(p < 0.05 and value < 0 for value, _, p in results)
 
 
 def test_one_seed_speaks_of_its_weights_only() -> None:
     rng = np.random.default_rng(2)
-    found = difference(rng.random((1, 50)), rng.random((1, 50)) + 0.5, paired_seeds=True)
-    assert not found.of_the_method
-    assert found.p < 0.01
+    result = difference(rng.random((1, 50)), rng.random((1, 50)) + 0.5, paired_seeds=True)
+    assert not result.of_the_method
+    assert result.p < 0.01
     assert difference(rng.random((1, 50)), rng.random((3, 50)), paired_seeds=False).of_the_method is False
 
 

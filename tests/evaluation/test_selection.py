@@ -40,10 +40,10 @@ def evaluator(run: RunDir, score: Any = None, **settings: Any) -> Evaluator:
     return Evaluator(run, EvaluationConfig(**settings), KEY, score, StopSignal(run), lambda text: None)
 
 
-def checkpoint(run: RunDir, step: int, *, whole: bool = True) -> None:
+def checkpoint(run: RunDir, step: int, *, is_complete: bool = True) -> None:
     folder = run.path / f"checkpoint-{step}"
     folder.mkdir()
-    (folder / "trainer_state.json").write_text("{}" if whole else "{")
+    (folder / "trainer_state.json").write_text("{}" if is_complete else "{")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_course_is_the_runs_own_evaluations_by_step(run: RunDir) -> None:
 def test_weights_are_found_by_name_or_step(run: RunDir) -> None:
     for step in (10, 20):
         checkpoint(run, step)
-    checkpoint(run, 30, whole=False)
+    checkpoint(run, 30, is_complete=False)
     run.write_json("best.json", {"step": 10, "checkpoint": "checkpoint-10"})
     (run.path / "adapter").mkdir()
     (run.adapter / "adapter_config.json").write_text("{}")
@@ -106,7 +106,7 @@ def test_weights_are_found_by_name_or_step(run: RunDir) -> None:
 
 @pytest.mark.parametrize("which", [None, "best", "last", "30", "nonsense"])
 def test_weights_that_are_not_there_are_refused_with_what_there_is(run: RunDir, which: str | None) -> None:
-    checkpoint(run, 30, whole=False)
+    checkpoint(run, 30, is_complete=False)
     with pytest.raises(RunError, match=r"no trained weights|no best checkpoint|no whole checkpoint|no checkpoint '"):
         weights_of(run, which)
     checkpoint(run, 40)

@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def asked(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def sent(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The requests that were made; each ends with a verification, good or bad as `faults` of the test says."""
     requests: list[dict[str, Any]] = []
 
@@ -46,17 +46,17 @@ def export(run: RunDir, *arguments: str, code: int = 0) -> str:
     return result.output
 
 
-def test_what_was_asked_reaches_the_process(run: RunDir, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_what_was_asked_reaches_the_process(run: RunDir, sent: list[dict[str, Any]], tmp_path: Path) -> None:
     export(run, "--to", "merged_16bit", "--checkpoint", "30", "--out", str(tmp_path / "x"), "--prompts", "4", "--force")
-    (request,) = asked
-    wanted = {
+    (request,) = sent
+    expected = {
         "module": "kit.export.job", "format": "merged-16bit", "checkpoint": "30", "out": str(tmp_path / "x"), "prompts": 4,
         "force": True, "verify": True, "quiet": False, "run_dir": str(run.path.resolve()),
     }  # fmt: skip
-    assert wanted.items() <= request.items()
+    assert expected.items() <= request.items()
 
 
-def test_an_export_that_is_not_verified_fails(run: RunDir, asked: list[dict[str, Any]]) -> None:
+def test_an_export_that_is_not_verified_fails(run: RunDir, sent: list[dict[str, Any]]) -> None:
     output = export(run, "--to", "adapter", "--seed", "13", code=1)
     assert "not verified: there is not what was trained: the chat template" in output
     assert json.loads(export(run, "--to", "adapter", "--seed", "13", "--json", code=1))["path"] == "there"
@@ -78,8 +78,8 @@ def test_an_export_that_is_not_verified_fails(run: RunDir, asked: list[dict[str,
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(
-    run: RunDir, asked: list[dict[str, Any]], arguments: list[str], words: str
+    run: RunDir, sent: list[dict[str, Any]], arguments: list[str], words: str
 ) -> None:
     arguments = [each.replace("RUN", str(run.path)) for each in arguments]
     assert words in " ".join(export(run, *arguments, code=2).split())
-    assert asked == []
+    assert sent == []

@@ -43,19 +43,19 @@ def test_what_is_missing_is_named_with_how_to_get_it(tmp_path: Path) -> None:
 def test_an_option_goes_before_the_environment_and_that_before_the_usual_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual, named, given = (tmp_path / name for name in ("llama.cpp", "named", "given"))
-    for folder in (usual, named, given):
+    usual, named, option = (tmp_path / name for name in ("llama.cpp", "named", "given"))
+    for folder in (usual, named, option):
         put(folder / CONVERTER)
         put(folder / "build" / "bin" / QUANTIZER)
     assert find_tools("q4_k_m").converter == usual / CONVERTER
     monkeypatch.setenv("GRPO_KIT_LLAMA_CPP", str(named))
     assert find_tools("q4_k_m").quantizer == named / "build" / "bin" / QUANTIZER
-    assert find_tools("q4_k_m", str(given)).converter == given / CONVERTER
+    assert find_tools("q4_k_m", str(option)).converter == option / CONVERTER
 
 
 FAKE = """
 import sys
-sys.stderr.write({said!r})
+sys.stderr.write({prints!r})
 if {writes}:
     open(sys.argv[sys.argv.index("--outfile") + 1], "w").write(" ".join(sys.argv[1:]))
 sys.exit({code})
@@ -63,7 +63,7 @@ sys.exit({code})
 
 
 def test_the_file_is_converted_to_16_bits_and_then_quantised(tmp_path: Path) -> None:
-    converter = put(tmp_path / CONVERTER, FAKE.format(said="", writes=True, code=0))
+    converter = put(tmp_path / CONVERTER, FAKE.format(prints="", writes=True, code=0))
     quantizer = put(tmp_path / QUANTIZER, '#!/bin/sh\necho "$3" > "$2"\n/bin/cat "$1" >> "$2"\n')
     convert(Tools(converter, quantizer), tmp_path / "model", tmp_path / "it.gguf", "q4_k_m", "bfloat16", "it")
     assert "Q4_K_M" in (tmp_path / "it.gguf").read_text()
@@ -74,7 +74,7 @@ def test_the_file_is_converted_to_16_bits_and_then_quantised(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "writes", "code", "kind", "words"),
+    ("prints", "writes", "code", "kind", "words"),
     [
         ("NotImplementedError: BPE pre-tokenizer was not recognized", False, 1, ModelError, "does not know how"),
         ("KeyError: no such tensor", False, 1, RunError, "exit code 1.*\n.*no such tensor"),
@@ -82,8 +82,8 @@ def test_the_file_is_converted_to_16_bits_and_then_quantised(tmp_path: Path) -> 
     ],
 )
 def test_a_converter_that_fails_is_quoted(
-    tmp_path: Path, said: str, writes: bool, code: int, kind: type[Exception], words: str
+    tmp_path: Path, prints: str, writes: bool, code: int, kind: type[Exception], words: str
 ) -> None:
-    converter = put(tmp_path / CONVERTER, FAKE.format(said=said, writes=writes, code=code))
+    converter = put(tmp_path / CONVERTER, FAKE.format(prints=prints, writes=writes, code=code))
     with pytest.raises(kind, match=words):
         convert(Tools(converter, None), tmp_path / "model", tmp_path / "it.gguf", "q8_0", "float16", "it")

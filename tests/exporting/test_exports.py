@@ -69,8 +69,8 @@ def test_a_merged_model_answers_as_base_and_adapter_do(made: RunDir, merged: Pat
     tokenizer = AutoTokenizer.from_pretrained(merged)
     ids = torch.tensor([measured.prompts[0]])
     with torch.inference_mode():
-        said = model.generate(input_ids=ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :].tolist()
-    assert said == measured.answers.greedy[0]
+        answer = model.generate(input_ids=ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert answer == measured.answers.greedy[0]
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(made.adapter).chat_template
     assert load_file(merged / WEIGHTS)["model.embed_tokens.weight"].dtype == torch.float16
 
@@ -361,11 +361,11 @@ def test_a_base_that_is_quantised_is_not_merged_into(run: RunDir, model_folder: 
     change_json(base / "config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     config = run.config.read_text().replace(str(model_folder), str(base))
     run.write_text("config.yaml", config)
-    asked = {"format": "merged-16bit", "base": None}
+    request = {"format": "merged-16bit", "base": None}
     with pytest.raises(ModelError, match="--base"):
-        job._check(open_source(run, None)[0], "merged-16bit", asked)
+        job._check(open_source(run, None)[0], "merged-16bit", request)
     source = open_source(run, None, str(model_folder))[0]
-    job._check(source, "merged-16bit", asked | {"base": source.base})
+    job._check(source, "merged-16bit", request | {"base": source.base})
 
 
 def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) -> None:

@@ -115,8 +115,8 @@ def test_a_planted_defect_is_found(
     import re
 
     write(source, tmp_path / "it.gguf", spoil)
-    found = faults(source, measured, tmp_path / "it.gguf")
-    assert any(re.search(words, fault) for fault in found), found
+    problems = faults(source, measured, tmp_path / "it.gguf")
+    assert any(re.search(words, fault) for fault in problems), problems
 
 
 def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_told(

@@ -34,9 +34,9 @@ def config_of(name: str) -> Any:
 
 def test_a_template_is_read_by_rendering_it(tokenizer):
     chatml = tokenizer.chat_template
-    found = read_template(tokenizer)
-    assert (found.system, found.tools) == (True, False)
-    assert found.turn_end == "<|im_end|>"
+    template = read_template(tokenizer)
+    assert (template.system, template.tools) == (True, False)
+    assert template.turn_end == "<|im_end|>"
     tokenizer.chat_template = chatml.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
     assert read_template(tokenizer).opens_thinking
     tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + chatml
@@ -121,7 +121,7 @@ def test_a_micro_batch_is_divided_with_its_pictures():
     assert first["num_images"] == [1, 0]
     assert second["pixel_values"].flatten().tolist() == list(range(4, 16))
     assert second["mm_token_type_ids"].tolist() == [[4, 5]]
-    assert [int(one) for one in second["extra_inputs.more"]] == [2]
+    assert [int(row) for row in second["extra_inputs.more"]] == [2]
     assert first["num_items_in_batch"] == second["num_items_in_batch"] == 3
 
 

@@ -110,21 +110,21 @@ class Scored:
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Any, mask: Any, completion: int, compute_entropy: bool
     ) -> Any:
-        wanted = Wanted(entropy=compute_entropy, entropy_gradient=True)
-        found = self.scorer.score(model, Rows(ids, mask, completion), wanted)
-        return found.logps, found.entropy
+        outputs = Wanted(entropy=compute_entropy, entropy_gradient=True)
+        result = self.scorer.score(model, Rows(ids, mask, completion), outputs)
+        return result.logps, result.entropy
 
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_packs_give_the_padded_rows_scores_and_gradients(name: str, tokenizer: Any) -> None:
     scored, rows = Scored(name, tokenizer), rows_of()
-    found, wanted = score(scored, rows), plainly(scored, rows)
+    actual, expected = score(scored, rows), plainly(scored, rows)
     by_norm = 3e-4  # float32 beside sums over padded rows; a token that is misread is wrong by hundredths
-    largest = max(gradient.norm() for gradient in wanted[2].values())
-    for one, other in zip(found[:2], wanted[:2], strict=True):
-        torch.testing.assert_close(one, other, atol=2e-4, rtol=0)
-    for weight, gradient in wanted[2].items():  # an expert that no token went to has none
-        assert (found[2][weight] - gradient).norm() <= by_norm * gradient.norm() + 1e-7 * largest, weight
+    largest = max(gradient.norm() for gradient in expected[2].values())
+    for value, other in zip(actual[:2], expected[:2], strict=True):
+        torch.testing.assert_close(value, other, atol=2e-4, rtol=0)
+    for weight, gradient in expected[2].items():  # an expert that no token went to has none
+        assert (actual[2][weight] - gradient).norm() <= by_norm * gradient.norm() + 1e-7 * largest, weight
     way, reason = ELSEWISE.get(name, ("packed", ""))
     report = scored.scorer.report
     assert report["packing"] == way
@@ -161,8 +161,8 @@ def test_attention_that_looks_into_another_text_is_found(
     right = packing._of_group
 
     def looking_back(query: Any, key: Any, value: Any, *rest: Any) -> Any:
-        seen = 0.5 * value.cumsum(2)
-        return right(query, key, value + seen, *rest)
+        leak = 0.5 * value.cumsum(2)
+        return right(query, key, value + leak, *rest)
 
     monkeypatch.setattr(packing, "_of_group", looking_back)
     scored = Scored(name, tokenizer)
@@ -172,8 +172,8 @@ def test_attention_that_looks_into_another_text_is_found(
 
 
 def assert_same_scores(scored: Scored, rows: Rows) -> None:
-    for one, other in zip(score(scored, rows)[:2], plainly(scored, rows)[:2], strict=True):
-        torch.testing.assert_close(one, other, atol=2e-4, rtol=0)
+    for value, other in zip(score(scored, rows)[:2], plainly(scored, rows)[:2], strict=True):
+        torch.testing.assert_close(value, other, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt_neo", marks=pytest.mark.families)])

@@ -24,8 +24,8 @@ def test_a_folder_with_a_configuration_alone_is_enough(tmp_path):
     card = json.loads(done.stdout[done.stdout.index("{") :])
     assert card["trains"]
     assert card["tokenizer"].startswith("a stand-in")
-    found = {finding["what"]: finding["status"] for finding in card["findings"]}
-    assert {name: found[name] for name in ("scores", "padding", "train", "LoRA", "vision", "packing")} == {
+    statuses = {finding["what"]: finding["status"] for finding in card["findings"]}
+    assert {name: statuses[name] for name in ("scores", "padding", "train", "LoRA", "vision", "packing")} == {
         "scores": "tested", "padding": "tested", "train": "tested", "LoRA": "tested", "vision": "untested", "packing": "tested",
     }  # fmt: skip
 
@@ -44,7 +44,7 @@ def test_no_two_copies_of_the_real_weights_are_held(model_folder, monkeypatch, t
     read, loaded = models._load_with_transformers, []
 
     def once(files, config, dtype):
-        assert not [seen for seen in loaded if seen() is not None], "the model before is still held"
+        assert not [reference for reference in loaded if reference() is not None], "the model before is still held"
         model = read(files, config, dtype)
         loaded.append(weakref.ref(model))
         quantised.append(config.load_in_4bit)
@@ -57,12 +57,12 @@ def test_no_two_copies_of_the_real_weights_are_held(model_folder, monkeypatch, t
     monkeypatch.setattr(models, "_load_with_transformers", once)
     monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
     card = check_model(str(model_folder), weights=True)
-    found = {what: (status, why) for what, status, why in card.findings}
+    findings = {what: (status, why) for what, status, why in card.findings}
     assert card.weights.startswith("its own")
     for what in ("scores", "padding", "LoRA"):
-        assert found[what][0] == "tested", found[what]
+        assert findings[what][0] == "tested", findings[what]
     if importlib.util.find_spec("bitsandbytes") is not None:
-        assert found["4-bit"][0] == "tested", found["4-bit"]
+        assert findings["4-bit"][0] == "tested", findings["4-bit"]
         assert quantised == [False, False, True]
 
 

@@ -72,63 +72,63 @@ def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, att
     """Both against one run that had no trouble: pictures stay with their completions through checkpoint and division."""
     tree = pictured("qwen2_5_vl")
     tree["evaluation"]["before"] = False
-    whole = adapters(attempt("run.id=whole").folder)
+    expected = adapters(attempt("run.id=whole").folder)
     generate, score, calls = HookedGRPOTrainer._generate_single_turn, Scorer.score, [0]
 
-    def failing(self: Any, *given: Any, **keywords: Any) -> Any:
+    def failing(self: Any, *args: Any, **keywords: Any) -> Any:
         calls[0] += 1
         if calls[0] == 2:
             raise EngineError("planted")
-        return generate(self, *given, **keywords)
+        return generate(self, *args, **keywords)
 
     with monkeypatch.context() as patch:
         patch.setattr(HookedGRPOTrainer, "_generate_single_turn", failing)
         assert attempt("run.id=broken").code == 2
     again = adapters(kit.train.run(load_config(tree, ["run.id=broken"]), quiet=True, resume=True))
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert all(torch.equal(expected[name], again[name]) for name in expected)
 
-    def short(self: Any, model: Any, rows: Any, *given: Any, **keywords: Any) -> Any:
+    def short(self: Any, model: Any, rows: Any, *args: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled() and len(rows.ids) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return score(self, model, rows, *given, **keywords)
+        return score(self, model, rows, *args, **keywords)
 
     monkeypatch.setattr(Scorer, "score", short)
     done = attempt("run.id=short")
     assert done.code == 0, done.message
     assert "Out of memory in training" in done.shown + done.message
     halved = adapters(done.folder)
-    assert all(torch.allclose(whole[name], halved[name], atol=1e-5) for name in whole)
+    assert all(torch.allclose(expected[name], halved[name], atol=1e-5) for name in expected)
 
 
 def test_an_input_that_trl_has_no_place_for_stays_with_its_picture(multimodal, monkeypatch):
     """Planted: a processor that says the mean of every picture, and a model that wants it."""
     call, top = processing_gemma3.Gemma3Processor.__call__, modeling_gemma3.Gemma3ForConditionalGeneration.forward
-    inner, seen = modeling_gemma3.Gemma3Model.forward, []
+    inner, marks = modeling_gemma3.Gemma3Model.forward, []
 
-    def marked(self: Any, *given: Any, **keywords: Any) -> Any:
-        made = call(self, *given, **keywords)
+    def marked(self: Any, *args: Any, **keywords: Any) -> Any:
+        made = call(self, *args, **keywords)
         if "pixel_values" in made:
-            pixels = torch.stack([torch.as_tensor(one) for one in made["pixel_values"]])
+            pixels = torch.stack([torch.as_tensor(picture) for picture in made["pixel_values"]])
             made["picture_marks"] = pixels.mean(dim=(1, 2, 3))[:, None]
         return made
 
     @functools.wraps(top)
-    def outer(self: Any, *given: Any, picture_marks: Any = None, **keywords: Any) -> Any:
-        return top(self, *given, picture_marks=picture_marks, **keywords)
+    def outer(self: Any, *args: Any, picture_marks: Any = None, **keywords: Any) -> Any:
+        return top(self, *args, picture_marks=picture_marks, **keywords)
 
     @functools.wraps(inner)
-    def looked_at(self: Any, *given: Any, picture_marks: Any = None, **keywords: Any) -> Any:
+    def looked_at(self: Any, *args: Any, picture_marks: Any = None, **keywords: Any) -> Any:
         if keywords.get("pixel_values") is not None and torch.is_grad_enabled():
             assert picture_marks is not None
             assert torch.allclose(keywords["pixel_values"].mean(dim=(1, 2, 3)), picture_marks[:, 0], atol=1e-5)
-            seen.append(len(picture_marks))
-        return inner(self, *given, **keywords)
+            marks.append(len(picture_marks))
+        return inner(self, *args, **keywords)
 
     extra = inspect.Parameter("picture_marks", inspect.Parameter.KEYWORD_ONLY, default=None)
     for function, of in ((outer, top), (looked_at, inner)):
         named = inspect.signature(of).parameters.values()
-        fixed = [one for one in named if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        rest = [one for one in named if one.kind is inspect.Parameter.VAR_KEYWORD]
+        fixed = [param for param in named if param.kind is not inspect.Parameter.VAR_KEYWORD]
+        rest = [param for param in named if param.kind is inspect.Parameter.VAR_KEYWORD]
         function.__signature__ = inspect.Signature([*fixed, extra, *rest])
     monkeypatch.setattr(processing_gemma3.Gemma3Processor, "__call__", marked)
     monkeypatch.setattr(modeling_gemma3.Gemma3ForConditionalGeneration, "forward", outer)
@@ -141,8 +141,8 @@ def test_an_input_that_trl_has_no_place_for_stays_with_its_picture(multimodal, m
     ]
     step = grpo_step(model, processor, None, rows)
     assert step.moved > 0
-    assert len(seen) == 1
-    assert 4 <= seen[0] <= 8  # a completion without an advantage is not scored
+    assert len(marks) == 1
+    assert 4 <= marks[0] <= 8  # a completion without an advantage is not scored
 
 
 def test_pictures_for_a_model_of_text_are_refused(pictured, attempt, model_folder):

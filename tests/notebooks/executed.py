@@ -57,13 +57,13 @@ def _of_cell(source: str, outputs: list[dict[str, Any]]) -> Iterator[str]:
 
 def main(folder: Path) -> int:
     """Prints what is wrong with the notebooks of a folder; 1 if anything is, or if one was not executed."""
-    found = [fault for path in sorted(folder.glob("*.ipynb")) for fault in faults(path)]
+    problems = [fault for path in sorted(folder.glob("*.ipynb")) for fault in faults(path)]
     for path in sorted(folder.glob("*.ipynb")):
         cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
         if not cells or any(cell["execution_count"] is None for cell in cells):
-            found.append(f"{path.name}: not all of its cells were executed")
-    print("\n".join(found) or f"{folder}: every cell shows what it should")
-    return 1 if found else 0
+            problems.append(f"{path.name}: not all of its cells were executed")
+    print("\n".join(problems) or f"{folder}: every cell shows what it should")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def load_maker() -> Any:
 
 
 def cells(name: str, kind: str) -> list[str]:
-    found = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
+    every = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in every if cell["cell_type"] == kind]
 
 
 def test_there_are_ten() -> None:
@@ -46,11 +46,11 @@ def test_they_are_what_their_scripts_give() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_notebook_has_outputs_or_more_than_fifteen_code_cells(name: str) -> None:
-    found = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
-    code = [cell for cell in found if cell["cell_type"] == "code"]
+    every = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in every if cell["cell_type"] == "code"]
     assert 3 < len(code) <= 15
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
-    assert len({cell["id"] for cell in found}) == len(found)
+    assert len({cell["id"] for cell in every}) == len(every)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,12 +67,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     import shutil
     import subprocess
 
-    asked: list[list[str]] = []
+    commands: list[list[str]] = []
     for name in ("PATH", "COLUMNS"):  # which the cell sets: put back afterwards
         monkeypatch.setenv(name, os.environ.get(name, ""))
 
     def run(command: list[str], **how: Any) -> Any:
-        asked.append(command)
+        commands.append(command)
         return subprocess.CompletedProcess(command, 0, "Tesla T4, 15360 MiB\n", "")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -83,11 +83,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.delenv("GRPO_KIT", raising=False)
         if source is not None:
             monkeypatch.setenv("GRPO_KIT", source)
-        asked.clear()
+        commands.clear()
         exec(cells(NAMES[0], "code")[0], {})
-        return [command[-1] for command in asked if "pip" in command]
+        return [command[-1] for command in commands if "pip" in command]
 
-    first_cell.asked = asked  # type: ignore[attr-defined]
+    first_cell.asked = commands  # type: ignore[attr-defined]
     return first_cell
 
 

@@ -40,8 +40,8 @@ def settings(name: str, gpu: str) -> list[str]:
     for node in ast.parse((SCRIPTS / f"{name}.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("LARGE", "SETTINGS"):
             exec(ast.unparse(node), values)
-    found: list[str] = values["SETTINGS"]
-    return found
+    overrides: list[str] = values["SETTINGS"]
+    return overrides
 
 
 @pytest.fixture
@@ -78,5 +78,5 @@ def test_nothing_is_refused_on_the_card_that_it_is_for(
 @pytest.mark.parametrize(("name", "preset", "card"), CASES)
 def test_it_fits_by_the_plan(name: str, preset: str, card: str, with_shape: Any) -> None:
     config = with_shape(load_config(preset, settings(name, CARDS[card][0])))
-    found = plan(config, gpu=find_gpu(card))
-    assert found["fits"], (found["memory"], found["fixes"])
+    planned = plan(config, gpu=find_gpu(card))
+    assert planned["fits"], (planned["memory"], planned["fixes"])

@@ -37,7 +37,7 @@ def test_doctor_exits_with_1_when_something_fails(monkeypatch: pytest.MonkeyPatc
 
 
 def test_doctor_with_a_configuration_adds_the_signal_check(config_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     rate = {"value": 0.5, "low": 0.4, "high": 0.6}
     result = {
         "verdict": {"verdict": "too hard", "because": "pass@1 is 0%", "change": "Take easier problems"},
@@ -45,15 +45,15 @@ def test_doctor_with_a_configuration_adds_the_signal_check(config_file: str, mon
         "seconds": {"rollout": 1.0, "reward": 1.0}, "samples": [],
     }  # fmt: skip
 
-    def fake(config: Any, **given: Any) -> dict[str, Any]:
-        asked.update(given)
+    def fake(config: Any, **keywords: Any) -> dict[str, Any]:
+        options.update(keywords)
         return result
 
     monkeypatch.setattr("kit.planning.signal.check", fake)
     monkeypatch.setattr(machine, "check_machine", lambda *_: [Check("disk", "ok", "much")])
     done = RUNNER.invoke(app, ["doctor", config_file, "--prompts", "6"])
     assert done.exit_code == 0, done.output
-    assert asked == {"prompts": 6, "progress": True}
+    assert options == {"prompts": 6, "progress": True}
     assert "Verdict: too hard: pass@1 is 0%." in done.output
     assert "Change: Take easier problems" in done.output
     assert json.loads(RUNNER.invoke(app, ["doctor", config_file, "--json"]).output)["signal"] == result
@@ -69,12 +69,12 @@ def test_plan_prints_terms_and_verdict(config_file: str) -> None:
 def test_plan_as_json_with_a_probe_says_what_was_measured(config_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = {"peak_bytes": 123, "seconds": [3.0, 2.0], "steps": 2}
     monkeypatch.setattr("kit.planning.probe.probe", lambda config, progress: measured)
-    found = json.loads(RUNNER.invoke(app, ["plan", config_file, "--json", "--probe"]).output)
-    assert found["probe"] == measured
-    assert found["time_is"] == "measured"
-    assert found["seconds_per_step"]["measured"] == 2.0
-    assert found["run_seconds"]["steps"] == pytest.approx(2 * 2.0)
-    assert found["hours"] == pytest.approx(sum(found["run_seconds"].values()) / 3600)
+    planned = json.loads(RUNNER.invoke(app, ["plan", config_file, "--json", "--probe"]).output)
+    assert planned["probe"] == measured
+    assert planned["time_is"] == "measured"
+    assert planned["seconds_per_step"]["measured"] == 2.0
+    assert planned["run_seconds"]["steps"] == pytest.approx(2 * 2.0)
+    assert planned["hours"] == pytest.approx(sum(planned["run_seconds"].values()) / 3600)
 
 
 def test_a_reward_is_tested_as_a_run_has_it(config_file: str) -> None:

@@ -94,9 +94,9 @@ def test_a_model_that_is_too_large_has_no_fix(shape: ModelShape, config: RunConf
     assert fixes(config, Planned(shape), 1.0, "cpu") is None
 
 
-@pytest.mark.parametrize(("asked", "found"), [("t4", "T4 16"), ("a100 80", "A100 80"), ("RTX-4090", "RTX 4090 24")])
-def test_cards_are_found_by_their_words(asked: str, found: str) -> None:
-    assert find_gpu(asked).name == found
+@pytest.mark.parametrize(("words", "name"), [("t4", "T4 16"), ("a100 80", "A100 80"), ("RTX-4090", "RTX 4090 24")])
+def test_cards_are_found_by_their_words(words: str, name: str) -> None:
+    assert find_gpu(words).name == name
 
 
 def test_the_largest_budget_that_fits_is_taken(shape: ModelShape, config: RunConfig) -> None:

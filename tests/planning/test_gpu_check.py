@@ -48,10 +48,10 @@ def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(
     random_models.build_model("tiny", tmp_path)
     like: dict[str, Any] = {"work": "smoke", "dtype": "float32", "model": "tiny"}
     own = gpu_check.Row(2, "update", loss="own", **like)
-    ours = gpu_check.Row(2, "update", more={"token_budget": 40}, **like)
-    desk = Desk([own, ours], tmp_path)
-    answers = {row.loss: desk.answer(row) for row in (own, ours)}
-    assert [gpu_check.wrong(row, answers[row.loss]) for row in (own, ours)] == [None, None]
+    kit = gpu_check.Row(2, "update", more={"token_budget": 40}, **like)
+    desk = Desk([own, kit], tmp_path)
+    answers = {row.loss: desk.answer(row) for row in (own, kit)}
+    assert [gpu_check.wrong(row, answers[row.loss]) for row in (own, kit)] == [None, None]
     assert 0 < answers["ours"]["gradient_off"] < 1e-5
     assert answers["ours"]["savings"]["token_budget"] == "on"
 
@@ -67,10 +67,10 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     (tmp_path / "kit").mkdir()
     for name, text in {"__init__": "", "train": "print('done')", "cli": "import time\ntime.sleep(60)"}.items():
         (tmp_path / "kit" / f"{name}.py").write_text(text)
-    file, told = tmp_path / "out.json", list[str]()
+    file, lines = tmp_path / "out.json", list[str]()
     rows = [gpu_check.Row(1, "quickstart"), gpu_check.Row(1, "doctor", limit=1.0)]
-    done = gpu_check.check(rows, file, tmp_path / "folder", 60.0, told.append)["rows"]
-    assert [line.partition(" | ")[0] for line in told] == ["1 quickstart", "1 doctor"]
+    done = gpu_check.check(rows, file, tmp_path / "folder", 60.0, lines.append)["rows"]
+    assert [line.partition(" | ")[0] for line in lines] == ["1 quickstart", "1 doctor"]
     assert done["1 quickstart"]["wrong"].startswith(("FileNotFoundError", "RunError"))
     assert done["1 doctor"]["wrong"] == "ended after 1 s"
     assert "cli.py" in done["1 doctor"]["error"], "the stack"
@@ -78,7 +78,7 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
 
 
 @pytest.mark.parametrize(
-    ("seen", "right"),
+    ("gaps", "right"),
     [
         ([0.016, 0.03, 0.02], True),  # bfloat16 on both sides
         ([0.001, 0.002, 0.2], False),  # planted: weights that were not handed over
@@ -87,8 +87,8 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
         ([0.001, 0.002], False),  # never compared
     ],
 )
-def test_an_engine_without_the_trainers_weights_is_seen(gpu_check: Any, seen: list[float], right: bool) -> None:
-    assert (gpu_check.handed_over(seen, 3) is None) is right
+def test_an_engine_without_the_trainers_weights_is_seen(gpu_check: Any, gaps: list[float], right: bool) -> None:
+    assert (gpu_check.handed_over(gaps, 3) is None) is right
 
 
 @pytest.mark.survival
@@ -101,19 +101,19 @@ def test_everything_but_the_gpu_works(gpu_check: Any, tmp_path: Path) -> None:
     by_command = [row for row in rows if row.kind in gpu_check.COMMANDS]
     apart = rows[len(by_command) :]
     later = time.monotonic() + 1e6
-    found = [next(gpu_check.worked([row], tmp_path, later, later))[1] for row in by_command]
+    results = [next(gpu_check.worked([row], tmp_path, later, later))[1] for row in by_command]
     build_model("tiny", tmp_path)
-    found += answers(apart, tmp_path)
-    assert [gpu_check.wrong(row, answer) for row, answer in zip(rows, found, strict=True)] == [None] * len(rows)
-    doctor, trained, planned, own, ours, padded, parts, uncast, half, generated, *_ = found
+    results += answers(apart, tmp_path)
+    assert [gpu_check.wrong(row, answer) for row, answer in zip(rows, results, strict=True)] == [None] * len(rows)
+    doctor, trained, planned, own, kit, padded, parts, uncast, half, generated, *_ = results
     assert doctor["process_seconds"] > 0
     assert (trained["state"], trained["packing"]["packing"]) == ("finished", "packed")
     assert planned["planned_bytes"] > 0 < planned["peak_bytes"]
     assert own["tflop"] > 0
-    assert max(one["gradient_off"] for one in (ours, padded, parts, uncast)) < 1e-5
-    assert {one["held_against"] for one in (own, ours, half)} == {apart[0].key}
-    assert ours["forwarded_tokens"] < padded["forwarded_tokens"] == own["forwarded_tokens"]
-    assert (own["autocast"], ours["autocast"], half["autocast"]) == (["none"], ["none"], ["torch.bfloat16"])
+    assert max(row["gradient_off"] for row in (kit, padded, parts, uncast)) < 1e-5
+    assert {row["held_against"] for row in (own, kit, half)} == {apart[0].key}
+    assert kit["forwarded_tokens"] < padded["forwarded_tokens"] == own["forwarded_tokens"]
+    assert (own["autocast"], kit["autocast"], half["autocast"]) == (["none"], ["none"], ["torch.bfloat16"])
     assert generated["completion_tokens"] == 8 * 16  # random weights end nothing
-    names = {row.key: answer | {"wrong": None} for row, answer in zip(rows, found, strict=True)}
+    names = {row.key: answer | {"wrong": None} for row, answer in zip(rows, results, strict=True)}
     assert all(name in gpu_check.table({"rows": names}) for name in names)

@@ -17,8 +17,8 @@ from kit.planning.machine import check_machine, failed
 Usage = namedtuple("Usage", "total used free")
 
 
-def levels(found: Any) -> dict[str, str]:
-    return {check.name: check.level for check in found}
+def levels(checks: Any) -> dict[str, str]:
+    return {check.name: check.level for check in checks}
 
 
 def test_this_machine_can_train(tmp_path: Path) -> None:
@@ -49,26 +49,26 @@ def test_a_checkout_that_is_not_installed_is_told_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: absent(name).version)
     checks = check_machine(tmp_path)
-    (found,) = [check for check in checks if "not installed" in check.seen]
-    assert (found.name, found.level, "pip install -e ." in found.fix) == ("packages", "warn", True)
+    (check,) = [check for check in checks if "not installed" in check.seen]
+    assert (check.name, check.level, "pip install -e ." in check.fix) == ("packages", "warn", True)
     assert not [check for check in checks if "could not be looked at" in check.seen or check.name.lower() == "python"]
 
 
 def test_a_package_outside_its_range_fails_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     real = machine.installed
     monkeypatch.setattr(machine, "installed", lambda name: "0.1" if name == "trl" else real(name))
-    found = {check.name: check for check in machine.packages()}
-    assert found["trl"].level == "fail"
-    assert found["trl"].seen.startswith("0.1, expected ")
-    assert found["trl"].fix.startswith("pip install 'trl")
+    checks = {check.name: check for check in machine.packages()}
+    assert checks["trl"].level == "fail"
+    assert checks["trl"].seen.startswith("0.1, expected ")
+    assert checks["trl"].fix.startswith("pip install 'trl")
 
 
 @pytest.mark.parametrize(("free", "level"), [(10 * 2**20, "fail"), (3 * 2**30, "warn"), (50 * 2**30, "ok")])
 def test_the_disk(free: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free, 0, free))
-    _, found = machine.run_folder(tmp_path / "runs")
-    assert found.level == level
-    assert bool(found.fix) is (level != "ok")
+    _, check = machine.run_folder(tmp_path / "runs")
+    assert check.level == level
+    assert bool(check.fix) is (level != "ok")
 
 
 def test_a_run_folder_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +76,8 @@ def test_a_run_folder_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(machine.tempfile, "NamedTemporaryFile", refuse)
-    found, _ = machine.run_folder(tmp_path)
-    assert (found.level, "Permission denied" in found.seen, "run.root" in found.fix) == ("fail", True, True)
+    check, _ = machine.run_folder(tmp_path)
+    assert (check.level, "Permission denied" in check.seen, "run.root" in check.fix) == ("fail", True, True)
 
 
 def test_a_gpu_that_torch_cannot_use_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +86,13 @@ def test_a_gpu_that_torch_cannot_use_fails(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(machine, "_nvidia_device", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    (found,) = machine.torch_build()
-    assert found.level == "fail"
-    assert "Install torch for CUDA" in found.fix
+    (check,) = machine.torch_build()
+    assert check.level == "fail"
+    assert "Install torch for CUDA" in check.fix
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(machine, "_driver", lambda: "550.54.15")
-    (found,) = machine.torch_build()
-    assert "driver 580 or newer, and this machine has 550.54.15" in found.fix
+    (check,) = machine.torch_build()
+    assert "driver 580 or newer, and this machine has 550.54.15" in check.fix
 
 
 def test_an_installation_that_made_packages_older_is_told(
@@ -115,8 +115,8 @@ def test_bfloat16_by_compute_capability(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10 * 2**30, 24 * 2**30))
-    found = levels(machine.gpu())
-    assert found == {"GPU": "ok", "GPU memory": "warn", "bfloat16": level}
+    by_name = levels(machine.gpu())
+    assert by_name == {"GPU": "ok", "GPU memory": "warn", "bfloat16": level}
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -125,5 +125,5 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
         yield
 
     monkeypatch.setattr(machine, "gpu", broken)
-    found = [check for check in check_machine(tmp_path) if "driver mismatch" in check.seen]
-    assert [check.level for check in found] == ["warn"]
+    broken_checks = [check for check in check_machine(tmp_path) if "driver mismatch" in check.seen]
+    assert [check.level for check in broken_checks] == ["warn"]

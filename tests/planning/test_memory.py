@@ -49,12 +49,12 @@ def saved_bytes(layers: int, *, lora: bool, bf16: bool, padded: bool) -> int:
         for weight in model.parameters():
             weight.data = weight.data.float() if weight.requires_grad else weight.data
     own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    kept: dict[int, Any] = {}
+    saved: dict[int, Any] = {}
 
     def keep(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     ids = torch.ones(3, 50, dtype=torch.long)
@@ -67,7 +67,7 @@ def saved_bytes(layers: int, *, lora: bool, bf16: bool, padded: bool) -> int:
     ):
         output = base.model(input_ids=ids, attention_mask=mask, use_cache=False)
     assert output is not None
-    return sum(size for size, _ in kept.values())
+    return sum(size for size, _ in saved.values())
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_a_model_that_scores_is_counted_beside_the_one_that_learns(
 
 
 def test_a_token_budget_bounds_what_goes_through_the_model(shape: ModelShape) -> None:
-    whole = replace(WORK, micro_batch=8, old_logps=True)
-    bounded = replace(whole, token_budget=100)  # of 8 x (30 + 20)
-    before, after = plan_memory(shape, whole).phases, plan_memory(shape, bounded).phases
+    full = replace(WORK, micro_batch=8, old_logps=True)
+    bounded = replace(full, token_budget=100)  # of 8 x (30 + 20)
+    before, after = plan_memory(shape, full).phases, plan_memory(shape, bounded).phases
     for term in ("activations", "transients"):
         assert after["update"][term] == pytest.approx(before["update"][term] * 100 / 400)
     assert after["update"]["scorer"] < before["update"]["scorer"]
@@ -202,8 +202,8 @@ def test_a_pack_has_a_prompt_once_and_ends_where_the_next_one_begins() -> None:
 
 def test_a_budget_is_chosen_by_the_memory(shape: ModelShape) -> None:
     def peak(work: Workload, budget: int | None) -> float:
-        given = replace(work, token_budget=budget)
-        return sum(fixed_terms(shape, given).values()) + 1060 * 2**20 + 1.1 * sum(update_terms(shape, given).values())
+        bound = replace(work, token_budget=budget)
+        return sum(fixed_terms(shape, bound).values()) + 1060 * 2**20 + 1.1 * sum(update_terms(shape, bound).values())
 
     work = replace(WORK, batch=32, micro_batch=32, prompt=200, completion=300)  # 16,000 tokens, on a CPU
     assert choose_budget(shape, work, 1e15) is None

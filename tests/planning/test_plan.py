@@ -28,31 +28,31 @@ def test_a_7b_model_is_planned_from_its_config_json(seven_billion: Any, tree: An
     config = load_config(
         tree, [f"model.name={seven_billion}", "generation.max_completion_tokens=1024", "model.dtype=auto"]
     )
-    found = plan(config, gpu=find_gpu("l4"))
-    assert found["model"]["parameters"] == 7_615_616_512  # of Qwen2.5-7B
-    assert found["memory"]["always"]["weights"] == 2 * 7_615_616_512
-    assert found["prompt_tokens"] == 512
-    assert any("prompts were not measured" in note for note in found["notes"])
-    assert found["time_is"] == "estimated"
-    json.dumps(found, allow_nan=False)
+    planned = plan(config, gpu=find_gpu("l4"))
+    assert planned["model"]["parameters"] == 7_615_616_512  # of Qwen2.5-7B
+    assert planned["memory"]["always"]["weights"] == 2 * 7_615_616_512
+    assert planned["prompt_tokens"] == 512
+    assert any("prompts were not measured" in note for note in planned["notes"])
+    assert planned["time_is"] == "estimated"
+    json.dumps(planned, allow_nan=False)
 
 
 def test_it_fits_with_the_changes_that_are_printed(seven_billion: Any, tree: Any) -> None:
-    given = [f"model.name={seven_billion}", "generation.max_completion_tokens=8192", "model.dtype=auto"]
+    overrides = [f"model.name={seven_billion}", "generation.max_completion_tokens=8192", "model.dtype=auto"]
     card = find_gpu("rtx 4090")
-    assert plan(load_config(tree, given), gpu=card)["fits"]  # by the token budget that a run would choose
-    given.append("optimisation.token_budget=0")
-    found = plan(load_config(tree, given), gpu=card)
-    assert not found["fits"]
-    assert plan(load_config(tree, given + [fix["override"] for fix in found["fixes"]]), gpu=card)["fits"]
+    assert plan(load_config(tree, overrides), gpu=card)["fits"]  # by the token budget that a run would choose
+    overrides.append("optimisation.token_budget=0")
+    planned = plan(load_config(tree, overrides), gpu=card)
+    assert not planned["fits"]
+    assert plan(load_config(tree, overrides + [fix["override"] for fix in planned["fixes"]]), gpu=card)["fits"]
 
 
 def test_prompts_are_measured_where_data_and_tokenizer_are_there(tree: Any) -> None:
-    found = plan(load_config(tree))
-    assert 10 < found["prompt_tokens"] < 60
-    assert found["notes"] == []
-    assert found["fits"]
-    assert found["fixes"] is None
+    planned = plan(load_config(tree))
+    assert 10 < planned["prompt_tokens"] < 60
+    assert planned["notes"] == []
+    assert planned["fits"]
+    assert planned["fixes"] is None
 
 
 def test_code_of_its_own_is_refused_with_the_reason(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +96,9 @@ def test_memory_that_a_run_holds_is_free_for_one_that_waits_for_it(
     assert held.take({"run": "mine", "pid": 1}) is None
     try:
         check_memory(load_config(tree), shape, "cuda", GRPO, waits=True)
-        found = plan(load_config(tree))
-        assert (found["fits"], found["room_bytes"]) == (True, 22 * GIB)
-        assert found["notes"][-1].startswith("GPU 0, which run 'mine' (process 1) uses, counts as free")
+        planned = plan(load_config(tree))
+        assert (planned["fits"], planned["room_bytes"]) == (True, 22 * GIB)
+        assert planned["notes"][-1].startswith("GPU 0, which run 'mine' (process 1) uses, counts as free")
         with pytest.raises(ModelError, match=r"0\.0 GiB are free"):
             check_memory(load_config(tree), shape, "cuda", GRPO)
     finally:
@@ -125,14 +125,14 @@ def test_plan_and_validate_name_one_peak(tree: Any, seven_billion: Any, monkeypa
         if path.name != "config.json":
             shutil.copy(path, seven_billion)
     config = load_config(tree, ["data.max_prompt_tokens=4000", f"model.name={seven_billion}", "model.lora={}"])
-    seen: list[Any] = []
+    plans: list[Any] = []
     monkeypatch.setattr(memory, "free_memory", lambda device: 400 * GIB)
-    monkeypatch.setattr(memory, "note", lambda plan, room: seen.append(plan) or "memory")
+    monkeypatch.setattr(memory, "note", lambda plan, room: plans.append(plan) or "memory")
     prepare.validate(config)
-    assert seen[0].as_dict() == plan(config)["memory"]
-    assert seen[0].workload.prompt < 100
+    assert plans[0].as_dict() == plan(config)["memory"]
+    assert plans[0].workload.prompt < 100
 
-    work = seen[0].workload
+    work = plans[0].workload
     assert work.vllm_bytes == 0.0
     cards = {"free": 10 * GIB, "total": 22 * GIB}
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (cards["free"], cards["total"]))
@@ -144,28 +144,28 @@ def test_plan_and_validate_name_one_peak(tree: Any, seven_billion: Any, monkeypa
 
 def test_time_is_arithmetic_over_speed(shape: ModelShape, tree: Any) -> None:
     work = workload(load_config(tree), "cpu", GRPO, 20)
-    found = estimate(shape, work, Speed(flops=1e9, bandwidth=1e30, layer_seconds=0.0))
+    seconds = estimate(shape, work, Speed(flops=1e9, bandwidth=1e30, layer_seconds=0.0))
     # 8 completions of 20 + 12 tokens; update 4 operations a weight and token (frozen weights), no checkpointing
-    assert found["update"] == pytest.approx(4 * shape.parameters * 8 * 32 / 1e9)
-    assert found["rollout"] == pytest.approx(2 * shape.parameters * 8 * 32 / 1e9)
-    assert found["scoring"] == 0
+    assert seconds["update"] == pytest.approx(4 * shape.parameters * 8 * 32 / 1e9)
+    assert seconds["rollout"] == pytest.approx(2 * shape.parameters * 8 * 32 / 1e9)
+    assert seconds["scoring"] == 0
     launched = estimate(shape, work, Speed(flops=1e30, bandwidth=1e30, layer_seconds=0.5))
     assert launched["rollout"] == pytest.approx(12 * shape.layers * 0.5)
 
 
 def test_another_model_that_teaches_is_counted(seven_billion: Any, tree: Any) -> None:
-    given = ["objective={recipe: opd}", f"teacher={{model: {seven_billion}}}"]
+    overrides = ["objective={recipe: opd}", f"teacher={{model: {seven_billion}}}"]
     alone = plan(load_config(tree), gpu=find_gpu("a100 80"))
-    found = plan(load_config(tree, given), gpu=find_gpu("a100 80"))
-    assert found["memory"]["always"]["teacher"] == 2 * 7_615_616_512
-    assert found["memory"]["peak_bytes"] - alone["memory"]["peak_bytes"] > 2 * 7_615_616_512
+    taught = plan(load_config(tree, overrides), gpu=find_gpu("a100 80"))
+    assert taught["memory"]["always"]["teacher"] == 2 * 7_615_616_512
+    assert taught["memory"]["peak_bytes"] - alone["memory"]["peak_bytes"] > 2 * 7_615_616_512
     assert (
-        found["seconds_per_step"]["scoring"] > 1000 * alone["seconds_per_step"]["update"]
+        taught["seconds_per_step"]["scoring"] > 1000 * alone["seconds_per_step"]["update"]
     )  # it has 15,000 times the weights
-    assert not plan(load_config(tree, given), gpu=find_gpu("t4"))["fits"]
-    packed = plan(load_config(tree, [*given, "teacher.load_in_4bit=true"]), gpu=find_gpu("t4"))
+    assert not plan(load_config(tree, overrides), gpu=find_gpu("t4"))["fits"]
+    packed = plan(load_config(tree, [*overrides, "teacher.load_in_4bit=true"]), gpu=find_gpu("t4"))
     assert packed["fits"]
-    assert packed["memory"]["always"]["teacher"] < 0.45 * found["memory"]["always"]["teacher"]
+    assert packed["memory"]["always"]["teacher"] < 0.45 * taught["memory"]["always"]["teacher"]
 
 
 def test_what_the_teacher_is_shown_is_measured(tree: Any) -> None:
@@ -175,8 +175,8 @@ def test_what_the_teacher_is_shown_is_measured(tree: Any) -> None:
     short, long = teacher("{prompt}"), teacher("{prompt} A right answer is {reference}.")
     here = Place("cpu", "here", 1e12, None)
 
-    def reads(found: Any, completion: int = 0) -> int:
-        return found.work(here).teacher.reads(completion)  # type: ignore[no-any-return]
+    def reads(parts: Any, completion: int = 0) -> int:
+        return parts.work(here).teacher.reads(completion)  # type: ignore[no-any-return]
 
     assert reads(short) == short.prompt
     assert long.prompt < reads(long) < long.prompt + 40
@@ -194,13 +194,13 @@ def test_the_probe_runs_two_steps_of_full_length(tree: Any, tmp_path: Any) -> No
     lengths = count_tokens(parts.files.tokenizer, parts.data.train["prompt"])
     chosen = count_tokens(parts.files.tokenizer, worst_rows(parts)["prompt"])
     assert chosen == sorted(lengths, reverse=True)[: len(chosen)]
-    found = two_steps(parts, tmp_path)
-    assert len(found["seconds"]) == 2
-    assert found["peak_bytes"] > 100 * 2**20
+    probed = two_steps(parts, tmp_path)
+    assert len(probed["seconds"]) == 2
+    assert probed["peak_bytes"] > 100 * 2**20
 
 
 def test_an_update_reads_a_prompt_once_for_a_group_where_completions_are_packed(shape: ModelShape, tree: Any) -> None:
     work = replace(workload(load_config(tree), "cpu", GRPO, 100), prompt=100, completion=20, group=4, teacher=None)
     speed = Speed(flops=1e9, bandwidth=1e30, layer_seconds=0.0)
-    whole, packed = (estimate(shape, replace(work, packed=packed), speed)["update"] for packed in (False, True))
-    assert packed / whole == pytest.approx((100 / 4 + 20) / 120)
+    padded, packed = (estimate(shape, replace(work, packed=packed), speed)["update"] for packed in (False, True))
+    assert packed / padded == pytest.approx((100 / 4 + 20) / 120)

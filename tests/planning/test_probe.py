@@ -21,13 +21,13 @@ def plain_values(trainer: Any) -> dict[str, Any]:
     """Every switch and number of the trainer's parts."""
     names = ("generator", "scorer", "policy_loss", "teacher")
     parts = {name: getattr(trainer, name) for name in names if getattr(trainer, name) is not None}
-    found = {
+    values = {
         f"{name}.{key}": value
         for name, part in parts.items()
         for key, value in vars(part).items()
         if isinstance(value, (bool, int, float, str, type(None)))
     }
-    return found | {"memory": dict(trainer.memory.sizes), "parts": sorted(parts)}
+    return values | {"memory": dict(trainer.memory.sizes), "parts": sorted(parts)}
 
 
 def test_a_probe_trains_the_trainer_of_a_run(
@@ -51,11 +51,11 @@ def test_a_probe_trains_the_trainer_of_a_run(
         ],
     )
     monkeypatch.setattr(build, "generation_batch_of", lambda *_: 2)
-    seen: dict[str, dict[str, Any]] = {}
+    dump: dict[str, dict[str, Any]] = {}
 
     def reached(name: str) -> Any:
         def stop(trainer: Any, *_: Any, **__: Any) -> None:
-            seen[name] = plain_values(trainer)
+            dump[name] = plain_values(trainer)
             raise Reached
 
         return stop
@@ -67,11 +67,11 @@ def test_a_probe_trains_the_trainer_of_a_run(
     with pytest.raises(Reached):
         two_steps(prepare(config, fresh=False), tmp_path)
     different = {
-        name for name in seen["run"].keys() | seen["probe"].keys() if seen["run"].get(name) != seen["probe"].get(name)
+        name for name in dump["run"].keys() | dump["probe"].keys() if dump["run"].get(name) != dump["probe"].get(name)
     }
     assert different <= {"policy_loss.skip_flat"}  # the probe's rows may all be flat
-    assert seen["probe"]["memory"] == {"generation": 2}
-    assert seen["probe"]["scorer.offload"] is True
+    assert dump["probe"]["memory"] == {"generation": 2}
+    assert dump["probe"]["scorer.offload"] is True
 
 
 @pytest.mark.parametrize("who", ["run", "probe"])

@@ -108,13 +108,13 @@ def test_further_presets_are_written_as_presets(first: str | None, own: bool, ru
     row = rows[0]
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
     answer = row["reward_model"]["ground_truth"]
-    theirs = build_reward(load_config(run)).verl()
+    reward = build_reward(load_config(run)).verl()
     for text in (answer, "a b c", "no"):
-        given = (row["data_source"], text, answer, row["extra_info"])
-        found, expected = compute_score(*given), theirs(*given)
-        assert found["score"] == pytest.approx(expected["score"])
-        assert found.get("mine", 0.5) == 0.5
-        assert found.keys() >= {name for name in ("mine",) if own}
+        arguments = (row["data_source"], text, answer, row["extra_info"])
+        score, expected = compute_score(*arguments), reward(*arguments)
+        assert score["score"] == pytest.approx(expected["score"])
+        assert score.get("mine", 0.5) == 0.5
+        assert score.keys() >= {name for name in ("mine",) if own}
     assert "preset:" not in (tmp_path / "out/grpo_kit_rewards.py").read_text()
 
 

@@ -80,17 +80,17 @@ def verdict_of(loaded: Any, rule: Rule, *, prompts: int = 16, checker: str | Non
 
 
 def test_a_task_that_is_solved_sometimes_will_be_learned(loaded: Any) -> None:
-    found = verdict_of(loaded, sometimes)
-    assert found["verdict"]["verdict"] == "will learn"
-    assert 0 < found["pass@1"]["value"] < found["pass@8"]["value"]
-    assert found["pass@1"]["low"] <= found["pass@1"]["value"] <= found["pass@1"]["high"]
-    json.dumps(found, allow_nan=False)
+    report = verdict_of(loaded, sometimes)
+    assert report["verdict"]["verdict"] == "will learn"
+    assert 0 < report["pass@1"]["value"] < report["pass@8"]["value"]
+    assert report["pass@1"]["low"] <= report["pass@1"]["value"] <= report["pass@1"]["high"]
+    json.dumps(report, allow_nan=False)
 
 
 def test_three_sampled_answers_are_shown_with_reward_status_and_reason(loaded: Any) -> None:
-    found = verdict_of(loaded, unreadable, max_completion_tokens=4)
-    assert len(found["samples"]) == 3
-    for sample in found["samples"]:
+    report = verdict_of(loaded, unreadable, max_completion_tokens=4)
+    assert len(report["samples"]) == 3
+    for sample in report["samples"]:
         assert sample["prompt"]
         assert sample["completion"]
         assert (sample["reward"], sample["statuses"]) == (0.0, {"rule": "format"})
@@ -99,10 +99,10 @@ def test_three_sampled_answers_are_shown_with_reward_status_and_reason(loaded: A
 
 
 def test_a_reward_that_fails_is_named_with_its_reason(loaded: Any) -> None:
-    found = verdict_of(loaded, fails)
-    assert found["verdict"]["verdict"] == "reward fails"
-    assert "no such column" in found["verdict"]["change"]
-    assert found["failure_share"]["value"] == 1.0
+    report = verdict_of(loaded, fails)
+    assert report["verdict"]["verdict"] == "reward fails"
+    assert "no such column" in report["verdict"]["change"]
+    assert report["failure_share"]["value"] == 1.0
 
 
 def test_rows_are_drawn_at_random_by_seed() -> None:
@@ -128,14 +128,14 @@ def test_rates_are_counts(loaded: Any) -> None:
     rows = parts.data.train.select(range(16)).to_list()
     base = BaseModel(rows, own, parts.files.tokenizer, _evaluation(), parts.config.generation, own)
     sampled = base.sample(model)
-    found = describe(parts.config, sampled)
+    report = describe(parts.config, sampled)
     right = [
-        [sampled.verdict.totals[8 * group + one] == 1.0 for one in range(8)] for group in range(16)
+        [sampled.verdict.totals[8 * group + place] == 1.0 for place in range(8)] for group in range(16)
     ]  # by the reward, which is 1 where the checker says right
-    assert found["pass@1"]["value"] == pytest.approx(sum(map(sum, right)) / 128)
-    assert found["pass@8"]["value"] == pytest.approx(sum(any(group) for group in right) / 16)
-    assert found["spread_share"]["value"] == pytest.approx(sum(len(set(group)) == 2 for group in right) / 16)
-    assert found["completion_tokens_mean"] == pytest.approx(sum(len(ids) for ids, _ in sampled.completions) / 128)
+    assert report["pass@1"]["value"] == pytest.approx(sum(map(sum, right)) / 128)
+    assert report["pass@8"]["value"] == pytest.approx(sum(any(group) for group in right) / 16)
+    assert report["spread_share"]["value"] == pytest.approx(sum(len(set(group)) == 2 for group in right) / 16)
+    assert report["completion_tokens_mean"] == pytest.approx(sum(len(ids) for ids, _ in sampled.completions) / 128)
 
 
 def test_the_process_prepares_as_a_run_does_and_writes_no_run(
@@ -147,8 +147,8 @@ def test_the_process_prepares_as_a_run_does_and_writes_no_run(
         return signal.job(json.loads(json.dumps(request | {"audit": True})), quiet)
 
     monkeypatch.setattr(signal, "call_for_result", here)
-    found = check(load_config(tree), prompts=4, progress=False)
+    report = check(load_config(tree), prompts=4, progress=False)
     assert not (tmp_path / "runs").exists()
-    assert found["prompts"] == 4
-    assert {"pass@1", f"pass@{found['k']}", "verdict"} <= set(found)
-    assert found["audit"]["results"], "the page asks for the audit of the reward, too"
+    assert report["prompts"] == 4
+    assert {"pass@1", f"pass@{report['k']}", "verdict"} <= set(report)
+    assert report["audit"]["results"], "the page asks for the audit of the reward, too"

@@ -50,11 +50,11 @@ GOOD = Signal(
     ],
 )
 def test_verdicts(changes: dict[str, object], verdict: str, change: str) -> None:
-    found = judge(replace(GOOD, **changes))  # type: ignore[arg-type]
-    assert found.verdict == verdict
-    assert change in found.change
-    assert bool(found.change) is bool(change)
-    assert "nan" not in found.because
+    result = judge(replace(GOOD, **changes))  # type: ignore[arg-type]
+    assert result.verdict == verdict
+    assert change in result.change
+    assert bool(result.change) is bool(change)
+    assert "nan" not in result.because
 
 
 def test_rewards_that_differ_although_nothing_is_right_are_pointed_out() -> None:
@@ -78,38 +78,38 @@ def changed(config: RunConfig, change: str) -> RunConfig:
 )  # fmt: skip
 def test_larger_groups_are_a_valid_configuration(overrides: list[str], change: str) -> None:
     config = load_config({}, overrides)
-    found = judge(replace(GOOD, spread=NEVER, config=config))
-    assert found.change == change
-    assert changed(config, found.change).generation.num_generations == 16
+    result = judge(replace(GOOD, spread=NEVER, config=config))
+    assert result.change == change
+    assert changed(config, result.change).generation.num_generations == 16
 
 
 @pytest.mark.parametrize(
     ("room", "change"), [(None, "=512"), (900, "=512"), (300, "=300"), (256, "Lower data.max_prom")]
 )
 def test_longer_completions_end_at_the_context(room: int | None, change: str) -> None:
-    found = judge(replace(GOOD, truncated=ALWAYS, spread=NEVER, room=room))
-    assert found.verdict == "truncated"
-    assert change in found.change
+    result = judge(replace(GOOD, truncated=ALWAYS, spread=NEVER, room=room))
+    assert result.verdict == "truncated"
+    assert change in result.change
 
 
 @pytest.mark.parametrize(
-    ("prompts", "rows", "verdict", "said"),
+    ("prompts", "rows", "verdict", "words"),
     [
         (16, 40, "sample more", "--prompts 40"),
         (16, 16, "borderline", "all 16 training rows"),
         (4096, 9000, "borderline", "4096 prompts"),
     ],
 )
-def test_asking_for_more_ends(prompts: int, rows: int, verdict: str, said: str) -> None:
+def test_asking_for_more_ends(prompts: int, rows: int, verdict: str, words: str) -> None:
     share = wilson(5, 16) if prompts == 16 else wilson(1024, 4096)
-    found = judge(replace(GOOD, prompts=prompts, rows=rows, spread=share))
-    assert found.verdict == verdict
-    assert said in found.because + found.change
-    assert f"[{share.low:.0%}, {share.high:.0%}]" in found.because
-    assert "--prompts" not in found.change or verdict == "sample more"
+    result = judge(replace(GOOD, prompts=prompts, rows=rows, spread=share))
+    assert result.verdict == verdict
+    assert words in result.because + result.change
+    assert f"[{share.low:.0%}, {share.high:.0%}]" in result.because
+    assert "--prompts" not in result.change or verdict == "sample more"
 
 
 @pytest.mark.parametrize("name", ["failures", "truncated"])
 def test_a_share_beyond_its_threshold_with_an_interval_across_it_asks_for_more(name: str) -> None:
-    found = judge(replace(GOOD, spread=NEVER, **{name: wilson(4, 8)}))  # type: ignore[arg-type]  # [0.22, 0.78]
-    assert found.verdict == ("reward fails" if name == "failures" else "sample more")
+    result = judge(replace(GOOD, spread=NEVER, **{name: wilson(4, 8)}))  # type: ignore[arg-type]  # [0.22, 0.78]
+    assert result.verdict == ("reward fails" if name == "failures" else "sample more")

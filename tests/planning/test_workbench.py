@@ -37,10 +37,10 @@ def asked(question: str, config: dict[str, Any], **more: Any) -> Any:
 
 
 def test_rows_are_shown_with_what_was_read(config: dict[str, Any]) -> None:
-    found = asked("rows", config, start=2, count=3)
-    assert [row["place"] for row in found["rows"]] == [2, 3, 4]
-    assert found["rows"][0]["prompt"].startswith("What is")
-    assert found["rows"][0]["reference"] == str(2 * int(found["rows"][0]["prompt"].split()[2]))
+    page = asked("rows", config, start=2, count=3)
+    assert [row["place"] for row in page["rows"]] == [2, 3, 4]
+    assert page["rows"][0]["prompt"].startswith("What is")
+    assert page["rows"][0]["reference"] == str(2 * int(page["rows"][0]["prompt"].split()[2]))
     assert asked("rows", config, start=1000)["rows"] == []
 
 
@@ -55,32 +55,32 @@ def test_rows_of_a_file_that_was_changed_are_read_again(config: dict[str, Any]) 
 
 def test_a_group_is_scored_part_by_part(config: dict[str, Any]) -> None:
     reference = asked("rows", config)["rows"][0]["reference"]
-    said = [f"<think>t</think><answer>{reference}</answer>", "<think>t</think><answer>-1</answer>", "no idea"]
-    found = asked("score", config, row=0, completions=said)
-    right, wrong, none = found["items"]
+    completions = [f"<think>t</think><answer>{reference}</answer>", "<think>t</think><answer>-1</answer>", "no idea"]
+    scored = asked("score", config, row=0, completions=completions)
+    right, wrong, none = scored["items"]
     # accuracy 1, think/answer format 0.2, tag count 0.1
     assert right["total"] == pytest.approx(1.3)
     assert wrong["total"] == pytest.approx(0.3)
     assert none["total"] == pytest.approx(0.0)
     accuracy = next(part for part in wrong["parts"] if part["name"] == "accuracy")
     assert (accuracy["status"], accuracy["extracted"]) == ("wrong", "-1")
-    assert sum(found["advantages"]) == pytest.approx(0.0, abs=1e-6)
+    assert sum(scored["advantages"]) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_advantages_follow_the_recipe(config: dict[str, Any]) -> None:
     config["objective"] = {"recipe": "dr_grpo"}
-    found = asked("score", config, completions=["<answer>-1</answer>", "wrong"])
-    known = [item["total"] for item in found["items"]]
-    assert found["advantages"] == pytest.approx([total - sum(known) / 2 for total in known])
+    scored = asked("score", config, completions=["<answer>-1</answer>", "wrong"])
+    known = [item["total"] for item in scored["items"]]
+    assert scored["advantages"] == pytest.approx([total - sum(known) / 2 for total in known])
     config["objective"] = {"recipe": "ppo"}  # whose advantage needs values
     assert asked("score", config, completions=["one", "two"])["advantages"] == [None, None]
 
 
 def test_a_check_tells_a_reward_that_cannot_score_from_one_that_can(config: dict[str, Any]) -> None:
-    found = asked("check", config)
-    assert (found["problem"], found["paid"]) == (None, 0)
-    assert found["right"] > found["wrong"]
-    assert found["tried"] > 10
+    check = asked("check", config)
+    assert (check["problem"], check["paid"]) == (None, 0)
+    assert check["right"] > check["wrong"]
+    assert check["tried"] > 10
     config["reward"] = {"preset": "code-stdio"}  # whose rows have no tests
     assert "tests of this row cannot be used" in asked("check", config)["problem"]
 
@@ -92,30 +92,30 @@ def test_columns_and_reward_are_guessed_from_rows(tmp_path: Path) -> None:
         return asked("guess", {"data": {"source": str(path)}})
 
     people = [{"sentence": f"Ann is {age}.", "target": {"name": "Ann", "age": age}} for age in range(20)]
-    found = guessed("json.jsonl", people)
-    assert (found["prompt"], found["reference"], found["reward"]) == ("sentence", "target", "json-schema")
-    assert json.loads(found["params"]["schema"])["required"] == ["name", "age"]
-    whole = {"data": {"source": str(tmp_path / "json.jsonl"), "prompt_column": "sentence", "reference_column": "target",
-                      "heldout": 4}, "reward": {"preset": "json-schema", "params": found["params"]}}  # fmt: skip
-    assert asked("check", whole) | {"right": 0, "wrong": 0, "tried": 0} == {
+    guess = guessed("json.jsonl", people)
+    assert (guess["prompt"], guess["reference"], guess["reward"]) == ("sentence", "target", "json-schema")
+    assert json.loads(guess["params"]["schema"])["required"] == ["name", "age"]
+    config = {"data": {"source": str(tmp_path / "json.jsonl"), "prompt_column": "sentence", "reference_column": "target",
+                      "heldout": 4}, "reward": {"preset": "json-schema", "params": guess["params"]}}  # fmt: skip
+    assert asked("check", config) | {"right": 0, "wrong": 0, "tried": 0} == {
         "problem": None, "paid": 0, "right": 0, "wrong": 0, "tried": 0,
     }  # fmt: skip
     sums = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(20)]
     assert guessed("sums.jsonl", sums)["reward"] == "gsm8k-reasoning"
     labels = [{"text": f"A rather long review, number {n}", "label": "good" if n % 2 else "bad"} for n in range(20)]
-    found = guessed("labels.jsonl", labels)
-    assert (found["reference"], found["reward"], found["params"]) == (
+    guess = guessed("labels.jsonl", labels)
+    assert (guess["reference"], guess["reward"], guess["params"]) == (
         "label", "classification-label", {"labels": ["bad", "good"]},
     )  # fmt: skip
     assert guessed("none.jsonl", [{"prompt": f"Say {n}"} for n in range(20)])["reward"] is None
 
 
 def test_hacks_are_tried_around_the_rows_own_answer(config: dict[str, Any]) -> None:
-    found = asked("hacks", config, row=0)
-    assert found["passed"], found["problems"]
-    assert sum(case["kind"] == "hack" for case in found["cases"]) > 20
-    assert found["right"] != found["wrong"]
-    (missing,) = [case for case in found["cases"] if case["name"] == "missing"]
+    report = asked("hacks", config, row=0)
+    assert report["passed"], report["problems"]
+    assert sum(case["kind"] == "hack" for case in report["cases"]) > 20
+    assert report["right"] != report["wrong"]
+    (missing,) = [case for case in report["cases"] if case["name"] == "missing"]
     assert missing["completion"] is None
 
 
@@ -129,12 +129,12 @@ def test_a_reward_that_can_be_cheated_is_named(
     )
     monkeypatch.chdir(tmp_path)
     cheated = config | {"reward": {"functions": [{"path": "lax.py:anywhere"}]}}
-    found = asked("hacks", cheated, row=0)
-    assert not found["passed"]
-    assert any("hack" in problem for problem in found["problems"])
+    report = asked("hacks", cheated, row=0)
+    assert not report["passed"]
+    assert any("hack" in problem for problem in report["problems"])
     audited = asked("audit", cheated, style="plain")
     assert not audited["passed"]
-    assert {one["attack"]: one["paid"] for one in audited["results"]}["hedges"] == 12
+    assert {result["attack"]: result["paid"] for result in audited["results"]}["hedges"] == 12
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,11 @@ def test_prints_of_a_reward_do_not_come_between(config: dict[str, Any], tmp_path
 
 
 def test_columns_and_rows_as_the_model_sees_them(config: dict[str, Any]) -> None:
-    found = asked("columns", config)
-    uses = {column["name"]: column["use"] for column in found["columns"]}
+    described = asked("columns", config)
+    uses = {column["name"]: column["use"] for column in described["columns"]}
     assert uses == {"question": "prompt", "answer": "reference", "level": "given to the reward as level"}
     config["data"]["max_prompt_tokens"] = 5
-    seen = asked("lengths", config)
-    assert [row["place"] for row in seen["seen"]] == [0, 1, 2]
-    assert seen["seen"][0]["text"].startswith("<|im_start|>user\nWhat is")
-    assert (seen["over"], len(seen["long"])) == (seen["counted"], 3)
+    lengths = asked("lengths", config)
+    assert [row["place"] for row in lengths["seen"]] == [0, 1, 2]
+    assert lengths["seen"][0]["text"].startswith("<|im_start|>user\nWhat is")
+    assert (lengths["over"], len(lengths["long"])) == (lengths["counted"], 3)

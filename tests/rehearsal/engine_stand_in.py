@@ -75,8 +75,8 @@ class LoRARequest(SimpleNamespace):
     """An adapter's name and number."""
 
     def __init__(self, lora_name: str, lora_int_id: int, lora_path: str = "", **tensors: Any) -> None:
-        given = {"lora_name": lora_name, "lora_int_id": lora_int_id, "lora_path": lora_path, "is_3d_lora_weight": False}
-        super().__init__(**given | tensors)
+        named = {"lora_name": lora_name, "lora_int_id": lora_int_id, "lora_path": lora_path, "is_3d_lora_weight": False}
+        super().__init__(**named | tensors)
 
 
 class PEFTHelper(SimpleNamespace):

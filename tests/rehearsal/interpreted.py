@@ -30,15 +30,15 @@ def widened(bits: Any) -> Any:
     return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
 
 
-def tensors(*given: Any) -> Iterator[Tensor]:
+def tensors(*operands: Any) -> Iterator[Tensor]:
     """Those in lists, tuples and dictionaries. torch's own search makes a tree of all operands, which takes longer."""
-    for one in given:
-        if isinstance(one, Tensor):
-            yield one
-        elif isinstance(one, (list, tuple)):
-            yield from tensors(*one)
-        elif isinstance(one, dict):
-            yield from tensors(*one.values())
+    for value in operands:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors(*value)
+        elif isinstance(value, dict):
+            yield from tensors(*value.values())
 
 
 def replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
@@ -49,23 +49,23 @@ def replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
     handle, builder = interpreter.TensorHandle, interpreter.InterpreterBuilder
     convert, launch = interpreter._convert_float, interpreter.GridExecutor.__call__
 
-    def converted(given: Any, of: Any, to: Any, mode: Any) -> Any:
+    def converted(value: Any, of: Any, to: Any, mode: Any) -> Any:
         if (of, to) == (tl.bfloat16, tl.float32):
-            return widened(given)
+            return widened(value)
         if (of, to) == (tl.float32, tl.bfloat16):
-            return rounded(given)
-        return convert(given, of, to, mode)
+            return rounded(value)
+        return convert(value, of, to, mode)
 
-    def is_half(one: Any) -> bool:
-        return isinstance(one, handle) and one.dtype.scalar == tl.bfloat16
+    def is_half(value: Any) -> bool:
+        return isinstance(value, handle) and value.dtype.scalar == tl.bfloat16
 
     def in_float32(real: Callable[..., Any]) -> Callable[..., Any]:
-        def compute(self: Any, *given: Any) -> Any:
-            if not any(map(is_half, given)):
-                return real(self, *given)
-            wide = [handle(widened(one.data), tl.float32) if is_half(one) else one for one in given]
-            found = real(self, *wide)
-            return handle(rounded(found.data), tl.bfloat16) if found.data.dtype == np.float32 else found
+        def compute(self: Any, *args: Any) -> Any:
+            if not any(map(is_half, args)):
+                return real(self, *args)
+            wide = [handle(widened(value.data), tl.float32) if is_half(value) else value for value in args]
+            result = real(self, *wide)
+            return handle(rounded(result.data), tl.bfloat16) if result.data.dtype == np.float32 else result
 
         return compute
 

@@ -197,7 +197,7 @@ def travel(name: str, folder: Path) -> dict[str, Any]:
         return {
             "state": run.status()["state"], "steps": [row["step"] for row in metrics if "loss" in row],
             "losses": [row["loss"] for row in metrics if "loss" in row],
-            "moved": sum(float(one.float().abs().sum()) for key, one in adapter.items() if "lora_B" in key),
+            "moved": sum(float(weight.float().abs().sum()) for key, weight in adapter.items() if "lora_B" in key),
             "differences": [row["sampler/logp_difference"] for row in metrics if "sampler/logp_difference" in row],
             "evaluations": sorted(path.stem for path in (run.path / "eval").glob("*.json")),
             "checkpointing": [trainer.accelerator.unwrap_model(trainer.model).is_gradient_checkpointing for trainer in TRAINERS],

@@ -85,10 +85,10 @@ class PretendedGPU:
         self._places[storage._cdata] = StorageWeakRef(storage), device
 
     def waits_in(self, phase: str) -> int:
-        return sum(count for (one, *_), count in self.waits.items() if one == phase)
+        return sum(count for (key, *_), count in self.waits.items() if key == phase)
 
     def copies_in(self, phase: str) -> int:
-        return sum(count for (one, _), count in self.copies.items() if one == phase)
+        return sum(count for (key, _), count in self.copies.items() if key == phase)
 
     def wait(self, what: str) -> None:
         self.waits[self.phase, what, _lines()] += 1
@@ -96,8 +96,8 @@ class PretendedGPU:
     def launched(self, name: str, operands: Sequence[Tensor]) -> None:
         """A kernel by its name, which takes no operands of the host."""
         self.kernels[self.phase] += 1
-        for one in operands:
-            if self.where(one).type == "cpu" and one.numel():
+        for operand in operands:
+            if self.where(operand).type == "cpu" and operand.numel():
                 self.mixed[self.phase, name, _lines()] += 1
 
     @contextlib.contextmanager
@@ -112,9 +112,9 @@ class PretendedGPU:
     @contextlib.contextmanager
     def one_kernel(self, name: str, dtype: torch.dtype) -> Iterator[None]:
         """What happens inside stands for a single kernel of attention, which waits for nothing."""
-        kept = self.kernels.copy(), self.waits.copy(), self.copies.copy(), self.mixed.copy(), self.attention.copy()
+        counts = self.kernels.copy(), self.waits.copy(), self.copies.copy(), self.mixed.copy(), self.attention.copy()
         yield
-        self.kernels, self.waits, self.copies, self.mixed, self.attention = kept
+        self.kernels, self.waits, self.copies, self.mixed, self.attention = counts
         self.kernels[self.phase] += 1
         self.attention[self.phase, name, str(dtype)] += 1
 
@@ -148,17 +148,17 @@ def _storage(tensor: Tensor) -> Any:
 
 def _lines() -> str:
     """The three innermost lines of code outside torch, Triton and what pretends them."""
-    frame, found = sys._getframe(2), []
-    while frame is not None and len(found) < 3:
+    frame, lines = sys._getframe(2), []
+    while frame is not None and len(lines) < 3:
         file = frame.f_code.co_filename
-        if file not in (__file__, interpreted.__file__) and not any(one in file for one in PASSED):
-            found.append(f"{file.split('site-packages/')[-1]}:{frame.f_lineno}")
+        if file not in (__file__, interpreted.__file__) and not any(part in file for part in PASSED):
+            lines.append(f"{file.split('site-packages/')[-1]}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
-    return " < ".join(found)
+    return " < ".join(lines)
 
 
-def _device(given: Any) -> torch.device:
-    device = torch.device(given)
+def _device(value: Any) -> torch.device:
+    device = torch.device(value)
     return CUDA if device.type == "cuda" else device
 
 
@@ -175,11 +175,11 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         gpu, kwargs, name = self.gpu, dict(kwargs or {}), func._schema.name
         tensors = list(interpreted.tensors(args, kwargs))
-        places = [gpu.where(one) for one in tensors]
+        places = [gpu.where(tensor) for tensor in tensors]
         on_gpu = any(place.type == "cuda" for place in places)
         place = self._place(kwargs, tensors, on_gpu)
         kwargs.pop("pin_memory", None)
-        given = {storage._cdata for storage in map(_storage, tensors) if storage is not None}
+        storages = {storage._cdata for storage in map(_storage, tensors) if storage is not None}
         before, gpu.thread.silent = gpu.thread.silent, True
         try:
             if func._overloadname in ("dtype", "dtype_out") and name in PRODUCTS:
@@ -189,9 +189,9 @@ class Operations(TorchDispatchMode):
         finally:
             gpu.thread.silent = before
         fresh = False
-        for one in interpreted.tensors(out) if name != "aten::set_" else ():
-            if (storage := _storage(one)) is not None and storage._cdata not in given:
-                gpu.put(one, place)
+        for tensor in interpreted.tensors(out) if name != "aten::set_" else ():
+            if (storage := _storage(tensor)) is not None and storage._cdata not in storages:
+                gpu.put(tensor, place)
                 fresh = True
         if (on_gpu or place.type == "cuda") and (fresh or _writes(func)):
             gpu.kernels[gpu.phase] += 1
@@ -201,18 +201,18 @@ class Operations(TorchDispatchMode):
 
     def _place(self, kwargs: dict[str, Any], tensors: Sequence[Tensor], on_gpu: bool) -> torch.device:
         """Of the results; the device that is asked for is taken out of the way."""
-        gpu, asked = self.gpu, kwargs.get("device")
+        gpu, requested = self.gpu, kwargs.get("device")
         place = CUDA if on_gpu else CPU
-        if asked is None:
+        if requested is None:
             return gpu.thread.making if gpu.thread.making is not None and not on_gpu else place
-        wanted = _device(asked)
-        if wanted.type == "cuda":
+        device = _device(requested)
+        if device.type == "cuda":
             kwargs["device"] = CPU
-            return wanted
-        if wanted.type == "cpu" and gpu.thread.making is None and (tensors or torch._C._current_graph_task_id() != -1):
+            return device
+        if device.type == "cpu" and gpu.thread.making is None and (tensors or torch._C._current_graph_task_id() != -1):
             # C++ that copies the options of a tensor says that every one lies on the CPU.
             return CUDA if on_gpu or not tensors else CPU
-        return gpu.thread.making or wanted
+        return gpu.thread.making or device
 
     def _count(
         self, name: str, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor], places: Sequence[torch.device]
@@ -221,7 +221,7 @@ class Operations(TorchDispatchMode):
         if name in WAITS or (name == "aten::repeat_interleave" and func._overloadname == "Tensor"):
             gpu.wait(name)
         if name in BY_INDEX:
-            masks = [one for one in args[1] if isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8)]
+            masks = [key for key in args[1] if isinstance(key, Tensor) and key.dtype in (torch.bool, torch.uint8)]
             for _ in masks:
                 gpu.wait(f"{name} by a mask")
         if name == "aten::copy_" and places[0].type == "cpu":
@@ -231,15 +231,15 @@ class Operations(TorchDispatchMode):
             gpu.copies[gpu.phase, _lines()] += not at_once
         if name in COPIES:
             return
-        for one, place in zip(tensors, places, strict=True):
-            if place.type == "cpu" and one.numel() and (one.dim() or name in ("aten::cat", "aten::mm", "aten::stack")):
+        for arg, place in zip(tensors, places, strict=True):
+            if place.type == "cpu" and arg.numel() and (arg.dim() or name in ("aten::cat", "aten::mm", "aten::stack")):
                 gpu.mixed[gpu.phase, name, _lines()] += 1
 
 
 @functools.cache
 def _writes(func: Any) -> bool:
     """Whether it changes an operand."""
-    return any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+    return any(value.alias_info is not None and value.alias_info.is_write for value in func._schema.arguments)
 
 
 def _mixed_product(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -269,17 +269,17 @@ class Calls(TorchFunctionMode):
             if not isinstance(mask, attention_bias.CausalBias) and gpu.where(query).type == "cuda":
                 kind = "mask" if mask is not None else "causal" if kwargs.get("is_causal") else "full"
                 gpu.attention[gpu.phase, kind, str(query.dtype)] += 1
-        asked = kwargs.get("device")
-        if asked is None or func is REAL_TO or _device(asked).type not in ("cuda", "cpu"):
+        requested = kwargs.get("device")
+        if requested is None or func is REAL_TO or _device(requested).type not in ("cuda", "cpu"):
             return func(*args, **kwargs)
-        device = _device(asked)
+        device = _device(requested)
         if device.type == "cuda" and func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], Tensor):
             gpu.copies[gpu.phase, _lines()] += 1
         with gpu.making_on(device):
             out = func(*args, **{key: value for key, value in kwargs.items() if key != "pin_memory"} | {"device": CPU})
         if isinstance(out, Tensor) and (storage := _storage(out)) is not None:
-            own = (_storage(one) for one in interpreted.tensors(args))
-            if all(one is None or one._cdata != storage._cdata for one in own):
+            own = (_storage(x) for x in interpreted.tensors(args))
+            if all(x is None or x._cdata != storage._cdata for x in own):
                 gpu.put(out, device)
         return out
 
@@ -291,16 +291,16 @@ def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     gpu = PretendedGPU.current
     if gpu is None or gpu.thread.silent:
         return REAL_TO(self, *args, **kwargs)
-    copy, given = kwargs.pop("copy", False), list(args)
+    copy, arguments = kwargs.pop("copy", False), list(args)
     other = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("other")
     if isinstance(other, Tensor):
         device, dtype = gpu.where(other), other.dtype
         at_once, layout = kwargs.get("non_blocking", False), kwargs.get("memory_format")
-    elif given and isinstance(given[0], int):
+    elif arguments and isinstance(arguments[0], int):
         device, dtype, at_once, layout = CUDA, None, False, None
     else:
         with torch._C.DisableTorchFunction():
-            device, dtype, at_once, layout = torch._C._nn._parse_to(*given, **kwargs)
+            device, dtype, at_once, layout = torch._C._nn._parse_to(*arguments, **kwargs)
     if device is not None and device.type == "meta":
         return REAL_TO(self, *args, **kwargs)
     out = self
@@ -352,12 +352,12 @@ def _by_lengths(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
             return number, ends[1:][number] - place
 
         (of_query, ahead), (of_key, key_ahead) = (
-            segments(ends.long(), len(given)) for ends, given in ((starts, query), (key_starts, key))
+            segments(ends.long(), len(tokens)) for ends, tokens in ((starts, query), (key_starts, key))
         )
         behind = key_ahead - ahead[:, None]
         hidden = (of_query[:, None] != of_key) | (behind < 0) | (behind > (left if left >= 0 else len(key)))
-        q, k, v = (one.transpose(0, 1) for one in (query, key, value))
-        k, v = (one.repeat_interleave(q.shape[0] // k.shape[0], 0) for one in (k, v))
+        q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+        k, v = (x.repeat_interleave(q.shape[0] // k.shape[0], 0) for x in (k, v))
         scores = (q.float() @ k.float().transpose(1, 2)) * (q.shape[2] ** -0.5 if scale is None else scale)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         return (weights @ v.float()).to(query.dtype).transpose(0, 1)
@@ -386,12 +386,12 @@ def _by_lengths(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         left = -1 if window_size is None else window_size - 1
         with gpu.one_kernel("efficient by lengths, backward", query.dtype):
-            found = gradients(grad[0], (query[0], key[0], value[0]), rest[0], rest[1], scale, left)
-            return *(one[None] for one in found), None
+            slopes = gradients(grad[0], (query[0], key[0], value[0]), rest[0], rest[1], scale, left)
+            return *(slope[None] for slope in slopes), None
 
-    def gradients(grad: Tensor, given: Sequence[Tensor], *rest: Any) -> Sequence[Tensor]:
+    def gradients(grad: Tensor, inputs: Sequence[Tensor], *rest: Any) -> Sequence[Tensor]:
         with torch.enable_grad():
-            leaves = [one.detach().requires_grad_() for one in given]
+            leaves = [x.detach().requires_grad_() for x in inputs]
             return torch.autograd.grad(attend(*leaves, *rest), leaves, grad)
 
     def flash_forward(
@@ -410,8 +410,8 @@ def _by_lengths(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
         with gpu.one_kernel("flash by lengths, backward", query.dtype):
             return gradients(grad, (query, key, value), starts, key_starts, scale, _left(window_size_left))
 
-    def _left(given: int | None) -> int:
-        return -1 if given is None else given
+    def _left(window: int | None) -> int:
+        return -1 if window is None else window
 
     from torch.nn.attention import varlen
 

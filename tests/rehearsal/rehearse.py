@@ -130,7 +130,7 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
             "losses": [entry["loss"] for entry in log if "loss" in entry],
             "gradients": [entry["grad_norm"] for entry in log if "grad_norm" in entry],
             "packing": trainer.packing_report,
-            "dtypes": sorted({str(one.dtype) for one in loaded.model.parameters()}),
+            "dtypes": sorted({str(weight.dtype) for weight in loaded.model.parameters()}),
             "half": "bf16" if args.bf16 else "fp16" if args.fp16 else None,
             "waits": waits,
             "copies": copies,
@@ -223,27 +223,27 @@ def rehearse_kernels(dtype: torch.dtype) -> dict[str, Any]:
             return torch.randn(*shape, generator=draw).to("cuda", dtype)
 
         def rotated(query: Any, key: Any) -> Any:
-            given = (norm(weight), norm(weight), query, key, cos, sin, places)
+            inputs = (norm(weight), norm(weight), query, key, cos, sin, places)
             if qk_norm_rope.QK_NORM_ROPE_ENABLED:
-                return qwen3.fast_qk_norm_rope(*given)
-            heads = (qwen3.fast_rms_layernorm(norm(weight), one).transpose(1, 2) for one in (query, key))
+                return qwen3.fast_qk_norm_rope(*inputs)
+            heads = (qwen3.fast_rms_layernorm(norm(weight), x).transpose(1, 2) for x in (query, key))
             return qwen3.fast_rope_embedding(*heads, cos, sin, places)
 
         def gated(gate: Any, up: Any) -> Any:
             made = swiglu.swiglu_fg_kernel(gate, up)
-            return made, *swiglu.swiglu_DWf_DW_dfg_kernel(*(one.flatten(0, 1).clone() for one in (pull, gate, up)))
+            return made, *swiglu.swiglu_DWf_DW_dfg_kernel(*(x.flatten(0, 1).clone() for x in (pull, gate, up)))
 
         def results() -> list[Any]:
-            leaves = [one.detach().requires_grad_() for one in (states, query, key)]
+            leaves = [x.detach().requires_grad_() for x in (states, query, key)]
             done = [qwen3.fast_rms_layernorm(norm(wide), leaves[0]), *rotated(*leaves[1:])]
-            back = torch.autograd.grad([one.float().square().sum() for one in done], leaves)
+            back = torch.autograd.grad([output.float().square().sum() for output in done], leaves)
             with torch.no_grad():
                 return [*done, *back, *gated(states, pull)]
 
         draw = torch.Generator().manual_seed(0)
         states, pull, wide, weight = drawn(1, 3, 128), drawn(1, 3, 128), drawn(128), drawn(64)
         query, key, angles = drawn(1, 3, 2, 64), drawn(1, 3, 1, 64), drawn(8, 32)
-        cos, sin = (torch.cat((one, one), 1) for one in (angles.cos(), angles.sin()))
+        cos, sin = (torch.cat((x, x), 1) for x in (angles.cos(), angles.sin()))
         places = torch.tensor([[2, 0, 5]], dtype=torch.int32, device="cuda")
         with gpu.within("own"):
             own = results()
@@ -299,11 +299,11 @@ if __name__ == "__main__":
     place, chosen = Path(sys.argv[1]), sys.argv[2]
     if chosen == "model":
         build_model(place / "model")
-    for one in sys.argv[3:]:
+    for job in sys.argv[3:]:
         if chosen == "gpu_check":
-            found: dict[Any, Any] = rehearse_gpu_check(place, one)
-        elif one in ("bfloat16", "float16"):
-            found = rehearse_kernels(getattr(torch, one))
+            results: dict[Any, Any] = rehearse_gpu_check(place, job)
+        elif job in ("bfloat16", "float16"):
+            results = rehearse_kernels(getattr(torch, job))
         else:
-            found = {size: rehearse(place, chosen, one, size) for size in (SIZES[:1] if "+wait" in one else SIZES)}
-        (place / f"{chosen}-{one}.json").write_text(json.dumps(found))
+            results = {size: rehearse(place, chosen, job, size) for size in (SIZES[:1] if "+wait" in job else SIZES)}
+        (place / f"{chosen}-{job}.json").write_text(json.dumps(results))

@@ -40,8 +40,8 @@ EXPECTED: dict[str, dict[str, int]] = {
 def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
     """Rows of the command by model and arm."""
     file = tmp_path_factory.mktemp("counted") / "rows.jsonl"
-    asked = ["--models", *EXPECTED, "--works", "small", "--shallow", "--arms", "ours", "trl", "--out", str(file)]
-    done = subprocess.run([sys.executable, str(COMMAND), *asked], capture_output=True, text=True, timeout=280)
+    options = ["--models", *EXPECTED, "--works", "small", "--shallow", "--arms", "ours", "trl", "--out", str(file)]
+    done = subprocess.run([sys.executable, str(COMMAND), *options], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
     return {(row["model"], row["arm"]): row for row in map(json.loads, file.read_text().splitlines())}
 
@@ -76,5 +76,5 @@ def test_products_of_trls_rows_are_those_of_the_tokens_that_it_forwards(
     shape, groups = counted_cost.MODELS[model], counted_cost.workload("small")
     width, longest = max(prompt for prompt, _ in groups), max(max(lengths) for _, lengths in groups)
     forwarded = sum(len(lengths) for _, lengths in groups) * (width + longest)
-    found = counted[model, "trl"]["flops"]["linear"]
-    assert found == 2 * linear_weights(shape) * forwarded * 3
+    linear = counted[model, "trl"]["flops"]["linear"]
+    assert linear == 2 * linear_weights(shape) * forwarded * 3

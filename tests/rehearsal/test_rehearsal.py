@@ -59,8 +59,8 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Seen:
                 )
             assert run.returncode == 0, run.stderr[-4000:]
             done.add(backend)
-        found: dict[str, Any] = json.loads((folder / f"{backend}-{kind}.json").read_text())
-        return found
+        report: dict[str, Any] = json.loads((folder / f"{backend}-{kind}.json").read_text())
+        return report
 
     return seen
 
@@ -74,8 +74,8 @@ def micro_batches(run: dict[str, Any]) -> list[int]:
 def test_it_trains(rehearsed: Any, backend: str, kind: str) -> None:
     for run in rehearsed(backend, kind).values():
         assert run["steps"] == 3
-        assert all(math.isfinite(one) for one in run["losses"])
-        assert all(one > 0 for one in run["gradients"])
+        assert all(math.isfinite(loss) for loss in run["losses"])
+        assert all(norm > 0 for norm in run["gradients"])
         assert run["half"] == ("fp16" if kind.startswith("7.5") else "bf16")
         assert run["kernels"]["train"] > 1000
         assert run["mixed"] == [], "operands on two devices"
@@ -86,7 +86,7 @@ def test_the_host_waits_a_bounded_number_of_times(rehearsed: Any, backend: str, 
     for completions, run in rehearsed(backend, kind).items():
         waits = micro_batches(run)
         assert len(waits) >= 2
-        assert max(waits) <= WAITS, (completions, waits, [one for one in run["where"] if one[0] == "train"])
+        assert max(waits) <= WAITS, (completions, waits, [at for at in run["where"] if at[0] == "train"])
 
 
 @pytest.mark.parametrize(("backend", "kind"), RUNS)
@@ -105,7 +105,7 @@ def test_no_copy_of_a_micro_batch_holds_the_host_up(rehearsed: Any, backend: str
 def test_a_planted_wait_is_seen(rehearsed: Any, backend: str, kind: str) -> None:
     plain, planted = rehearsed(backend, "9.0"), rehearsed(backend, kind)
     for size, run in planted.items():
-        assert run["waits"] == [one + 1 for one in plain[size]["waits"]]
+        assert run["waits"] == [wait + 1 for wait in plain[size]["waits"]]
         assert run["losses"] == plain[size]["losses"]
 
 
@@ -125,31 +125,31 @@ def test_unsloths_class_trains_in_packs(rehearsed: Any, kind: str, kernel: str) 
 @pytest.mark.parametrize(("precision", "rounding"), [("bfloat16", 0.01), ("float16", 0.002)])
 def test_what_plays_unsloths_kernels_gives_what_they_give(rehearsed: Any, precision: str, rounding: float) -> None:
     """And Unsloth's own neither wait nor mix devices, but where a weight of the host is planted."""
-    seen = rehearsed("unsloth", precision)
-    assert len(seen["off"]) == 10
-    assert max(seen["off"]) < rounding
-    assert (seen["waits"], seen["mixed"]) == (0, [])
-    assert [name for _, name, *_ in seen["planted"]] == ["triton _rms_layernorm_forward"]
+    report = rehearsed("unsloth", precision)
+    assert len(report["off"]) == 10
+    assert max(report["off"]) < rounding
+    assert (report["waits"], report["mixed"]) == (0, [])
+    assert [name for _, name, *_ in report["planted"]] == ["triton _rms_layernorm_forward"]
 
 
 @pytest.mark.parametrize("kind", KINDS["gpu_check"])
 def test_every_process_of_gpu_check_works_on_a_gpu(rehearsed: Any, kind: str) -> None:
     """Stages 2, 3, 5 and 6 in small; 1 and 4 are `grpo-kit` itself."""
-    seen = rehearsed("gpu_check", kind)
-    assert {key: answer["wrong"] for key, answer in seen["rows"].items()} == dict.fromkeys(seen["rows"])
-    assert seen["mixed"] == []
-    updates = {key: answer for key, answer in seen["rows"].items() if "update" in key}
-    assert {one for answer in updates.values() for one in answer["autocast"]} == {
+    report = rehearsed("gpu_check", kind)
+    assert {key: answer["wrong"] for key, answer in report["rows"].items()} == dict.fromkeys(report["rows"])
+    assert report["mixed"] == []
+    updates = {key: answer for key, answer in report["rows"].items() if "update" in key}
+    assert {dtype for answer in updates.values() for dtype in answer["autocast"]} == {
         "torch.float16" if kind.startswith("7.5") else "torch.bfloat16"
     }
     first, *others = updates.values()
     assert first["trainer"] == "GRPOTrainer"
-    assert all(one["gradient_off"] < 0.02 for one in others)
+    assert all(update["gradient_off"] < 0.02 for update in others)
     if kind == "9.0":
         counted = next(answer for key, answer in updates.items() if key.startswith("3"))
         assert counted["tflop"] > 0, counted.get("not_counted")
-        assert {name for _, name, _, _ in seen["attention"]} >= {"flash by lengths", "efficient by lengths"}
-        made = next(answer for key, answer in seen["rows"].items() if "generate" in key)
+        assert {name for _, name, _, _ in report["attention"]} >= {"flash by lengths", "efficient by lengths"}
+        made = next(answer for key, answer in report["rows"].items() if "generate" in key)
         assert made["completion_tokens"] == 8 * 16
 
 

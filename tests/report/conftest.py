@@ -30,8 +30,8 @@ def score(right: list[bool], step: int, text: str = "answer") -> dict[str, Any]:
         "per_problem": {
             "id": [f"{i:016x}" for i in range(len(right))],
             "greedy_correct": right,
-            "sampled_correct": [4 * one for one in right],
-            "greedy_reward": [float(one) for one in right],
+            "sampled_correct": [4 * solved for solved in right],
+            "greedy_reward": [float(solved) for solved in right],
         },
         "samples": [{"prompt": "2 + 2 =", "reference": "4", "completion": f"{text} {step}", "reward": share}],
     }

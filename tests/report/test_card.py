@@ -23,10 +23,10 @@ def test_progress_is_read_from_the_lines_that_the_reporter_prints(capsys: pytest
     with Reporter().bar("Held-out score, before") as advance:
         advance(7, 7, "reward 0.5")
     (line,) = capsys.readouterr().out.splitlines()
-    found = heard(line)
-    assert found is not None
-    assert (found.title, found.done, found.total) == ("Held-out score, before", 7, 7)
-    assert found.note.endswith("reward 0.5")
+    progress = heard(line)
+    assert progress is not None
+    assert (progress.title, progress.done, progress.total) == ("Held-out score, before", 7, 7)
+    assert progress.note.endswith("reward 0.5")
 
 
 def test_before_there_is_a_directory_the_card_shows_what_is_being_done(tmp_path: Path) -> None:

@@ -24,26 +24,26 @@ NUMBERS = st.floats(-1e6, 1e6)
 def drawn(svg: str) -> list[list[tuple[float, float]]]:
     """The polylines of a chart."""
     root = ElementTree.fromstring(svg)
-    found = [line.attrib["points"].split() for line in root.iter(f"{SVG}polyline")]
-    return [[(float(x), float(y)) for x, y in (pair.split(",") for pair in line)] for line in found]
+    lines = [line.attrib["points"].split() for line in root.iter(f"{SVG}polyline")]
+    return [[(float(x), float(y)) for x, y in (pair.split(",") for pair in line)] for line in lines]
 
 
 @given(st.lists(NUMBERS, max_size=3000), st.integers(4, 600))
 def test_downsampling_keeps_the_ends_the_extremes_and_the_limit(values: list[float], most: int) -> None:
-    kept = downsample(np.array(values, float), most).tolist()
-    assert len(kept) <= most
-    assert kept == sorted(set(kept))
+    places = downsample(np.array(values, float), most).tolist()
+    assert len(places) <= most
+    assert places == sorted(set(places))
     if values:
-        assert (kept[0], kept[-1]) == (0, len(values) - 1)
-        assert {min(values[place] for place in kept), max(values[place] for place in kept)} == {
+        assert (places[0], places[-1]) == (0, len(values) - 1)
+        assert {min(values[place] for place in places), max(values[place] for place in places)} == {
             min(values),
             max(values),
         }
 
 
 @given(NUMBERS, NUMBERS)
-def test_ticks_cover_the_range_evenly_and_are_few(one: float, other: float) -> None:
-    low, high = min(one, other), max(one, other)
+def test_ticks_cover_the_range_evenly_and_are_few(start: float, end: float) -> None:
+    low, high = min(start, end), max(start, end)
     marks = ticks(low, high)
     slack = 1e-6 * max(1.0, abs(low), abs(high))
     assert marks[0] <= low + slack
@@ -125,16 +125,16 @@ def test_lines_without_a_quantity_leave_no_gap_and_the_first_name_counts() -> No
 
 
 def test_evaluations_stand_at_their_step_and_later_ones_by_hand_at_none() -> None:
-    found = {
+    scores = {
         "after": {"step": 30},
         "before": {"step": 0},
         "again": {"step": 30},
         "step-00020": {"step": 20},
         "step-00010": {},
     }
-    assert [step for step, _ in placed(found)] == [0, 20, 30]
-    assert result_of(found) == "after"
-    assert result_of(found | {"after": {}}) == "step-00020", "an unreadable one counts for nothing"
+    assert [step for step, _ in placed(scores)] == [0, 20, 30]
+    assert result_of(scores) == "after"
+    assert result_of(scores | {"after": {}}) == "step-00020", "an unreadable one counts for nothing"
     assert result_of({"before": {"step": 0}}) is None
 
 
@@ -145,21 +145,21 @@ def test_shares_are_drawn_in_per_cent_with_their_intervals() -> None:
         "pass@4": {"value": None, "low": 0, "high": 1},
     }
     (panel,) = panels({}, {"before": score})
-    (one,) = panel.series
-    assert (one.name, one.x.tolist(), one.y.tolist(), one.dots) == ("greedy accuracy", [0.0], [50.0], True)
-    assert [end.tolist() for end in one.band()] == [[0.0], [40.0], [60.0]]
+    (line,) = panel.series
+    assert (line.name, line.x.tolist(), line.y.tolist(), line.dots) == ("greedy accuracy", [0.0], [50.0], True)
+    assert [end.tolist() for end in line.band()] == [[0.0], [40.0], [60.0]]
     assert (panel.low, panel.high) == (0.0, 100.0)
 
 
 def test_columns_are_by_step_and_the_last_line_of_a_step_counts() -> None:
-    found = columns_of(
+    columns = columns_of(
         [{"step": 3, "a": 1.0}, {"step": 1, "a": 5.0, "b": True}, {"step": 3, "a": 2.0, "c": 7}, {"a": None}]
     )
-    assert found["step"].tolist() == [1.0, 3.0, 4.0]
-    assert found["a"][:2].tolist() == [5.0, 2.0]
-    assert np.isnan(found["a"][2])
-    assert "b" not in found
-    assert np.isnan(found["c"][[0, 2]]).all()
+    assert columns["step"].tolist() == [1.0, 3.0, 4.0]
+    assert columns["a"][:2].tolist() == [5.0, 2.0]
+    assert np.isnan(columns["a"][2])
+    assert "b" not in columns
+    assert np.isnan(columns["c"][[0, 2]]).all()
 
 
 def test_the_phases_are_those_that_the_trainer_measures() -> None:

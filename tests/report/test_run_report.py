@@ -139,14 +139,14 @@ def test_rows_of_the_data_and_the_home_folder_can_be_left_out(
     monkeypatch.setenv("HOME", str(tmp_path))
     run = make_run()
     run.append_event("alert", step=1, name="x", message=f"see {tmp_path}/notes", severity="warning")
-    whole, path = render(read(run)), tmp_path / "index.html"
+    full, path = render(read(run)), tmp_path / "index.html"
     command = ["report", run.id, "--no-completions", "-o", str(path), "--root", str(run.path.parent)]
     assert CliRunner().invoke(app, command).exit_code == 0
     public = path.read_text(encoding="utf-8")
-    assert "2 + 2 =" in whole
+    assert "2 + 2 =" in full
     assert "2 + 2 =" not in public
     assert "see ~/notes" in public
-    assert str(tmp_path) not in public + whole
+    assert str(tmp_path) not in public + full
 
 
 def test_damaged_files_are_named_and_the_rest_is_shown(make_run: Make) -> None:
@@ -212,7 +212,7 @@ def test_ten_thousand_steps_are_a_small_file_and_quick(make_run: Make) -> None:
 
 
 def _attribute(document: str, tag: str, name: str) -> list[str]:
-    return [attributes[name] or "" for found, attributes in Elements(document).found if found == tag]
+    return [attributes[name] or "" for tag_name, attributes in Elements(document).found if tag_name == tag]
 
 
 def test_the_full_configuration_can_be_run_again(make_run: Make, tmp_path: Path) -> None:

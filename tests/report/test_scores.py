@@ -37,9 +37,9 @@ def test_the_same_problems_are_compared_one_by_one() -> None:
 @pytest.mark.parametrize("key", ["greedy_accuracy", "pass@1", "greedy_reward"])
 def test_five_changed_problems_are_never_enough(key: str) -> None:
     def verdict(changed: int) -> str:
-        found = difference(key, score([False] * changed, 0), score([True] * changed, 9))
-        assert found is not None
-        return found.verdict
+        result = difference(key, score([False] * changed, 0), score([True] * changed, 9))
+        assert result is not None
+        return result.verdict
 
     assert verdict(5) == "not distinguishable"  # the bootstrap interval is [1, 1]: it cannot see how few they are
     assert verdict(6) == "better"

@@ -78,8 +78,8 @@ def start(write_job: Callable[..., None]) -> Iterator[Callable[..., RunDir]]:
     """Starts the job detached and returns its directory; whatever still runs at the end is killed."""
     started: list[RunDir] = []
 
-    def begin(run_id: str = "one", **given: Any) -> RunDir:
-        folder = RunDir(api.start("quickstart", run_id=run_id, **given).path.resolve())
+    def begin(run_id: str = "one", **options: Any) -> RunDir:
+        folder = RunDir(api.start("quickstart", run_id=run_id, **options).path.resolve())
         started.append(folder)
         return folder
 

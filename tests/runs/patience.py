@@ -15,10 +15,10 @@ from kit.runs.process import runs
 def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
     """Polls until `what()` is true, and returns it."""
     end = time.monotonic() + seconds
-    while not (found := what()):
+    while not (result := what()):
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
-    return found
+    return result
 
 
 def dead(who: Mapping[str, Any] | None) -> bool:

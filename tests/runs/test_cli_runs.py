@@ -80,20 +80,20 @@ def test_logs_show_the_last_lines(many: RunStore) -> None:
 
 
 def test_a_stop_says_how_it_ended_and_what_to_do_next(running: RunDir) -> None:
-    said = verb("stop", "one")
-    assert "its step is finished and saved first" in said
-    assert "is stopped at step" in said
-    assert "control/stop. Go on with: grpo-kit resume one" in said
-    assert f"checkpoint is runs/one/{running.checkpoints[-1].name}" in said
+    output = verb("stop", "one")
+    assert "its step is finished and saved first" in output
+    assert "is stopped at step" in output
+    assert "control/stop. Go on with: grpo-kit resume one" in output
+    assert f"checkpoint is runs/one/{running.checkpoints[-1].name}" in output
     assert "There is nothing to stop. Run 'one' is stopped" in verb("stop", "one")
 
 
 def test_resume_in_the_background_and_its_refusals(running: RunDir) -> None:
     assert "one run is trained by one process" in verb("resume", "one", code=2)
     verb("stop", "one")
-    said = verb("resume", "one", "--detach")
-    assert f"Run 'one' goes on from its last whole checkpoint, {running.checkpoints[-1].name}.\n" in said
-    assert "Follow it: grpo-kit logs -f one" in said
+    output = verb("resume", "one", "--detach")
+    assert f"Run 'one' goes on from its last whole checkpoint, {running.checkpoints[-1].name}.\n" in output
+    assert "Follow it: grpo-kit logs -f one" in output
     wait_for(lambda: running.status()["state"] == "running")
     verb("stop", "one", "--now")
     assert "no run 'nothing'" in verb("resume", "nothing", code=2)

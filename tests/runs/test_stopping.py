@@ -65,32 +65,32 @@ def begun(start: Start, write_job: WriteJob, body: str) -> RunDir:
 
 def test_a_healthy_run_saves_and_ends_by_its_sentinel(running: RunDir) -> None:
     watcher = running.status()["supervisor"]
-    said: list[str] = []
-    status = stop(running, on_message=said.append)
+    messages: list[str] = []
+    status = stop(running, on_message=messages.append)
     assert (status["state"], status["reason"], status["exit"]) == ("stopped", "control/stop", 130)
     assert len(running.checkpoints) == 1
-    assert said == []
+    assert messages == []
     wait_for(lambda: dead(watcher))
     assert running.status() == status | {"supervisor": watcher}
 
 
 def test_a_run_that_does_not_look_at_its_sentinel_is_interrupted(start: Start, write_job: WriteJob) -> None:
     run = begun(start, write_job, SECOND_TERM_ENDS)
-    said: list[str] = []
-    status = stop(run, timeout=0.1, on_message=said.append)
+    messages: list[str] = []
+    status = stop(run, timeout=0.1, on_message=messages.append)
     assert (status["state"], status["reason"]) == ("stopped", "interrupted at once")
-    assert [line.split()[0] for line in said] == ["SIGTERM", "SIGTERM"]
+    assert [line.split()[0] for line in messages] == ["SIGTERM", "SIGTERM"]
 
 
 def test_a_run_that_ends_by_nothing_is_killed_with_all_it_started(start: Start, write_job: WriteJob) -> None:
     run = begun(start, write_job, "import subprocess\nsubprocess.Popen(['sleep', '60'])\n" + _dedented(DEAF))
     family = [identity(pid) for pid in descendants(run.status()["pid"])]
     assert len(family) == 1
-    said: list[str] = []
-    status = stop(run, timeout=0.1, on_message=said.append)
+    messages: list[str] = []
+    status = stop(run, timeout=0.1, on_message=messages.append)
     assert (status["state"], status["exit"]) == ("stopped", 137)
     assert status["reason"] == "SIGKILL: it did not end by itself"
-    assert [line.split()[0] for line in said] == ["SIGTERM", "SIGTERM", "SIGKILL"]
+    assert [line.split()[0] for line in messages] == ["SIGTERM", "SIGTERM", "SIGKILL"]
     wait_for(lambda: not any(runs(each) for each in family))
 
 

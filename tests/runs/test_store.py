@@ -45,7 +45,7 @@ def test_a_taken_id_is_refused_with_what_to_do(store: RunStore, run: RunDir) -> 
 
 
 def test_of_two_processes_that_want_one_id_exactly_one_gets_it(tmp_path: Path, race: Callable[..., list[str]]) -> None:
-    said = race(
+    counts = race(
         f"""
         from kit.errors import RunError
         from kit.runs import RunStore
@@ -57,7 +57,7 @@ def test_of_two_processes_that_want_one_id_exactly_one_gets_it(tmp_path: Path, r
         """,
         2,
     )
-    assert sum(map(int, said)) == 50
+    assert sum(map(int, counts)) == 50
 
 
 @pytest.mark.parametrize("moment", ["mkdir", "fsync", "replace", "rename"])
@@ -67,10 +67,10 @@ def test_killed_while_it_is_made_a_run_is_not_there_and_can_be_made(store: RunSt
         owner = os if moment in ("fsync", "replace") else Path
         original = getattr(owner, moment)
 
-        def killed(*given: Any, **named: Any) -> None:
-            if moment == "mkdir" and given[0] == store.root:
+        def killed(*args: Any, **named: Any) -> None:
+            if moment == "mkdir" and args[0] == store.root:
                 return
-            original(*given, **named)
+            original(*args, **named)
             os.kill(os.getpid(), signal.SIGKILL)
 
         setattr(owner, moment, killed)
@@ -130,12 +130,12 @@ def test_a_killed_run_is_stopping_until_its_supervisor_says_how_it_ended(run: Ru
 
 
 def test_a_reader_never_sees_half_a_status(run: RunDir) -> None:
-    seen: list[Any] = []
+    states: list[Any] = []
     done = threading.Event()
 
     def read() -> None:
         while not done.is_set():
-            seen.append(json.loads(run.status_file.read_text()).get("state"))
+            states.append(json.loads(run.status_file.read_text()).get("state"))
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -143,7 +143,7 @@ def test_a_reader_never_sees_half_a_status(run: RunDir) -> None:
         run.write_status("running", step=step, padding="x" * (step * 100))
     done.set()
     reader.join()
-    assert set(seen) <= {"starting", "running"}
+    assert set(states) <= {"starting", "running"}
     assert not list(run.path.glob(".*tmp"))
 
 

@@ -98,8 +98,8 @@ def test_killed_while_it_prepares_it_starts_again_with_its_id(
     assert "Start it again from the beginning with: grpo-kit resume one" in ending(run)
     write_job("run.write_json('seen.json', request); run.write_status('finished')")
     assert api.resume("one", detach=True).wait(20).status["state"] == "finished"
-    seen = json.loads((run.path / "seen.json").read_text())
-    assert (seen["resume"], seen["force"], seen["config"]["run"]["id"]) == (True, False, "one")
+    request = json.loads((run.path / "seen.json").read_text())
+    assert (request["resume"], request["force"], request["config"]["run"]["id"]) == (True, False, "one")
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGHUP])
@@ -159,7 +159,7 @@ Race = Callable[..., list[str]]
 
 def test_of_several_that_resume_one_run_exactly_one_gets_it(running: RunDir, race: Race) -> None:
     api.Run("one").stop()
-    said = race(
+    outputs = race(
         """
         from kit.errors import RunError
         try:
@@ -170,8 +170,8 @@ def test_of_several_that_resume_one_run_exactly_one_gets_it(running: RunDir, rac
         """,
         3,
     )
-    assert sum(text == "won\n" for text in said) == 1, said
-    assert sum("one run is trained by one process" in text for text in said) == 2, said
+    assert sum(text == "won\n" for text in outputs) == 1, outputs
+    assert sum("one run is trained by one process" in text for text in outputs) == 2, outputs
     wait_for(lambda: running.status()["state"] == "running")
     api.Run("one").stop()
 
@@ -199,9 +199,9 @@ def test_a_run_is_resumed_in_its_directory(running: RunDir, write_job: Callable[
     api.Run("one").stop()
     write_job("run.write_json('seen.json', request); run.write_status('finished')")
     assert api.resume("one", force=True).status["state"] == "finished"
-    seen = json.loads((running.path / "seen.json").read_text())
-    assert (seen["resume"], seen["force"], seen["adopt"]) == (True, True, True)
-    assert (seen["config"]["run"]["id"], seen["config"]["run"]["root"]) == ("one", "runs")
+    request = json.loads((running.path / "seen.json").read_text())
+    assert (request["resume"], request["force"], request["adopt"]) == (True, True, True)
+    assert (request["config"]["run"]["id"], request["config"]["run"]["root"]) == ("one", "runs")
     with pytest.raises(RunError, match="has finished"):
         api.resume("one")
 

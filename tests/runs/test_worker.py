@@ -180,10 +180,10 @@ def test_colabs_secret_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     colab = ModuleType("google.colab")
     monkeypatch.setitem(sys.modules, "google.colab", colab)
-    for secrets, found in (({"HF_TOKEN": "mine"}, "mine"), (ModuleType("without access"), None)):
+    for secrets, token in (({"HF_TOKEN": "mine"}, "mine"), (ModuleType("without access"), None)):
         worker._colab_token.cache_clear()
         colab.userdata = secrets  # type: ignore[attr-defined]
-        assert worker.environment().get("HF_TOKEN") == found
+        assert worker.environment().get("HF_TOKEN") == token
     monkeypatch.setenv("HF_TOKEN", "one's own")
     assert worker.environment()["HF_TOKEN"] == "one's own"
     worker._colab_token.cache_clear()

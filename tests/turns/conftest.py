@@ -48,7 +48,7 @@ def new_trainer(tmp_path: Path, new_model: Callable[[], Any], tokenizer: Any) ->
     """
 
     def make(
-        rows: list[dict[str, Any]], script: list[list[str]] | None = None, objective: Any = "grpo", **given: Any
+        rows: list[dict[str, Any]], script: list[list[str]] | None = None, objective: Any = "grpo", **options: Any
     ) -> Any:
         from datasets import Dataset
         from peft import LoraConfig
@@ -56,14 +56,14 @@ def new_trainer(tmp_path: Path, new_model: Callable[[], Any], tokenizer: Any) ->
 
         from kit.trainer.trainer import HookedGRPOTrainer
 
-        seen: list[dict[str, Any]] = []
+        calls: list[dict[str, Any]] = []
 
         def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-            seen.append({"completion_ids": completion_ids, **columns})
+            calls.append({"completion_ids": completion_ids, **columns})
             return [float(index % 3) for index in range(len(completion_ids))]
 
         arguments = tiny_settings(tokenizer, tmp_path / "out")
-        arguments |= {"max_completion_length": 160, "shuffle_dataset": False} | given.pop("arguments", {})
+        arguments |= {"max_completion_length": 160, "shuffle_dataset": False} | options.pop("arguments", {})
         trainer = HookedGRPOTrainer(
             new_model(),
             reward,
@@ -73,9 +73,9 @@ def new_trainer(tmp_path: Path, new_model: Callable[[], Any], tokenizer: Any) ->
             peft_config=LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False),
             objective=objective,
             first_step_checks=False,
-            **given,
+            **options,
         )
-        trainer.seen = seen
+        trainer.seen = calls
         if script is not None:
             follow(trainer, script)
         return trainer

@@ -58,22 +58,22 @@ def test_evaluation_and_training_hold_the_same_conversation(
     generated(trainer)
     (rollout,) = rollouts
     interaction = ToolSetup(environments={None: factory})
-    said = talk(tokenizer, SCRIPT, interaction)
-    assert [list(one[0]) for one in said] == rollout.completion_ids
-    assert [one.tool_mask for one in said] == rollout.tool_mask
-    assert [one.messages for one in said] == rollout.completions
-    assert [one[1] for one in said] == rollout.truncated
-    assert [own_tokens(one) for one in said] == [sum(mask) for mask in rollout.tool_mask]
-    asked = MultiTurnSampler(interaction, tokenizer, 160).ids_of(said[0].prompt, interaction.all_tools())
-    assert asked == rollout.prompt_ids[0]
+    turns = talk(tokenizer, SCRIPT, interaction)
+    assert [list(turn[0]) for turn in turns] == rollout.completion_ids
+    assert [turn.tool_mask for turn in turns] == rollout.tool_mask
+    assert [turn.messages for turn in turns] == rollout.completions
+    assert [turn[1] for turn in turns] == rollout.truncated
+    assert [own_tokens(turn) for turn in turns] == [sum(mask) for mask in rollout.tool_mask]
+    prompt_ids = MultiTurnSampler(interaction, tokenizer, 160).ids_of(turns[0].prompt, interaction.all_tools())
+    assert prompt_ids == rollout.prompt_ids[0]
 
 
 def test_environments_reward_what_was_done(tokenizer: Any) -> None:
-    said = talk(tokenizer, SCRIPT, ToolSetup(environments={None: Scored}))
-    assert environment_rewards(said) == [1.0, 0.0, 1.0, 1.0]
+    turns = talk(tokenizer, SCRIPT, ToolSetup(environments={None: Scored}))
+    assert environment_rewards(turns) == [1.0, 0.0, 1.0, 1.0]
     think = '<tool_call>{"name": "think", "arguments": {"thought": "so"}}</tool_call><|im_end|>'
-    said = talk(tokenizer, [[think, *["a<|im_end|>"] * 3], ["b<|im_end|>"]], ToolSetup(environments={None: Scored}))
-    assert said[0].messages[1]["content"] == "SO"
+    turns = talk(tokenizer, [[think, *["a<|im_end|>"] * 3], ["b<|im_end|>"]], ToolSetup(environments={None: Scored}))
+    assert turns[0].messages[1]["content"] == "SO"
 
 
 @pytest.mark.survival

@@ -67,11 +67,11 @@ def load(**keys: Any) -> ToolSetup:
 
 
 def test_what_is_named_is_handed_to_trl(own: str) -> None:
-    found = load(tools=[f"{own}:add"], environment="kit.environments.calculator:Calculator")
-    given = found.trainer_arguments()
-    assert [tool.__name__ for tool in given["tools"]] == ["add"]
-    assert given["environment_factory"] is Calculator
-    assert [tool.__name__ for tool in found.all_tools()] == ["add", "calculate"]
+    setup = load(tools=[f"{own}:add"], environment="kit.environments.calculator:Calculator")
+    arguments = setup.trainer_arguments()
+    assert [tool.__name__ for tool in arguments["tools"]] == ["add"]
+    assert arguments["environment_factory"] is Calculator
+    assert [tool.__name__ for tool in setup.all_tools()] == ["add", "calculate"]
     assert not load()
     assert load().trainer_arguments() == {}
     several = load(environment={"sums": "kit.environments.calculator:Calculator"})

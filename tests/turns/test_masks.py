@@ -22,8 +22,8 @@ ROW = {"prompt": QUESTION, "reference": "84"}
 
 @pytest.fixture
 def scripted(new_trainer: NewTrainer) -> Callable[..., Any]:
-    def make(objective: Any = "grpo", script: Any = SCRIPT, **given: Any) -> Any:
-        return new_trainer([ROW], script, objective, environment_factory=Calculator, **given)
+    def make(objective: Any = "grpo", script: Any = SCRIPT, **options: Any) -> Any:
+        return new_trainer([ROW], script, objective, environment_factory=Calculator, **options)
 
     return make
 
@@ -38,9 +38,9 @@ def test_turns_masks_lengths_and_reasons(scripted: Callable[..., Any]) -> None:
         rollout.completion_ids, rollout.tool_mask, SCRIPT[0], [*SCRIPT[1][:1], None, *SCRIPT[1][1:]], strict=True
     ):
         own = decode([token for token, mine in zip(ids, mask, strict=True) if mine])
-        theirs = decode([token for token, mine in zip(ids, mask, strict=True) if not mine])
+        tool_text = decode([token for token, mine in zip(ids, mask, strict=True) if not mine])
         assert own == text + (answer or "")
-        assert (theirs == "") == (answer is None)
+        assert (tool_text == "") == (answer is None)
     roles = [[message["role"] for message in completion] for completion in rollout.completions]
     assert roles == [["assistant", "tool", "assistant"], ["assistant"], *[["assistant", "tool", "assistant"]] * 2]
     assert rollout.completions[0][1]["content"] == "84"
@@ -67,20 +67,20 @@ def test_a_turn_goes_on_from_the_very_ids_that_were_sampled(scripted: Callable[.
         return next(ids for ids in splits if ids != encoded(text) and tokenizer.decode(ids) == text)
 
     turns = [[oddly(text) for text in texts] for texts in SCRIPT]
-    given: list[Any] = []
+    prompts: list[Any] = []
 
     def single_turn(prompt_ids: Any, *_: Any, **__: Any) -> tuple[list[list[int]], None]:
-        given.append([list(ids) for ids in prompt_ids])
-        return [list(ids) for ids in turns[len(given) - 1]], None
+        prompts.append([list(ids) for ids in prompt_ids])
+        return [list(ids) for ids in turns[len(prompts) - 1]], None
 
     trainer._generate_single_turn = single_turn
     generated(trainer)
     (rollout,) = rollouts
     calling = [0, 2, 3]
     for place, row in enumerate(calling):
-        began = given[0][row] + turns[0][row]
-        assert given[1][place][: len(began)] == began
-        tool = given[1][place][len(began) :]
+        began = prompts[0][row] + turns[0][row]
+        assert prompts[1][place][: len(began)] == began
+        tool = prompts[1][place][len(began) :]
         assert tool
         assert rollout.completion_ids[row] == turns[0][row] + tool + turns[1][place]
         assert rollout.tool_mask[row] == [1] * len(turns[0][row]) + [0] * len(tool) + [1] * len(turns[1][place])
@@ -119,28 +119,28 @@ def test_no_recipe_learns_from_what_tools_wrote(scripted: Callable[..., Any], re
     trainer = scripted(recipe)
     inputs = generated(trainer)
     trainer.current_gradient_accumulation_steps = 1
-    theirs = (inputs["completion_mask"] == 1) & (inputs["tool_mask"] == 0)
-    assert theirs.any()
+    of_tools = (inputs["completion_mask"] == 1) & (inputs["tool_mask"] == 0)
+    assert of_tools.any()
     score = trainer.scorer.score
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    results: list[tuple[torch.Tensor, torch.Tensor]] = []
     for shift in (0.0, 5.0):
         leaves: list[torch.Tensor] = []
 
-        def scoring(*args: Any, moved: float = shift, kept: list[torch.Tensor] = leaves, **keywords: Any) -> Any:
-            given = score(*args, **keywords)
-            leaf = (given.logps + moved * theirs).detach().requires_grad_()
-            kept.append(leaf)
-            entropy = None if given.entropy is None else given.entropy.detach() + moved * theirs
-            return replace(given, logps=leaf, entropy=entropy)
+        def scoring(*args: Any, moved: float = shift, scored: list[torch.Tensor] = leaves, **keywords: Any) -> Any:
+            output = score(*args, **keywords)
+            leaf = (output.logps + moved * of_tools).detach().requires_grad_()
+            scored.append(leaf)
+            entropy = None if output.entropy is None else output.entropy.detach() + moved * of_tools
+            return replace(output, logps=leaf, entropy=entropy)
 
         trainer.scorer.score = scoring
         loss = trainer.compute_loss(trainer.model, dict(inputs))
         (slope,) = torch.autograd.grad(loss, leaves[-1])
-        found.append((loss.detach(), slope))
-    (loss, slope), (moved_loss, moved_slope) = found
+        results.append((loss.detach(), slope))
+    (loss, slope), (moved_loss, moved_slope) = results
     assert slope.abs().sum() > 0
-    assert slope[theirs].abs().max() == 0
-    assert moved_slope[theirs].abs().max() == 0
+    assert slope[of_tools].abs().max() == 0
+    assert moved_slope[of_tools].abs().max() == 0
     torch.testing.assert_close(moved_loss, loss)
     torch.testing.assert_close(moved_slope, slope)
 
@@ -159,10 +159,10 @@ def test_the_loss_is_that_of_the_policys_tokens_alone(scripted: Callable[..., An
     rewards = torch.tensor([0.0, 1.0, 2.0, 0.0])
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
     terms = []
-    for asked, ids, mask, advantage in zip(
+    for prompt, ids, mask, advantage in zip(
         rollout.prompt_ids, rollout.completion_ids, rollout.tool_mask, advantages, strict=True
     ):
-        logits = trainer.model(input_ids=torch.tensor([asked + ids])).logits[0, len(asked) - 1 : -1]
+        logits = trainer.model(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
         logps = logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)][torch.tensor(mask).bool()]
         terms.append(-(advantage * (logps - logps.detach()).exp()).mean())
     reference = torch.stack(terms).mean()
@@ -185,8 +185,8 @@ def test_a_rollout_function_with_tokens_of_others(new_trainer: NewTrainer) -> No
         }
 
     rollouts: list[Any] = []
-    given = {"rollout_func": rollout, "rollout_sinks": [rollouts.append]}
-    trainer = new_trainer([ROW], **given)
+    options = {"rollout_func": rollout, "rollout_sinks": [rollouts.append]}
+    trainer = new_trainer([ROW], **options)
     output = generated(trainer)
     assert output["tool_mask"].tolist() == [[1, 0, 0, 1]] * 4
     assert trainer.seen[0]["prompt_ids"] == [[30, 31]] * 4

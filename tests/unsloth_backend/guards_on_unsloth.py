@@ -28,9 +28,9 @@ def _own_scorer(trainer: Any, base: type) -> None:
     """Unsloth's: log-probabilities without a gradient."""
     score = trainer.scorer.score
 
-    def detached(*given: Any, **more: Any) -> Any:
-        found = score(*given, **more)
-        return dataclasses.replace(found, logps=found.logps.detach())
+    def detached(*args: Any, **more: Any) -> Any:
+        output = score(*args, **more)
+        return dataclasses.replace(output, logps=output.logps.detach())
 
     trainer.scorer.score = detached
 
@@ -44,8 +44,8 @@ def _mask_dropped(trainer: Any, base: type) -> None:
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     forward = backbone.forward
 
-    def without_mask(*given: Any, attention_mask: Any = None, **more: Any) -> Any:
-        return forward(*given, attention_mask=None if backbone.training else attention_mask, **more)
+    def without_mask(*args: Any, attention_mask: Any = None, **more: Any) -> Any:
+        return forward(*args, attention_mask=None if backbone.training else attention_mask, **more)
 
     backbone.forward = without_mask
     trainer.scorer.padding = "left"

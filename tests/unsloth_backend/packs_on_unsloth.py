@@ -126,19 +126,19 @@ def rowwise_in_torch() -> Iterator[None]:
     def rope(query: Any, key: Any, cos: Any, sin: Any, places: Any = None) -> Any:
         return rotated(query, cos, sin, places), rotated(key, cos, sin, places)
 
-    kept = [(qk_norm_rope, "QK_NORM_ROPE_ENABLED", qk_norm_rope.QK_NORM_ROPE_ENABLED)] + [
+    originals = [(qk_norm_rope, "QK_NORM_ROPE_ENABLED", qk_norm_rope.QK_NORM_ROPE_ENABLED)] + [
         (module, name, getattr(module, name))
         for module in (llama, mistral, qwen3, gemma2)
         for name in ("fast_rms_layernorm", "fast_rope_embedding")
         if hasattr(module, name)
     ]
     twins = {"fast_rms_layernorm": norm, "fast_rope_embedding": rope, "QK_NORM_ROPE_ENABLED": False}
-    for module, name, _ in kept:
+    for module, name, _ in originals:
         setattr(module, name, twins[name])
     try:
         yield
     finally:
-        for module, name, own in kept:
+        for module, name, own in originals:
             setattr(module, name, own)
 
 
@@ -168,14 +168,14 @@ def micro_batches(batches: list[dict[str, Any]], count: int, tools: bool) -> lis
     """Rows of a stored rollout, those of a prompt together, in `count` micro-batches. tools: some tokens are a tool's."""
     import torch
 
-    whole = {n: torch.cat([one[n] for one in batches]) if v.dim() else v for n, v in batches[0].items()}
-    rows = torch.arange(len(whole["completion_ids"])).view(len(batches), -1).T.flatten()
+    rollout = {n: torch.cat([batch[n] for batch in batches]) if v.dim() else v for n, v in batches[0].items()}
+    rows = torch.arange(len(rollout["completion_ids"])).view(len(batches), -1).T.flatten()
     if tools:
-        whole["tool_mask"] = torch.ones_like(whole["completion_mask"])
-        whole["tool_mask"][:, 2] = 0
-        whole["tool_mask"][3] = 0
+        rollout["tool_mask"] = torch.ones_like(rollout["completion_mask"])
+        rollout["tool_mask"][:, 2] = 0
+        rollout["tool_mask"][3] = 0
     return [
-        {name: value[own] if value.dim() else value for name, value in whole.items()}
+        {name: value[own] if value.dim() else value for name, value in rollout.items()}
         for own in torch.tensor_split(rows, count)
     ]
 
@@ -187,40 +187,40 @@ def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str) -> dict[str,
     """
     from pairwise import cover
 
-    settings, found = cover([2, 2, 2, 2]), {}
+    settings, results = cover([2, 2, 2, 2]), {}
     bench.kind, bench.fused = kind, True
     for number, (name, objective) in enumerate(objectives().items()):
         accumulation, tools, checkpointing, parts = settings[number % len(settings)]
         trainer = bench.trainer_of(name, objective)
         checkpoint(trainer.model, bool(checkpointing))
-        given = micro_batches(stored[name]["batches"], (1, 3)[accumulation], bool(tools))
+        batches = micro_batches(stored[name]["batches"], (1, 3)[accumulation], bool(tools))
         if name != "rloo":
             drift(trainer)
-        found[name] = both_ways(trainer, given, budget=40 if parts else None)
-        found[name] |= {"accumulation": len(given), "tools": bool(tools), "checkpointing": bool(checkpointing)}
-    return found
+        results[name] = both_ways(trainer, batches, budget=40 if parts else None)
+        results[name] |= {"accumulation": len(batches), "tools": bool(tools), "checkpointing": bool(checkpointing)}
+    return results
 
 
 def both_ways(trainer: Any, batches: list[dict[str, Any]], budget: int | None = None) -> dict[str, Any]:
     """Packed with every saving, and padded with none."""
     from training.steps import in_a_step, switch
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for way, on in (("padded", False), ("packed", True)):
         trainer.scorer.packing = on
         switch(trainer, budget=budget if on else None, skip=on)
         tokens, score = [], trainer.scorer.score
 
-        def counted(*given: Any, score: Any = score, tokens: list[int] = tokens) -> Any:
-            scores = score(*given)
+        def counted(*args: Any, score: Any = score, tokens: list[int] = tokens) -> Any:
+            scores = score(*args)
             tokens.append(scores.tokens)
             return scores
 
         trainer.scorer.score = counted
         losses, gradients = in_a_step(trainer, batches, len(batches))
         trainer.scorer.score = score
-        found[way] = {"losses": losses, "gradients": gradients, "tokens": sum(tokens)}
-    return found | {"report": trainer.packing_report, "savings": trainer.savings_report}
+        results[way] = {"losses": losses, "gradients": gradients, "tokens": sum(tokens)}
+    return results | {"report": trainer.packing_report, "savings": trainer.savings_report}
 
 
 def drift(trainer: Any) -> None:
@@ -258,8 +258,8 @@ def scored(
     change(trainer)
     trainer.model.train()
     rows = rows_of(*sizes)
-    found = {"packed": score(trainer, rows), "padded": plainly(trainer, rows)}
-    return found | {"report": trainer.packing_report, "savings": trainer.savings_report}
+    results = {"packed": score(trainer, rows), "padded": plainly(trainer, rows)}
+    return results | {"report": trainer.packing_report, "savings": trainer.savings_report}
 
 
 def families(bench: PatchedBench) -> dict[str, Any]:
@@ -284,9 +284,9 @@ def read_four_bit(
     if state is None:
         return weight
     turned = weight.shape[0] == 1
-    whole = bnb.functional.dequantize_4bit(weight.t() if turned else weight, state)
-    whole = whole if dtype is None else whole.to(dtype)
-    return whole.t() if turned else whole
+    full = bnb.functional.dequantize_4bit(weight.t() if turned else weight, state)
+    full = full if dtype is None else full.to(dtype)
+    return full.t() if turned else full
 
 
 def four_bit(bench: PatchedBench) -> dict[str, Any]:
@@ -331,14 +331,14 @@ def planted(bench: PatchedBench) -> dict[str, Any]:
         "completions of a prompt see each other": (leaking, inputs),
         "all texts see each other": (leaking, one_length),
     }
-    found = {}
+    results = {}
     for name, (attention, lengths) in defects.items():
         with (
             mock.patch.object(unsloth_packs, "packed_attention", attention),
             mock.patch.object(scorer, "pack_inputs", lengths),
         ):
-            found[name] = scored(bench, "qwen3", fused=False)
-    return found
+            results[name] = scored(bench, "qwen3", fused=False)
+    return results
 
 
 def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
@@ -347,7 +347,7 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
 
     from kit.scoring import packing
 
-    attend, found = packing.packed_attention, {}
+    attend, results = packing.packed_attention, {}
 
     def leaking(query: Any, key: Any, value: Any, layout: Any, *rest: Any, **more: Any) -> Any:
         return attend(query, key, value, as_one_text(layout), *rest, **more)
@@ -362,8 +362,8 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
     )
     for kind, name, module, attribute, defect in defects:
         with mock.patch.object(module, attribute, defect):
-            found[kind, name] = scored(bench, kind, fused=False, change=in_float32)
-    return found
+            results[kind, name] = scored(bench, kind, fused=False, change=in_float32)
+    return results
 
 
 def main(folder: Path) -> None:
@@ -376,9 +376,9 @@ def main(folder: Path) -> None:
     bench = PatchedBench(folder)
     stored = torch.load(folder / "stock.pt", weights_only=False)["recipes"]
     with rowwise_in_torch():
-        found = {"recipes": recipes(bench, stored, "qwen3"), "families": families(bench), "planted": planted(bench)}
-        found["planted in Gemma"] = planted_in_gemma(bench)
-    found["triton"] = in_triton(bench)
+        results = {"recipes": recipes(bench, stored, "qwen3"), "families": families(bench), "planted": planted(bench)}
+        results["planted in Gemma"] = planted_in_gemma(bench)
+    results["triton"] = in_triton(bench)
     with rowwise_in_torch():
-        found["four_bit"] = four_bit(bench)
-    torch.save(found, folder / "packs.pt")
+        results["four_bit"] = four_bit(bench)
+    torch.save(results, folder / "packs.pt")

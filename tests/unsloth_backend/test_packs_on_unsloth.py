@@ -21,8 +21,8 @@ def assert_same_gradients(packed: dict[str, torch.Tensor], padded: dict[str, tor
         assert (packed[name] - want).norm() <= 1e-4 * want.norm(), name
 
 
-def assert_same_scores(found: Worked) -> None:
-    (logps, entropy, gradients), (want, want_entropy, want_gradients) = found["packed"], found["padded"]
+def assert_same_scores(result: Worked) -> None:
+    (logps, entropy, gradients), (want, want_entropy, want_gradients) = result["packed"], result["padded"]
     assert want.abs().max() > 0.1
     torch.testing.assert_close(logps, want, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(entropy, want_entropy, rtol=1e-4, atol=1e-4)
@@ -31,11 +31,11 @@ def assert_same_scores(found: Worked) -> None:
 
 @pytest.mark.parametrize("recipe", [*recipes(), WITH_KL])
 def test_every_recipe_has_the_loss_and_gradients_of_padded_rows(worked: Worked, recipe: str) -> None:
-    found = worked["packs"]["recipes"][recipe]
-    packed, padded = found["packed"], found["padded"]
+    result = worked["packs"]["recipes"][recipe]
+    packed, padded = result["packed"], result["padded"]
     torch.testing.assert_close(packed["losses"], padded["losses"], rtol=1e-4, atol=1e-4)
     assert_same_gradients(packed["gradients"], padded["gradients"])
-    assert found["report"] == PACKED
+    assert result["report"] == PACKED
     assert packed["tokens"] < 0.6 * padded["tokens"]
 
 
@@ -54,25 +54,25 @@ def test_every_saving_is_on(worked: Worked) -> None:
     ],
 )  # fmt: skip
 def test_the_families_are_packed_and_share_prompts(worked: Worked, family: str) -> None:
-    found = worked["packs"]["families"][family]
-    assert_same_scores(found)
-    assert found["report"] == PACKED
+    result = worked["packs"]["families"][family]
+    assert_same_scores(result)
+    assert result["report"] == PACKED
 
 
 def test_an_attention_that_is_out_of_reach_is_scored_in_padded_rows_and_says_why(worked: Worked) -> None:
-    found = worked["packs"]["planted in Gemma"]["gemma3_text", "out of reach"]
-    assert_same_scores(found)
-    assert (found["report"]["packing"], found["report"]["share_prompts"]) == ("plain", False)
-    assert "ask for attention in another way (windows []" in found["report"]["reason"]
-    assert "theirs is of unsloth_zoo.temporary_patches.gemma" in found["report"]["reason"]
-    assert found["savings"]["skip_flat_groups"] == "on"
+    result = worked["packs"]["planted in Gemma"]["gemma3_text", "out of reach"]
+    assert_same_scores(result)
+    assert (result["report"]["packing"], result["report"]["share_prompts"]) == ("plain", False)
+    assert "ask for attention in another way (windows []" in result["report"]["reason"]
+    assert "theirs is of unsloth_zoo.temporary_patches.gemma" in result["report"]["reason"]
+    assert result["savings"]["skip_flat_groups"] == "on"
 
 
 def test_what_passes_between_completions_of_a_gemma_is_found(worked: Worked) -> None:
-    found = worked["packs"]["planted in Gemma"]["gemma3_text", "leak"]
-    assert_same_scores(found)
-    assert (found["report"]["packing"], found["report"]["share_prompts"]) == ("plain", False)
-    assert "one completion changes the scores of another" in found["report"]["reason"]
+    result = worked["packs"]["planted in Gemma"]["gemma3_text", "leak"]
+    assert_same_scores(result)
+    assert (result["report"]["packing"], result["report"]["share_prompts"]) == ("plain", False)
+    assert "one completion changes the scores of another" in result["report"]["reason"]
 
 
 @pytest.mark.parametrize("case", ["triton", "four_bit"])
@@ -90,8 +90,8 @@ def test_with_every_kernel_of_unsloth_and_with_4_bit_weights(worked: Worked, cas
     ],
 )
 def test_what_passes_between_completions_is_found(worked: Worked, defect: str, packing: str, shared: bool) -> None:
-    found = worked["packs"]["planted"][defect]
-    assert_same_scores(found)
-    report = found["report"]
+    result = worked["packs"]["planted"][defect]
+    assert_same_scores(result)
+    report = result["report"]
     assert (report["packing"], report["share_prompts"]) == (packing, shared)
     assert ("one completion changes the scores of another" in report["reason"]) == (defect != "none")

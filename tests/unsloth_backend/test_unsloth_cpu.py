@@ -62,10 +62,10 @@ def test_the_same_yaml_is_the_same_run_and_goes_on(folder: Path, config: str, mo
         command(folder, "train", config, "-o", "run.id=unsloth", "-o", "model.backend=unsloth-cpu")
         command(folder, "resume", "unsloth", "--force", "-o", "optimisation.steps=4")
 
-    ours, theirs = metrics(folder, "unsloth"), metrics(folder, "plain")
-    assert len(ours) == len(theirs) == 4
-    assert any(plain["loss"] for plain in theirs), "the comparison would be empty"
-    for mine, plain in zip(ours, theirs, strict=True):
+    on_unsloth, expected = metrics(folder, "unsloth"), metrics(folder, "plain")
+    assert len(on_unsloth) == len(expected) == 4
+    assert any(plain["loss"] for plain in expected), "the comparison would be empty"
+    for mine, plain in zip(on_unsloth, expected, strict=True):
         assert mine["loss"] == pytest.approx(plain["loss"], rel=1e-5, abs=1e-7)
         assert mine["reward"] == pytest.approx(plain["reward"], rel=1e-5)
         assert mine["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
@@ -105,7 +105,7 @@ for name in preset_names():
 
 def test_no_preset_imports_trl_before_its_backend_is_active(folder: Path) -> None:
     """Unsloth rewrites TRL while it is imported, and not one that is there already."""
-    rows = [{"question": f"What is {one} + 1?", "answer": f"#### {one + 1}"} for one in range(80)]
+    rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(80)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "my_rewards.py").write_text(
         "def short(prompts, completions, **_):\n    return [0.0] * len(completions)\n"

