@@ -61,14 +61,14 @@ def one(findings: list[Finding], name: str) -> Finding:
     ("registry", "name"), EVERY, ids=lambda value: value.kind if isinstance(value, HookRegistry) else value
 )
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
-def test_every_hook_of_the_kit_passes(registry: HookRegistry, name: str, seed: int) -> None:
+def test_every_builtin_hook_passes_its_checks(registry: HookRegistry, name: str, seed: int) -> None:
     assert failed(of_the_kit(registry, json.dumps({"name": name}), seed)) == []
 
 
 @pytest.mark.parametrize(
     ("registry", "entry"), SETTINGS, ids=lambda value: value.kind if isinstance(value, HookRegistry) else str(value)
 )
-def test_so_do_their_other_settings(registry: HookRegistry, entry: dict[str, Any]) -> None:
+def test_every_hook_passes_with_other_settings(registry: HookRegistry, entry: dict[str, Any]) -> None:
     assert failed(of_the_kit(registry, json.dumps(entry), 0)) == []
 
 

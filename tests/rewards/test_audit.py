@@ -1,4 +1,4 @@
-"""rewards.audit: what is paid on rows of one's own; each attack is found where a reward is careless about it."""
+"""rewards.audit: rates at which attacks earn reward; each attack finds a reward with the matching flaw."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_each_attack_finds_the_reward_that_is_careless_about_it(attack: str) -> 
     assert report.passed
 
 
-def test_honest_answers_stand_beside_and_say_whether_the_rates_mean_anything() -> None:
+def test_the_audit_scores_references_to_validate_its_rates() -> None:
     counts, report = rates(reward(lambda answer, right: answer == right), attacks=("shuffles",))
     assert counts["right"] == (21, 21)
     assert counts["spellings"] == (21, 0)  # `$21$` is not `21` for this one
@@ -91,7 +91,7 @@ def test_a_reference_that_earns_nothing_is_not_paid_though_the_checker_accepts_i
     assert report.notes == ["right: 5 of 20 references are not paid as answers, first that of row 1: '21'"]
 
 
-def test_one_completion_at_which_a_function_raises_costs_only_itself() -> None:
+def test_an_exception_costs_only_its_completion() -> None:
     def raises(completions, answer, **columns):
         return [float(text.endswith("{" + right + "}")) for text, right in zip(completions, answer, strict=True)]
 
@@ -106,7 +106,7 @@ def test_the_style_is_the_one_that_is_paid() -> None:
     assert audit.audit(rewards.load("gsm8k-hash"), ROWS, attacks=()).style == "hash"
 
 
-def test_a_reward_that_hangs_or_fails_is_told_and_ends_nothing() -> None:
+def test_the_audit_reports_rewards_that_hang_or_fail() -> None:
     def careless(completions, answer, **columns):
         if "^{5^" in completions[0]:
             time.sleep(60)

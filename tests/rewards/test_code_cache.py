@@ -1,4 +1,4 @@
-"""Verdicts on programs are remembered by content: what may come from a cache, and what may not."""
+"""Verdicts on programs are cached by content: which verdicts may be reused, and which may not."""
 
 import pytest
 

@@ -249,7 +249,7 @@ RETURNS = [
 
 
 @pytest.mark.parametrize(("program", "test", "right"), RETURNS)
-def test_what_real_solutions_return(program, test, right):
+def test_real_solutions_are_judged_by_their_return_values(program, test, right):
     tests = [test] if isinstance(test, str) else test
     samples = build_samples(["f"], [f"```python\n{program}\n```"], reference=[tests])
     assert load("code-function").is_correct(samples) == [right]

@@ -40,7 +40,7 @@ def ask(judge, times=1, may_ask=lambda: True, **settings):
         saying(None),
     ],
 )
-def test_what_may_pass_is_tried_again(judge, step):
+def test_transient_errors_are_retried(judge, step):
     judge.steps = [step, step, saying("third")]
     reply = ask(judge)
     assert (reply.content, reply.attempts) == ("third", 3)
@@ -69,7 +69,7 @@ def test_retry_after_is_kept_in_seconds_and_capped(judge):
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 302])
-def test_what_cannot_pass_is_asked_once(judge, status):
+def test_permanent_errors_are_not_retried(judge, status):
     judge.steps = [failing(status, b"reason given")]
     reply = ask(judge)
     assert (reply.content, reply.attempts) == (None, 1)

@@ -64,7 +64,7 @@ def test_an_overrun_is_a_timeout_and_costs_the_others_nothing(pool):
 
 
 @pytest.mark.parametrize("function", ["hang_in_c", "ignore_signals"])
-def test_what_no_signal_handler_can_stop_is_killed(pool, function):
+def test_items_that_ignore_signals_are_killed(pool, function):
     assert statuses(pool.run([call(function), call("double", 1)], deadline=0.3)) == ["timeout", "ok"]
 
 
@@ -108,7 +108,7 @@ def test_a_function_that_gives_up_in_time_is_a_timeout_and_its_worker_lives(pool
     assert {o.value for o in pool.run([call("pid")] * 50)} <= before
 
 
-def test_one_that_stops_by_itself_has_its_grace_to_say_so(pool):
+def test_an_item_that_stops_by_itself_gets_its_grace_period(pool):
     before = {o.value for o in pool.run([call("pid")] * 50)}
     outcomes = pool.run([call("give_up", 0.5, grace=20.0)] * 2, deadline=0.2)
     assert [(o.status, o.reason) for o in outcomes] == [("timeout", "over the deadline of 0.2 s")] * 2

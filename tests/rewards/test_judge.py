@@ -110,7 +110,7 @@ NO_ANSWERS = [
 ]  # fmt: skip
 
 
-def test_texts_that_are_no_answer_are_not_sent(judge):
+def test_texts_without_an_answer_are_not_sent_to_the_judge(judge):
     evaluation = evaluate(preset_for(judge), *NO_ANSWERS)
     assert evaluation.statuses["judge"] == ["format"] * len(NO_ANSWERS)
     assert evaluation.totals == [0.0] * len(NO_ANSWERS)

@@ -1,4 +1,4 @@
-"""The reward-model preset against the models themselves, asked one row at a time through transformers."""
+"""The reward-model preset against the models themselves, called row by row through transformers."""
 
 import copy
 import json

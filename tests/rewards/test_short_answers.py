@@ -175,7 +175,7 @@ def test_unusable_letters_are_refused(letters):
         ("A cat", False),
     ],
 )  # fmt: skip
-def test_letters_as_people_write_them(completion, right):
+def test_choice_letters_are_read_in_common_forms(completion, right):
     columns = {"answer": ["C"], "choices": [["Vitamin A", "Vitamin D", "Vitamin B", "Zinc"]]}
     assert load("mcq-letter").is_correct(build_samples(["?"], [completion], **columns)) == [right]
 

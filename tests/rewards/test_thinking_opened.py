@@ -46,7 +46,7 @@ def test_the_layout_counts_the_tag_that_was_there_before():
     assert load("gsm8k-reasoning").score(good).values["format"] == [0.0]
 
 
-def test_told_that_it_is_not_open_the_prompt_is_not_asked():
+def test_an_explicit_thinking_flag_overrides_the_prompt():
     columns, answer = CASES["qa-short"]
     assert correct("qa-short", "what does <think>", answer, columns, thinking_opened=False)
 

@@ -106,7 +106,7 @@ def losses_and_gradients(trainer: Any, batches: list[Any], accumulation: int) ->
 
 
 def assert_gradients_close(actual: dict[str, Tensor], expected: dict[str, Tensor], rtol: float = 1e-5) -> None:
-    """Relative to the norm of each weight's gradient: single elements may cancel to nearly nothing."""
+    """Compare relative to the norm of each weight's gradient: single elements may cancel to nearly nothing."""
     assert actual.keys() == expected.keys()
     for name, want in expected.items():
         assert want.norm() > 0, f"no gradient reaches {name}: the comparison would be empty"

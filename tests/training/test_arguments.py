@@ -36,7 +36,7 @@ def test_moved_defaults_and_changed_fields_are_put_back() -> None:
     assert held.to_dict() == GRPOConfig(**GIVEN, optim="adamw_torch").to_dict()
 
 
-def test_what_building_the_trainer_changed_is_told() -> None:
+def test_changes_lists_arguments_that_differ() -> None:
     requested, in_force = pinned(GRPOConfig, GIVEN), pinned(GRPOConfig, GIVEN | {"max_grad_norm": 0.25, "beta": 1.0})
     assert changes(requested, requested) == {}
     assert changes(requested, in_force) == {"max_grad_norm": [1.0, 0.25]}
@@ -61,7 +61,7 @@ class GRPOTrainer:
     """Stands for TRL's."""
 
 
-def test_the_trainer_class_is_told_by_its_name_and_must_be_the_backends() -> None:
+def test_the_trainer_class_must_be_the_backends() -> None:
     unsloth, plain = Backend("unsloth", "cuda", ""), Backend("unsloth-cpu", "cpu", "")
     assert is_unsloths(type("Ours", (UnslothGRPOTrainer,), {}))
     assert not is_unsloths(GRPOTrainer)

@@ -67,7 +67,7 @@ TRANSFORMERS = Backend("transformers", "cuda", "")
         (Machine((8, 0), "A100", "2026.9.1"), {}, "transformers", "cuda"),
     ],
 )
-def test_the_backend_follows_from_the_machine_and_what_is_asked(
+def test_decide_selects_the_backend_by_machine_and_settings(
     machine: Machine, settings: dict[str, Any], chosen: str, device: str
 ) -> None:
     backend = decide(ModelConfig(**settings), machine)
@@ -136,7 +136,7 @@ def test_a_mixture_of_experts_is_left_to_transformers() -> None:
 
 
 def test_families_that_overflow_in_float16_are_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a T4: those of Unsloth's list but for mixtures of experts and models that make no text."""
+    """On a T4, families of Unsloth's list except mixtures of experts and models that generate no text."""
     place = find_spec("unsloth_zoo")
     assert place is not None
     assert place.submodule_search_locations
@@ -163,7 +163,7 @@ def test_families_that_overflow_in_float16_are_computed_in_float32(monkeypatch: 
     assert not suited(UNSLOTH, ModelConfig(), qwen).computes_in_float32
 
 
-def test_float32_and_an_old_unsloth_are_refused_where_unsloth_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsloth_refuses_float32_and_old_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"bfloat16 or float16. Set model\.dtype: auto"):
         resolve(A100, "model.backend=unsloth", "model.dtype=float32")
     old = Machine((8, 0), "A100", "2026.9.1")
@@ -198,7 +198,7 @@ def parameters(file: str, function: str) -> set[str]:
 
 
 @pytest.mark.parametrize("lora", [True, False])
-def test_the_model_is_loaded_literally_and_in_the_precision_asked(lora: bool) -> None:
+def test_unsloth_loads_the_named_model_in_the_configured_precision(lora: bool) -> None:
     config = ModelConfig(name="a/b", load_in_4bit=lora, **({} if lora else {"lora": None}))
     engine = {"gpu_memory_utilization": 0.4, "max_lora_rank": 32} if lora else {}
     arguments = model_arguments("a/b", "main", config, torch.bfloat16, Loading(640, 7, "unsloth", engine))
@@ -254,7 +254,7 @@ def test_environment_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_switch_is_one_that_unsloth_reads() -> None:
-    """By its source: a switch of another name would leave the choice to Unsloth, or to the user's environment."""
+    """Reads Unsloth's source: an unknown switch would leave the choice to Unsloth or to the user's environment."""
     packages = [find_spec(name) for name in ("unsloth", "unsloth_zoo")]
     if not all(packages):
         pytest.skip("Unsloth is not installed")
@@ -287,7 +287,7 @@ def test_unsloth_after_trl_is_refused() -> None:
         (None, "", None, "embedded", 1),
     ],
 )
-def test_threads_are_those_asked_for_else_of_the_environment_else_of_the_cores(
+def test_threads_default_to_the_environment_then_to_the_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int | None, omp: str, processes: str | None, model: str, threads: int
 ) -> None:
     import torch

@@ -85,7 +85,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 6}),
     ],
 )
-def test_likeliest_tokens_are_those_of_transformers(kind: str, more: dict[str, Any]) -> None:
+def test_greedy_tokens_equal_those_of_transformers(kind: str, more: dict[str, Any]) -> None:
     reference, fast = both(tiny(kind, **more), prompts(), settings())
     assert torch.equal(fast, reference)
 
@@ -103,12 +103,12 @@ def test_likeliest_tokens_are_those_of_transformers(kind: str, more: dict[str, A
         {"return_dict_in_generate": True},
     ],
 )
-def test_settings_mean_what_they_mean_to_transformers(how: dict[str, Any]) -> None:
+def test_generation_settings_give_the_tokens_of_transformers(how: dict[str, Any]) -> None:
     reference, fast = both(with_adapter(tiny()), prompts(), settings(**how))
     assert torch.equal(getattr(fast, "sequences", fast), getattr(reference, "sequences", reference))
 
 
-def test_copies_of_a_prompt_go_through_once_and_ended_rows_leave(rows: list[int]) -> None:
+def test_prompt_copies_are_read_once_and_ended_rows_leave_the_batch(rows: list[int]) -> None:
     model, inputs = tiny(), prompts(groups=4, copies=3)
     reference = model.generate(**inputs, generation_config=settings())
     reference_rows = list(rows)
@@ -150,7 +150,7 @@ def test_samples_follow_the_distribution_of_transformers() -> None:
         assert float((frequencies - second).abs().max()) < 4 * (0.25 / len(chosen)) ** 0.5
 
 
-def test_adapters_are_folded_and_the_very_same_weights_come_back() -> None:
+def test_adapters_are_folded_and_the_weights_restored_exactly() -> None:
     model = with_adapter(tiny())
     inputs = prompts()
     layers = {name: module for name, module in model.named_modules() if hasattr(module, "merged_adapters")}
@@ -168,7 +168,7 @@ def test_adapters_are_folded_and_the_very_same_weights_come_back() -> None:
 
 
 @pytest.mark.parametrize("why", ["dropout in training", "DoRA", "half precision", "large", "switched off"])
-def test_what_folding_would_change_is_left_alone(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_that_folding_would_change_are_not_folded(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"dropout in training": {"lora_dropout": 0.3}, "DoRA": {"use_dora": True}}.get(why, {})
     model = with_adapter(tiny(), **options)
     model.train(why == "dropout in training")
@@ -190,8 +190,8 @@ def test_a_generate_of_its_own_is_not_replaced() -> None:
     assert model.generate() == "mine"
 
 
-def test_who_listens_hears_every_token() -> None:
-    """`generate` with a streamer goes through transformers' loop: ours has nobody to tell."""
+def test_a_streamer_receives_every_token() -> None:
+    """`generate` with a streamer uses the loop of transformers, because the kit's loop does not call streamers."""
     model, how = tiny(), settings()
     inputs = {name: value[:1] for name, value in prompts().items()}
 
@@ -208,7 +208,7 @@ def test_who_listens_hears_every_token() -> None:
     assert len(heard) > inputs["input_ids"].shape[1]
 
 
-def test_a_token_without_an_embedding_is_named_before_the_model_is_asked() -> None:
+def test_a_token_without_an_embedding_is_named_before_generation() -> None:
     """On a GPU the lookup is an assert that names neither the token nor the cause, and no later call works."""
     model = tiny()
     generator = Generator(adapter_of(model), model)

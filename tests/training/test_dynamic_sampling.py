@@ -1,4 +1,4 @@
-"""Dynamic sampling: groups that replace flat ones go the way of TRL's own, and what is replaced leaves no trace in the loss."""
+"""Dynamic sampling: new groups are handled as TRL's own, and replaced groups do not affect the loss."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def two_steps(new_trainer: NewTrainer, extra: Spec) -> tuple[Any, list[dict[str,
     )
 
 
-def test_a_method_with_nothing_to_choose_changes_nothing(new_trainer: NewTrainer) -> None:
+def test_dynamic_sampling_without_flat_groups_changes_nothing(new_trainer: NewTrainer) -> None:
     """Losses, logs, weights and rollouts are those of a run without `selection`, to the bit."""
     weights, lines, rollouts = two_steps(new_trainer, {})
     chosen_weights, chosen_lines, chosen_rollouts = two_steps(new_trainer, selection(dynamic_sampling={}))
@@ -107,7 +107,7 @@ def test_flat_groups_are_replaced_and_the_sampler_goes_on_undisturbed(new_traine
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_chooses_is_resumed_to_the_bit(new_trainer: NewTrainer, tmp_path: Path) -> None:
+def test_dynamic_sampling_resumes_to_the_bit(new_trainer: NewTrainer, tmp_path: Path) -> None:
     def one(folder: str) -> tuple[Any, list[Any]]:
         sink: list[Any] = []
         extra = {
@@ -156,7 +156,7 @@ def sampler(
     return choice, rounds
 
 
-def test_rounds_end_with_the_last_flat_group_with_the_limits_or_with_the_data(
+def test_rounds_end_without_flat_groups_at_the_limit_or_with_the_data(
     new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = new_trainer(objective="dapo", extra=selection(dynamic_sampling={}))
@@ -187,7 +187,7 @@ PLAIN = {"turns": False, "processes": 1, "images": False}
         ("reinforce_pp", {}, "tokens over the whole batch"),
     ],
 )
-def test_what_it_cannot_do_is_refused_with_what_to_set(objective: str, change: dict[str, Any], words: str) -> None:
+def test_unsupported_settings_are_refused_with_a_remedy(objective: str, change: dict[str, Any], words: str) -> None:
     check_dynamic_sampling(Objective.from_spec("grpo"), **PLAIN)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
         check_dynamic_sampling(Objective.from_spec(objective), **PLAIN | change)  # type: ignore[arg-type]

@@ -175,7 +175,7 @@ def test_adapters_that_are_active_together_are_handed_over_as_one(new_model: Cal
 
 
 def test_an_update_below_the_steps_of_bfloat16_reaches_the_engine_of_a_gpu(new_model: Callable[[], Any]) -> None:
-    """As the adapter, which `auto` hands over; merged weights lose most of it, as those of TRL's own hand-over do."""
+    """`auto` hands over the adapter, which keeps the update; merged weights, which TRL hands over, lose most of it."""
     model = get_peft_model(new_model(), LoraConfig(r=4, target_modules=["q_proj"]))
     layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A") and layer.lora_A}
     for layer in layers.values():

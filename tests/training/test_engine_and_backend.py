@@ -59,7 +59,7 @@ UNDER_UNSLOTH = "model.backend=unsloth"
         (["model.backend=auto"], ["prompt", "images"], "pictures"),
     ],
 )
-def test_an_engine_that_nobody_asked_for_gives_way_to_what_was_asked_for(
+def test_a_default_engine_yields_to_configured_settings(
     settled: Callable[..., Any], overrides: list[str], columns: list[str], words: str
 ) -> None:
     config, chosen = settled(*overrides, columns=columns)
@@ -70,7 +70,7 @@ def test_an_engine_that_nobody_asked_for_gives_way_to_what_was_asked_for(
         settled("generation.engine=vllm", *overrides, columns=columns)
 
 
-def test_a_backend_that_nobody_asked_for_gives_way_to_vllm(settled: Callable[..., Any]) -> None:
+def test_a_default_backend_yields_to_vllm(settled: Callable[..., Any]) -> None:
     config, chosen = settled("model.lora=null")
     assert (config.generation.engine, chosen.name, config.model.backend) == ("vllm", "vllm", "transformers")
 
@@ -84,7 +84,7 @@ def test_an_objective_that_reads_the_engine_does_not_go_on_without_it(settled: C
 # --- what Unsloth's engine is told ------------------------------------------------------------------------------------
 
 
-def test_keys_of_the_engine_reach_unsloths() -> None:
+def test_keys_of_the_engine_reach_unsloths_engine() -> None:
     keys = ["generation.engine=vllm", "data.max_prompt_tokens=100", "generation.max_completion_tokens=28"]
     settings = loading(load_config("quickstart", keys), UNSLOTH, None)
     assert settings.max_seq_length == 128
@@ -116,10 +116,10 @@ def engine_of(tokens: int, sleeps: bool) -> Any:
         (engine_of(640, False), "0", None),
     ],
 )
-def test_an_engine_that_unsloth_made_other_than_asked_is_refused(
+def test_an_unsloth_engine_with_other_settings_is_refused(
     model: Any, standby: str, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It prints a line of it and goes on: completions would be cut, or an engine that never sleeps put to sleep."""
+    """Unsloth only prints a warning: completions would be cut, or an engine that never sleeps put to sleep."""
     loader = SimpleNamespace(from_pretrained=lambda **_: (model, None))
     monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: loader)
     monkeypatch.setattr(unsloth_model, "switches", lambda *_: {"UNSLOTH_VLLM_STANDBY": standby})
@@ -129,7 +129,7 @@ def test_an_engine_that_unsloth_made_other_than_asked_is_refused(
         load()
 
 
-def test_weights_in_another_precision_than_asked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_in_another_precision_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = torch.nn.Linear(1, 1)
     wide.dtype = torch.float32  # type: ignore[assignment]
     loader = SimpleNamespace(from_pretrained=lambda **_: (wide, None))
@@ -172,7 +172,7 @@ def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytes
         assert keywords["model"] == "m"
 
 
-def test_what_an_architecture_makes_of_the_backend_is_known_to_all_that_follows(
+def test_the_backend_of_an_architecture_decides_the_hand_over(
     tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mixture of experts trains on transformers where Unsloth is installed, and hands vLLM the adapter alone."""

@@ -108,7 +108,7 @@ def hacked() -> dict[int, float]:
     return {0: 0.3, 9: 0.9, 18: 0.4, 27: 0.3, 36: 0.3}
 
 
-def test_the_alarm_only_warns_and_once(scripted: Any, hacked: dict[int, float]) -> None:
+def test_the_alarm_warns_once(scripted: Any, hacked: dict[int, float]) -> None:
     result = scripted(hacked, "evaluation.alarm=warn", "evaluation.every=9")
     alerts = [
         event for event in result.folder.events() if event["kind"] == "alert" and event["name"] == "reward_hacking"

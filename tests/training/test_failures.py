@@ -37,10 +37,10 @@ def test_a_lost_context_is_told_from_memory_and_from_a_kernel_that_is_not_there(
 
 
 @pytest.mark.parametrize("error", [ASSERT, RuntimeError(ALLOC_FAILED)], ids=["lost", "no room for a handle"])
-def test_places_that_survive_any_failure_do_not_survive_these(
+def test_fallbacks_do_not_hide_out_of_memory_or_a_lost_context(
     monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
-    """Else packing and the attention kernel of the whole run are chosen by a neighbour's memory."""
+    """Otherwise a temporary lack of memory would select packing and the attention kernel for the rest of the run."""
 
     def fail(*_: Any) -> Any:
         raise error
@@ -56,10 +56,10 @@ def test_places_that_survive_any_failure_do_not_survive_these(
 
 
 @pytest.mark.parametrize("survived", ["memory", "another"])
-def test_checkpointing_is_on_again_after_a_rollout_that_failed(
+def test_checkpointing_is_restored_after_a_failed_rollout(
     new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch, survived: str
 ) -> None:
-    """TRL switches it off for a rollout, and on again only where the rollout ends well."""
+    """TRL switches checkpointing off for a rollout, and on again only if the rollout succeeds."""
     checkpointing: list[bool] = []
 
     class Watch(TrainerCallback):  # type: ignore[misc]

@@ -181,7 +181,7 @@ def dropping(batch: TokenBatch) -> Tensor:
     ],
     ids=["coefficient 0", "adaptive", "groups without spread", "every completion dropped", "lots"],
 )
-def test_what_cannot_act_or_draws_lots_raises_no_alarm(
+def test_inactive_and_random_hooks_raise_no_alarm(
     new_trainer: NewTrainer, objective: Any, options: dict[str, Any]
 ) -> None:
     trainer = new_trainer(objective=objective, max_steps=4, **options)
@@ -234,7 +234,7 @@ def test_dropout_raises_no_alarm(new_trainer: NewTrainer) -> None:
 # --- when, and at what cost -------------------------------------------------------------------------------------------
 
 
-def test_the_switch_turns_all_of_it_off(new_trainer: NewTrainer) -> None:
+def test_first_step_checks_can_be_switched_off(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective=Objective(clip=without_advantage), unchecked=True, **RAGGED)
     patch_scorer(trainer, cold)
     train(trainer)

@@ -1,4 +1,4 @@
-"""Completions without an advantage are not scored where nobody would notice, and scored where somebody would."""
+"""Completions without an advantage are skipped only if that leaves loss and gradient unchanged."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_flat_micro_batch_takes_no_pass_and_leaves_a_gradient_of_zero(
 
 
 def test_a_term_that_pulls_on_flat_completions_forbids_it(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
-    """And skipping all the same, as if nobody had looked, gives another gradient."""
+    """If flat completions are skipped nevertheless, the gradient differs."""
     trainer, batches = mixed
     for term in (
         {"regularizers": [KL]},

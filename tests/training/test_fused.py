@@ -66,7 +66,7 @@ def run(model: Any, autocast: bool, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def assert_like(fused: dict[str, Tensor], peft: dict[str, Tensor], exact: dict[str, Tensor], limit: float) -> None:
-    """As near to the exact result as PEFT's own, but for `limit` of its norm."""
+    """Assert that fused results are as close to the exact ones as PEFT's, up to `limit` of the norm."""
     assert fused.keys() == peft.keys() == exact.keys()
     for name, right in exact.items():
         assert fused[name].dtype == peft[name].dtype, name
@@ -119,7 +119,7 @@ def second(model: Any) -> None:
         ({}, lambda model: model.merge_adapter()),
     ],
 )
-def test_what_is_not_plain_goes_pefts_way(
+def test_unsupported_adapters_use_pefts_forward_pass(
     lora: dict[str, Any], change: Callable[[Any], None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs = []
@@ -136,7 +136,7 @@ def test_what_is_not_plain_goes_pefts_way(
     assert calls["_Adapter"] in (0, 2 if change is second else 0)  # of `second`, the two that have one adapter
 
 
-def test_4_bit_weights_are_pefts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_4_bit_layers_equal_pefts(monkeypatch: pytest.MonkeyPatch) -> None:
     bnb = pytest.importorskip("bitsandbytes")
     results = []
     for fuse in (False, True):
@@ -175,7 +175,7 @@ def trainer(new_trainer: NewTrainer, tokenizer: Any) -> Any:
     return made
 
 
-def test_a_run_scores_as_without(trainer: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_fused_layers_give_the_same_scores(trainer: Any, caplog: pytest.LogCaptureFixture) -> None:
     rows = rows_of()
     trainer.scorer.fuses = False
     unfused = score(trainer, rows)
@@ -189,7 +189,7 @@ def test_a_run_scores_as_without(trainer: Any, caplog: pytest.LogCaptureFixture)
     assert trainer.packing_report["packing"] == "packed"
 
 
-def test_what_changes_scores_is_taken_away(
+def test_fused_layers_that_change_scores_are_removed(
     trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows, weight = rows_of(), fused._weight
@@ -205,7 +205,7 @@ def test_what_changes_scores_is_taken_away(
     assert not any("forward" in vars(module) for module in trainer.model.get_base_model().model.modules())
 
 
-def test_ligers_kernels_are_this_models_alone(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ligers_kernels_are_restored_on_removal(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in that patches what Liger does: instances, classes in the module, and the rotary function."""
     from transformers.models.llama import modeling_llama as module
 

@@ -1,4 +1,4 @@
-"""GGUF files as base models: what is read, what is refused, the cache, and a run from start to export."""
+"""GGUF files as base models: reading, refusals, the cache, and a run from start to export."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_step_has_the_same_gradient(new_trainer: NewTrainer, name: str) -> Non
     ],
     ids=["shared", "not shared", "not packed", "token_mean", "across completions"],
 )
-def test_it_is_done_where_it_saves_and_changes_nothing(
+def test_batches_are_grouped_only_if_that_saves_work_exactly(
     new_trainer: NewTrainer, objective: Any, extra: dict[str, Any], groups: bool
 ) -> None:
     trainer = new_trainer(objective=objective, unchecked=True, extra=extra, **SIZE)

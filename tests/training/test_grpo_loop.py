@@ -38,7 +38,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def test_its_first_gradient_is_that_of_the_trainer(loop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_gradient_equals_the_trainers(loop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, tokenizer = loop.load_model()
     with torch.no_grad():  # LoRA begins with a B of zeros, which would leave A without a gradient
@@ -102,8 +102,8 @@ def trainer_of(loop: Any, start: dict[str, Any], tokenizer: Any, preset: Any, pr
 
 
 @pytest.mark.docs
-def test_it_learns_by_itself(tmp_path: Path) -> None:
-    """In fewer steps, scored on fewer problems, and with one thread, which leaves the other core to a neighbour."""
+def test_the_loop_learns(tmp_path: Path) -> None:
+    """Uses fewer steps, fewer problems and one thread than the example, which saves time."""
     code, script = PATH.read_text(encoding="utf-8"), tmp_path / "grpo_loop.py"
     for line, short in (
         ("\nSTEPS = 12", "\nSTEPS = 6"),

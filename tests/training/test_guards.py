@@ -1,4 +1,4 @@
-"""Every refusal, each with the defect that it is there for."""
+"""Every refusal, each with a planted defect."""
 
 from __future__ import annotations
 

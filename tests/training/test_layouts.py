@@ -22,7 +22,7 @@ def test_rows_are_laid_over_live_tokens_in_order_with_gradient() -> None:
     assert torch.equal(laid[mask.bool()], wide)
 
 
-def test_labels_whose_places_are_known_stand_for_the_mask_that_the_head_makes_of_them() -> None:
+def test_placed_labels_replace_the_heads_mask() -> None:
     labels = torch.tensor([[-100, 4, -100, 7, 2]])
     placed = PlacedLabels(labels, torch.tensor([1, 3, 4])).to(torch.device("cpu"))
     hidden = torch.arange(10.0).view(1, 5, 2).requires_grad_()

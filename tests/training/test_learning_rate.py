@@ -1,4 +1,4 @@
-"""`optimisation.learning_rate: auto`: the published rule, written out in the run, and what is said beside it."""
+"""`optimisation.learning_rate: auto`: the published rule, its value in a run's configuration, and its notes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_published_rule(kind: str, hidden: int, lora: bool, expected: float)
     assert learning_rate(AutoConfig.for_model(kind, hidden_size=hidden), lora=lora) == pytest.approx(expected)
 
 
-def test_a_run_has_the_number_and_says_where_it_is_from(tree: Any) -> None:
+def test_auto_learning_rate_is_resolved_and_explained(tree: Any) -> None:
     tree["optimisation"]["learning_rate"] = "auto"
     tree["model"]["lora"] = {"rank": 64, "alpha": 64}
     requested = load_config(tree)

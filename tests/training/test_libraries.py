@@ -1,4 +1,4 @@
-"""Optional packages stay out of the processes that the kit starts, and only while its own libraries are loaded."""
+"""Optional packages are hidden in the kit's processes, and only while its own libraries load."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_in_a_process_of_the_users_nothing_is_loaded_or_hidden(monkeypatch: pyte
         ({"name": "some/model"}, False),
     ],
 )
-def test_what_is_for_quantized_weights_is_hidden_where_there_are_none(
+def test_quantization_packages_are_hidden_without_quantized_weights(
     monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], hidden_too: bool
 ) -> None:
     hidden_names: list[str] = []

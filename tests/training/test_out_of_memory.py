@@ -1,4 +1,4 @@
-"""Running out of memory: smaller parts, the same step. Failures are planted where a real one would come from."""
+"""After running out of memory, a step in smaller parts is the same step. Failures are planted at their real sources."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_finished_step_breaks_the_row_and_one_completion_is_the_least() -> Non
     assert odd.rows("evaluation", 5) == 3
 
 
-def test_generation_and_scoring_are_divided_too(new_trainer: NewTrainer) -> None:
+def test_generation_and_scoring_are_halved_on_out_of_memory(new_trainer: NewTrainer) -> None:
     greedy = {"top_k": 1, "gradient_accumulation_steps": 2, "max_steps": 2, "num_iterations": 2}
     objective = {"recipe": "reinforce_pp", "regularizers": [KL]}
     want = stepped(new_trainer(objective=objective, unchecked=True, **greedy))
@@ -249,7 +249,7 @@ def test_dropout_is_the_same_in_both_passes_over_a_part(new_trainer: NewTrainer)
     )
 
 
-def test_nothing_of_the_failed_attempt_is_kept(new_trainer: NewTrainer) -> None:
+def test_a_failed_attempt_keeps_no_tensors(new_trainer: NewTrainer) -> None:
     alive: list[weakref.ref[Tensor]] = []
     trainer = new_trainer(objective="dapo", unchecked=True, extra={"memory": BatchSizeBackoff()})
     score, freed = trainer.scorer.score, []
@@ -269,9 +269,7 @@ def test_nothing_of_the_failed_attempt_is_kept(new_trainer: NewTrainer) -> None:
     assert freed[1] == [True]
 
 
-def test_what_is_no_shortage_and_what_is_no_micro_batch_passes(
-    new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_and_updates_are_not_retried(new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
 
@@ -312,7 +310,9 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Machi
     return make
 
 
-def test_a_run_halves_files_it_and_remembers_it(attempt: Any, small_machine: Callable[[str, int], Machine]) -> None:
+def test_a_run_halves_its_micro_batch_and_records_it(
+    attempt: Any, small_machine: Callable[[str, int], Machine]
+) -> None:
     rows = (
         "optimisation.packing=false",
         "optimisation.skip_flat_groups=false",

@@ -200,7 +200,7 @@ class Module(torch.nn.Module):
     num_key_value_groups = 1
 
 
-def test_calls_without_a_layout_go_to_the_original_function_as_they_came() -> None:
+def test_calls_without_a_layout_use_the_original_function() -> None:
     install_packed_attention()
     wrapped: Any = AttentionInterface()["sdpa"]
     install_packed_attention()
@@ -221,7 +221,7 @@ def call(name: str = "sdpa", **keywords: Any) -> Any:
     return function(Module(), query, key, value, None, **({KEYWORD: layout} | keywords)), layout
 
 
-def test_a_call_with_a_layout_is_computed_here_and_noted() -> None:
+def test_a_call_with_a_layout_is_computed_and_recorded() -> None:
     (result, weights), layout = call(scaling=0.2, sliding_window=5, softcap=30.0, position_ids=None)  # as sdpa does
     assert result.shape == (1, 7, HEADS, WIDTH)
     assert weights is None
@@ -238,6 +238,6 @@ def test_a_call_with_a_layout_is_computed_here_and_noted() -> None:
         {KEYWORD: Layout([Group(0, 2, (3,))])},
     ],
 )
-def test_what_means_something_else_is_refused(keywords: dict[str, Any]) -> None:
+def test_unsupported_attention_arguments_are_refused(keywords: dict[str, Any]) -> None:
     with pytest.raises(NotPackable, match="attention"):
         call(**keywords)

@@ -57,7 +57,7 @@ def test_scores_and_gradients_are_those_of_trls_layout(packed: NewPacked, kind: 
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_with_gradient_checkpointing(packed: NewPacked, reentrant: bool) -> None:
+def test_packed_scores_are_exact_with_gradient_checkpointing(packed: NewPacked, reentrant: bool) -> None:
     trainer, rows = packed(), rows_of()
     expected = plainly(trainer, rows)
     trainer.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -189,7 +189,7 @@ def test_inputs_beside_text_are_scored_in_trls_layout(packed: NewPacked) -> None
     assert {type_ids for type_ids, _ in calls} == {None}
 
 
-def test_what_the_balancing_loss_of_experts_counts_is_not_packed(packed: NewPacked) -> None:
+def test_rows_with_a_balancing_loss_are_not_packed(packed: NewPacked) -> None:
     trainer, rows = packed("mixtral"), rows_of()
     results = []
     for on in (True, False):

@@ -1,4 +1,4 @@
-"""Where each token of a scoring call lies in its pack, what it predicts, and where its score goes."""
+"""The position of each token in its pack, the token that it predicts, and the position of its score."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_the_proof_has_ragged_rows_that_share_a_prompt() -> None:
         assert probe.ids.shape[1] <= 3 + 65 + 26
 
 
-def test_a_model_whose_attention_ignores_the_layout(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_that_ignores_the_layout_fails_the_proof(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny()
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     for layer in backbone.layers:
@@ -79,8 +79,8 @@ def test_a_model_whose_attention_ignores_the_layout(tiny: NewTiny, monkeypatch: 
     assert "ask for attention in another way (windows []" in reason
 
 
-def test_an_attention_that_lets_completions_see_each_other(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scores of what stands first are right: only a change elsewhere shows it."""
+def test_attention_across_completions_fails_the_proof(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores of the first completion are right; only a change of another completion reveals the defect."""
     right = packing.Layout.mask
 
     def leaking(self: Any, queries: int, keys: int, *rest: Any) -> Any:
@@ -100,7 +100,7 @@ def test_an_attention_that_lets_completions_see_each_other(tiny: NewTiny, monkey
     assert "one completion changes the scores of another" in reason
 
 
-def test_wrong_positions(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_positions_fail_the_proof(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     right = scorer.lay_out
 
     def counted_on(*args: Any, **more: Any) -> Any:
@@ -113,8 +113,8 @@ def test_wrong_positions(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None
     assert "differ from those of the padded rows" in reason
 
 
-def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer than any row of the proof: only what attention is asked for tells of it."""
+def test_a_missing_window_fails_the_proof(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window is longer than any row of the proof, so only the arguments of attention reveal the defect."""
     layout_class = scorer.Layout
 
     class Blind(layout_class):  # type: ignore[misc, valid-type]
@@ -145,13 +145,13 @@ def test_a_window_that_is_not_handed_on(tiny: NewTiny, monkeypatch: pytest.Monke
         ({"kind": "gpt2", "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}, "packed", ""),
     ],
 )
-def test_what_an_architecture_allows(tiny: NewTiny, made: dict[str, Any], way: str, reason: str) -> None:
+def test_the_proof_decides_by_architecture(tiny: NewTiny, made: dict[str, Any], way: str, reason: str) -> None:
     actual = outcome(tiny(**made))
     assert actual[0] == way
     assert reason in actual[1]
 
 
-def test_a_state_that_goes_on_into_the_next_text(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_carried_into_the_next_text_fails_the_proof(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny("qwen3_next")
     read_as_one_text(trainer.accelerator.unwrap_model(trainer.model).get_base_model(), monkeypatch)
     way, reason = outcome(trainer)
@@ -159,7 +159,7 @@ def test_a_state_that_goes_on_into_the_next_text(tiny: NewTiny, monkeypatch: pyt
     assert "one completion changes the scores of another" in reason
 
 
-def test_sinks_that_are_left_out(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_attention_sinks_fail_the_proof(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     right = packing.packed_attention
     monkeypatch.setattr(packing, "packed_attention", lambda *args, **more: right(*args, **{**more, "sinks": None}))
     way, reason = outcome(tiny("gpt_oss", attention="eager"))

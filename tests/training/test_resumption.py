@@ -124,8 +124,8 @@ def test_as_many_checkpoints_are_kept_as_transformers_would(seed: int, tmp_path:
     assert not (tmp_path / "ours" / STAGING).exists()
 
 
-def test_a_run_without_a_step_left_removes_what_its_last_step_did_not_come_to(tmp_path: Path) -> None:
-    """It was killed between its last checkpoint and the removal of an older one."""
+def test_a_run_resumed_at_its_end_removes_surplus_checkpoints(tmp_path: Path) -> None:
+    """The run was killed between its last checkpoint and the removal of an older one."""
     for step in (2, 4, 6):
         published(tmp_path, step)
     last = checkpoint(tmp_path / STAGING, 8)
@@ -232,7 +232,7 @@ def listing(run: RunDir) -> set[str]:
     return {path.relative_to(run.path).as_posix() for path in run.path.rglob("*") if path.is_file()}
 
 
-def test_what_was_written_after_the_checkpoint_is_cut_and_nothing_else(run: RunDir) -> None:
+def test_resume_cuts_only_what_follows_the_checkpoint(run: RunDir) -> None:
     messages: list[str] = []
     before = listing(run)
     lines = run.metrics_file.read_bytes().splitlines(keepends=True)
@@ -248,7 +248,7 @@ def test_what_was_written_after_the_checkpoint_is_cut_and_nothing_else(run: RunD
     assert run.status()["step"] == 6
 
 
-def test_weights_are_thrown_away_only_where_that_is_forced(run: RunDir, parts: Any) -> None:
+def test_weights_are_discarded_only_with_force(run: RunDir, parts: Any) -> None:
     (run.checkpoints[0] / "trainer_state.json").unlink()
     (run.checkpoints[1] / "optimizer.pt").write_bytes(b"mom")
     run.write_json("adapter/adapter_config.json", {})
@@ -294,7 +294,7 @@ def test_a_run_that_starts_again_names_what_has_changed_and_is_not_refused(
 
 
 @pytest.mark.parametrize("content", ["5", '{"step": '])
-def test_what_a_full_disk_left_damaged_is_made_again(run: RunDir, content: str) -> None:
+def test_resume_repairs_files_damaged_by_a_full_disk(run: RunDir, content: str) -> None:
     for path in (run.eval / "before.json", run.path / "best.json"):
         path.write_text(content)
     lines = run.metrics_file.read_text().split("\n")
@@ -381,7 +381,7 @@ def test_another_number_of_processes_is_named(run: RunDir, parts: Any, monkeypat
     assert check_resumable(past(run), parts(), force=False).changes == []
 
 
-def test_own_files_and_weights_are_told_by_their_content(
+def test_local_files_and_weights_are_compared_by_content(
     run: RunDir, parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -61,7 +61,7 @@ def test_a_backbone_without_a_mask_is_caught_in_trls_layout(new_trainer: NewTrai
         trainer.checks.before_scoring(trainer.model.train(), MicroBatch(inputs))
 
 
-def test_and_is_scored_rightly_with_the_padding_behind(new_trainer: NewTrainer) -> None:
+def test_a_backbone_without_a_mask_is_exact_with_right_padding(new_trainer: NewTrainer) -> None:
     trainer = new_trainer(objective="grpo", steps_per_generation=8)
     inputs = mixed_prompts(trainer)
     trainer.model.train()

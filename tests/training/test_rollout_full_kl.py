@@ -94,7 +94,7 @@ def test_the_full_kl_and_its_gradient_equal_whole_logits(
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_of_the_reference_pass_only_the_head_is_kept_beside_the_rollout(new_trainer: NewTrainer, packing: bool) -> None:
+def test_the_reference_pass_keeps_only_the_head(new_trainer: NewTrainer, packing: bool) -> None:
     extra = {"packing": packing}
     trainer = new_trainer(objective={"recipe": "grpo", "regularizers": FULL}, unchecked=True, extra=extra)
     batches = rollout(trainer)
@@ -150,7 +150,7 @@ def test_nothing_is_scored_without_need(new_trainer: NewTrainer, objective: Any,
 
 
 @pytest.mark.parametrize("objective", [{"recipe": "dapo", "regularizers": FULL}, {"recipe": "ppo"}], ids=str)
-def test_a_backend_that_scores_in_a_way_of_its_own_is_refused_where_hidden_states_are_needed(
+def test_a_backend_without_hidden_states_is_refused_by_hooks_that_need_them(
     new_trainer: NewTrainer, objective: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LogProbDispatcher, "apply", lambda _, *args: (*ChunkedLogProb.apply(*args), None, None, None))

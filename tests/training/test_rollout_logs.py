@@ -1,4 +1,4 @@
-"""What hooks, controllers and logs see of a rollout: rewards, masks, spreads, quantiles, coefficients."""
+"""Values of a rollout that hooks, controllers and logs get: rewards, masks, spreads, quantiles, coefficients."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_a_run_starts_as_the_adapter_which_stays_its_reference_and_exports_what_
             torch.testing.assert_close(model(TOKENS).logits.log_softmax(-1), started["end"], atol=1e-5, rtol=0)
 
 
-def test_resumed_it_goes_on_to_the_bit_with_the_same_reference(
+def test_a_run_from_an_adapter_resumes_to_the_bit(
     tree: Any, attempt: Any, started: dict[str, torch.Tensor], sft: Path
 ) -> None:
     override = "run.save_every=1"
@@ -133,7 +133,7 @@ def test_resumed_it_goes_on_to_the_bit_with_the_same_reference(
     assert last[0] == last[1] > 0
 
 
-def test_what_cannot_be_started_from_is_refused(model_folder: Path, sft: Path, tmp_path: Path) -> None:
+def test_unusable_start_adapters_are_refused(model_folder: Path, sft: Path, tmp_path: Path) -> None:
     def config(**changes: Any) -> ModelConfig:
         return ModelConfig(**{"name": str(model_folder), "adapter": str(sft), "dtype": "float32"} | changes)
 

@@ -1,4 +1,4 @@
-"""A micro-batch in parts of so many tokens: the same loss and gradient, and never more in one graph than was allowed."""
+"""A micro-batch in parts of bounded tokens: the same loss and gradient, and no graph above the token budget."""
 
 from __future__ import annotations
 

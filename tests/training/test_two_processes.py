@@ -66,7 +66,7 @@ def test_the_gradient_is_that_of_one_process_with_the_completions_of_both(ranks:
 # --- savings: one of the two has nothing to score, or less -------------------------------------------------------------
 
 
-def test_one_that_skips_all_and_one_that_skips_nothing_make_the_same_steps(ranks: list[dict[str, Any]]) -> None:
+def test_skipping_on_one_process_only_gives_the_same_steps(ranks: list[dict[str, Any]]) -> None:
     assert all(state == "on" for state in ranks[0]["on"]["report"].values())
     assert sum(ranks[0]["on"]["scored"]) <= 1  # one row showed which weights a pass reaches
     assert sum(ranks[0]["off"]["scored"]) == sum(ranks[1]["on"]["scored"]) == 4 * 2 * 4

@@ -1,4 +1,4 @@
-"""The layout of a pack on its way through Unsloth's attention dispatch, of which a stand-in notes its calls."""
+"""Packs in Unsloth's attention dispatch; a stand-in records the calls."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_shared_prompt_is_computed_here_with_the_window_and_scale_of_the_call(
     assert not calls
 
 
-def test_what_shares_nothing_goes_to_unsloths_kernels_also_with_a_soft_cap(dispatch: Any) -> None:
+def test_packs_without_shared_prompts_use_unsloths_kernels(dispatch: Any) -> None:
     attend, calls = dispatch
     capped = Config({"softcap": 50.0})
     assert attend(config=capped, context=Context(ALONE), **heads(ALONE)) == "theirs"

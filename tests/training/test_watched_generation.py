@@ -90,7 +90,7 @@ def test_the_trainer_goes_on_once_the_engine_has_put_the_weights_back(gpu: Any, 
     assert not gpu.at_work
 
 
-def test_what_fails_inside_a_call_of_a_call_is_told_once(gpu: Any, new_model: Callable[[], Any]) -> None:
+def test_an_error_in_a_nested_call_is_reported_once(gpu: Any, new_model: Callable[[], Any]) -> None:
     generation = watched(new_model(), standby=True)
     generation.llm.reset_prefix_cache = lambda: [][1]
     with pytest.raises(EngineError, match="died taking over the weights: IndexError"):

@@ -141,7 +141,7 @@ def test_the_draft_is_there_after_a_reload_and_in_another_browser_it_is_not(page
     expect(other.locator("#command textarea")).to_have_value("grpo-kit train quickstart")
 
 
-def test_by_keyboard_alone(page: Any, tab: Callable[..., Tab]) -> None:
+def test_rows_are_shown_by_keyboard_alone(page: Any, tab: Callable[..., Tab]) -> None:
     new = tab(page, "/new")
     sees(new, "Settings are valid")
 
@@ -194,7 +194,7 @@ def test_a_phone_shows_the_first_screens(page: Any, tab: Callable[..., Tab], pat
 
 
 @pytest.mark.usefixtures("cold_processes")
-def test_it_is_there_soon_and_idle_when_nobody_touches_it(page: Any, tab: Callable[..., Tab], open_page: Any) -> None:
+def test_the_page_starts_quickly_and_idles(page: Any, tab: Callable[..., Tab], open_page: Any) -> None:
     """Bounds for a busy machine; on a quiet one it is up in 5 s, painted in 1 s, and takes under 2 % of a core."""
     import psutil
 

@@ -73,7 +73,7 @@ def jobs(folder: Path) -> Iterator[Jobs]:
     made.close()
 
 
-def test_one_child_answers_all(child: Bench) -> None:
+def test_one_child_process_answers_all_questions(child: Bench) -> None:
     assert child.ask({"question": "who"}) == child.ask({"question": "who"})
 
 
@@ -86,7 +86,7 @@ def test_a_mistake_is_raised_as_what_it_is(child: Bench) -> None:
         child.ask({"question": "crash"})
 
 
-def test_one_that_hangs_is_ended_and_the_next_question_has_another(child: Bench) -> None:
+def test_a_hanging_child_is_replaced(child: Bench) -> None:
     first = child.ask({"question": "who"})
     with pytest.raises(RunError, match="no answer in time"):
         child.ask({"question": "hang"}, seconds=0.3)
@@ -95,8 +95,8 @@ def test_one_that_hangs_is_ended_and_the_next_question_has_another(child: Bench)
     assert child.ask({"question": "who"}) != first
 
 
-def test_one_that_is_to_go_while_it_answers_goes_when_it_has(child: Bench) -> None:
-    """A run that is about to start plans with what is free then."""
+def test_a_leaving_child_finishes_its_answer(child: Bench) -> None:
+    """A run that is about to start plans with the memory that is free then."""
     first = child.ask({"question": "who"})
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(child.ask({"question": "slow"})))
@@ -111,7 +111,7 @@ def test_one_that_is_to_go_while_it_answers_goes_when_it_has(child: Bench) -> No
     assert child.ask({"question": "who"}) == child.ask({"question": "who"}) != first
 
 
-def test_one_that_dies_is_told_and_replaced(child: Bench) -> None:
+def test_a_dead_child_is_reported_and_replaced(child: Bench) -> None:
     with pytest.raises(RunError, match="died"):
         child.ask({"question": "die"})
     assert child.ask({"question": "who"})
@@ -133,7 +133,7 @@ def test_a_job_is_found_by_its_key_with_its_progress_and_result(jobs: Jobs) -> N
     assert jobs.get({"a": 1}) is None
 
 
-def test_how_a_job_fails_is_told(jobs: Jobs) -> None:
+def test_a_failed_job_reports_its_reason(jobs: Jobs) -> None:
     wrong = ended(jobs.start("wrong", "work", {"how": "wrong"}))
     assert (wrong.state, wrong.error) == ("failed", "no such row")
     crash = ended(jobs.start("crash", "work", {"how": "crash"}))
@@ -162,7 +162,7 @@ def test_the_same_question_is_asked_once_and_can_be_stopped(jobs: Jobs) -> None:
     assert jobs.start("same", "work", {"how": "well"}) is not job
 
 
-def test_not_too_many_at_once(jobs: Jobs) -> None:
+def test_concurrent_jobs_are_limited(jobs: Jobs) -> None:
     for number in range(MOST_RUNNING):
         jobs.start(f"job {number}", "work", {"how": "wait"})
     with pytest.raises(RunError, match="running already"):

@@ -80,7 +80,7 @@ def test_a_group_shows_every_component_status_and_extracted_answer(explorer: Exp
         assert piece in text, piece
 
 
-def test_alike_completions_are_told_once(explorer: Explorer) -> None:
+def test_equal_completions_are_shown_once(explorer: Explorer) -> None:
     run = explorer.site.run("one")
     batch(run.completions, 21, ["5 - 1 ="], text="the same")
     group = data.groups(run, run.completions / "step-00021.parquet")[0]

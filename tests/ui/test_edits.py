@@ -1,4 +1,4 @@
-"""What stands in the boxes at a click is what counts, and nothing is written into a box that somebody is typing in."""
+"""A click uses the current values of the boxes, and the page does not write into a box that somebody is typing in."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_differs_from_what_was_filled_in_was_changed(form: Form) -> None:
 
 
 @pytest.mark.parametrize("value", ["many", "", "[&a 1, *a]"])
-def test_what_is_no_value_is_said_and_stays_in_its_box(form: Form, value: str) -> None:
+def test_an_invalid_value_is_reported_and_stays_in_its_box(form: Form, value: str) -> None:
     note, state, command, _, draft = written(sent(form, steps=value, seed="4"))
     assert "optimisation.steps: Input should be a valid integer" in state
     assert note == ""

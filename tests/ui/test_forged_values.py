@@ -1,4 +1,4 @@
-"""The events of the page, called with values that no browser would send."""
+"""Events of the page, called with values that a browser does not send."""
 
 from __future__ import annotations
 

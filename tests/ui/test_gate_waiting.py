@@ -1,4 +1,4 @@
-"""Wrong passwords are looked at one after the other; no clock is asked."""
+"""Wrong passwords are checked one after the other; the tests use no clock."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def settle() -> None:
         await REAL_SLEEP(0)
 
 
-def test_many_wrong_passwords_at_once_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_wrong_passwords_are_checked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         delays, guarded = Delays(monkeypatch), gate()
         assert await ask(guarded, RIGHT) == 200  # the first time alone
@@ -79,7 +79,7 @@ def test_many_wrong_passwords_at_once_wait_for_each_other(monkeypatch: pytest.Mo
     asyncio.run(story())
 
 
-def test_more_than_may_wait_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excess_login_attempts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         delays, guarded = Delays(monkeypatch), gate()
         waiting = [

@@ -66,7 +66,7 @@ def test_the_presets_pass(settings: Settings) -> None:
         "model.revision=v1.py",
     ],
 )
-def test_what_it_may_say(settings: Settings, override: str) -> None:
+def test_allowed_configurations_pass_the_guard(settings: Settings, override: str) -> None:
     judged(settings, override)
 
 
@@ -102,7 +102,7 @@ def test_what_it_may_say(settings: Settings, override: str) -> None:
         ("model.attention=/etc/x", "is a path"),
     ],
 )
-def test_what_it_may_not(settings: Settings, override: str, why: str) -> None:
+def test_forbidden_configurations_are_refused(settings: Settings, override: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         judged(settings, override)
 

@@ -26,7 +26,7 @@ def site(tmp_path: Path) -> Site:
     return Site(Settings(root=tmp_path / "runs", folder=tmp_path))
 
 
-def test_alerts_are_told_once_the_gravest_first() -> None:
+def test_alerts_are_shown_once_by_severity() -> None:
     events = [
         {"kind": "alert", "step": 3, "name": "kl_spike", "severity": "warning", "message": "early"},
         {"kind": "alert", "step": 9, "name": "kl_spike", "severity": "warning", "message": "late"},

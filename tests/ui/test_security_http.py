@@ -185,7 +185,7 @@ def test_without_the_password_nothing_is_read(locked: Any, target: str) -> None:
             break  # one wrong password a route: each takes half a second
 
 
-def test_with_it_all_works_and_other_names_do_not(locked: Any) -> None:
+def test_the_right_password_gives_access_and_others_do_not(locked: Any) -> None:
     for target in ("queue/join", "run/predict", "upload", "cancel"):
         assert locked.ask("POST", f"/gradio_api/{target}", {"fn_index": 0, "data": []}).status == 401
     assert locked.ask("GET", "/config", Authorization=basic(f"ada:{PASSWORD}")).status == 200

@@ -23,7 +23,7 @@ def test_gradio_still_has_what_this_page_sets_of_it() -> None:
     assert (blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free) < (0.05, 0.2)
 
 
-def test_no_output_is_told_of_an_event_that_nobody_is_to_see(tmp_path: Path) -> None:
+def test_hidden_events_list_no_outputs(tmp_path: Path) -> None:
     """Gradio's script would look each output up in the whole page, at every change of every event's state."""
     from kit.ui.page import build
     from kit.ui.site import Site

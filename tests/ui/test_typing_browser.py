@@ -74,7 +74,7 @@ def test_type_tab_and_type(here: Any, tab: Callable[..., Tab]) -> None:
         expect(command).to_have_value(re.compile(f"steps={steps} -o optimisation.learning_rate={rate}"))
 
 
-def test_of_two_edits_at_once_both_stay(here: Any, tab: Callable[..., Tab]) -> None:
+def test_two_concurrent_edits_both_stay(here: Any, tab: Callable[..., Tab]) -> None:
     new = tab(here, "/new")
     sees(new, "Settings are valid")
     step(new, "3 Training")
