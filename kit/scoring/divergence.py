@@ -1,8 +1,8 @@
-"""Divergences of the policy's next-token distributions from those of a reference or a teacher, straight from hidden states.
+"""Compute divergences between the policy's next-token distributions and those of a reference or a teacher from hidden states.
 
-A slice of the tokens is taken at a time, with its logits (n, V) in float32: memory does not grow with N. With a frozen head
-(LoRA on the backbone) the forward pass computes the gradient of each hidden state along with its divergence, so that the
-backward pass only scales rows; with a trainable head the backward pass computes each slice anew.
+The tokens are processed in slices with logits (n, V) in float32, so memory does not grow with N. With a frozen head (LoRA on
+the backbone) the forward pass also computes the gradient of each hidden state, and the backward pass only scales rows. With a
+trainable head the backward pass recomputes each slice.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from kit.objective.batch import Divergence
 from kit.scoring.head import Head, Projection, add_product, compute_dtype
 
 SLICE = 2**24
-"""Logits of a slice, at most: 64 MiB in float32."""
+"""Most logits of a slice: 64 MiB in float32."""
 
 
 def divergence(
     policy: Projection, other: Projection, kind: Divergence | None = None, slice_logits: int = SLICE
 ) -> Tensor:
-    """The divergence of two next-token distributions at each of N positions, without (N, V) logits.
+    """Compute the divergence of two next-token distributions at each of N positions without storing (N, V) logits.
 
     Args:
-        policy: what the gradient goes to: its hidden states, weight and bias, whichever require one.
-        other: the reference or teacher, a constant even where its tensors require a gradient or are the policy's own. Its
-            hidden size may differ; N and V must be the same.
-        kind: which divergence; KL(policy || other) over the whole vocabulary if left out.
-        slice_logits: upper limit of the logits that are held at once.
+        policy: The side that gets gradients, in those of its hidden states, weight and bias that require one.
+        other: The reference or teacher, a constant even if its tensors require a gradient or are the policy's own. Its hidden
+            size may differ; N and V must be the same.
+        kind: The divergence; KL(policy || other) over the whole vocabulary by default.
+        slice_logits: Most logits in memory at once.
 
     Returns:
         (N,) in nats: float32, or float64 for float64 inputs; 0 or more but for rounding. Differentiable once.
@@ -46,8 +46,8 @@ def divergence(
     ):
         if count != expected:
             raise ValueError(f"both sides must have the same number of {name}, saw {count} and {expected}")
-    # Inside `forward` the grad mode is off and `needs_input_grad` ignores it: without this, row gradients would be computed
-    # under `no_grad` too.
+    # Gradients are always off inside `forward`, and `needs_input_grad` ignores `no_grad`: without `detach`, row gradients would
+    # also be computed under `no_grad`.
     tensors = (policy.hidden, policy.weight, policy.bias)
     if not torch.is_grad_enabled():
         tensors = (
@@ -62,7 +62,7 @@ def divergence(
 
 @dataclass(frozen=True)
 class _Side:
-    """Operands of the matrix product of one side."""
+    """The head of one distribution and the operands of its matrix product."""
 
     head: Head
     hidden: Tensor  # (N, H)
@@ -77,14 +77,14 @@ class _Side:
         return cls(head, head.operand(hidden), *head.columns(slice(None)))
 
     def product(self, rows: slice) -> Tensor:
-        """(n, V) hidden @ weight.T in the precision of the statistics."""
+        """hidden @ weight.T (n, V) in the precision of the statistics."""
         hidden, stat = self.hidden[rows], self.head.stat_dtype
         if hidden.dtype == stat:
             return hidden @ self.weight.t()
         return torch.mm(hidden, self.weight.t(), out_dtype=stat)
 
     def log_probabilities(self, product: Tensor) -> Tensor:
-        """(n, V) of `product`."""
+        """Log-probabilities (n, V) from `product`."""
         head = self.head
         logits = (product if self.bias is None else product + self.bias) * head.scale
         if head.softcap is not None:
@@ -93,8 +93,8 @@ class _Side:
 
 
 def _slice(policy: _Side, other: _Side, rows: slice, kind: Divergence, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Divergences (n,), and the derivative of their sum, weighted by `weights`, by the policy's products (n, V)."""
-    # Without the hooks of a caller, which are for what its own graph saves.
+    """Divergences (n,), and the derivative of their sum weighted by `weights` with respect to the policy's product (n, V)."""
+    # Disable the caller's hooks, which are meant for the tensors that its own graph saves.
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         product = policy.product(rows).requires_grad_()
         values = _between(policy.log_probabilities(product), other.log_probabilities(other.product(rows)), kind)
@@ -126,8 +126,10 @@ class _Divergence(torch.autograd.Function):
                     result[rows], slope = _slice(policy_side, other_side, rows, kind, None)
                     add_product(row_gradients[rows], slope, policy_side.weight)
                 else:
-                    own, others = (side.log_probabilities(side.product(rows)) for side in (policy_side, other_side))
-                    result[rows] = _between(own, others, kind)
+                    logps, other_logps = (
+                        side.log_probabilities(side.product(rows)) for side in (policy_side, other_side)
+                    )
+                    result[rows] = _between(logps, other_logps, kind)
         if ctx.stored:
             ctx.save_for_backward(row_gradients)
         elif any(ctx.needs_input_grad):
@@ -172,10 +174,10 @@ def _slices(count: int, size: int) -> list[slice]:
 
 
 def _between(policy: Tensor, other: Tensor, kind: Divergence) -> Tensor:
-    """(n, V) log-probabilities -> (n,) nats."""
+    """The divergence of two sets of log-probabilities: (n, V) -> (n,) in nats."""
     if kind.top_k is not None and kind.top_k < policy.shape[1]:
         columns = policy.detach().topk(kind.top_k, dim=1).indices
-        policy, other = _with_the_rest(policy, columns), _with_the_rest(other, columns)
+        policy, other = _lump_others(policy, columns), _lump_others(other, columns)
     if kind.kind == "reverse":
         return _kl(policy, other)
     if kind.kind == "forward":
@@ -185,12 +187,12 @@ def _between(policy: Tensor, other: Tensor, kind: Divergence) -> Tensor:
 
 
 def _kl(left: Tensor, right: Tensor) -> Tensor:
-    # Probabilities add up to 1, so their difference adds nothing; it cancels rounding of the two normalisers.
+    # Both sides' probabilities sum to 1, so the difference adds 0; it cancels the rounding of the two normalisers.
     p = left.exp()
     return (p * (left - right) + (right.exp() - p)).sum(1)
 
 
-def _with_the_rest(logps: Tensor, columns: Tensor) -> Tensor:
-    """(n, V) -> (n, k + 1): log-probabilities at `columns`, and that of all other tokens together."""
+def _lump_others(logps: Tensor, columns: Tensor) -> Tensor:
+    """(n, V) -> (n, k + 1): log-probabilities at `columns`, and the log of the sum of all other probabilities."""
     others = logps.scatter(1, columns, -torch.inf)
     return torch.cat([logps.gather(1, columns), others.logsumexp(1, keepdim=True)], dim=1)

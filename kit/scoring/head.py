@@ -1,16 +1,17 @@
-"""Log-probabilities and entropies of chosen tokens, straight from hidden states, without the (N, V) logits.
+"""Compute log-probabilities and entropies of tokens from hidden states without storing the (N, V) logits.
 
-One head for every device. Matrix products are torch's, of tiles as large as the device likes (`TILES`); 16-bit inputs are
-summed in float32. What is between them, the softmax of a tile, is an operator for each device. Rows are taken in blocks, the
-vocabulary in columns, with running statistics as in online softmax. Two ways to the gradient:
+The logits are computed in tiles: blocks of rows times slices of the vocabulary, with running statistics as in online softmax.
+The matrix products are torch's, on every device, and sum 16-bit inputs in float32; the tile size depends on the device
+(`TILES`). The softmax of a tile is an operator with one implementation for CPUs and one for CUDA. The gradient is computed in
+one of two ways:
 
-- frozen head (LoRA on the backbone): two products a tile. The forward pass folds tiles into the row gradients
-  d logp/d hidden (N, H), so that the backward pass only scales rows. d entropy/d hidden (N, H), if asked for, is a third.
-- trainable head: one product a tile in the forward pass. The backward pass recomputes each tile, and takes one product
-  for the gradient of the hidden states and one for that of the weight, each slice of which is written once.
+- Frozen head (LoRA on the backbone): two matrix products for each tile. The forward pass also sums the row gradients
+  d logp/d hidden (N, H), so the backward pass only scales rows. The gradient of the entropy, if needed, is a third product.
+- Trainable head: one product for each tile in the forward pass. The backward pass recomputes each tile and takes one product
+  for the gradient of the hidden states and one for that of the weight.
 
-Every running sum leaves the target out and lets it join at the end: 1 - p(target) is then a sum of small positive
-terms instead of a cancelling difference, and stays exact when p(target) is 1 to machine precision.
+The running sums exclude the target token, which is added at the end. 1 - p(target) is then a sum of small positive terms
+instead of a difference that cancels, and stays exact when p(target) is 1 to machine precision.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from kit.models.libraries import TESTED_TRL
 
 log = logging.getLogger("kit")
 OUTPUTS = frozenset({"log_probs", "entropy"})
-"""Outputs of TRL's head that this head computes: those of GRPO."""
+"""Outputs of TRL's head that this head computes, those that GRPO uses."""
 DEFAULT_CHUNK = 8192
 
 
-# --- tiles of the (N, V) logits: the projection, the transform, and the walk over rows and vocabulary ----------------
+# --- tiles of the (N, V) logits: projection, transform, iteration over rows and vocabulary ----------------------------
 
 TILES = {"cpu": (1024, 1 << 21)}
-"""Rows of a tile, and entries: small enough for the caches of a CPU (8 MiB of float32 a buffer)."""
+"""Rows and entries of a tile. Buffers of 8 MiB in float32 fit into the caches of a CPU."""
 GPU_TILES = (2048, 1 << 24)
 """2,048 rows and 8,192 columns keep a matrix product of a GPU busy; 64 MiB of float32, and 32 MiB in 16 bits."""
 
@@ -53,18 +54,18 @@ class Head:
     temperature: float
     softcap: float | None
     scale: float
-    compute_dtype: torch.dtype  # that hidden states and weights are rounded to
-    stat_dtype: torch.dtype  # of everything after that
+    compute_dtype: torch.dtype  # precision to which hidden states and weights are rounded
+    stat_dtype: torch.dtype  # precision of everything after that
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """Of the operands of matrix products: only CUDA's sum 16-bit numbers into 32 bits."""
+        """Precision of the operands of matrix products. Only CUDA sums products of 16-bit operands in 32 bits."""
         sums = self.weight.device.type == "cuda" and self.compute_dtype.itemsize == 2
         return self.compute_dtype if sums else self.stat_dtype
 
     @property
     def slope(self) -> float:
-        """dz / d(projection), up to the softcap's own slope."""
+        """dz / d(projection), without the slope of the softcap."""
         return self.scale / self.temperature
 
     @property
@@ -72,21 +73,21 @@ class Head:
         return self.temperature, self.softcap, self.scale
 
     def operand(self, values: Tensor) -> Tensor:
-        """Hidden states or weights as they go into a product."""
+        """Round hidden states or weights for a matrix product."""
         return values.to(self.compute_dtype).to(self.product_dtype)
 
     def columns(self, cols: slice) -> tuple[Tensor, Tensor | None]:
-        """The weight (k, H) and the bias (k) of these entries of the vocabulary."""
+        """The weight (k, H) and the bias (k) of a slice of the vocabulary."""
         bias = None if self.bias is None else self.bias[cols].to(self.compute_dtype).to(self.stat_dtype)
         return self.operand(self.weight[cols]), bias
 
     def rows_of(self, targets: Tensor) -> Tensor:
-        """(N) -> (N, H), rounded like the columns are."""
+        """The weight rows of target tokens: (N) -> (N, H), rounded like `columns`."""
         return self.weight[targets].to(self.compute_dtype).to(self.stat_dtype)
 
 
 class Tiles:
-    """Walk over the (N, V) logits of the (N, H) hidden states, and the buffers of one tile."""
+    """Iterates over the (N, V) logits of hidden states (N, H) in tiles, and holds the buffers of one tile."""
 
     def __init__(self, head: Head, hidden: Tensor, chunk_size: int) -> None:
         rows, elements = TILES.get(hidden.device.type, GPU_TILES)
@@ -103,14 +104,14 @@ class Tiles:
         return (slice(start, min(start + self.rows, self.n)) for start in range(0, self.n, self.rows))
 
     def buffer(self, name: str, rows: slice, cols: slice, dtype: torch.dtype | None = None) -> Tensor:
-        """(n, k) without values, the same memory for every tile."""
+        """An uninitialised buffer (n, k), in the same memory for every tile."""
         if name not in self._buffers:
             self._buffers[name] = self.hidden.new_empty(self.rows * self.width, dtype=dtype or self.head.product_dtype)
         shape = (rows.stop - rows.start, cols.stop - cols.start)
         return self._buffers[name][: shape[0] * shape[1]].view(shape)
 
     def projected(self, rows: slice, cols: slice, weight: Tensor) -> Tensor:
-        """h @ w.T (n, k) of this tile, before the bias and the transform."""
+        """The projection h @ w.T (n, k) of a tile, before bias and transform."""
         out = self.buffer("logits", rows, cols, self.head.stat_dtype)
         hidden = self.hidden[rows]
         if hidden.dtype == out.dtype:
@@ -120,7 +121,7 @@ class Tiles:
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a @ b, summed in the precision of `total`."""
-    a, b = a.to(b.dtype), b
+    a = a.to(b.dtype)
     if b.dtype == total.dtype:
         total.addmm_(a, b)
     else:
@@ -129,7 +130,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Projection:
-    """A language-model head and the hidden states that go through it.
+    """A language-model head and the hidden states that it projects.
 
     z = softcap(scale * (hidden @ weight.T + bias)) / temperature, with softcap(a) = softcap * tanh(a / softcap).
     """
@@ -146,28 +147,28 @@ class Projection:
         return self.temperature, self.softcap, self.scale
 
     def bare(self) -> Projection:
-        """The head alone, with hidden states of no token."""
+        """The same head with hidden states of zero tokens."""
         return replace(self, hidden=self.hidden.new_empty(0, self.hidden.shape[-1]))
 
 
-# --- the softmax of a tile: two operators, each in two forms ----------------------------------------------------------
+# --- the softmax of a tile: two operators, each in torch and in Triton ------------------------------------------------
 
-# `fold_tile` takes a tile into the running statistics of its rows, `grad_tile` makes it the gradient of a loss. A CPU runs
-# the forms below, in torch's operators; CUDA runs Triton kernels (`kit.scoring.head_kernels`), and these forms where Triton
-# cannot. None of them waits for the device.
+# `fold_tile` adds a tile to the running statistics of its rows; `grad_tile` turns it into the gradient of a loss. The functions
+# below are the CPU's implementation and the fallback on CUDA, where Triton kernels (`kit.scoring.head_kernels`) run. None of
+# them waits for the device.
 
 BEST, OTHERS, SHIFTED, Z_TARGET, SLOPE_TARGET, RISE = range(6)
-"""Rows of the running statistics (6, n) of n tokens.
+"""Rows of the running statistics (6, n) of n tokens, with m the maximum of z so far:
 
-With m = max z so far: m; sums of e^(z - m) and e^(z - m) (z - m) without the target; z of the target and the softcap's slope
-there; and by how much m rose with the last tile (0 or less).
+m; the sums of e^(z - m) and of e^(z - m) (z - m), without the target; z and the softcap's slope at the target; and the old m
+minus the new one at the last tile (0 or less).
 """
 
 
 def _transform(
     z: Tensor, bias: Tensor | None, temperature: float, softcap: float | None, scale: float
 ) -> Tensor | None:
-    """Makes logits of a projection (n, k), in place; returns the softcap's slope 1 - tanh^2, where there is one."""
+    """Turn a projection (n, k) into logits, in place. Returns the slope of the softcap, 1 - tanh^2, or None without one."""
     if bias is not None:
         z.add_(bias)
     if softcap is None:
@@ -193,11 +194,11 @@ def fold_in_torch(
     scale: float,
     entropy: bool,
 ) -> None:
-    """Folds a tile into the statistics of its rows, and leaves what the products of the row gradients need.
+    """Add a tile to the statistics of its rows, and compute the operands of the row gradients' products.
 
-    z (n, k): the projection of the columns from `start` on, in the statistics' type; overwritten. e (n, k), of any type:
-    becomes e^(z - m) times the softcap's slope. weighted (n, k), if given, and else z where `entropy` is asked for: that
-    times z - m. Both are 0 at the target. targets (n): of the whole vocabulary.
+    z (n, k) is the projection of the columns from `start` on, and is overwritten. stats (6, n) is updated. e (n, k) becomes
+    e^(z - m) times the softcap's slope, 0 at the target. weighted (n, k), or z if it is None and `entropy` is true, becomes
+    that times (z - m). targets (n) are token ids of the whole vocabulary. The transform is that of `Head`.
     """
     best, others, shifted, z_target, slope_target, rise = stats.unsqueeze(2).unbind()  # (n, 1)
     slope = _transform(z, bias, temperature, softcap, scale)
@@ -206,10 +207,10 @@ def fold_in_torch(
     if slope is not None:
         slope_target.copy_(torch.where(inside, slope.gather(1, local), slope_target))
     # The sums move to the larger of the old and the new maximum m': e^(z-m') = e^(z-m) e^(m-m').
-    new = torch.maximum(best, z.amax(1, keepdim=True))
-    torch.sub(best, new, out=rise)  # <= 0
+    new_best = torch.maximum(best, z.amax(1, keepdim=True))
+    torch.sub(best, new_best, out=rise)  # <= 0
     factor = rise.exp()
-    best.copy_(new)
+    best.copy_(new_best)
     shifted.addcmul_(others, rise).mul_(factor)  # sum of e (x + rise) = sum of e x + rise * sum of e
     others.mul_(factor)
 
@@ -243,9 +244,9 @@ def grad_in_torch(
     scale: float,
     entropy: bool,
 ) -> None:
-    """d loss / d projection of a tile.
+    """Compute d loss / d projection of a tile.
 
-    z (n, k): the projection; overwritten. grad (n, k), of any type: the result. rows (6, n): max z, sum of e^(z - max),
+    z (n, k) is the projection, and is overwritten; grad (n, k) is the output. rows (6, n) holds max z, the sum of e^(z - max),
     E[z - max], 1 - p(target), and the gradients of log-probability and entropy.
     """
     best, sum_exp, mean_shifted, miss, on_logp, on_entropy = rows.unsqueeze(2).unbind()  # (n, 1)
@@ -271,12 +272,12 @@ def grad_in_torch(
 
 
 def _hits(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """(n, 1) whether a row's target lies in these columns, and its index inside them; any index where it does not."""
+    """(n, 1) whether a row's target lies in the tile, and its column there (an arbitrary column if it does not)."""
     local = targets.unsqueeze(1) - start
     return (local >= 0) & (local < width), local.clamp(0, width - 1)
 
 
-# An operator chooses its form by the device, and counts as one where operators are counted.
+# torch chooses the implementation of an operator by the device of its tensors.
 fold_tile = torch.library.custom_op(
     "grpo_kit::fold_tile", fold_in_torch, mutates_args=("z", "stats", "e", "weighted"), device_types="cpu"
 )
@@ -288,7 +289,7 @@ _without_triton: str | None = None
 
 
 def _with_triton(name: str, otherwise: Callable[..., None], *args: Any) -> None:
-    """One of the kernels of `head_kernels`, or torch's form where Triton is not there or cannot build it; logged once."""
+    """Run a kernel of `head_kernels`, or `otherwise` if Triton is missing or cannot compile it; that is logged once."""
     global _without_triton
     if _without_triton is None:
         try:
@@ -298,7 +299,7 @@ def _with_triton(name: str, otherwise: Callable[..., None], *args: Any) -> None:
             return
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # before its launch: nothing has been written yet
+        except Exception as error:  # raised before the launch, when no output has been written
             _without_triton = f"{type(error).__name__}: {error}".partition("\n")[0]
             log.warning("the head's softmax runs without Triton, more slowly: %s", _without_triton)
     otherwise(*args)
@@ -308,11 +309,11 @@ fold_tile.register_kernel("cuda", functools.partial(_with_triton, "fold", fold_i
 grad_tile.register_kernel("cuda", functools.partial(_with_triton, "grad", grad_in_torch))
 
 
-# --- statistics of every row, and its gradient -------------------------------------------------------------------------
+# --- statistics and gradient of every row -----------------------------------------------------------------------------
 
 
 class _Scan:
-    """Statistics of every row, block by block, and the row gradients when they are to be stored."""
+    """Computes statistics of all rows, block by block, and the row gradients if they are stored."""
 
     def __init__(self, tiles: Tiles, targets: Tensor, wants_entropy: bool, logp: bool, entropy: bool) -> None:
         self.tiles, self.targets = tiles, targets
@@ -320,20 +321,20 @@ class _Scan:
         empty = functools.partial(tiles.hidden.new_empty, (n,), dtype=stat)
         self.logps, self.best, self.sum_exp, self.mean_shifted = empty(), empty(), empty(), empty()
         self.entropies = empty() if wants_entropy else None
-        # bfloat16 has float32's range; in float16 what is small would be lost before the loss's scale reaches it.
-        kept = torch.bfloat16 if tiles.hidden.dtype == torch.bfloat16 else stat
+        # bfloat16 has float32's range. In float16, small gradients would become 0 before the loss scale multiplies them.
+        stored = torch.bfloat16 if tiles.hidden.dtype == torch.bfloat16 else stat
         shape = (n, tiles.hidden.shape[1])
-        self.logp_rows = tiles.hidden.new_empty(shape, dtype=kept) if logp else None
-        self.entropy_rows = tiles.hidden.new_empty(shape, dtype=kept) if entropy else None
+        self.logp_rows = tiles.hidden.new_empty(shape, dtype=stored) if logp else None
+        self.entropy_rows = tiles.hidden.new_empty(shape, dtype=stored) if entropy else None
 
     def block(self, rows: slice) -> None:
-        """Statistics and row gradients of these rows."""
+        """Compute statistics and row gradients of a block of rows."""
         tiles, head = self.tiles, self.tiles.head
         targets = self.targets[rows]
         stats = tiles.hidden.new_zeros((6, len(targets)), dtype=head.stat_dtype)
         stats[BEST] = torch.finfo(head.stat_dtype).min  # finite, so that 0 * rescale is 0
         stats[SLOPE_TARGET] = 1.0
-        sums = [self._sums(kept, rows) for kept in (self.logp_rows, self.entropy_rows)]
+        sums = [self._sums(gradients, rows) for gradients in (self.logp_rows, self.entropy_rows)]
         wide = sums[1] is not None and head.product_dtype != head.stat_dtype
         for cols in tiles.column_slices():
             weight, bias = head.columns(cols)
@@ -349,15 +350,15 @@ class _Scan:
                 add_product(sums[0], e, weight)
         self._finish(rows, stats.unsqueeze(2), sums)
 
-    def _sums(self, kept: Tensor | None, rows: slice) -> Tensor | None:
-        """(n, H) zeros to sum a row gradient in: where it is kept, or beside it."""
-        if kept is None:
+    def _sums(self, gradients: Tensor | None, rows: slice) -> Tensor | None:
+        """Zeros (n, H) in which a row gradient is summed: its own memory, or a buffer if it is stored in 16 bits."""
+        if gradients is None:
             return None
-        stat = self.tiles.head.stat_dtype
-        return kept[rows].zero_() if kept.dtype == stat else kept.new_zeros(kept[rows].shape, dtype=stat)
+        part, stat = gradients[rows], self.tiles.head.stat_dtype
+        return part.zero_() if part.dtype == stat else part.new_zeros(part.shape, dtype=stat)
 
     def _finish(self, rows: slice, stats: Tensor, sums: list[Tensor | None]) -> None:
-        """Lets the target join the sums (6, n, 1), and writes this block's outputs."""
+        """Add the target to the sums `stats` (6, n, 1), and write the outputs of the block."""
         others = stats[OTHERS]
         x_target = stats[Z_TARGET] - stats[BEST]  # <= 0
         e_target = x_target.exp()
@@ -379,18 +380,18 @@ class _Scan:
             # dH/dz_j = -p_j (log p_j + H) = -p_j (x_j - E[x]), as x = z - best is log p plus a constant
             entropy_rows.addcmul_(logp_rows, mean_shifted, value=-1.0)
             entropy_rows.addcmul_((x_target - mean_shifted) * e_target * slope, w_target)
-            _keep(entropy_rows.mul_(-scale), self.entropy_rows[rows])
+            _store(entropy_rows.mul_(-scale), self.entropy_rows[rows])
         # dlogp/dz_target = 1 - p_target = others / sum, dlogp/dz_j = -p_j
-        _keep(logp_rows.neg_().addcmul_(others * slope, w_target).mul_(scale), self.logp_rows[rows])
+        _store(logp_rows.neg_().addcmul_(others * slope, w_target).mul_(scale), self.logp_rows[rows])
 
 
-def _keep(summed: Tensor, kept: Tensor) -> None:
-    if summed.dtype != kept.dtype:  # else it was summed in place
-        kept.copy_(summed)
+def _store(gradients: Tensor, stored: Tensor) -> None:
+    if gradients.dtype != stored.dtype:  # equal types: they were summed in place
+        stored.copy_(gradients)
 
 
 def compute_dtype(hidden: Tensor) -> torch.dtype:
-    """The projection's: autocast's where it is on, which leaves float64 alone, else that of the hidden states."""
+    """Precision of the projection: autocast's if it is on (it does not change float64), else that of the hidden states."""
     device = hidden.device.type
     if hidden.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return hidden.dtype
@@ -402,22 +403,21 @@ class ChunkedLogProb(torch.autograd.Function):
 
     z = softcap(logit_scale * (hidden @ weight.T + bias)) / temperature.
 
-    Takes the place of TRL's Triton function on any device, with the same call:
-    `apply(hidden, weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)`, and
-    one argument more.
+    Replaces TRL's Triton function on any device. The arguments of `apply` are those of TRL's function and, at the end,
+    `entropy_gradient`.
 
     Args:
         hidden: (N, H).
         weight: (V, H).
         bias: (V) or None.
         targets: (N), token ids in [0, V).
-        temperature: divides the logits, last.
-        chunk_size: upper limit of a tile's width in vocabulary entries.
-        final_logit_softcapping: cap * tanh(z / cap), or None.
-        logit_scale: multiplies the projection, first.
-        outputs: whether to compute the entropy: with `entropy` among them, as TRL names its outputs.
-        entropy_gradient: whether the entropy is differentiable. With a frozen head that costs one more matrix product per
-            tile and one more (N, H) buffer, and the forward cannot see whether a loss will use it.
+        temperature: Divides the logits, last.
+        chunk_size: Largest width of a tile, in vocabulary entries.
+        final_logit_softcapping: The cap in cap * tanh(z / cap), or None.
+        logit_scale: Multiplies the projection, first.
+        outputs: Names of TRL's outputs. The entropy is computed if `entropy` is one of them.
+        entropy_gradient: Whether the entropy is differentiable. With a frozen head this costs one more matrix product for each
+            tile and one more (N, H) buffer.
 
     Returns:
         logps and entropy (or None), each (N) in nats: float32, or float64 for float64 inputs. Differentiable once, with
@@ -429,8 +429,8 @@ class ChunkedLogProb(torch.autograd.Function):
 
     @classmethod
     def apply(cls, hidden: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
-        # Inside `forward` the grad mode is always off and `needs_input_grad` ignores it: without this, row gradients
-        # would be stored under `no_grad` too.
+        # Gradients are always off inside `forward`, and `needs_input_grad` ignores `no_grad`: without `detach`, row gradients
+        # would also be stored under `no_grad`.
         source = hidden if torch.is_grad_enabled() else hidden.detach()
         result: tuple[Tensor, Tensor | None] = super().apply(source, *args)  # type: ignore[no-untyped-call]
         return result
@@ -451,7 +451,7 @@ class ChunkedLogProb(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         ctx.set_materialize_grads(False)
         vocab = weight.shape[0]
-        # On another device to ask would be to wait; there its own check of indices ends the process.
+        # On a GPU this check would wait for the device. CUDA's own index check ends the process there.
         if (
             targets.device.type == "cpu"
             and targets.numel()
@@ -499,14 +499,13 @@ class ChunkedLogProb(torch.autograd.Function):
 def _recompute_gradients(
     ctx: Any, grad_logps: Tensor | None, grad_entropy: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden, weight and bias, one tile of d loss/d projection at a time, summed in `stat_dtype`."""
+    """Compute the gradients of hidden, weight and bias from one tile of d loss/d projection at a time, in `stat_dtype`."""
     hidden, weight, bias, targets, logps, best, sum_exp, mean_shifted = ctx.saved_tensors
     head, needed = Head(weight, bias, *ctx.head_args), ctx.needs_input_grad[:3]
     stat = head.stat_dtype
-    nothing = torch.zeros_like(best)
     miss = -torch.expm1(logps)  # 1 - p_target
-    incoming = [nothing if grad is None else grad.to(stat) for grad in (grad_logps, grad_entropy)]
-    of_rows = torch.stack([best, sum_exp, mean_shifted, miss, *incoming])
+    grads = [torch.zeros_like(best) if grad is None else grad.to(stat) for grad in (grad_logps, grad_entropy)]
+    row_stats = torch.stack([best, sum_exp, mean_shifted, miss, *grads])
 
     with torch.autocast(hidden.device.type, enabled=False):
         tiles = Tiles(head, hidden, ctx.chunk_size)
@@ -514,16 +513,18 @@ def _recompute_gradients(
         grad_hidden = hidden.new_zeros(hidden.shape, dtype=stat) if needed[0] else None
         grad_weight = torch.empty_like(weight) if needed[1] else None
         grad_bias = torch.empty_like(bias) if needed[2] and bias is not None else None
-        for cols in tiles.column_slices():  # outside, so that each slice of the weight's gradient is written once
-            own_weight, own_bias = head.columns(cols)
-            weight_sum = own_weight.new_zeros(own_weight.shape, dtype=stat)
-            bias_sum = own_weight.new_zeros(len(own_weight), dtype=stat)
+        for (
+            cols
+        ) in tiles.column_slices():  # the outer loop, so that each slice of the weight's gradient is written once
+            weight_slice, bias_slice = head.columns(cols)
+            weight_sum = weight_slice.new_zeros(weight_slice.shape, dtype=stat)
+            bias_sum = weight_slice.new_zeros(len(weight_slice), dtype=stat)
             for rows in tiles.row_slices():
-                z, grad = tiles.projected(rows, cols, own_weight), tiles.buffer("e", rows, cols)
+                z, grad = tiles.projected(rows, cols, weight_slice), tiles.buffer("e", rows, cols)
                 entropy = grad_entropy is not None
-                grad_tile(z, grad, of_rows[:, rows], own_bias, targets[rows], cols.start, *head.transform, entropy)
+                grad_tile(z, grad, row_stats[:, rows], bias_slice, targets[rows], cols.start, *head.transform, entropy)
                 if grad_hidden is not None:
-                    add_product(grad_hidden[rows], grad, own_weight)
+                    add_product(grad_hidden[rows], grad, weight_slice)
                 if grad_weight is not None:
                     add_product(weight_sum, grad.t(), tiles.hidden[rows])
                 if grad_bias is not None:
@@ -535,34 +536,34 @@ def _recompute_gradients(
     return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias
 
 
-# --- under TRL's fused head -------------------------------------------------------------------------------------------
+# --- installation under TRL's fused head ------------------------------------------------------------------------------
 #
-# TRL 1.15 calls its Triton function for tensors on any device: GRPO on a machine without a GPU stops with `RuntimeError: 0
-# active drivers` (or, where Triton is not installed, `'NoneType' object has no attribute 'apply'`), and on a GPU a frozen
-# head takes three products a tile where two are needed. This can go when TRL's head does both.
+# TRL 1.15 calls its Triton function on any device. Without a GPU, GRPO stops with `RuntimeError: 0 active drivers` (without
+# Triton: `'NoneType' object has no attribute 'apply'`). On a GPU it takes three products for each tile of a frozen head where
+# two are enough. Remove this section when TRL's head does both.
 
 _NAME = "_ChunkedLogProbFunction"
 
 
 @dataclass
 class HeadRequest:
-    """What a scoring pass asks of the head beyond TRL's arguments, and what it is shown."""
+    """Settings of the head beyond TRL's arguments for one forward pass, and its inputs if they are kept."""
 
     entropy_gradient: bool = True
     keep: bool = False
-    seen: Projection | None = None  # the head and the hidden states (N, H) that it was given, if they are kept
+    projection: Projection | None = None  # the head and the hidden states (N, H), if `keep` is true
 
 
-# The head is reached through the model's own forward pass, which has no argument for it.
+# A context variable, because the model's forward method cannot pass these settings on to the head.
 _request: ContextVar[HeadRequest | None] = ContextVar("head_request", default=None)
 
 
 @contextmanager
-def asking_head(entropy_gradient: bool = True, *, keep: bool = False) -> Iterator[HeadRequest]:
-    """Inside, the head that a forward pass ends in is asked for this.
+def request_outputs(entropy_gradient: bool = True, *, keep: bool = False) -> Iterator[HeadRequest]:
+    """Context that sets what the head of a forward pass inside computes.
 
-    entropy_gradient: whether entropies carry a gradient. TRL asks for entropies on every step, mostly to log them; with a
-    frozen head their gradient costs a matrix product more a tile. keep: the hidden states that go into it.
+    entropy_gradient: Whether entropies carry a gradient. TRL requests entropies at every step, usually to log them; with a frozen
+    head their gradient costs one more matrix product for each tile. keep: Keep the hidden states in the yielded request.
     """
     request = HeadRequest(entropy_gradient, keep)
     token = _request.set(request)
@@ -573,9 +574,9 @@ def asking_head(entropy_gradient: bool = True, *, keep: bool = False) -> Iterato
 
 
 class LogProbDispatcher:
-    """Has the `apply` that TRL calls: `ChunkedLogProb`, told what `asking_head` asks for.
+    """Has the `apply` that TRL calls, and calls `ChunkedLogProb` with the settings of `request_outputs`.
 
-    gpu_kernel: the function that was there, TRL's or Unsloth's; it computes the outputs that only other trainers of TRL ask for.
+    gpu_kernel: The function that it replaces, TRL's or Unsloth's. It computes the outputs that only TRL's other trainers use.
     """
 
     def __init__(self, gpu_kernel: Any) -> None:
@@ -596,7 +597,7 @@ class LogProbDispatcher:
     ) -> tuple[Tensor | None, ...]:
         request = _request.get() or HeadRequest()
         if request.keep:
-            request.seen = Projection(hidden, weight, bias, temperature, final_logit_softcapping, logit_scale)
+            request.projection = Projection(hidden, weight, bias, temperature, final_logit_softcapping, logit_scale)
         args = (weight, bias, targets, temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)
         if OUTPUTS.issuperset(outputs):
             return (*ChunkedLogProb.apply(hidden, *args, request.entropy_gradient), None, None, None)
@@ -605,12 +606,12 @@ class LogProbDispatcher:
 
 
 def install_torch_logprob_kernel() -> None:
-    """Install the dispatcher under TRL's fused head for the rest of the process; calling it again changes nothing.
+    """Install the dispatcher under TRL's fused head for the rest of the process. Calling it again changes nothing.
 
-    Call it after `import unsloth`, if that is used: Unsloth's own CUDA kernel is then the one that is dispatched to.
+    Call it after `import unsloth`, if that is used, so that the dispatcher wraps Unsloth's CUDA kernel.
 
     Raises:
-        EnvironmentUnsupported: this TRL has no such head.
+        EnvironmentUnsupported: the installed TRL has no such head.
     """
     import trl
     from trl.trainer import utils

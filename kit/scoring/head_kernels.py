@@ -1,11 +1,11 @@
-"""The softmax of a tile on a GPU: `fold_tile` and `grad_tile` of `kit.scoring.head` as Triton kernels, a row a program.
+"""Triton kernels of the softmax of a tile: `fold_tile` and `grad_tile` of `kit.scoring.head`, one program for each row.
 
-Each reads a tile once from memory, and a second time from the cache. Imported only where there is a GPU, or where
-TRITON_INTERPRET=1 runs them on a CPU.
+Each kernel reads a tile once from memory and, for the second pass, from the cache. This module is imported only with a GPU, or
+with TRITON_INTERPRET=1, which runs the kernels on a CPU.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped"
-# Triton reads the annotations of a kernel itself, and knows `tl.constexpr` alone.
+# Triton interprets the annotations of a kernel and accepts only `tl.constexpr`.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK = 2048
 def _logits(
     z_ptr, bias_ptr, columns, width, temperature, softcap, scale, HAS_BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr
 ):
-    """z of these columns, -inf beyond the last one, and the softcap's slope there."""
+    """Logits of some columns, -inf beyond the last column, and the softcap's slope."""
     inside = columns < width
     z = tl.load(z_ptr + columns, mask=inside, other=0.0)
     if HAS_BIAS:

@@ -1,27 +1,27 @@
-"""Packs: rows without their padding, every prompt once; and attention and recurrent layers within each text of a pack.
+"""Lay out rows in packs, without padding and with each prompt once, and compute attention and recurrent layers of packs.
 
-Rows with the same prompt are a group. Several groups lie behind one another in a pack, a single row of S tokens:
+A pack is a single row of S tokens. The rows with the same prompt form a group; a pack holds one or more groups:
 
     prompt p1 .. pP, completions c1 c2 c3 and d1 d2        p1 .. pP-1 | pP c1 c2 | pP d1
     positions                                              0  .. P-2  | P-1 P P+1 | P-1 P
-    what each token predicts                               -       -  | c1 c2 c3 | d1 d2
+    predicted token (label)                                -       -  | c1 c2 c3 | d1 d2
 
-A completion's last token predicts nothing and is not forwarded, the prompt's last one opens every segment: a group of
-completions of C tokens takes P - 1 + sum(C). `lay_out` is index arithmetic on the CPU.
+Each completion has a segment, which begins with the last token of the prompt and omits the last token of the completion,
+since that predicts nothing. A group whose completions have C tokens takes P - 1 + sum(C). `lay_out` computes packs on the CPU.
 
-The function that transformers' attention layers call is wrapped once, for the life of the process (gradient checkpointing
-calls it again in the backward pass). A call that carries a `Layout` is computed here from the same keys and values; any
-other goes to the original function as it came. There are three ways, and the first that works on the device is taken:
+The function that transformers' attention layers call is wrapped once for the life of the process, because gradient
+checkpointing calls it again in the backward pass. A call with a `Layout` is computed here; any other call goes to the original
+function unchanged. The first of these implementations that works on the device is used:
 
-    flash      torch's varlen_attn, one call a pack: 16 bits, compute capability 8.0 and newer
-    efficient  the memory-efficient kernel, one call a pack: any CUDA device
+    flash      torch's varlen_attn, one call for each pack: 16 bits, compute capability 8.0 and newer
+    efficient  the memory-efficient kernel, one call for each pack: any CUDA device
     grouped    torch's scaled_dot_product_attention, group by group: the CPU, and dropout
 
-Attention whose scores are capped (Gemma 2) or that has sinks (GPT-OSS: a learned score a head that takes its share of the
-softmax and gives nothing) is written out, group by group.
+Attention with capped scores (Gemma 2) or with sinks (GPT-OSS: a learned score for each head that takes part in the softmax and
+has no value) is computed group by group from matrix products.
 
-The kernels of the first two know the causal mask, windows, and the lengths; each is tried on a small pack before it is
-used, its gradients included, and one that fails or is wrong is left out with a line in the log.
+Before a CUDA kernel is used, its results and gradients on a small pack are compared with the grouped implementation. A kernel
+that fails or differs is skipped, with a line in the log.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ NO_LABEL = -100
 
 
 class NotPackable(Exception):
-    """Why these rows, or this model, cannot be scored in packs."""
+    """These rows, or this model, cannot be scored in packs; the message says why."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A prompt and completions that share it, in a pack."""
+    """A prompt in a pack with the completions that share it."""
 
-    start: int  # of the prompt
+    start: int  # index of the prompt's first token in the pack
     prompt: int  # tokens before the first segment: the prompt without its last token
-    lengths: tuple[int, ...]  # of the segments, the longest first
+    lengths: tuple[int, ...]  # lengths of the segments, the longest first
 
     @property
     def tokens(self) -> int:
@@ -66,13 +66,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Pack:
-    """A row of S tokens, of whole groups or of parts of one, of which N predict a token that is scored."""
+    """A row of S tokens that holds groups, or a part of one. N of the tokens predict a token that is scored."""
 
     ids: Tensor  # (1, S)
-    positions: Tensor  # (1, S) of each token in its own text
-    labels: Tensor  # (1, S) what each token predicts, else -100
+    positions: Tensor  # (1, S) position of each token in its text
+    labels: Tensor  # (1, S) the token that each token predicts, or -100
     groups: tuple[Group, ...]
-    places: Tensor  # (N,) where the scores of (B, T) completions stand, row by row, in the order of the labels
+    places: Tensor  # (N,) for each label, in order, the flat index of its score in (B, T)
 
     @property
     def tokens(self) -> int:
@@ -93,23 +93,22 @@ class _Part:
 
 
 def lay_out(ids: Tensor, mask: Tensor, completion: int, *, share: bool = True, limit: int | None = None) -> list[Pack]:
-    """The packs of (B, L) rows, the last `completion` columns of which are completions; none for rows without any token there.
+    """Lay out rows (B, L), whose last `completion` columns are completions, in packs.
 
-    The mask says what a token is. share: rows with the same prompt have it once, wherever they stand. limit: tokens of a
-    pack; a group above it is divided, and a single row above it has a pack of its own. Raises `NotPackable` for rows with
-    gaps (their positions count the gap) and for completions without a prompt.
+    mask (B, L) is 1 at tokens. share: Rows with the same prompt share it. limit: Most tokens of a pack; a larger group is
+    divided, and a single row that is larger has a pack of its own. Rows without a completion token are left out.
+    Raises `NotPackable` if a row has padding between its tokens or a completion has no prompt.
     """
     ids, live = ids.detach().cpu(), mask.detach().cpu().bool()
     width = ids.shape[1] - completion
-    before, after = live[:, :width], live[:, width:]
-    if (before[:, 1:] < before[:, :-1]).any() or (after[:, 1:] > after[:, :-1]).any():
+    prompts, completions = live[:, :width], live[:, width:]
+    if (prompts[:, 1:] < prompts[:, :-1]).any() or (completions[:, 1:] > completions[:, :-1]).any():
         raise NotPackable("a row has padding between its tokens")
-    if (after.any(1) & ~before.any(1)).any():
+    if (completions.any(1) & ~prompts.any(1)).any():
         raise NotPackable("a completion has no prompt")
-    # Rows with completions by prompt, in the order of each prompt's first row.
-    groups: dict[object, list[int]] = {}
-    for row in torch.nonzero(after.any(1)).flatten().tolist():
-        key = ids[row, :width][before[row]].numpy().tobytes() if share else row
+    groups: dict[object, list[int]] = {}  # rows by prompt, in the order of each prompt's first row
+    for row in torch.nonzero(completions.any(1)).flatten().tolist():
+        key = ids[row, :width][prompts[row]].numpy().tobytes() if share else row
         groups.setdefault(key, []).append(row)
     parts: list[_Part] = []
     for rows in groups.values():
@@ -118,11 +117,11 @@ def lay_out(ids: Tensor, mask: Tensor, completion: int, *, share: bool = True, l
         order = sorted(range(len(rows)), key=lambda index, of=lengths: -of[index])  # type: ignore[misc]
         members = [(rows[index], lengths[index]) for index in order]
         parts += _divided(prompt, members, limit)
-    return [_pack(ids, chosen, width, completion) for chosen in _filled(parts, limit)]
+    return [_pack(ids, pack_parts, width, completion) for pack_parts in _fill(parts, limit)]
 
 
 def _divided(prompt: Tensor, members: Sequence[tuple[int, int]], limit: int | None) -> list[_Part]:
-    """The members of a group, each with its length, in parts within the limit."""
+    """Divide a group into parts within the limit. members: row and length of each completion."""
     parts: list[list[tuple[int, int]]] = [[]]
     room = budget = max(0, limit - len(prompt) + 1) if limit is not None else sum(length for _, length in members)
     for member in members:
@@ -134,8 +133,8 @@ def _divided(prompt: Tensor, members: Sequence[tuple[int, int]], limit: int | No
     return [_Part(prompt, tuple(row for row, _ in part), tuple(length for _, length in part)) for part in parts]
 
 
-def _filled(parts: Sequence[_Part], limit: int | None) -> list[list[_Part]]:
-    """Parts in their order, as many to a pack as the limit lets in."""
+def _fill(parts: Sequence[_Part], limit: int | None) -> list[list[_Part]]:
+    """Distribute parts among packs, in order, with as many in each pack as the limit allows."""
     packs: list[list[_Part]] = []
     room = 0
     for part in parts:
@@ -151,44 +150,44 @@ def _pack(ids: Tensor, parts: Sequence[_Part], width: int, completion: int) -> P
     tokens, positions, labels, places, groups = [], [], [], [], []
     start = 0
     for part in parts:
-        before = len(part.prompt) - 1
-        groups.append(Group(start, before, part.lengths))
+        prompt_tokens = len(part.prompt) - 1
+        groups.append(Group(start, prompt_tokens, part.lengths))
         tokens.append(part.prompt[:-1])
-        positions.append(torch.arange(before))
-        labels.append(torch.full((before,), NO_LABEL))
+        positions.append(torch.arange(prompt_tokens))
+        labels.append(torch.full((prompt_tokens,), NO_LABEL))
         for row, length in zip(part.rows, part.lengths, strict=True):
             scored = ids[row, width : width + length]
             tokens += [part.prompt[-1:], scored[:-1]]
-            positions.append(torch.arange(before, before + length))
+            positions.append(torch.arange(prompt_tokens, prompt_tokens + length))
             labels.append(scored)
             places.append(torch.arange(row * completion, row * completion + length))
         start += part.tokens
-    row_of = [torch.cat(pieces)[None] for pieces in (tokens, positions, labels)]
-    return Pack(row_of[0], row_of[1], row_of[2], tuple(groups), torch.cat(places))
+    ids, positions_row, labels_row = (torch.cat(pieces)[None] for pieces in (tokens, positions, labels))
+    return Pack(ids, positions_row, labels_row, tuple(groups), torch.cat(places))
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
 
 KEYWORD = "packed_layout"
-"""Under which a `Layout` is handed through the model's layers to its attention."""
+"""The keyword argument that carries a `Layout` through the model's layers to their attention."""
 WRAPPED = ("sdpa", "flash_attention_2", "flash_attention_3")
-"""Implementations of transformers that are known to mean softmax(scaling * q k) v within the causal window; caps and sinks
-come as keywords."""
+"""Implementations of transformers that compute softmax(scaling * q k) v within the causal window, with caps and sinks as
+keyword arguments."""
 BY_NAME = "flex_attention"
-"""The one implementation that layers replaced by unsloth_zoo take from transformers' table (`kit.scoring.unsloth_packs`)."""
+"""The only implementation that layers replaced by unsloth_zoo look up in transformers' table (`kit.scoring.unsloth_packs`)."""
 IGNORED_BY = {"sdpa": frozenset({"softcap", "s_aux"})}
-"""Keywords of other implementations that models hand to this one too, which leaves them out."""
-NOT_UNDERSTOOD = ("position_bias", "sinks", "alibi_slopes", "block_table", "cu_seq_lens_q")
+"""Keyword arguments that an implementation ignores, though models pass them."""
+UNSUPPORTED = ("position_bias", "sinks", "alibi_slopes", "block_table", "cu_seq_lens_q")
 EAGER = "eager"
-"""Written out in the module of each architecture (`install_packed_eager`)."""
+"""The implementation that each architecture defines in its own module (`install_packed_eager`)."""
 KERNELS_ON = "cuda"
-"""The kind of device whose kernels know the causal mask of more keys than queries."""
-FILLED = 0.75
-"""Least share of tokens in a batch of segments of unequal lengths."""
-FROM_THE_END = 2
-"""The efficient kernel's name of the causal mask by which the last query sees the last key."""
-ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
-"""Of a kernel's results, relative to their norm; 0.02 in 16 bits. A window that is one token off is wrong by a tenth."""
+"""The type of device with kernels for packs."""
+MIN_FILL = 0.75
+"""Least length of a segment in a batch, relative to the longest."""
+LOWER_RIGHT = 2
+"""The efficient kernel's code of the causal mask in which the last query sees the last key."""
+KERNEL_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+"""Relative error of a kernel's results; 0.02 in 16 bits. A window that is wrong by one token gives an error of 0.1."""
 
 Function = Callable[..., tuple[Tensor, Tensor | None]]
 log = logging.getLogger("kit")
@@ -196,21 +195,21 @@ log = logging.getLogger("kit")
 
 @dataclass(frozen=True)
 class Segments:
-    """A pack as kernels take it: n segments, whose keys are the prompt's and their own, K in all.
+    """Index tensors (int32) of a pack for variable-length kernels: n segments with K keys.
 
-    The prompt's queries belong to the first segment of its group. Token indices are of the pack, int32.
+    The keys of a segment are those of its prompt and its own. The prompt's queries belong to the first segment of its group.
     """
 
     query_starts: Tensor  # (n + 1,)
     key_starts: Tensor  # (n + 1,)
-    longest: tuple[int, ...]  # queries and keys of a segment
-    token_of: Tensor | None  # (K,) the token of each key; None: there is one key a token, in their order
-    keys_by_token: Tensor  # (K,)
-    token_starts: Tensor  # (S,) where the keys of each token begin in `keys_by_token`
+    longest: tuple[int, ...]  # most queries and most keys of a segment
+    token_of: Tensor | None  # (K,) the token of each key; None: every token has one key, in order
+    keys_by_token: Tensor  # (K,) the keys, sorted by token
+    token_starts: Tensor  # (S,) the first index of each token's keys in `keys_by_token`
 
     @classmethod
     def of(cls, groups: Sequence[Group], device: torch.device) -> Segments:
-        """Computed on the CPU, and copied to the device at once, without waiting for it."""
+        """Compute the tensors on the CPU and copy them to the device in one transfer, without waiting for it."""
         queries, keys, pieces = [0], [0], []
         for group in groups:
             prompt, start = torch.arange(group.start, group.start + group.prompt), group.start + group.prompt
@@ -223,58 +222,56 @@ class Segments:
         counts = torch.bincount(token_of, minlength=queries[-1])
         by_token = token_of.argsort(stable=True), counts.cumsum(0) - counts
         parts = (torch.tensor(queries), torch.tensor(keys), token_of, *by_token)
-        whole = torch.cat(parts).int()
+        indices = torch.cat(parts).int()
         if device.type == KERNELS_ON and torch.cuda.is_available():
-            whole = whole.pin_memory()
-        found = torch.split(whole.to(device, non_blocking=True), [len(part) for part in parts])
+            indices = indices.pin_memory()
+        split = torch.split(indices.to(device, non_blocking=True), [len(part) for part in parts])
         longest = tuple(max(end - start for start, end in itertools.pairwise(ends)) for ends in (queries, keys))
-        return cls(found[0], found[1], longest, found[2] if keys[-1] > queries[-1] else None, found[3], found[4])
+        return cls(split[0], split[1], longest, split[2] if keys[-1] > queries[-1] else None, split[3], split[4])
 
 
 class Layout:
-    """The groups of a pack, as its attention needs them, and what calls it has seen.
+    """The groups of a pack and the index tensors of its attention, and a record of the attention calls.
 
-    device: that of the model, where what its kernels need is copied to before it computes.
+    device: The model's device. The index tensors of its kernels are copied there at once.
     """
 
     def __init__(self, groups: Sequence[Group], device: torch.device | None = None) -> None:
         self.groups = tuple(groups)
         self.tokens = sum(group.tokens for group in groups)
         self.windows: list[int | None] = []
-        """The sliding window of every call so far, in order: one a layer."""
+        """The sliding window of each attention call so far, in order; one call for each layer."""
         self._masks: dict[tuple[int, int, int | None, torch.device], Tensor] = {}
         self._segments: dict[torch.device, Segments] = {}
         if device is not None and device.type == KERNELS_ON:
             self.segments(device)
 
     def segments(self, device: torch.device) -> Segments:
-        """The pack as kernels take it."""
+        """The index tensors of the pack on a device."""
         if device not in self._segments:
             self._segments[device] = Segments.of(self.groups, device)
         return self._segments[device]
 
-    def mask(
-        self, queries: int, keys: int, window: int | None, device: torch.device, *, written_out: bool = False
-    ) -> Tensor:
-        """(queries, keys) bool: which keys each of the last `queries` of `keys` tokens in a row sees.
+    def mask(self, queries: int, keys: int, window: int | None, device: torch.device, *, dense: bool = False) -> Tensor:
+        """(queries, keys) bool: the keys that each of the last `queries` of `keys` consecutive tokens sees.
 
-        Without a window that matters, on CUDA, torch's name for it, with which the flash kernel needs no mask; not where it
-        is asked for `written_out`.
+        On CUDA, a mask without an effective window is torch's `causal_lower_right`, which the flash kernel applies without
+        reading a mask. dense: always return a tensor of bool.
         """
         window = None if window is not None and window >= keys else window
-        if window is None and device.type == KERNELS_ON and not written_out:
+        if window is None and device.type == KERNELS_ON and not dense:
             return causal_lower_right(queries, keys)
         key = (queries, keys, window, device)
         if key not in self._masks:
-            behind = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
-            self._masks[key] = (behind >= 0) if window is None else (behind >= 0) & (behind < window)
+            distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+            self._masks[key] = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
         return self._masks[key]
 
 
 def install_packed_attention() -> None:
-    """Wraps the attention functions of transformers that are in `WRAPPED` or `BY_NAME`; calling it again changes nothing.
+    """Wrap transformers' attention functions in `WRAPPED` and `BY_NAME`. Calling it again changes nothing.
 
-    And those that another package has put in their place (Unsloth does), where models look first.
+    Functions that another package has registered in their place, as Unsloth does, are wrapped too.
     """
     from transformers import AttentionInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -287,7 +284,7 @@ def install_packed_attention() -> None:
 
 
 def install_packed_eager(model: Any) -> None:
-    """Wraps the function of that name in the modules of this model's layers; calling it again changes nothing."""
+    """Wrap `eager_attention_forward` in the modules of a model's layers. Calling it again changes nothing."""
     for name in {type(module).__module__ for module in model.modules()}:
         module = sys.modules[name]
         original = getattr(module, "eager_attention_forward", None)
@@ -303,42 +300,45 @@ def _with_packs(name: str, original: Function) -> Function:
             with without_cudnn(query):
                 return original(module, query, key, value, *rest, **keywords)
         _check(query, key, layout, keywords)
-        scaling, dropout, window = (keywords.get(one) for one in ("scaling", "dropout", "sliding_window"))
+        scaling, dropout, window = (keywords.get(keyword) for keyword in ("scaling", "dropout", "sliding_window"))
         ignored = IGNORED_BY.get(name, frozenset())
-        more = {to: None if one in ignored else keywords.get(one) for to, one in (("softcap",) * 2, ("sinks", "s_aux"))}
+        softcap, sinks = (None if keyword in ignored else keywords.get(keyword) for keyword in ("softcap", "s_aux"))
         layout.windows.append(window)
-        return packed_attention(query, key, value, layout, scaling, dropout or 0.0, window, **more), None
+        output = packed_attention(
+            query, key, value, layout, scaling, dropout or 0.0, window, softcap=softcap, sinks=sinks
+        )
+        return output, None
 
     attend.unpacked = original  # type: ignore[attr-defined]
     return attend
 
 
 def _check(query: Tensor, key: Tensor, layout: Layout, keywords: dict[str, Any]) -> None:
-    """Raises `NotPackable` for a call that means more than causal attention over this pack."""
+    """Raise `NotPackable` for a call that is not plain causal attention over this pack."""
     if not query.shape[2] == key.shape[2] == layout.tokens or query.shape[0] != 1:
-        raise NotPackable(f"attention over {tuple(key.shape)} keys, of a pack of {layout.tokens} tokens")
-    found = [one for one in NOT_UNDERSTOOD if keywords.get(one) is not None]
+        raise NotPackable(f"attention over {tuple(key.shape)} keys in a pack of {layout.tokens} tokens")
+    unsupported = [name for name in UNSUPPORTED if keywords.get(name) is not None]
     if keywords.get("is_causal") is False:
-        found.append("is_causal=False")
+        unsupported.append("is_causal=False")
     if keywords.get("output_attentions"):
-        found.append("output_attentions")
-    if found:
-        raise NotPackable(f"attention with {', '.join(found)}")
+        unsupported.append("output_attentions")
+    if unsupported:
+        raise NotPackable(f"attention with {', '.join(unsupported)}")
 
 
 @contextmanager
 def without_cudnn(query: Tensor) -> Iterator[None]:
-    """Inside, scaled_dot_product_attention takes a kernel other than cuDNN's, which plans anew for every new shape.
+    """Context in which scaled_dot_product_attention does not use cuDNN, which compiles a plan for every new shape.
 
-    On compute capability 9.0 it comes first otherwise, and shapes change with every rollout and every generated token.
+    torch prefers cuDNN on compute capability 9.0, and shapes change with every rollout and every generated token.
     """
-    kept = query.device.type == KERNELS_ON and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    if kept:
+    enabled = query.device.type == KERNELS_ON and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    if enabled:
         torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
     finally:
-        if kept:
+        if enabled:
             torch.backends.cuda.enable_cudnn_sdp(True)
 
 
@@ -353,17 +353,20 @@ def packed_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Queries (1, h, S, d), keys and values (1, h or fewer, S, d) -> (1, S, h, d), each token within its own text.
+    """Compute causal attention of each token within its own text.
 
-    window: how far back a token sees, itself included. dropout: share of the weights that are dropped. softcap: bound of the
-    scores, which become `softcap * tanh(score / softcap)`. sinks: (h,) a further score of every head, without a value.
+    query (1, h, S, d), key and value (1, h or fewer, S, d) -> (1, S, h, d). scaling: Factor of the scores; None: 1 / sqrt(d).
+    dropout: Share of the attention weights that are dropped. window: Number of tokens that a token sees, itself included; None:
+    all before it. softcap: Bound of the scores, which become `softcap * tanh(score / softcap)`. sinks: (h,) an additional score
+    of each head, without a value.
     """
     if softcap is not None or sinks is not None:
-        attend = functools.partial(_written_out, softcap=softcap, sinks=sinks)
+        attend = functools.partial(_by_products, softcap=softcap, sinks=sinks)
         return _by_groups(query, key, value, layout, scaling, dropout, window, attend)
     if query.device.type == KERNELS_ON:
         if torch.is_autocast_enabled(KERNELS_ON):  # as for scaled_dot_product_attention
-            query, key, value = (one.to(torch.get_autocast_dtype(KERNELS_ON)) for one in (query, key, value))
+            dtype = torch.get_autocast_dtype(KERNELS_ON)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         kernel = _kernel(query.device, query.dtype, query.shape[3], dropout > 0)
         if kernel is not None:
             return _in_one_call(kernel, query, key, value, layout.segments(query.device), scaling, window)
@@ -371,23 +374,23 @@ def packed_attention(
         return _by_groups(query, key, value, layout, scaling, dropout, window)
 
 
-# --- one call a pack --------------------------------------------------------------------------------------------------
+# --- one call for each pack -------------------------------------------------------------------------------------------
 
 
 def _in_one_call(
     kernel: str, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None, window: int | None
 ) -> Tensor:
-    q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if segments.token_of is not None:
-        k, v = (_Keys.apply(one, segments) for one in (k, v))  # type: ignore[no-untyped-call]
+        k, v = (_Keys.apply(tensor, segments) for tensor in (k, v))  # type: ignore[no-untyped-call]
     return KERNELS[kernel](q, k, v, segments, scale, window)[None]
 
 
 class _Keys(torch.autograd.Function):
-    """Keys or values of tokens (S, h, d), as segments have them (K, h, d).
+    """Repeat keys or values of a prompt for each of its segments: (S, h, d) -> (K, h, d).
 
-    Backward, a prompt's tokens get the sum over the segments: in float32, and in the same order every time, as the bags of
-    `embedding_bag` are summed; `index_add` would round after every term, in any order.
+    The backward pass sums the gradients of a token over its segments with `embedding_bag`, in float32 and in a fixed order.
+    `index_add` rounds after every term and adds in any order.
     """
 
     @staticmethod
@@ -405,25 +408,25 @@ class _Keys(torch.autograd.Function):
 
 
 def tokens_of_segments(tokens: Tensor, layout: Layout) -> Tensor:
-    """(S, H) of a pack -> (K, H): each segment with its prompt before it, behind one another."""
+    """Concatenate the segments of a pack, each with its prompt: (S, H) -> (K, H)."""
     segments = layout.segments(tokens.device)
     if segments.token_of is None:
         return tokens
-    found: Tensor = _Keys.apply(tokens[:, None], segments)  # type: ignore[no-untyped-call]
-    return found[:, 0]
+    rows: Tensor = _Keys.apply(tokens[:, None], segments)  # type: ignore[no-untyped-call]
+    return rows[:, 0]
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float | None, window: int | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    more: dict[str, Any] = {"window_size": (-1 if window is None else window - 1, 0), "scale": scale}
+    keywords: dict[str, Any] = {"window_size": (-1 if window is None else window - 1, 0), "scale": scale}
     if "enable_gqa" in _parameters(varlen_attn):
-        more["enable_gqa"] = k.shape[1] < q.shape[1]
+        keywords["enable_gqa"] = k.shape[1] < q.shape[1]
     else:
-        k, v = (_for_every_head(one, q) for one in (k, v))
-    found = varlen_attn(q, k, v, segments.query_starts, segments.key_starts, *segments.longest, **more)
-    assert isinstance(found, Tensor)  # alone, as nothing beside it is asked for
-    return found
+        k, v = _for_every_head(k, q), _for_every_head(v, q)
+    output = varlen_attn(q, k, v, segments.query_starts, segments.key_starts, *segments.longest, **keywords)
+    assert isinstance(output, Tensor)  # a tuple only if more outputs are requested
+    return output
 
 
 @functools.cache
@@ -432,13 +435,13 @@ def _parameters(function: Any) -> frozenset[str]:
 
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float | None, window: int | None) -> Tensor:
-    k, v = (_for_every_head(one, q) for one in (k, v))
-    found: Tensor = _Efficient.apply(q, k, v, segments, scale, window)  # type: ignore[no-untyped-call]
-    return found
+    k, v = _for_every_head(k, q), _for_every_head(v, q)
+    output: Tensor = _Efficient.apply(q, k, v, segments, scale, window)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _Efficient(torch.autograd.Function):
-    """The memory-efficient kernel over segments; torch's own gradient of it forgets the window."""
+    """The memory-efficient kernel over segments. A function of its own, because torch's gradient ignores the window."""
 
     @staticmethod
     def forward(
@@ -446,7 +449,7 @@ class _Efficient(torch.autograd.Function):
     ) -> Tensor:
         starts = segments.query_starts, segments.key_starts, *segments.longest
         out, *stats = torch.ops.aten._efficient_attention_forward(
-            q[None], k[None], v[None], None, *starts, 0.0, FROM_THE_END, True, scale=scale, window_size=window
+            q[None], k[None], v[None], None, *starts, 0.0, LOWER_RIGHT, True, scale=scale, window_size=window
         )
         ctx.segments, ctx.scale, ctx.window = segments, scale, window
         ctx.save_for_backward(q, k, v, out, *stats[:3])
@@ -460,14 +463,14 @@ class _Efficient(torch.autograd.Function):
         segments: Segments = ctx.segments
         starts = segments.query_starts, segments.key_starts, *segments.longest
         grads = torch.ops.aten._efficient_attention_backward(
-            grad[None], q[None], k[None], v[None], None, out, *starts, logsumexp, 0.0, seed, offset, FROM_THE_END, False,
+            grad[None], q[None], k[None], v[None], None, out, *starts, logsumexp, 0.0, seed, offset, LOWER_RIGHT, False,
             scale=ctx.scale, window_size=ctx.window,
         )  # fmt: skip
         return grads[0][0], grads[1][0], grads[2][0], None, None, None
 
 
 def _for_every_head(keys: Tensor, queries: Tensor) -> Tensor:
-    """(K, fewer, d) -> (K, h, d)."""
+    """Repeat keys or values for grouped queries: (K, fewer, d) -> (K, h, d)."""
     repeats = queries.shape[1] // keys.shape[1]
     return keys.repeat_interleave(repeats, 1) if repeats > 1 else keys
 
@@ -477,45 +480,45 @@ KERNELS: dict[str, Callable[..., Tensor]] = {"flash": _flash, "efficient": _effi
 
 @functools.lru_cache
 def _kernel(device: torch.device, dtype: torch.dtype, width: int, dropout: bool) -> str | None:
-    """The first kernel that is right on this device; None where none is, or takes dropout. Says so once."""
-    refused: list[str] = []
+    """The first kernel that is correct on a device, or None if there is none. No kernel supports dropout. Logged once."""
+    skipped: list[str] = []
     for name in () if dropout else KERNELS:
-        reason = _refusal(name, device, dtype, width)
+        reason = _problem(name, device, dtype, width)
         if reason is None:
-            log.info("attention of packs: %s, one call a layer%s", name, "".join(refused))
+            log.info("attention of packs: %s, one call for each layer%s", name, "".join(skipped))
             return name
-        refused.append(f"; not {name}: {reason}")
-    why = "; dropout" if dropout else "".join(refused)
+        skipped.append(f"; not {name}: {reason}")
+    why = "; dropout" if dropout else "".join(skipped)
     log.warning("attention of packs: group by group, sliding windows as dense masks%s", why)
     return None
 
 
-def _refusal(name: str, device: torch.device, dtype: torch.dtype, width: int) -> str | None:
-    """Why this kernel is not used; None where it gives what groups give, on a small pack, forward and backward."""
+def _problem(name: str, device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+    """Compare a kernel with attention by groups on a small pack, forward and backward: its error as text, or None."""
     layout = Layout([Group(0, 4, (9, 8, 3)), Group(24, 0, (5,)), Group(29, 6, (2, 1))])
     draw = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(1, heads, layout.tokens, width, generator=draw) for heads in (4, 2, 2, 4)]
-    *given, pull = (one.to(device, dtype) for one in drawn)
+    random = [torch.randn(1, heads, layout.tokens, width, generator=draw) for heads in (4, 2, 2, 4)]
+    *inputs, output_grad = (tensor.to(device, dtype) for tensor in random)
 
     def results(by_kernel: bool, window: int | None) -> list[Tensor]:
-        q, k, v = leaves = [one.detach().requires_grad_() for one in given]
+        q, k, v = leaves = [tensor.detach().requires_grad_() for tensor in inputs]
         if by_kernel:
-            found = _in_one_call(name, q, k, v, layout.segments(device), 0.3, window)
+            output = _in_one_call(name, q, k, v, layout.segments(device), 0.3, window)
         else:
-            found = _by_groups(q.float(), k.float(), v.float(), layout, 0.3, 0.0, window)
-        return [found.detach(), *torch.autograd.grad(found, leaves, pull.transpose(1, 2).to(found.dtype))]
+            output = _by_groups(q.float(), k.float(), v.float(), layout, 0.3, 0.0, window)
+        return [output.detach(), *torch.autograd.grad(output, leaves, output_grad.transpose(1, 2).to(output.dtype))]
 
-    limit = ROUNDING.get(dtype, 0.02)
+    limit = KERNEL_TOLERANCE.get(dtype, 0.02)
     try:
-        # Hooks of its own, as those of gradient checkpointing count what is saved inside.
+        # Replace the hooks of gradient checkpointing, which count the tensors that are saved.
         unhooked = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
         with torch.enable_grad(), torch.autocast(device.type, enabled=False), unhooked:
             for window in (None, 5):
-                for ours, wanted in zip(results(True, window), results(False, window), strict=True):
-                    off = float((ours.float() - wanted.float()).norm() / wanted.float().norm())
-                    if not off <= limit:
-                        return f"its results are off by {off:.2g} of their norm (window {window})"
-    except Exception as error:  # kernels raise what they like
+                for result, expected in zip(results(True, window), results(False, window), strict=True):
+                    error = float((result.float() - expected.float()).norm() / expected.float().norm())
+                    if not error <= limit:
+                        return f"its results are off by {error:.2g} of their norm (window {window})"
+    except Exception as error:  # a kernel may raise any exception
         raise_fatal(error)
         return first_line(error)
     return None
@@ -538,23 +541,21 @@ def _by_groups(
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     call = functools.partial(attend or _by_torch, layout=layout, window=window, scale=scaling, dropout=dropout)
-    done: list[Tensor] = []
-    for group in layout.groups:
-        done += _of_group(query, key, value, group, call)
-    return torch.cat(done, dim=2).transpose(1, 2).contiguous()
+    outputs = [output for group in layout.groups for output in _attend_group(query, key, value, group, call)]
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
 def _by_torch(
     q: Tensor, k: Tensor, v: Tensor, *, layout: Layout, window: int | None, scale: float | None, dropout: float
 ) -> Tensor:
-    """Queries (n, h, Q, d) of the last of K tokens, keys and values (n, h, K, d) -> (n, h, Q, d)."""
+    """Attention of the last Q of K tokens: queries (n, h, Q, d), keys and values (n, h, K, d) -> (n, h, Q, d)."""
     queries, keys = q.shape[2], k.shape[2]
     plain = queries == keys and (window is None or window >= keys)
-    seen = None if plain else layout.mask(queries, keys, window, q.device)
-    return scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, is_causal=plain, scale=scale)
+    mask = None if plain else layout.mask(queries, keys, window, q.device)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=plain, scale=scale)
 
 
-def _written_out(
+def _by_products(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -566,44 +567,44 @@ def _written_out(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """The same with capped scores, and with sinks (h,)."""
+    """The same from matrix products, with capped scores or with sinks (h,)."""
     scores = (q @ k.transpose(2, 3)) * (q.shape[3] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    seen = layout.mask(q.shape[2], k.shape[2], window, q.device, written_out=True)
-    scores = (
-        scores.float().masked_fill(~seen, float("-inf")) if q.itemsize < 4 else scores.masked_fill(~seen, -torch.inf)
-    )
+    mask = layout.mask(q.shape[2], k.shape[2], window, q.device, dense=True)
+    scores = (scores.float() if q.itemsize < 4 else scores).masked_fill(~mask, -torch.inf)
     if sinks is not None:
-        beside = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(len(q), -1, q.shape[2], 1)
-        scores = torch.cat([scores, beside], dim=3)
+        sink_scores = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(len(q), -1, q.shape[2], 1)
+        scores = torch.cat([scores, sink_scores], dim=3)
     weights = scores.softmax(3)[..., : k.shape[2]].to(v.dtype)
     return torch.dropout(weights, dropout, train=dropout > 0) @ v
 
 
-def _of_group(query: Tensor, key: Tensor, value: Tensor, group: Group, call: Callable[..., Tensor]) -> Iterator[Tensor]:
-    """(1, h, n, d) of the prompt with the first segment, which follows it, and then of each further one."""
+def _attend_group(
+    query: Tensor, key: Tensor, value: Tensor, group: Group, call: Callable[..., Tensor]
+) -> Iterator[Tensor]:
+    """Yield the output (1, h, n, d) of the prompt together with the first segment, then of each further segment."""
     first = slice(group.start, group.start + group.prompt + group.lengths[0])
     yield call(query[:, :, first], key[:, :, first], value[:, :, first])
     prompt = slice(group.start, group.start + group.prompt)
     start = first.stop
     for lengths in in_batches(group.lengths[1:]):
         stop = start + sum(lengths)
-        q, k, v = (_rows(whole[:, :, start:stop], lengths) for whole in (query, key, value))
+        q, k, v = (_rows(tensor[:, :, start:stop], lengths) for tensor in (query, key, value))
         k, v = (
-            torch.cat([whole[:, :, prompt].expand(len(lengths), -1, -1, -1), mine], dim=2)
-            for whole, mine in ((key, k), (value, v))
+            torch.cat([tensor[:, :, prompt].expand(len(lengths), -1, -1, -1), segments], dim=2)
+            for tensor, segments in ((key, k), (value, v))
         )
-        found = call(q, k, v)
-        yield from (one[None, :, :length] for one, length in zip(found, lengths, strict=True))
+        outputs = call(q, k, v)
+        yield from (output[None, :, :length] for output, length in zip(outputs, lengths, strict=True))
         start = stop
 
 
 def in_batches(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Neighbours, the longest first, that fill a batch well enough."""
+    """Yield batches of consecutive lengths, which come longest first, each at least `MIN_FILL` of its batch's longest."""
     batch: list[int] = []
     for length in lengths:
-        if batch and length < FILLED * batch[0]:
+        if batch and length < MIN_FILL * batch[0]:
             yield tuple(batch)
             batch = []
         batch.append(length)
@@ -612,42 +613,42 @@ def in_batches(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _rows(segments: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Segments behind one another (1, h, sum, d) -> (n, h, longest, d), with zeros behind each: no token sees them."""
+    """Concatenated segments (1, h, sum, d) -> (n, h, longest, d), with zeros after each, which no token sees."""
     pieces = torch.split(segments[0], list(lengths), dim=1)
     return torch.stack([pad(piece, (0, 0, 0, lengths[0] - piece.shape[1])) for piece in pieces])
 
 
 # --- recurrent layers -------------------------------------------------------------------------------------------------
 
-# State-space layers, gated delta nets and short convolutions carry a state from token to token; in a pack it would go on from
-# one text into the next. Kernels that are told where a text begins (`cu_seqlens`, `seq_idx`) are CUDA's alone, transformers'
-# own functions ignore those arguments, and none continues several completions from one prompt. So for such a layer, and for
-# it alone, a pack is laid out in rows:
+# State-space layers, gated delta nets and short convolutions carry a state from token to token, which must not go from one text
+# of a pack into the next. Kernels with an argument for the start of each text (`cu_seqlens`, `seq_idx`) exist on CUDA only,
+# transformers' own functions ignore it, and no kernel continues several completions from one prompt. Therefore these layers,
+# and only these, compute a pack as padded rows:
 #
-#     pack    p p p | c c c | d        a prompt that two completions share
-#     rows    p p p c c c              padding stands behind, where no token before it sees it
-#             p p p d . .
-#     back    the prompt of the first row, and of every row its own tokens
+#     pack      p p p | c c c | d      a prompt that two completions share
+#     rows      p p p c c c            padding comes last, where no token sees it
+#               p p p d . .
+#     output    the prompt of the first row, and each row's own tokens
 #
-# Everything else of the model (attention, experts, norms, the head) sees each token once. The forward of a layer's class is
-# wrapped once; a call without a `Layout` goes through as it came.
+# The other layers (attention, experts, norms, the head) process each token once. The forward method of a layer's class is
+# wrapped once; a call without a `Layout` goes to the original method unchanged.
 
 TEXT_OF_TOKEN = "seq_idx"
-"""The keyword by which short convolutions are told of texts. The layers that hand on nothing else hand on this one."""
+"""The keyword argument of short convolutions for the text of each token. Some layers pass on only this one."""
 CACHES = ("cache_params", "past_key_values", "past_key_value")
 
 
 @dataclass(frozen=True)
 class TextRows:
-    """Rows of like length. K is the number of a pack's keys: every segment with its prompt, behind one another."""
+    """Rows of similar length of a pack with K keys, the tokens of all segments, each with its prompt."""
 
-    keys: Tensor  # (n, L) index of K; the last one of a row again, where it is padding
-    kept: Tensor  # (m,) index of n * L whose result is taken
-    places: Tensor  # (m,) of the pack, where it goes
+    keys: Tensor  # (n, L) index into the K keys; padding repeats the last key of its row
+    selected: Tensor  # (m,) index into n * L of the outputs that are used
+    places: Tensor  # (m,) the index of each of these outputs in the pack
 
 
 def recurrent_layers(model: Any) -> list[Any]:
-    """The layers of a language model that carry a state: those that hold a depthwise convolution over time."""
+    """The layers of a language model that carry a state: those with a depthwise convolution over time."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     return [
         module
@@ -657,70 +658,70 @@ def recurrent_layers(model: Any) -> list[Any]:
 
 
 def install_recurrent_packs(model: Any) -> int:
-    """Wraps the classes of `recurrent_layers`; calling it again changes nothing. How many layers there are."""
-    found = recurrent_layers(model)
-    for kind in {type(layer) for layer in found}:
+    """Wrap the forward methods of `recurrent_layers`, and return their number. Calling it again changes nothing."""
+    layers = recurrent_layers(model)
+    for kind in {type(layer) for layer in layers}:
         if not hasattr(kind.forward, "unpacked"):
             kind.forward = _in_rows(kind.forward)
-    return len(found)
+    return len(layers)
 
 
 def _in_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def forward(self: Any, *given: Any, **keywords: Any) -> Any:
+    def forward(self: Any, *args: Any, **keywords: Any) -> Any:
         layout = keywords.pop(KEYWORD, None) or keywords.get(TEXT_OF_TOKEN)
         if not isinstance(layout, Layout):
-            return original(self, *given, **keywords)
-        if any(keywords.get(name) is not None for name in CACHES) or len(given) > 1:
-            raise NotPackable("a recurrent layer with a state from before")
-        hidden = given[0] if given else keywords["hidden_states"]
+            return original(self, *args, **keywords)
+        if any(keywords.get(name) is not None for name in CACHES) or len(args) > 1:
+            raise NotPackable("a recurrent layer with an initial state")
+        hidden = args[0] if args else keywords["hidden_states"]
         keywords |= {name: None for name in ("attention_mask", TEXT_OF_TOKEN) if name in keywords}
         keywords.pop("hidden_states", None)
-        keys, found, places = tokens_of_segments(hidden[0], layout), [], []
+        keys, outputs, places = tokens_of_segments(hidden[0], layout), [], []
         for rows in _text_rows(layout, hidden.device):
-            row = keys.index_select(0, rows.keys.flatten()).view(*rows.keys.shape, -1)
-            out = original(self, row, **keywords)
-            if not isinstance(out, Tensor):
-                raise NotPackable(f"a recurrent layer that gives {type(out).__name__}")
-            found.append(out.flatten(0, 1).index_select(0, rows.kept))
+            padded = keys.index_select(0, rows.keys.flatten()).view(*rows.keys.shape, -1)
+            output = original(self, padded, **keywords)
+            if not isinstance(output, Tensor):
+                raise NotPackable(f"a recurrent layer that returns {type(output).__name__}")
+            outputs.append(output.flatten(0, 1).index_select(0, rows.selected))
             places.append(rows.places)
         order = torch.cat(places).argsort()
-        return torch.cat(found).index_select(0, order)[None]
+        return torch.cat(outputs).index_select(0, order)[None]
 
     forward.unpacked = original  # type: ignore[attr-defined]
     return forward
 
 
 def _text_rows(layout: Layout, device: torch.device) -> list[TextRows]:
-    """The rows of a pack, computed once for each device."""
-    known: dict[torch.device, list[TextRows]] = layout.__dict__.setdefault("recurrent_rows", {})
-    if device not in known:
-        known[device] = [
-            TextRows(*(one.to(device, non_blocking=True) for one in (rows.keys, rows.kept, rows.places)))
-            for rows in _laid_out(layout)
+    """The padded rows of a pack, computed once for each device."""
+    cache: dict[torch.device, list[TextRows]] = layout.__dict__.setdefault("recurrent_rows", {})
+    if device not in cache:
+        cache[device] = [
+            TextRows(*(indices.to(device, non_blocking=True) for indices in (rows.keys, rows.selected, rows.places)))
+            for rows in _padded_rows(layout)
         ]
-    return known[device]
+    return cache[device]
 
 
-def _laid_out(layout: Layout) -> list[TextRows]:
-    segments = []  # keys before it, keys, the first of them whose result is its own, and where in the pack that goes
-    before = 0
+def _padded_rows(layout: Layout) -> list[TextRows]:
+    segments = []  # of each: its first key, its number of keys, its first own key, and that key's index in the pack
+    first_key = 0
     for group in layout.groups:
         start = group.start
         for number, length in enumerate(group.lengths):
             keys, own = group.prompt + length, group.prompt if number else 0
-            segments.append((before, keys, own, start))
-            before, start = before + keys, start + keys - own
-    segments.sort(key=lambda one: -one[1])
-    made, done = [], 0
-    for lengths in in_batches([one[1] for one in segments]):
+            segments.append((first_key, keys, own, start))
+            first_key, start = first_key + keys, start + keys - own
+    segments.sort(key=lambda segment: -segment[1])
+    batches, done = [], 0
+    for lengths in in_batches([keys for _, keys, _, _ in segments]):
         batch, done = segments[done : done + len(lengths)], done + len(lengths)
         columns = torch.arange(lengths[0])
-        made.append(
+        batches.append(
             TextRows(
                 torch.stack([first + columns.clamp(max=keys - 1) for first, keys, _, _ in batch]),
                 torch.cat([row * lengths[0] + columns[own:keys] for row, (_, keys, own, _) in enumerate(batch)]),
                 torch.cat([start + torch.arange(keys - own) for _, keys, own, start in batch]),
             )
         )
-    return made
+    return batches

@@ -54,7 +54,7 @@ SLOW = (
 )  # fmt: skip
 MATRIX = [*FAST, *(pytest.param(name, marks=pytest.mark.families) for name in SLOW)]
 ELSEWISE = {
-    "stablelm": ("plain", "ask for attention in another way"),  # an attention function of its own
+    "stablelm": ("plain", "do not call the packed attention as expected"),  # an attention function of its own
 }
 """How those are scored that are not packed, and why."""
 
@@ -158,13 +158,13 @@ def test_attention_that_looks_into_another_text_is_found(
     """Planted: completions that see what stands before them in the pack."""
     if name in ELSEWISE:
         return
-    right = packing._of_group
+    right = packing._attend_group
 
     def looking_back(query: Any, key: Any, value: Any, *rest: Any) -> Any:
         leak = 0.5 * value.cumsum(2)
         return right(query, key, value + leak, *rest)
 
-    monkeypatch.setattr(packing, "_of_group", looking_back)
+    monkeypatch.setattr(packing, "_attend_group", looking_back)
     scored = Scored(name, tokenizer)
     assert_same_scores(scored, rows_of())
     assert scored.scorer.report["packing"] == "plain"

@@ -46,12 +46,12 @@ def test_fallbacks_do_not_hide_out_of_memory_or_a_lost_context(
         raise error
 
     with pytest.raises(RuntimeError) as raised:
-        scorer._attempt(fail)
+        scorer.first_problem(fail)
     assert raised.value is error
 
     monkeypatch.setattr(packing, "_in_one_call", fail)
     with pytest.raises(RuntimeError) as raised:
-        packing._refusal("any", torch.device("cpu"), torch.float32, 8)
+        packing._problem("any", torch.device("cpu"), torch.float32, 8)
     assert raised.value is error
 
 

@@ -200,7 +200,7 @@ def test_fused_layers_that_change_scores_are_removed(
     assert_same(score(trainer, rows), unfused)
     (message,) = (line.getMessage() for line in caplog.records if "LoRA" in line.getMessage())
     assert message.startswith(
-        "LlamaForCausalLM keeps its own operations, without 14 LoRA layers of one node: log-probabilities differ"
+        "LlamaForCausalLM runs without fused operations (14 LoRA layers of one node): log-probabilities differ"
     )
     assert not any("forward" in vars(module) for module in trainer.model.get_base_model().model.modules())
 

@@ -13,8 +13,8 @@ from kit.scoring import head as tiles
 from kit.scoring.head import (
     ChunkedLogProb,
     LogProbDispatcher,
-    asking_head,
     install_torch_logprob_kernel,
+    request_outputs,
 )
 
 from .heads import Largest, relative, saved_shapes
@@ -134,20 +134,20 @@ def test_a_pass_asks_the_head_for_what_it_needs_and_is_shown_what_it_was_given()
     arguments = (hidden, weight, None, targets, 0.5, 16)
     assert apply(*arguments)[1].requires_grad
     requires_grad = []
-    with asking_head(entropy_gradient=False, keep=True) as outer:
+    with request_outputs(entropy_gradient=False, keep=True) as outer:
         logps, entropy, *_ = apply(*arguments)
         assert logps.requires_grad
         assert not entropy.requires_grad
         thread = threading.Thread(target=lambda: requires_grad.append(apply(*arguments)[1].requires_grad))
         thread.start()
         thread.join()
-        with asking_head() as inner:  # a pass within it asks for itself
+        with request_outputs() as inner:  # a pass within it asks for itself
             assert apply(*arguments)[1].requires_grad
     assert requires_grad == [True]
-    assert inner.seen is None
-    assert outer.seen.hidden is hidden
-    assert (outer.seen.weight is weight, outer.seen.temperature) == (True, 0.5)
-    with pytest.raises(IndexError), asking_head(entropy_gradient=False):
+    assert inner.projection is None
+    assert outer.projection.hidden is hidden
+    assert (outer.projection.weight is weight, outer.projection.temperature) == (True, 0.5)
+    with pytest.raises(IndexError), request_outputs(entropy_gradient=False):
         apply(hidden, weight, None, targets + 50, 1.0, 16)
     assert apply(*arguments)[1].requires_grad
 

@@ -177,7 +177,7 @@ def test_a_kernel_that_is_wrong_is_not_used(
             raise RuntimeError("only Ampere GPUs or newer\nfurther lines")
         return right(q, k, v, segments, scale, window)
 
-    assert module._refusal(way, torch.device("cpu"), torch.float64, WIDTH) is None
+    assert module._problem(way, torch.device("cpu"), torch.float64, WIDTH) is None
     with monkeypatch.context() as patched, caplog.at_level(logging.INFO, "kit"):
         patched.setitem(module.KERNELS, way, planted)
         assert module._kernel(torch.device("cpu"), torch.float64, WIDTH, False) is None

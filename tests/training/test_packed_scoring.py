@@ -91,13 +91,13 @@ def test_inputs_of_checkpointed_blocks_wait_in_main_memory(packed: NewPacked, mo
         hooks.pack_hook = noted
         return hooks
 
-    original = scorer.boundaries_in_main_memory
-    monkeypatch.setattr(scorer, "boundaries_in_main_memory", recorded)
-    monkeypatch.setattr(scorer, "MOVED_FROM", "cpu")
+    original = scorer.offload_checkpointed
+    monkeypatch.setattr(scorer, "offload_checkpointed", recorded)
+    monkeypatch.setattr(scorer, "OFFLOAD_FROM", "cpu")
     trainer.scorer.offload = True
     assert_same(score(trainer, rows), plain)
     assert not moved  # too small to be worth it
-    monkeypatch.setattr(scorer, "WORTH_MOVING", 1)
+    monkeypatch.setattr(scorer, "OFFLOAD_MIN_BYTES", 1)
     moving = score(trainer, rows)
     for value, other in zip((*moving[:2], *moving[2].values()), (*plain[:2], *plain[2].values()), strict=True):
         assert torch.equal(value, other)

@@ -76,7 +76,7 @@ def test_attention_that_ignores_the_layout_fails_the_proof(tiny: NewTiny, monkey
         monkeypatch.setattr(attention, "forward", without)
     way, reason = outcome(trainer)
     assert way == "plain"
-    assert "ask for attention in another way (windows []" in reason
+    assert "do not call the packed attention as expected (windows []" in reason
 
 
 def test_attention_across_completions_fails_the_proof(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_wrong_positions_fail_the_proof(tiny: NewTiny, monkeypatch: pytest.Monke
     monkeypatch.setattr(scorer, "lay_out", counted_on)
     way, reason = outcome(tiny())
     assert way == "plain"
-    assert "differ from those of the padded rows" in reason
+    assert "differ from those of padded rows" in reason
 
 
 def test_a_missing_window_fails_the_proof(tiny: NewTiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_a_missing_window_fails_the_proof(tiny: NewTiny, monkeypatch: pytest.Mon
     ("made", "way", "reason"),
     [
         ({"kind": "qwen3_next"}, "packed", ""),  # its recurrent layers get rows
-        ({"kind": "stablelm"}, "plain", "ask for attention in another way"),  # an attention of its own
+        ({"kind": "stablelm"}, "plain", "do not call the packed attention as expected"),  # an attention of its own
         ({"attention": "eager"}, "packed", ""),
         ({"kind": "gemma2", "attention": "eager", "attn_logit_softcapping": 2.0}, "packed", ""),
         ({"kind": "gpt_oss", "attention": "eager"}, "packed", ""),  # sinks
@@ -164,7 +164,7 @@ def test_missing_attention_sinks_fail_the_proof(tiny: NewTiny, monkeypatch: pyte
     monkeypatch.setattr(packing, "packed_attention", lambda *args, **more: right(*args, **{**more, "sinks": None}))
     way, reason = outcome(tiny("gpt_oss", attention="eager"))
     assert way == "plain"
-    assert "differ from those of the padded rows" in reason
+    assert "differ from those of padded rows" in reason
 
 
 def test_dropout_does_not_look_like_a_difference(tiny: NewTiny) -> None:

@@ -84,7 +84,7 @@ def test_what_cannot_be_computed_is_said(dispatch: Any) -> None:
     attend, _ = dispatch
     with pytest.raises(NotPackable, match="softcap"):
         attend(config=Config({"softcap": 50.0}), context=Context(SHARED), **heads(SHARED))
-    with pytest.raises(NotPackable, match="of a pack of 14 tokens"):
+    with pytest.raises(NotPackable, match="in a pack of 14 tokens"):
         attend(config=Config(), context=Context(SHARED), **heads(ALONE))
 
 

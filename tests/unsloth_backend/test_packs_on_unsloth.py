@@ -63,8 +63,8 @@ def test_an_attention_that_is_out_of_reach_is_scored_in_padded_rows_and_says_why
     result = worked["packs"]["planted in Gemma"]["gemma3_text", "out of reach"]
     assert_same_scores(result)
     assert (result["report"]["packing"], result["report"]["share_prompts"]) == ("plain", False)
-    assert "ask for attention in another way (windows []" in result["report"]["reason"]
-    assert "theirs is of unsloth_zoo.temporary_patches.gemma" in result["report"]["reason"]
+    assert "do not call the packed attention as expected (windows []" in result["report"]["reason"]
+    assert "attention is computed by unsloth_zoo.temporary_patches.gemma" in result["report"]["reason"]
     assert result["savings"]["skip_flat_groups"] == "on"
 
 
