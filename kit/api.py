@@ -1,6 +1,6 @@
-"""The Python interface: `train`, `start` and `resume` a run, and `Run`, a handle on it: its data and actions. No torch.
+"""The Python interface: `train`, `start` and `resume`, which return a `Run`, the handle on a run. Imports no torch.
 
-A run's directory is the only truth; a `Run` holds nothing but the path to it, so it can be made again at any time:
+A `Run` holds only the path of the run's directory, which has all data, so it can be created again at any time:
 `kit.Run("quickstart-20260101-120000").plot()`.
 """
 
@@ -34,17 +34,17 @@ def train(
     progress: bool = True,
     **shortcuts: Any,
 ) -> Run:
-    """Trains in a process of its own, waits for it, and returns the run, finished or stopped by Ctrl-C.
+    """Trains in a separate process, waits for it, and returns the run, finished or stopped by Ctrl-C.
 
     Args:
         config: a preset's name, a YAML file, a mapping, or a `RunConfig`.
         overrides: `section.key=value` strings, as on the command line.
         progress: let the process print its progress; in a notebook, show a card that follows the run.
         shortcuts: `steps` (optimiser steps), `seed`, `objective` (a recipe's name, or a mapping like the objective
-            section; either way it takes the place of the whole section), `run_id`.
+            section; either replaces the whole section), `run_id`.
 
     Raises:
-        KitError: the kind of error that the user made, before or during the run.
+        KitError: an error that the user can correct, before or during the run.
         RunError: the training process crashed.
     """
     resolved = resolve_config(config, overrides, **shortcuts)
@@ -54,7 +54,7 @@ def train(
     try:
         return Run(str(resolved.run.id), resolved.run.root)
     except RunError:
-        raise RunError("The run was stopped before it had begun; nothing was written.") from None
+        raise RunError("The run was stopped before it began; nothing was written.") from None
 
 
 def start(
@@ -63,10 +63,10 @@ def start(
     overrides: Sequence[str] = (),
     **shortcuts: Any,
 ) -> Run:
-    """Like `train`, but returns at once: the run goes on by itself, also when this process or its terminal ends.
+    """Starts a run like `train`, but returns at once. The run goes on if this process or its terminal ends.
 
-    Follow it by the returned `Run`: `.status`, `.metrics()`, `.wait()`, `.stop()`. Mistakes that show only when data and
-    model are read end the run as `failed`, with the reason; those of the configuration itself raise `ConfigError`.
+    Follow the run with the returned `Run`: `.status`, `.metrics()`, `.wait()`, `.stop()`. Errors in the configuration raise
+    `ConfigError`; errors in the data or the model end the run as `failed`, with the reason.
     """
     resolved = resolve_config(config, overrides, **shortcuts)
     return Run(launching.launch_detached(resolved).id, resolved.run.root)
@@ -75,20 +75,20 @@ def start(
 def resume(
     run_id: str, root: str | Path = "runs", *, force: bool = False, detach: bool = False, overrides: Sequence[str] = ()
 ) -> Run:
-    """Goes on with a run that was stopped, interrupted or failed, in its directory, from its last whole checkpoint.
+    """Continues a run that was stopped, was interrupted or failed, in its directory, from its last complete checkpoint.
 
-    Where no checkpoint had been saved yet it starts again from the beginning, with its id, configuration and seed.
+    A run without a checkpoint starts again from the beginning, with its id, configuration and seed.
 
     Args:
-        run_id: the run.
+        run_id: id of the run.
         root: folder that holds all runs.
-        force: also where data, configuration or packages have changed in a way that matters; the run records it.
+        force: resume although data, configuration or packages have changed in a way that matters; the run records it.
         detach: return at once, as `start` does.
-        overrides: `section.key=value` strings; most of them change the run, and are refused without `force`.
+        overrides: `section.key=value` strings; those that change results are refused without `force`.
 
     Raises:
-        RunError: there is no such run, it is live, or it has finished.
-        KitError: it may not go on, with the reason.
+        RunError: no run has this id, or the run is live or finished.
+        KitError: the run cannot be resumed; the message has the reason.
     """
     outcome = launching.relaunch(run_id, root, force=force, detached=detach, overrides=overrides)
     if outcome.error is not None:
@@ -97,7 +97,7 @@ def resume(
 
 
 class Run:
-    """A run by its id: live while it trains, and afterwards. Raises `RunError` when there is none of that id."""
+    """The handle on a run, live or ended. Raises `RunError` if no run has this id."""
 
     def __init__(self, id: str, root: str | Path = "runs") -> None:
         self._dir: RunDir = RunStore(root).open(id)
@@ -115,7 +115,7 @@ class Run:
         return f"<Run {', '.join(parts)}, in {self.path}>"
 
     def _repr_html_(self) -> str:
-        """The run as a notebook shows it: state, main figures, curves and held-out scores."""
+        """The run's card in a notebook: state, main figures, curves and held-out scores."""
         from kit.report.run_report import card
 
         return card(self._dir)
@@ -127,11 +127,11 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """State, step, heartbeat and so on; a run whose process died reads `interrupted`."""
+        """State, step, heartbeat and so on. The state of a run whose process died is `interrupted`."""
         return self._dir.status()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One mapping a logged step, oldest first."""
+        """One mapping per logged step, oldest first."""
         return self._dir.metrics()
 
     def events(self) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ class Run:
         return self._dir.evaluations()
 
     def completions(self, step: int | None = None) -> list[dict[str, Any]]:
-        """Saved completions with their rewards, of one step or of all; empty when none were saved."""
+        """Saved completions with their rewards, of one step or of all steps; empty if none were saved."""
         import pyarrow.parquet as pq
 
         rows: list[dict[str, Any]] = []
@@ -155,18 +155,18 @@ class Run:
         return rows if step is None else [row for row in rows if row.get("step") == step]
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Reward, held-out accuracy, completion length, KL and entropy over steps, as far as there are any.
+        """Draws reward, held-out accuracy, completion length, KL and entropy over steps, as far as the run has logged them.
 
-        A notebook shows the SVG picture; `path` (.svg) saves it. Raises `RunError` when there is nothing to draw yet.
+        A notebook shows the SVG picture; `path` (.svg) saves it. Raises `RunError` if there is nothing to draw yet.
         """
         from kit.report.charts import draw
 
         return draw(self.id, self.metrics(), self.evaluations(), path)
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Waits until the run has ended, however it ends.
+        """Waits until the run has ended, in whatever state.
 
-        Raises `RunError` when it has not within `timeout` seconds, or when it was refused to go on (`resume`).
+        Raises `RunError` if the run has not ended after `timeout` seconds, or if a `resume` of it was refused.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while (state := self._dir.settled()["state"]) in ALIVE:
@@ -174,34 +174,34 @@ class Run:
                 raise RunError(f"The run '{self.id}' is still {state} after {timeout:g} s; it goes on.")
             time.sleep(POLL_SECONDS)
         if (refused := self.status.get("refused")) is not None:
-            raise RunError(f"The run '{self.id}' did not go on, and is {state} as before: {refused}")
+            raise RunError(f"The run '{self.id}' was not resumed and is still {state}: {refused}")
         return self
 
     def watch(self) -> None:
-        """Shows the run in a notebook, live, until it has ended; an interrupt of the cell ends the watching, not the run."""
+        """Shows the run live in a notebook until it has ended. Interrupting the cell does not stop the run."""
         from kit.report.live import watch
 
         watch(self._dir)
 
     def stop(self, timeout: float | None = None, *, now: bool = False) -> dict[str, Any]:
-        """Ends the run after its step, with a checkpoint, and returns its last status once it has ended.
+        """Stops the run after its current step, with a checkpoint; waits, and returns the last status.
 
         Args:
-            timeout: seconds after which it is not asked but made to; None: it is waited for.
-            now: not to wait for the step; what was learned since the last checkpoint is lost.
+            timeout: seconds after which the process is terminated; None: wait as long as it takes.
+            now: stop without finishing the step; the steps since the last checkpoint are lost.
 
         Raises:
-            RunError: the run lives on another machine, or belongs to another user.
+            RunError: the run's process is on another machine or belongs to another user.
         """
         from kit.runs.stopping import stop
 
         return stop(self._dir, timeout=timeout, now=now)
 
     def report(self, path: str | Path | None = None, *, completions: bool = True) -> Path:
-        """Writes the run's report, one self-contained HTML file, and returns its path: `report.html` in the run's directory.
+        """Writes the run's report, one self-contained HTML file, and returns its path (default: `report.html` in the run).
 
-        Without `completions` it has no samples, which hold rows of the data. Works in any state; what is missing or damaged
-        is named in it. Raises `RunError` when it cannot be written.
+        Works in any state; the report names missing or damaged files. `completions=False` leaves out the samples, which
+        contain rows of the data. Raises `RunError` if the file cannot be written.
         """
         from kit.report.run_report import write_report
 
@@ -216,17 +216,17 @@ class Run:
         progress: bool = False,
         **overrides: Any,
     ) -> dict[str, Any]:
-        """Scores the trained model on held-out rows again, in a process of its own, and returns the scores.
+        """Scores the trained model on held-out rows again, in a separate process, and returns the scores.
 
         Args:
             checkpoint: `best`, `last` or a step; None is the run's result in adapter/.
-            name: the scores are filed as eval/NAME.json.
+            name: the scores are written to eval/NAME.json.
             changes: `section.key=value` strings of the sections evaluation and generation.
             progress: let the process print its progress and the table of scores.
             overrides: keys of the configuration's evaluation section: `run.evaluate(prompts=50, k=8)`.
 
         Raises:
-            KitError: a mistake of the user's.
+            KitError: an error that the user can correct.
             RunError: the process crashed or was stopped.
         """
         from kit.config import load_config
@@ -237,14 +237,14 @@ class Run:
             ConfigError,
             (
                 bool(other),
-                f"{', '.join(other)}: an evaluation of weights that are there can change keys of the sections evaluation and "
-                "generation only.",
-                "Write evaluation.k=8, for example; for anything else train anew.",
+                f"{', '.join(other)}: an evaluation of existing weights can only change keys of the sections evaluation and "
+                "generation.",
+                "Write evaluation.k=8, for example; for other keys train a new run.",
             ),
             (
                 not re.fullmatch(r"(?!before$|after$|step-)[a-z0-9][a-z0-9-]{0,63}", name),
                 f"An evaluation cannot be called '{name}'.",
-                "Take 1 to 64 lower-case letters, digits and dashes, and not before, after or step-..., which are the run's own.",
+                "Use 1 to 64 lower-case letters, digits and dashes; before, after and step-... are reserved for the run.",
             ),
         )
         if not self._dir.config.is_file():
@@ -268,42 +268,41 @@ class Run:
         progress: bool = False,
         **options: Any,
     ) -> dict[str, Any]:
-        """Writes the trained model in another form and verifies it against the source.
+        """Writes the trained model in another format and compares it with the trained weights.
 
-        Runs in a process of its own. The result is also filed as export/FORMAT.json.
+        Runs in a separate process. The result is also written to export/FORMAT.json.
 
         Args:
             to: `adapter`, `merged_16bit`, `gguf` or `ollama`.
             out: the folder; None is export/FORMAT in the run's directory.
-            checkpoint: `best`, `last` or a step; None is the run's result, or the last checkpoint of a run under way.
+            checkpoint: `best`, `last` or a step; None is the run's result, or the last checkpoint of a live run.
             progress: let the process print what it does.
-            options: force, dtype, quantization, prompts, seed, verify, base, llama_cpp: the command line's options of
-                `grpo-kit export`, which see.
+            options: force, dtype, quantization, prompts, seed, verify, base, llama_cpp, as in `grpo-kit export --help`.
 
         Raises:
-            NotVerified: it was written and is not what was trained; a `RunError` with the figures in `result`.
-            KitError: a mistake of the user's, a full disk, a process that died.
+            NotVerified: the export differs from the trained weights; a `RunError` with the figures in `result`.
+            KitError: an error that the user can correct, a full disk, or a process that died.
         """
         from kit.export.request import ExportRequest, export
 
         return export(self._dir, ExportRequest(to, out=out, checkpoint=checkpoint, **options), progress=progress)
 
-    def chat(self, prompt: str | None = None, *, checkpoint: str | int | None = None, **how: Any) -> dict[str, Any]:
-        """Asks the base model and the tuned one the same, with the same seed: `{prompt, reference, base, tuned}`.
+    def chat(self, prompt: str | None = None, *, checkpoint: str | int | None = None, **options: Any) -> dict[str, Any]:
+        """Asks base model and tuned model one question with one seed; returns `{prompt, reference, base, tuned}`.
 
-        Each side is a mapping of text, tokens, finish (`stop`, `length`), seconds and reward. For more than one question
-        keep a session, which keeps the models loaded: `kit.chat.client.open_chat`.
+        Each answer is a mapping of text, tokens, finish (`stop`, `length`), seconds and reward. For several questions use
+        `kit.chat.client.open_chat`, a session that keeps the models loaded.
 
         Args:
-            prompt: what to ask; or `heldout=N`, the N-th held-out prompt.
+            prompt: the question; or pass `heldout=N` for the N-th held-out prompt.
             checkpoint: `best`, `last` or a step; None is the run's result.
-            how: heldout, reference (the right answer, for the reward), sides, seed, temperature (0: greedy), top_p, top_k,
-                min_p, max_tokens; what is left out is as in the run.
+            options: heldout, reference (the correct answer, for the reward), sides, seed, temperature (0: greedy), top_p,
+                top_k, min_p, max_tokens. The run's own settings are the defaults.
 
         Raises:
-            KitError: a mistake of the user's, or a process that died.
+            KitError: an error that the user can correct, or a process that died.
         """
         from kit.chat.client import open_chat
 
         with open_chat(self._dir, checkpoint) as session:
-            return session.answer(prompt, **how)
+            return session.answer(prompt, **options)

@@ -1,4 +1,4 @@
-"""Start runs in processes of their own and say how they ended: below `kit.api`, the command line and studies. No torch."""
+"""Start runs as processes and report how they ended, for `kit.api`, the command line and studies. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TRAINER = "kit.train"
 
 
 def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
-    """Trains as a prepared configuration says, waits, and returns how the run ended.
+    """Trains with a resolved configuration, waits, and returns how the run ended.
 
-    Where that was before the training process took the directory over (a mistake of the user's, above all), nothing is left.
+    Removes the directory if the run ended before the training process adopted it, usually because of an error of the user.
     """
     folder = create_run(config)
     outcome = _supervise(folder, {"config": config.model_dump(mode="json")}, quiet)
@@ -35,14 +35,14 @@ def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
 
 
 def launch_detached(config: RunConfig) -> RunDir:
-    """Starts a prepared configuration and returns at once: the run goes on when this process ends."""
+    """Starts a run with a resolved configuration and returns at once. The run goes on if this process ends."""
     folder = create_run(config)
     detach(folder, {"config": config.model_dump(mode="json")}, module=TRAINER)
     return folder
 
 
 def create_run(config: RunConfig) -> RunDir:
-    """Creates the directory of a new run, for a training process to adopt. Raises `RunError` where the id is taken."""
+    """Creates the directory of a new run, for a training process to adopt. Raises `RunError` if the id is taken."""
     assert config.run.id is not None, "resolve_config() gives every run an id"
     return RunStore(config.run.root).create(
         config.run.id, config=config.to_yaml(), step=0, total_steps=config.optimisation.steps, face=True
@@ -58,22 +58,22 @@ def relaunch(
     overrides: Sequence[str] = (),
     quiet: bool = False,
 ) -> Outcome:
-    """Resumes a run and returns how it ended. Raises `RunError` where there is nothing to go on with."""
+    """Resumes a run and returns how it ended. Raises `RunError` if the run has no config.yaml or no step left."""
     from kit.config import load_config
 
     folder = RunStore(root).open(run_id)
     if not folder.config.is_file():
         raise RunError(
-            f"{folder.path} has no config.yaml, so how the run was configured is not known. Bring it back, or remove the folder "
-            f"and start it again with: grpo-kit train CONFIG -o run.id={run_id}"
+            f"{folder.path} has no config.yaml, so the run's configuration is unknown. Restore the file, or remove the folder "
+            f"and start the run again with: grpo-kit train CONFIG -o run.id={run_id}"
         )
     config = load_config(folder.config, overrides)
     longer = config.optimisation.steps > load_config(folder.config).optimisation.steps
-    # The training process refuses that, too, but whoever does not wait for it would not hear of it.
+    # The training process refuses this as well, but a caller that does not wait for it would not see the error.
     if (status := folder.status())["state"] == "finished" and not longer and (detached or not (overrides or force)):
         raise RunError(
-            f"The run '{run_id}' has finished, with step {status.get('step')}; there is nothing to resume. "
-            f"Start another from its configuration with: grpo-kit train {folder.config} -o run.id=NAME"
+            f"The run '{run_id}' has finished with step {status.get('step')}; there is nothing to resume. "
+            f"Start another run from its configuration with: grpo-kit train {folder.config} -o run.id=NAME"
         )
     config.run.id, config.run.root = run_id, str(root)
     request = {"config": config.model_dump(mode="json"), "resume": True, "force": force}
@@ -85,13 +85,13 @@ def relaunch(
 
 
 def _supervise(run: RunDir, request: dict[str, Any], quiet: bool) -> Outcome:
-    """Supervises a run that this process has made or claimed. In a notebook a card of it is shown below the cell."""
+    """Supervises a run that this process has created or claimed. In a notebook, shows the run's card below the cell."""
     from kit.report.live import in_notebook, shown
 
     try:
         with shown(run) if in_notebook() and not quiet else nullcontext() as on_line:
-            tell = on_line or functools.partial(print, file=sys.stderr, flush=True)
-            return supervise(run, request, module=TRAINER, quiet=quiet, on_message=tell, on_line=on_line)
+            on_message = on_line or functools.partial(print, file=sys.stderr, flush=True)
+            return supervise(run, request, module=TRAINER, quiet=quiet, on_message=on_message, on_line=on_line)
     except BaseException as error:
         settle(run, None, cut_short(error))
         raise

@@ -1,11 +1,11 @@
 """The main loop: read this first. Configuration -> data, model, reward, objective -> trainer -> scores.
 
-Command line, web page and Python all start a run as `python -m kit.train REQUEST`, a process of its own: patches and
-allocated memory are gone when it ends. `kit.train(...)` in Python does that and waits. Several processes that share a batch are
-started by a launcher, `torchrun --nproc-per-node 2 -m kit.train run.yaml -o run.id=NAME`: the first one makes the run.
+The command line, the web page and `kit.train(...)` in Python start every run as a process, `python -m kit.train REQUEST`, so that
+patches and allocated memory end with the run. `torchrun --nproc-per-node 2 -m kit.train run.yaml -o run.id=NAME` starts several
+processes that share each batch; the first one writes the run directory.
 
-`run` calls the steps, which are modules of `kit.runner`. A module is imported when its step is reached, because the order
-matters: where Unsloth is the backend, it has to be active before TRL is imported (kit/runner/__init__.py).
+`run` calls the steps, which are modules of `kit.runner`. Each module is imported when its step begins, because the order of
+imports matters: if Unsloth is the backend, it has to be active before TRL is imported (kit/runner/__init__.py).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def run(
 ) -> RunDir:
     """Trains as configured and returns the run directory. Raises `KitError` for errors that the user can correct.
 
-    Nothing is written before data, model files, reward and objective have been checked. After that the run directory records
-    how the run ended: `finished`, `stopped` (by Ctrl-C, with a checkpoint) or `failed` (with the reason).
+    Checks data, model files, reward and objective before it writes anything. After that the run directory records how the run
+    ended: `finished`, `stopped` (by Ctrl-C, with a checkpoint) or `failed` (with the reason).
 
     quiet: print nothing to the terminal; log.txt has everything.
-    resume: continue the run directory of that id.
+    resume: continue the run whose id is `config.run.id`.
     force: resume although data, configuration or packages have changed.
-    adopt: the caller has created (or claimed) the run directory for this process.
+    adopt: use the run directory that the caller has created (or claimed) for this process.
     """
     expand_segments(standby=config.generation.vllm.standby)
     reporter, logs = runner.console.Reporter(quiet), runner.console.LogCapture()
@@ -56,7 +56,7 @@ def run(
         parts = runner.prepare.prepare(config, fresh=not (resume or adopt))
         resumption = runner.resume.check_resumable(previous, parts, force=force) if previous else None
         folder = runner.lifecycle.create_run_directory(parts.config, resume=resume, adopt=adopt)
-        # Unsloth, where it is the backend, has to come before TRL, which runner.build imports further down.
+        # If Unsloth is the backend, it has to be active before runner.build imports TRL below.
         backend = activate_backend(parts.files.backend, standby=parts.config.generation.vllm.standby)
         with runner.lifecycle.lifecycle(folder, logs, reporter, write_report) as stop, backend:
             if resumption is not None:
@@ -93,19 +93,19 @@ def learn(job: runner.build.Job, trainer: HookedGRPOTrainer, memory: BatchSizeBa
 
 
 def main(request: dict[str, Any], quiet: bool) -> None:
-    """What the training process does with its request. Raises `KeyboardInterrupt` when the run was stopped."""
+    """Runs the request of a training process. Raises `KeyboardInterrupt` if the run was stopped."""
     runner.distributed.join()
     if not runner.distributed.is_first():
         runner.follower.follow()
         return
-    ways = {name: bool(request.get(name)) for name in ("resume", "force", "adopt")}
-    folder = run(load_config(request["config"]), quiet=quiet, **ways)
+    options = {name: bool(request.get(name)) for name in ("resume", "force", "adopt")}
+    folder = run(load_config(request["config"]), quiet=quiet, **options)
     if folder.status()["state"] == "stopped":
         raise KeyboardInterrupt
 
 
 def read_request(source: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """The request in a JSON file, as the kit writes it, or one made from a YAML file or a preset's name. Raises `ConfigError`."""
+    """Reads a request from a JSON file of the kit, or builds one from a YAML file or a preset's name. Raises `ConfigError`."""
     if source.endswith(".json"):
         request: dict[str, Any] = json.loads(Path(source).read_text(encoding="utf-8"))
         return request

@@ -1,22 +1,21 @@
 """TRL's `GRPOTrainer` with an objective made of hooks.
 
-Each of TRL's methods is overridden once, and hands over to an object that does the work:
+Each override of a TRL method delegates to an object that does the work:
 
-    a micro-batch       training_step, compute_loss                     `PolicyLoss`, again in `StepRetry` without memory
-                        _prepare_inputs                                 completions of a prompt in one micro-batch
-    a generation batch  _generate_and_score_completions                 `DynamicSampling`, then `AdvantageComputer`
+    per micro-batch     training_step, compute_loss                     `PolicyLoss`; `StepRetry` after running out of memory
+                        _prepare_inputs                                 `grouped_by_prompt`
+    per rollout         _generate_and_score_completions                 `DynamicSampling`, then `AdvantageComputer`
                         _get_per_token_logps_and_entropies              `Scorer`
                         _generate, _generate_single_turn                `Generator`
-                        _calculate_rewards                              `RolloutState` keeps what they gave
-    a run               create_optimizer                                the value head of `gae`
+                        _calculate_rewards                              `RolloutState` stores the rewards
+    per run             create_optimizer                                `Critic`, the value head of `gae`
                         _save_checkpoint, _get_output_dir,
                         _load_optimizer_and_scheduler,
                         _get_train_sampler                              `CheckpointState`
                         log                                             `MetricLog`
 
-With `objective=None` the loss and the advantages are TRL's own. This module is imported after the backend is active
-(`kit.models.backend`): a backend may replace `trl.GRPOTrainer` when it is imported, and the class here is made of what is
-there then.
+With `objective=None` TRL computes loss and advantages. Import this module after the backend is active
+(`kit.models.backend`): a backend may replace `trl.GRPOTrainer`, the base of the class below, when it is imported.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ from kit.trainer.teacher import TEACHER_NEEDS, Prompt, Teacher
 
 REFERENCE_NEEDS = fields_where(model="reference")
 ON, OFF = "on", "switched off"
-"""What `savings_report` says of a switch, besides the reason why it is off."""
+"""Values of `savings_report`; the reason of the trainer is the third possible value."""
 log = logging.getLogger("kit")
 
 check_trl()
@@ -93,29 +92,28 @@ install_torch_logprob_kernel()
 
 
 class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
-    """Drop-in for `trl.GRPOTrainer` whose loss is an `Objective`.
+    """Drop-in replacement for `trl.GRPOTrainer` whose loss is an `Objective`.
 
-    Accepts whatever `trl.GRPOTrainer` accepts, and:
+    Accepts all arguments of `trl.GRPOTrainer`, and:
 
     objective: an `Objective`, the name of a recipe, a mapping (see `Objective.from_spec`), or None for TRL's own loss.
     rollout_sinks: functions called with every scored `Rollout`.
-    stateful: by name, further parts that checkpoints keep: `state_dict()` and `load_state_dict(state)` of plain values.
-    first_step_checks: prove at the first steps that the hooks reach the weights (see `kit.trainer.sanity_checks`).
+    stateful: further objects to save in checkpoints, by name: `state_dict()` and `load_state_dict(state)` of plain values.
+    first_step_checks: check at the first steps that the hooks reach the weights (see `kit.trainer.sanity_checks`).
     engine: a `kit.models.failures.EngineSettings`: watch vLLM, seed it, compare its log-probabilities. None: TRL's handling.
-    memory: a `kit.models.failures.BatchSizeBackoff`: go on with smaller parts after running out of memory. None: fail.
-    token_budget, skip_flat_groups: as under `optimisation:`, but that nothing is chosen for a budget of
-        None; `savings_report` says of each whether it is on, or why not.
-    packing, share_prompts: as under `optimisation:`; `packing_report` says which way scoring takes, and why.
-    selection: a `kit.config.SelectionConfig`: replace flat groups (`kit.trainer.dynamic_sampling`), count what was spent.
+    memory: a `kit.models.failures.BatchSizeBackoff`: repeat with smaller parts after running out of memory. None: fail.
+    token_budget, skip_flat_groups: as under `optimisation:`, but None means no budget. `savings_report` tells why one is off.
+    packing, share_prompts: as under `optimisation:`; `packing_report` has the layout that scoring uses, and the reason.
+    selection: a `kit.config.SelectionConfig`: replace flat groups (`kit.trainer.dynamic_sampling`) and count the tokens.
     teacher: a `kit.trainer.teacher.Teacher`, for an objective that learns from one.
-    offload: what checkpointing keeps waits in main memory.
-    was_stopped: whether somebody ended the run: a checkpoint then notes that steps are left to make.
-    check_anew: prove the first steps of a resumed run again, because something that matters has changed.
-    fast_decoding: generate on a CPU with `kit.generation.decoding`: the same distribution, other draws than TRL's of one seed.
+    offload: keep the activations that gradient checkpointing saves in main memory.
+    was_stopped: returns whether a user stopped the run; its checkpoint then records that steps are left.
+    check_anew: repeat the first-step checks in a resumed run, because something that matters has changed.
+    fast_decoding: generate on a CPU with `kit.generation.decoding`: the distribution of TRL, but other samples for a seed.
 
-    A subclass may add terms to what `compute_loss` returns; the gradient of the objective is in the weights by then, so that
-    a factor would be ignored. Raises `ObjectiveError` when arguments of TRL's own loss are set beside an
-    objective, or when the objective needs something that this run does not have; `EnvironmentUnsupported` for another TRL.
+    A subclass may add terms to the result of `compute_loss`, but a factor would be ignored: the gradient of the objective is
+    in the weights before `compute_loss` returns. Raises `ObjectiveError` if arguments of TRL's own loss are set together with
+    an objective, or if the objective needs something that this run does not have; `EnvironmentUnsupported` for another TRL.
     """
 
     def __init__(
@@ -156,7 +154,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             args = copy.copy(args)
             args.beta = 1.0 if self.needs & REFERENCE_NEEDS else 0.0
         self._stepping = False  # inside training_step
-        self._state: RolloutState | None = None  # of the generation batch that is being made
+        self._state: RolloutState | None = None  # of the rollout in progress
         with making_engine(GRPOTrainer, engine):
             super().__init__(model, reward_funcs, args, *rest, **keywords)
         self.aux_loss_enabled = balances_experts(self.model, configured=self.aux_loss_enabled)
@@ -185,7 +183,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.add_callback(SamplerAlarm(engine.tell, corrected=corrected))
 
     def _build_parts(self, packing: bool, share_prompts: bool, checked: bool, fast_decoding: bool) -> None:
-        """Builds the parts that the methods below use. Raises `ObjectiveError` for a need of the objective that is not met."""
+        """Builds the objects that the methods below delegate to. Raises `ObjectiveError` for an unmet need of the objective."""
         objective, policy, accelerator = self.objective, self.accelerator.unwrap_model(self.model), self.accelerator
         unsloth = is_unsloths(type(self))
         self.family = adapter_of(policy, self.processing_class)
@@ -199,7 +197,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             half=accelerator.mixed_precision in ("bf16", "fp16"),
             device=accelerator.device.type,
         )
-        if unsloth:  # its trainer turns the tokenizer round; generating needs the padding in front
+        if unsloth:  # its trainer sets right padding; generation needs left padding
             for tokenizer in (self.processing_class, getattr(self.processing_class, "tokenizer", None)):
                 if tokenizer is not None and hasattr(tokenizer, "padding_side"):
                     tokenizer.padding_side = "left"
@@ -248,7 +246,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.add_callback(StepEnd(self))
 
     def _joined_teacher(self, policy: Any) -> Teacher | None:
-        """The teacher, ready to score. Raises `ObjectiveError` where the objective needs one in vain."""
+        """The teacher, ready to score. Raises `ObjectiveError` if the objective needs a teacher and there is none."""
         if self.teacher is None:
             if needed := sorted(self.needs & TEACHER_NEEDS):
                 advice = f"{remedy(needed[0])} (from Python: teacher=Teacher(...))"
@@ -263,7 +261,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.teacher.join(
             policy,
             temperature=self.temperature,
-            score=lambda model, rows, wanted: self._score(model, rows, wanted, size),
+            score=lambda model, rows, outputs: self._score(model, rows, outputs, size),
             tokenize=tokenize,
             pad=self._tokenizer.pad_token_id,
             process=self.accelerator.process_index,
@@ -272,11 +270,11 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     @property
     def objective(self) -> Objective | None:
-        """The objective of the loss. It cannot be replaced: the parts hold it, and another one here would be ignored."""
+        """The objective of the loss. Read-only, because the objects of the trainer hold references to it."""
         return self._objective
 
     def set_savings(self, *, token_budget: int | None = None, skip_flat_groups: bool = True) -> None:
-        """Decides what is left out of every step; `savings_report` then says of each switch `on`, or why not."""
+        """Sets the token budget and whether flat groups are skipped; writes `savings_report`."""
         self.savings_report: dict[str, str] = {}
         if self.objective is None or self.policy_loss is None:
             return
@@ -284,8 +282,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             None if skip_flat_groups else OFF,
             to_skipping(self.objective),
             "the value head learns from every completion" if self.critic is not None else None,
-            "the load balance of the router is one of all completions" if self.aux_loss_enabled else None,
-            "the model has dropout, and its random numbers would fall on other completions"
+            "the load-balancing loss of the router covers all completions" if self.aux_loss_enabled else None,
+            "the model has dropout, and other completions would get its random numbers"
             if has_dropout(self.model)
             else None,
         )
@@ -301,11 +299,11 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     @property
     def packing_report(self) -> Report:
-        """The way that scoring takes: `packing` (None before the first rows), `share_prompts`, and `reason` if not packed."""
+        """The layout of scoring: `packing` (None before the first rows), `share_prompts`, and `reason` if not packed."""
         return self.scorer.report
 
-    aux_loss_enabled: bool  # TRL's: the loss balances the load of experts
-    _buffered_inputs: list[dict[str, Any]] | None  # TRL's: the micro-batches of a rollout
+    aux_loss_enabled: bool  # attribute of TRL: the loss balances the load of experts
+    _buffered_inputs: list[dict[str, Any]] | None  # attribute of TRL: the micro-batches of a rollout
 
     # --- a micro-batch ------------------------------------------------------------------------------------------------
 
@@ -321,23 +319,24 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        before: list[dict[str, Any]] | None = self._buffered_inputs
+        previous: list[dict[str, Any]] | None = self._buffered_inputs
         with self.metric_log.phases.measured("other"):
             inputs = super()._prepare_inputs(generation_batch)
-            made = self._buffered_inputs
-            if self.model.training and made is not None and made is not before and self.shares_prompts:
-                self._buffered_inputs = grouped_by_prompt(made)
+            micro_batches = self._buffered_inputs
+            is_new = micro_batches is not previous
+            if self.model.training and micro_batches is not None and is_new and self.shares_prompts:
+                self._buffered_inputs = grouped_by_prompt(micro_batches)
                 inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
         return inputs
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether prompts are shared, and all micro-batches of a rollout make one step, in any division."""
+        """Whether prompts are shared, and completions may move between the micro-batches of a rollout."""
         one_step = self.args.steps_per_generation == self.args.gradient_accumulation_steps
         shared = (
             self.scorer.packing and self.scorer.share_prompts and self.packing_report["packing"] in (None, "packed")
         )
-        if self.aux_loss_enabled or self.objective is None:  # the load balance is one of each micro-batch
+        if self.aux_loss_enabled or self.objective is None:  # the load balance depends on the micro-batch
             return False
         return bool(shared and one_step and to_regrouping(self.objective) is None)
 
@@ -346,20 +345,21 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> Tensor:
         loss, training = self.policy_loss, self.model.training
         if loss is None:
-            stock: Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            return stock
+            trl_loss: Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return trl_loss
         if return_outputs:
-            raise ValueError("The loss is made of log-probabilities; there are no model outputs to return.")
+            raise ValueError("The loss is computed from log-probabilities; there are no model outputs to return.")
         if self.accelerator.num_processes > 1:
-            model = self.model  # each process by itself; parts that another one has not must not leave it waiting
-        # TRL turns HF's own loss scaling off, so accumulation is divided out here. `num_items_in_batch` counts the tokens of
-        # the whole generation batch over all processes; one accumulation window is accumulation / steps_per_generation of it.
+            model = self.model  # without DDP's synchronisation: processes may have different numbers of parts
+        # TRL switches off the loss scaling of transformers, so the objective divides by the accumulation steps.
+        # `num_items_in_batch` counts the tokens of the generation batch over all processes; the share of one accumulation
+        # window is accumulation / steps_per_generation.
         accumulation = float(self.current_gradient_accumulation_steps) if training else 1.0
         window = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         if training:
             window = window * accumulation / self.args.steps_per_generation
         scale = LossScale(accumulation, window, self.max_completion_length)
-        checks = self.checks if self._stepping and self.is_in_train else None  # a loop of one's own is not checked
+        checks = self.checks if self._stepping and self.is_in_train else None  # custom training loops are not checked
         if checks is not None and checks.done:
             checks = None
         batch, context = MicroBatch(inputs), StepContext(scale, self.state.global_step, checks)
@@ -370,12 +370,12 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return self.retry.step(model, batch, context, last=self.accelerator.sync_gradients)
 
     def _again(self, inputs: dict[str, Any]) -> None:
-        """An earlier micro-batch of this step once more, for `StepRetry`."""
+        """Repeats an earlier micro-batch of this optimiser step, for `StepRetry`."""
         with self.compute_loss_context_manager():
             loss = self.compute_loss(self.model, inputs)
         self.accelerator.backward(loss)
 
-    # --- scoring, as TRL asks for it at a rollout ---------------------------------------------------------------------
+    # --- log-probabilities, which TRL requests during a rollout -------------------------------------------------------
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -399,35 +399,35 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 compute_aux_loss,
             )
             return super()._get_per_token_logps_and_entropies(*arguments, **fields)
-        if self._state is not None:  # what TRL has no place for: as it was kept, and as the update will be given it
+        if self._state is not None:  # model inputs that TRL does not pass on; the update scores with the same ones
             width = input_ids.shape[1] - logits_to_keep
-            held = self.generator.scored_inputs(self._state, width, logits_to_keep)
-            fields = {name: value for name, value in fields.items() if name in MODEL_INPUTS} | held
-        wanted = Wanted(
+            extra_inputs = self.generator.scored_inputs(self._state, width, logits_to_keep)
+            fields = {name: value for name, value in fields.items() if name in MODEL_INPUTS} | extra_inputs
+        outputs = Wanted(
             entropy=compute_entropy,
             entropy_gradient=self.objective is None or self.objective.needs_entropy_gradient,
             aux_loss=compute_aux_loss,
             hidden=bool(self.needs & HIDDEN_NEEDS) and not torch.is_grad_enabled(),
         )
         rows = Rows(input_ids, attention_mask, logits_to_keep, fields)
-        scores = self._score(model, rows, wanted, batch_size)
+        scores = self._score(model, rows, outputs, batch_size)
         return scores.logps, scores.entropy, scores.aux_loss
 
-    def _score(self, model: Any, rows: Rows, wanted: Wanted, batch_size: int | None) -> Scores:
-        """Scores rows; those of a rollout on the clock, and in smaller parts after running out of memory."""
+    def _score(self, model: Any, rows: Rows, outputs: Wanted, batch_size: int | None) -> Scores:
+        """Scores rows. During a rollout, logs the time, and repeats in smaller parts after running out of memory."""
         state, backoff = self._state, self.generator.backoff
         if state is None or torch.is_grad_enabled():
-            scores = self.scorer.score(model, rows, wanted, batch_size)
+            scores = self.scorer.score(model, rows, outputs, batch_size)
         else:
             with self.metric_log.phases.measured("scoring"):
                 if backoff is None:
-                    scores = self.scorer.score(model, rows, wanted, batch_size)
+                    scores = self.scorer.score(model, rows, outputs, batch_size)
                 else:
                     rows_at_once = batch_size or len(rows.ids)
                     scores = backoff.attempt(
-                        "scoring", rows_at_once, lambda size: self.scorer.score(model, rows, wanted, size)
+                        "scoring", rows_at_once, lambda size: self.scorer.score(model, rows, outputs, size)
                     )
-            if wanted.hidden and scores.head is not None:
+            if outputs.hidden and scores.head is not None:
                 state.passes.append(scores)
         return scores
 
@@ -442,32 +442,32 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _roll_out(
         self, rows: list[dict[str, Any]], replayed: ReplayedRollout | None
     ) -> tuple[dict[str, Any], RewardResult]:
-        """TRL's batch of these rows, with the objective's advantages and whatever else its steps need."""
+        """TRL's batch of these rows, with the objective's advantages and the other inputs of its steps."""
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         with self.rolling_out(rows, replayed) as state:
             output: dict[str, Any] = super()._generate_and_score_completions(rows)
             width, length = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
-            kept = self.generator.scored_inputs(state, width, length)
-            output.update({f"{EXTRA}{name}": value for name, value in kept.items()})  # names that TRL leaves alone
+            extra_inputs = self.generator.scored_inputs(state, width, length)
+            output.update({f"{EXTRA}{name}": value for name, value in extra_inputs.items()})  # TRL ignores these names
             if self.objective is not None:
                 settings = {"reward_weights": self.reward_weights, "group_size": group_size}
                 self.advantages.fill(output, state, step=self.state.global_step, **settings)
-                state.passes.clear()  # hidden states of the whole rollout
+                state.passes.clear()  # frees the hidden states
                 if self.model.training:
                     self.metric_log.generated += sum(map(len, state.rewards.completion_ids))
         if self.rollout_sinks:
-            scored = state.rewards
+            result = state.rewards
             rollout = Rollout(
                 step=self.state.global_step,
                 mode=self._mode(),
                 rows=rows,
-                completions=scored.completions,
-                completion_ids=scored.completion_ids,
-                truncated=truncated(scored, self.eos_token_ids),
-                rewards=scored.rewards[local_slice(self.accelerator, len(rows))],
+                completions=result.completions,
+                completion_ids=result.completion_ids,
+                truncated=truncated(result, self.eos_token_ids),
+                rewards=result.rewards[local_slice(self.accelerator, len(rows))],
                 reward_names=list(self.reward_func_names),
                 advantages=output["advantages"],
-                extra=scored.extra,
+                extra=result.extra,
                 prompt_ids=state.prompt_ids,
                 tool_mask=state.tool_mask,
             )
@@ -479,12 +479,12 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def rolling_out(
         self, rows: Sequence[dict[str, Any]], replayed: ReplayedRollout | None = None
     ) -> Iterator[RolloutState]:
-        """Inside, what is generated and scored is of these rows, in this order. Blocks may be nested."""
-        before, self._state = self._state, RolloutState(rows, replayed)
+        """Sets the rollout state for these rows, which must be generated and scored in this order. Blocks may be nested."""
+        outer, self._state = self._state, RolloutState(rows, replayed)
         try:
             yield self._state
         finally:
-            self._state = before
+            self._state = outer
 
     def _generate(self, prompts: list[Any]) -> Any:
         with self.metric_log.phases.measured("generation"):
@@ -497,10 +497,10 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *rest: Any, **keywords: Any
     ) -> tuple[Any, Any]:
         turn = super()._generate_single_turn
-        if self.family.placeholders and not self.use_vllm:  # a picture's place in a completion could not be scored
+        if self.family.placeholders and not self.use_vllm:  # a placeholder in a completion has no image to score
             self.generation_config.suppress_tokens = list(self.family.placeholders)
         return self.generator.turn(
-            lambda ids, seen, fields: turn(ids, seen, fields, num_generations, *rest, **keywords),
+            lambda ids, pictures, fields: turn(ids, pictures, fields, num_generations, *rest, **keywords),
             self._state or RolloutState(),
             prompt_ids,
             images,
@@ -509,7 +509,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        """Rewards see text, no pictures, and `prompt_ids`: the ids that the model was given, for every row."""
+        """Calls reward functions with text instead of pictures, and with `prompt_ids`, the model's input ids of each row."""
         state = self._state or RolloutState()
         with self.metric_log.phases.measured("rewards"):
             if state.replayed is not None:
@@ -538,7 +538,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return "train" if self.model.training else "eval"
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the objective's means, exact over micro-batches and processes, to what TRL logs."""
+        """Adds the objective's means, exact over micro-batches and processes, to TRL's logs."""
         self.metric_log.publish()
         super().log(logs, start_time)
 
@@ -566,9 +566,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 class StepEnd(TrainerCallback):  # type: ignore[misc]
-    """Informs controllers after every optimiser step, and clears the value head's gradient.
+    """Updates controllers after every optimiser step, and clears the value head's gradient.
 
-    The trainer clears the gradients of its model only.
+    transformers clears the gradients of the model only.
     """
 
     def __init__(self, trainer: HookedGRPOTrainer) -> None:
@@ -576,7 +576,7 @@ class StepEnd(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self.trainer
-        if trainer.objective is not None and not state.global_step:  # it may have been used before
+        if trainer.objective is not None and not state.global_step:  # another trainer may have used the objective
             for hook in trainer.objective.regularizers:
                 if isinstance(controller := hook.values["coef"], Controller):
                     controller.reset()
@@ -586,7 +586,7 @@ class StepEnd(TrainerCallback):  # type: ignore[misc]
             trainer.memory.finished(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.metric_log.phases.taken()  # what an evaluation between two steps took is no step's
+        self.trainer.metric_log.phases.taken()  # discards the time of an evaluation between two steps
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.trainer.critic is not None and self.trainer.accelerator.num_processes > 1:
