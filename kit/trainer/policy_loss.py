@@ -1,26 +1,24 @@
-"""The loss of a micro-batch and its gradient: rows are scored, the objective sees the scores, its gradient goes back.
+"""The loss of a micro-batch and its gradient: the scorer scores rows, the objective computes the loss, its gradient goes back.
 
-Scoring is what needs memory and time, and only scoring is done in parts: those that a token budget or the memory allows,
-and none that is not needed. The objective always sees the whole micro-batch.
+Scoring needs most of the memory and time, so only scoring is divided into parts, as a token budget or the memory requires. The
+objective always sees the complete micro-batch.
 
-A step has one way (`PolicyLoss.step`): plan the parts, score each, ask the objective, send its gradient back. For each part:
+`PolicyLoss.step` plans the parts. For each part it
 
-    score it with a graph; the objective on the whole micro-batch, of which other parts are constants -> the gradient with respect
-    to the part's log-probabilities; send it through the graph, which is then freed
+    1. scores the part with a graph,
+    2. computes the objective on the micro-batch, with the scores of the other parts as constants,
+    3. sends the gradient with respect to the part's log-probabilities through the part's graph, which is then freed.
 
-Where the gradient of a completion depends on no other completion's scores (`kit.objective.objective.to_parts`), parts that are
-not scored yet are placeholders, and the objective's loss and metrics are taken at the last one. Any other objective (a quantile
-of the entropies, a hook that says nothing) is asked once, after a pass without a graph over every part.
-Completions without an advantage keep their placeholder where nobody would notice (`to_skipping`): they are counted, not scored.
+If no completion's gradient depends on the scores of another completion (`kit.objective.objective.to_parts`), parts that are not
+scored yet hold placeholders, and loss and metrics come from the last part. Any other objective (a quantile of the entropies, a
+custom hook) is evaluated once, after a pass over every part without a graph: gradient caching, arXiv 2101.06983. Both are exact
+by the chain rule. If neither loss nor metrics would change (`to_skipping`), completions without an advantage are counted, not
+scored, and keep their placeholder. `StepRetry` repeats a micro-batch that ran out of memory in smaller parts.
 
-Both are exact by the chain rule; the latter is gradient caching, arXiv 2101.06983. `StepRetry` does a micro-batch that ran out
-of memory again, in smaller parts.
-
-A micro-batch is TRL's: tensors and lists by name, prompts padded in front, completions behind. `MicroBatch` gives them types, and
-parts of them as micro-batches of their own: it is the only place that indexes rows. `split_by_tokens` plans the parts: at most so
-many tokens, or so many rows, each. Completions of one prompt stay together as long as they fit, because their prompt may then be
-read once. Within a prompt, and among prompts, neighbours are of like length, so that little padding is left, and what is left is
-cut off.
+TRL's micro-batch is a dictionary of tensors and lists; prompts are left-padded, completions right-padded. `MicroBatch` gives it
+types and selects rows. `split_by_tokens` plans parts within a limit of tokens or rows. Completions of one prompt stay together
+as long as they fit, because the model may then read their prompt once. Parts join rows of similar length, so that little padding
+is left; columns that only hold padding are cut off.
 """
 
 from __future__ import annotations
@@ -52,9 +50,9 @@ from kit.trainer.metric_log import MetricLog, sampler_mismatch
 log = logging.getLogger("kit")
 PER_TOKEN = ("logps", *sorted(fields_where(gradient=True, shape="(B, T)")))
 HIDDEN_NEEDS = fields_where(hidden=True)
-"""What a hook may need that is computed from hidden states."""
+"""Names of `objective.needs` that are computed from hidden states."""
 BUCKET_BYTES = 64 * 2**20
-"""Of gradients that processes average in one message."""
+"""Size of the gradients that processes average in one message."""
 
 # --- a micro-batch and its parts ---------------------------------------------------------------------------------------
 
@@ -62,27 +60,27 @@ MODEL_INPUTS = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
     "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
-"""Inputs of the model beside ids and masks that TRL 1.15 has a place for."""
+"""Inputs of the model, besides ids and masks, that TRL 1.15 passes on."""
 EXTRA = "extra_inputs."
-"""Prefix of those that it has none for: each a list with a tensor a completion."""
+"""Prefix of the inputs that TRL does not pass on: each is a list with one tensor per completion."""
 
 
 @dataclass(frozen=True)
 class HostCopy:
-    """The values of B rows that lengths and layouts depend on, on the host, so that a step does not wait for the device."""
+    """Host copies of the values of B rows that lengths and layouts depend on, so that a step does not wait for the device."""
 
     ids: Tensor  # (B, P + T)
     mask: Tensor  # (B, P + T) bool
-    advantage: Tensor  # (B,) bool: with an advantage that is not 0 at some token that trains
+    advantage: Tensor  # (B,) bool: completions with an advantage other than 0 at a live token
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """B completions of T columns behind prompts of P, under TRL's names.
+    """B prompts of P columns and their completions of T columns, under TRL's names.
 
-    inputs: tensors (B, ...) and lists of B, what the model takes beside text (`MODEL_INPUTS`, laid out in ways of their own),
-    and whatever is one for all of them. TRL's own dictionary: what is noted in it is there in the next iteration. share: these
-    completions over those of the whole micro-batch that they are a part of.
+    inputs: TRL's dictionary: tensors (B, ...), lists of length B, inputs of the model besides text (`MODEL_INPUTS`, in other
+    shapes), and values that hold for all rows. The next iteration gets the same dictionary. share: number of these completions
+    divided by that of the micro-batch that they were selected from.
     """
 
     inputs: dict[str, Any]
@@ -95,7 +93,7 @@ class MicroBatch:
         return self.inputs[name]
 
     def get(self, name: str) -> Any:
-        """The value of that name, or None."""
+        """The input `name`, or None."""
         return self.inputs.get(name)
 
     @property
@@ -106,13 +104,13 @@ class MicroBatch:
 
     @property
     def completion_mask(self) -> Tensor:
-        """(B, T) 1 for tokens of the completion, those of tools included."""
+        """(B, T) 1 for tokens of the completion, including the output of tools."""
         mask: Tensor = self.inputs["completion_mask"]
         return mask
 
     @property
     def loss_mask(self) -> Tensor:
-        """(B, T) bool: tokens that train; those that tools wrote do not."""
+        """(B, T) bool: live tokens; the output of tools does not train."""
         mask = self.completion_mask
         return (mask * self.inputs["tool_mask"] if "tool_mask" in self.inputs else mask).bool()
 
@@ -124,13 +122,13 @@ class MicroBatch:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The model's inputs beside ids and masks, by the names of the micro-batch."""
+        """The model's inputs besides ids and masks, under the names of the micro-batch."""
         names = (name for name in self.inputs if name in MODEL_INPUTS or name.startswith(EXTRA))
         return {name: self.inputs[name] for name in names if self.inputs[name] is not None}
 
     @property
     def rows(self) -> Rows:
-        """The rows as the scorer takes them."""
+        """The rows as input of the scorer."""
         return Rows(
             torch.cat([self.inputs["prompt_ids"], self.completion_ids], dim=1),
             torch.cat([self.inputs["prompt_mask"], self.completion_mask], dim=1),
@@ -141,7 +139,7 @@ class MicroBatch:
 
     @cached_property
     def on_host(self) -> HostCopy:
-        """The copy on the host, made at the first call; the host waits for it."""
+        """The host copy. The first access waits for the device."""
         ids = [self.inputs["prompt_ids"], self.completion_ids]
         advantage = torch.zeros_like(ids[0][:, 0])
         if "advantages" in self.inputs:
@@ -155,12 +153,12 @@ class MicroBatch:
     @property
     def prompts(self) -> list[bytes]:
         """A key for each completion, the same for the same prompt."""
-        width, held = self.inputs["prompt_ids"].shape[1], self.on_host
-        keys = held.ids[:, :width].masked_fill(~held.mask[:, :width], -1).numpy()
+        width, host = self.inputs["prompt_ids"].shape[1], self.on_host
+        keys = host.ids[:, :width].masked_fill(~host.mask[:, :width], -1).numpy()
         return [key.tobytes() for key in keys]
 
     def lengths(self, *, trimmed: bool) -> list[SequenceLengths]:
-        """Lengths of every row. `trimmed`: without the padding that a part of the rows alone would not have."""
+        """Lengths of every row, with the padding of the batch; `trimmed`: without padding."""
         width, length = self.inputs["prompt_ids"].shape[1], self.completion_ids.shape[1]
         live, mask = torch.split(self.on_host.mask, [width, length], dim=1)
         prompts = (live * torch.arange(width, 0, -1)).amax(1) if width else live.sum(1)
@@ -172,38 +170,38 @@ class MicroBatch:
         ]
 
     def select(self, rows: Sequence[int], lengths: Sequence[SequenceLengths] | None = None) -> MicroBatch:
-        """The completions `rows`, in that order. lengths: of all of them, to cut off the columns that none of these needs."""
+        """The completions `rows`, in that order. lengths: of all rows; columns that none of `rows` needs are cut off."""
         size, fields = len(self), self.fields
         width, length = self.inputs["prompt_ids"].shape[1], self.completion_ids.shape[1]
         prompt = width if lengths is None else max(lengths[row].prompt for row in rows)
         completion = length if lengths is None else max(lengths[row].completion for row in rows)
-        chosen, held = torch.as_tensor(rows), self.on_host
+        chosen, host = torch.as_tensor(rows), self.on_host
         index = to_device(chosen, self.completion_ids.device)
 
-        def some(name: str, value: Any) -> Any:
+        def select_rows(name: str, value: Any) -> Any:
             if isinstance(value, list) and len(value) == size:
                 return [value[row] for row in rows]
             if not isinstance(value, Tensor) or not value.dim() or len(value) != size:
                 return value
-            own = value[index if value.device == index.device else chosen.to(value.device)]
+            selected = value[index if value.device == index.device else chosen.to(value.device)]
             if name in ("prompt_ids", "prompt_mask"):
-                return own[:, width - prompt :]
-            return own[:, :completion] if own.dim() > 1 and own.shape[1] == length else own
+                return selected[:, width - prompt :]
+            return selected[:, :completion] if selected.dim() > 1 and selected.shape[1] == length else selected
 
-        own = {name: some(name, value) for name, value in self.inputs.items() if name not in fields}
-        part = MicroBatch(own | take(fields, rows, size), self.share * len(rows) / size)
+        inputs = {name: select_rows(name, value) for name, value in self.inputs.items() if name not in fields}
+        part = MicroBatch(inputs | take(fields, rows, size), self.share * len(rows) / size)
         columns = slice(width - prompt, width + completion)
-        vars(part)["on_host"] = HostCopy(held.ids[chosen, columns], held.mask[chosen, columns], held.advantage[chosen])
+        vars(part)["on_host"] = HostCopy(host.ids[chosen, columns], host.mask[chosen, columns], host.advantage[chosen])
         return part
 
 
 def grouped_by_prompt(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of equal micro-batches in as many again, those of a prompt next to each other, prompts in their order.
+    """Redistributes the rows of equal micro-batches so that the completions of a prompt are next to each other.
 
-    TRL shuffles a generation batch before it is split into the micro-batches of one optimiser step. Their gradients are
-    added up, so which completion is in which of them does not matter, unless the objective looks across a micro-batch
-    (`kit.objective.objective.to_regrouping`); but completions of one prompt that are spread over several make each of these
-    forward the prompt again. As they came where a value is neither one for each row nor the same for all.
+    TRL shuffles a generation batch before it splits it into the micro-batches of one optimiser step. The gradients of these are
+    summed, so a completion may move to another micro-batch, unless the objective compares completions within one
+    (`kit.objective.objective.to_regrouping`). If the completions of a prompt share a micro-batch, the model reads the prompt
+    once. Returns the micro-batches unchanged if they hold a value that is neither per row nor the same for all rows.
     """
     size = len(batches[0]["prompt_ids"])
     joined: dict[str, Any] = {}
@@ -215,22 +213,22 @@ def grouped_by_prompt(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
             joined[name] = [item for value in values for item in value]
         elif not all(value is None or (isinstance(value, Tensor) and not value.dim()) for value in values):
             return list(batches)
-    everything = MicroBatch(joined)
+    rollout = MicroBatch(joined)
     groups: dict[bytes, list[int]] = {}
-    if everything.fields:  # not every one of them has a row for each completion
+    if rollout.fields:  # some model inputs are not per completion
         return list(batches)
-    for row, key in enumerate(everything.prompts):
+    for row, key in enumerate(rollout.prompts):
         groups.setdefault(key, []).append(row)
     order = [row for group in groups.values() for row in group]
     return [
-        batch | everything.select(order[start : start + size]).inputs
+        batch | rollout.select(order[start : start + size]).inputs
         for batch, start in zip(batches, range(0, len(order), size), strict=True)
     ]
 
 
 @dataclass(frozen=True)
 class SequenceLengths:
-    """The columns that prompt and completion of one row take up in a batch, and a key for its prompt."""
+    """Columns of the prompt and the completion of one row, and a key of the prompt."""
 
     key: Hashable
     prompt: int
@@ -243,9 +241,9 @@ class SequenceLengths:
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """Limits of one part. None: any number.
+    """Limits of one part; None: no limit.
 
-    padded: padding goes through the model, and counts as tokens. shared: if not, a prompt goes once for its completions.
+    padded: padding goes through the model and counts. shared: without padding, the model reads each prompt once per part.
     """
 
     tokens: int | None = None
@@ -254,7 +252,7 @@ class TokenBudget:
     shared: bool = False
 
     def cost(self, part: Sequence[SequenceLengths]) -> int:
-        """Tokens that go through the model."""
+        """Number of tokens that go through the model."""
         if not self.padded and self.shared:
             prompts = {row.key: row.prompt for row in part}
             return sum(prompts.values()) + sum(row.completion for row in part)
@@ -263,7 +261,7 @@ class TokenBudget:
         return len(part) * (max(row.prompt for row in part) + max(row.completion for row in part)) if part else 0
 
     def admits(self, part: Sequence[SequenceLengths]) -> bool:
-        """Whether a part is within the budget; one row always is."""
+        """Whether a part is within the budget; a single row always is."""
         if len(part) <= 1:
             return True
         fits = self.tokens is None or self.cost(part) <= self.tokens
@@ -271,9 +269,9 @@ class TokenBudget:
 
 
 def split_by_tokens(rows: Sequence[SequenceLengths], chosen: Sequence[int], budget: TokenBudget) -> list[list[int]]:
-    """Parts of the `chosen` rows, each of them in exactly one; as few as comes of taking long prompts' groups first.
+    """Divides the `chosen` rows into parts within the budget: first fit, the groups with the longest rows first.
 
-    Everything in one part, in its order, where that is within the budget.
+    Returns one part, in the given order, if all chosen rows are within the budget.
     """
     if budget.admits([rows[number] for number in chosen]):
         return [list(chosen)] if chosen else []
@@ -281,38 +279,38 @@ def split_by_tokens(rows: Sequence[SequenceLengths], chosen: Sequence[int], budg
     for number in chosen:
         groups.setdefault(rows[number].key, []).append(number)
     pieces: list[list[int]] = []
-    for group in groups.values():  # the completions of a prompt, the longest first, in stretches that fit
-        cut: list[list[int]] = []
+    for group in groups.values():  # cut the completions of a prompt, the longest first, into pieces that fit
+        cuts: list[list[int]] = []
         for number in sorted(group, key=lambda number: -rows[number].tokens):
-            if cut and budget.admits([rows[n] for n in (*cut[-1], number)]):
-                cut[-1].append(number)
+            if cuts and budget.admits([rows[n] for n in (*cuts[-1], number)]):
+                cuts[-1].append(number)
             else:
-                cut.append([number])
-        pieces += cut
+                cuts.append([number])
+        pieces += cuts
     pieces.sort(key=lambda piece: -max(rows[number].tokens for number in piece))
     parts: list[list[int]] = []
     for piece in pieces:
-        home = next((part for part in parts if budget.admits([rows[n] for n in part + piece])), None)
-        if home is None:
+        fitting = next((part for part in parts if budget.admits([rows[n] for n in part + piece])), None)
+        if fitting is None:
             parts.append(list(piece))
         else:
-            home += piece
+            fitting += piece
     return parts
 
 
 # --- the value head of `gae` ------------------------------------------------------------------------------------------
 
-# A linear layer on the policy's own last hidden states, which are detached: the head costs no forward pass, and its loss changes
-# nothing but the head. It has an optimiser group of its own, and is saved in checkpoints.
+# A linear layer on the detached last hidden states of the policy: it needs no forward pass, and its loss trains the head only.
+# The head has its own parameter group in the optimiser and is saved in checkpoints.
 
 CRITIC_FILE = "value_head.safetensors"
 
 
 class ValueHead(nn.Module):
-    """Hidden states (..., H) of any precision -> values (...), float32.
+    """Maps hidden states (..., H) of any precision to values (...), float32.
 
-    They are normalised first: their scale differs by orders of magnitude between models, the learning rate does not.
-    Weights start at zero, so that the first values are 0 and the first advantages plain returns.
+    Normalises the hidden states first, because their scale differs by orders of magnitude between models and the learning rate
+    does not. Weights start at zero, so that the first values are 0 and the first advantages are plain returns.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -329,7 +327,7 @@ class ValueHead(nn.Module):
 
 
 class Critic:
-    """The head with its settings."""
+    """The value head and its settings."""
 
     def __init__(self, model: Any, settings: ValueSettings) -> None:
         self.settings = settings
@@ -337,7 +335,7 @@ class Critic:
         self.head = ValueHead(getattr(output, "in_features", output.weight.shape[-1])).to(output.weight.device)
 
     def join(self, optimizer: torch.optim.Optimizer) -> None:
-        """Adds a parameter group of the head's own to the policy's optimiser; once."""
+        """Adds the head to the policy's optimiser as a parameter group, unless it is there already."""
         parameters = list(self.head.parameters())
         if any(parameters[0] is other for group in optimizer.param_groups for other in group["params"]):
             return
@@ -362,18 +360,17 @@ class Critic:
 
 @dataclass
 class RolloutMemory:
-    """Values of a rollout that its steps need beside its micro-batches."""
+    """Values of a rollout that its steps need besides the micro-batches."""
 
-    reference_head: Projection | None = None  # that the reference policy was scored with, without hidden states
-    teacher_head: Projection | None = None  # likewise, of the teacher
+    reference_head: Projection | None = None  # the head of the reference policy, without hidden states
+    teacher_head: Projection | None = None  # the head of the teacher, without hidden states
 
 
 @dataclass(frozen=True)
 class Services:
-    """Built once by a trainer with an objective, and handed to its parts.
+    """Objects that the parts of a trainer with an objective share.
 
-    model: the policy that trains, as accelerate wraps it. accelerator: of several processes, gathers and reduces.
-    temperature: of sampling, by which logits are divided.
+    model: the policy as wrapped by accelerate. temperature: of sampling; logits are divided by it.
     """
 
     objective: Objective
@@ -389,16 +386,16 @@ class Services:
 
 @dataclass(frozen=True)
 class PolicyOutputs:
-    """Outputs of a scoring pass that the objective reads, and sends its gradient to."""
+    """Outputs of a scoring pass that the objective reads. The gradient of the loss goes back to them."""
 
     logps: Tensor  # (B, T) nats
     entropy: Tensor | None  # (B, T) nats
     full_kl: Tensor | None  # (B, T) nats
     teacher_kl: Tensor | None = None  # (B, T) nats
-    scored: Tensor | None = None  # (B, 1) bool: completions whose values these are, others have placeholders; None: all
+    scored: Tensor | None = None  # (B, 1) bool: completions that were scored, others hold placeholders; None: all
 
     def filled_in(self, part: PolicyOutputs, rows: Tensor | None) -> PolicyOutputs:
-        """Returns these outputs with those of a part in its rows, as constants; those of the part where it has all rows."""
+        """Returns a copy with the outputs of `part` at `rows`, as constants; `rows` None: `part` itself, which has all rows."""
         if rows is None:
             return part
         values: dict[str, Tensor | None] = {}
@@ -417,7 +414,7 @@ class PolicyOutputs:
 
 @dataclass(frozen=True)
 class StepContext:
-    """Inputs of a loss beside the micro-batch. checks: those of the first steps, while they are to look at this one."""
+    """Inputs of a loss besides the micro-batch. checks: those of the first steps, or None once they have passed."""
 
     scale: LossScale
     step: int = 0  # optimiser steps made so far
@@ -425,15 +422,15 @@ class StepContext:
 
 
 class PolicyLoss:
-    """The loss of one run. `whole` leaves its graph to the caller; `step` sends the gradient to the weights itself.
+    """The loss of one run. `in_one_pass` returns it with its graph; `step` also adds its gradient to the weights.
 
-    router_coef: weight of a mixture of experts' load balance; None where it is not asked for.
+    router_coef: weight of the load-balancing loss of a mixture of experts; None: no such loss.
     """
 
     token_budget: int | None = None
-    """Tokens of a part, at most."""
+    """The most tokens of a part; None: no limit."""
     skip_flat = False
-    """Completions without an advantage are not scored."""
+    """Whether completions without an advantage are not scored."""
 
     def __init__(self, services: Services, *, router_coef: float | None = None) -> None:
         self.objective, self.scorer, self.critic = services.objective, services.scorer, services.critic
@@ -442,19 +439,19 @@ class PolicyLoss:
         self.router_coef = router_coef
         self.at_once = 1
         """Completions of the largest pass of the last `step`."""
-        self._reached: list[Tensor] | None = None  # weights to which a backward pass brings a gradient
+        self._reached: list[Tensor] | None = None  # weights that get a gradient in a backward pass; None: unknown
 
-    def whole(self, model: Any, batch: MicroBatch, context: StepContext) -> Tensor:
-        """The loss () of all completions in one pass, with its graph."""
+    def in_one_pass(self, model: Any, batch: MicroBatch, context: StepContext) -> Tensor:
+        """Computes the loss () of all completions in one pass and returns it with its graph."""
         outputs, scores = self._outputs(model, batch)
         loss = self._objective_loss(batch, outputs, context)
         aux_loss = self._auxiliary_loss(batch, scores, context)
         return loss if aux_loss is None else loss + aux_loss
 
     def step(self, model: Any, batch: MicroBatch, context: StepContext, max_rows: int | None = None) -> Tensor:
-        """The loss () of a micro-batch whose gradient is in the weights already: its own graph reaches none of them.
+        """Adds the gradient of a micro-batch to the weights and returns its loss (), without a graph to the weights.
 
-        max_rows: completions of one pass, at most. A caller may add terms to what is returned and send it backwards.
+        max_rows: the most completions of one pass. A caller may add terms to the result and call `backward` on it.
         """
         if context.checks is not None:
             context.checks.before_scoring(model, batch)
@@ -462,14 +459,14 @@ class PolicyLoss:
         all_scored = sum(map(len, parts)) == len(batch)
 
         def part(rows: list[int]) -> tuple[MicroBatch, Tensor | None]:
-            """Some completions without the columns that none of them needs, and their row numbers; None: all."""
+            """The completions `rows`, without superfluous columns, and a tensor of their row numbers; None: all rows."""
             if len(rows) == len(batch):
                 return batch, None
             return batch.select(rows, lengths), to_device(torch.tensor(rows), batch.completion_ids.device)
 
         outputs_of_all, states, aux_losses = self._placeholder_outputs(batch), [], list[Tensor]()
-        ahead = len(parts) != 1 and (not parts or to_parts(self.objective) is not None)
-        if ahead:
+        scores_first = len(parts) != 1 and (not parts or to_parts(self.objective) is not None)
+        if scores_first:  # gradient caching: a pass without a graph over every part, then the objective once
             with torch.no_grad():
                 for rows in parts:
                     states.append(rng_state())
@@ -477,23 +474,23 @@ class PolicyLoss:
                     outputs_of_all = outputs_of_all.filled_in(self._outputs(model, chosen)[0], numbers)
             loss, grads = self._grad_wrt_outputs(batch, outputs_of_all, context, all_scored=all_scored, last=True)
         for number, rows in enumerate(parts):
-            if ahead:
-                set_rng_state(states[number])  # the same dropout as without a graph
+            if scores_first:
+                set_rng_state(states[number])  # the same dropout as in the pass without a graph
             chosen, numbers = part(rows)
             outputs, scores = self._outputs(model, chosen)
             if context.checks is not None:
                 context.checks.watch(outputs.logps, numbers)
-            if not ahead:
+            if not scores_first:
                 last = number + 1 == len(parts)
                 outputs_of_all = outputs_of_all.filled_in(outputs, numbers)
                 loss, grads = self._grad_wrt_outputs(batch, outputs_of_all, context, all_scored=all_scored, last=last)
             aux_loss = self._auxiliary_loss(chosen, scores, context)
-            self._send(outputs, grads, numbers, aux_loss)
+            self._backward(outputs, grads, numbers, aux_loss)
             if aux_loss is not None:
                 aux_losses.append(aux_loss.detach())
-            del outputs, scores, aux_loss  # their graph ends here, before the next one begins
+            del outputs, scores, aux_loss  # frees the graph before the next part builds its own
         if not parts:  # weights that a pass would have reached get a gradient of zero
-            if self._reached is None:  # not known yet, so one short pass shows it
+            if self._reached is None:  # find them by a pass over the shortest row
                 shortest = min(range(len(lengths)), key=lambda number: lengths[number].tokens)
                 self.backward(0.0 * self._outputs(model, part([shortest])[0])[0].logps.sum())
             for weight in self._reached or ():
@@ -503,10 +500,10 @@ class PolicyLoss:
             self._reached = [weight for weight in self.policy.parameters() if weight.grad is not None] or None
         return sum(aux_losses, loss).detach().requires_grad_()
 
-    # --- what is scored together --------------------------------------------------------------------------------------
+    # --- the parts of a micro-batch -----------------------------------------------------------------------------------
 
     def plan(self, batch: MicroBatch, max_rows: int) -> tuple[list[SequenceLengths], list[list[int]]]:
-        """Lengths of the rows where they are needed, and the rows of each part, at most `max_rows` completions each."""
+        """Returns the lengths of the rows ([]: one part has all rows), and the rows of each part, at most `max_rows` each."""
         count = len(batch)
         chosen = list(range(count))
         if self.skip_flat:
@@ -515,55 +512,54 @@ class PolicyLoss:
         if len(chosen) == count and self.token_budget is None and max_rows >= count:
             return [], [chosen]
         lengths = batch.lengths(trimmed=not batch.fields and may_be_trimmed(self.policy))
-        way = self.scorer.report
+        layout = self.scorer.report
         budget = TokenBudget(
             self.token_budget,
             max_rows if max_rows < count else None,
-            padded=way["packing"] != "packed",
-            shared=way["share_prompts"],
+            padded=layout["packing"] != "packed",
+            shared=layout["share_prompts"],
         )
         parts = split_by_tokens(lengths, chosen, budget)
         self.at_once = max((len(part) for part in parts), default=1)
         if self.token_budget is not None and any(budget.cost([lengths[n]]) > self.token_budget for n in chosen):
             longest = max(budget.cost([row]) for row in lengths)
             warn_once(
-                f"A completion and its prompt take {longest} tokens, more than optimisation.token_budget "
-                f"({self.token_budget}): it goes through the model alone, and memory is not bounded by the budget there."
+                f"A completion and its prompt have {longest} tokens, more than optimisation.token_budget ({self.token_budget}). "
+                "It goes through the model alone, beyond the budget. If memory runs out, lower generation.max_completion_tokens."
             )
         return lengths, parts
 
     def _placeholder_outputs(self, batch: MicroBatch) -> PolicyOutputs:
-        """(B, T) for scores that are not known: the policy has not moved, and is certain."""
+        """Outputs (B, T) of completions that are not scored: the log-probabilities of the rollout, and zeros."""
         ids, old = batch.completion_ids, batch.get("old_per_token_logps")
-        nothing = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
-        logps = nothing if old is None else old
+        zeros = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
+        logps = zeros if old is None else old
         scored = torch.zeros((len(ids), 1), dtype=torch.bool, device=ids.device)
-        full_kl, teacher_kl = (nothing if need in self.objective.needs else None for need in ("full_kl", "teacher_kl"))
-        return PolicyOutputs(logps, nothing, full_kl, teacher_kl, scored=scored)
+        full_kl, teacher_kl = (zeros if need in self.objective.needs else None for need in ("full_kl", "teacher_kl"))
+        return PolicyOutputs(logps, zeros, full_kl, teacher_kl, scored=scored)
 
     def _grad_wrt_outputs(
         self, batch: MicroBatch, outputs_of_all: PolicyOutputs, context: StepContext, *, all_scored: bool, last: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss (detached) of the micro-batch, and its gradient with respect to each of the outputs, by name.
+        """Returns the loss (detached) of the micro-batch and its gradient with respect to each output, by name.
 
-        all_scored: no completion keeps its placeholder. last: every score is known, so that metrics count and the first steps
-        are looked at.
+        all_scored: no completion keeps its placeholder. last: every part is scored, so metrics are recorded and checks run.
         """
         leaves = {
             name: value.detach().requires_grad_(name != "entropy" or self.objective.needs_entropy_gradient)
             for name in PER_TOKEN
             if (value := getattr(outputs_of_all, name)) is not None
         }
-        scored = None if last and all_scored else outputs_of_all.scored  # asking the tensor would wait for the device
+        scored = None if last and all_scored else outputs_of_all.scored  # reading the tensor would wait for the device
         loss = self._objective_loss(batch, replace(outputs_of_all, **leaves, scored=scored), context, last=last)
         sources = {name: value for name, value in leaves.items() if value.requires_grad}
         gradients = torch.autograd.grad(loss, list(sources.values()), allow_unused=True)
         return loss.detach(), {name: grad for name, grad in zip(sources, gradients, strict=True) if grad is not None}
 
-    def _send(
+    def _backward(
         self, outputs: PolicyOutputs, grads: dict[str, Tensor], rows: Tensor | None, aux_loss: Tensor | None
     ) -> None:
-        """Sends the gradient of the part `rows` (None: of all) through its graph, with that of the auxiliary loss."""
+        """Backpropagates the gradients of the outputs at `rows` (None: all rows), together with the auxiliary loss."""
         width = outputs.logps.shape[1]
         values = {name: getattr(outputs, name) for name in PER_TOKEN if name in grads}
         loss = sum(
@@ -574,18 +570,18 @@ class PolicyLoss:
         if isinstance(loss, Tensor) and loss.requires_grad:
             self.backward(loss)
 
-    # --- from rows to what the objective reads ------------------------------------------------------------------------
+    # --- from rows to the objective's loss ----------------------------------------------------------------------------
 
     def _outputs(self, model: Any, batch: MicroBatch) -> tuple[PolicyOutputs, Scores]:
-        """Scores the completions; returns what the objective reads, and the scores."""
+        """Scores the completions. Returns the objective's inputs, and the scores."""
         objective, memory, live = self.objective, self.memory, batch.completion_mask.bool()
-        wanted = Wanted(
+        requested = Wanted(
             entropy=True,
             entropy_gradient=objective.needs_entropy_gradient,
             aux_loss=self.router_coef is not None,
             hidden=bool(objective.needs & HIDDEN_NEEDS),
         )
-        scores = self.scorer.score(model, batch.rows, wanted)
+        scores = self.scorer.score(model, batch.rows, requested)
         full_kl = teacher_kl = None
         if "full_kl" in objective.needs:
             assert memory.reference_head is not None
@@ -604,7 +600,7 @@ class PolicyLoss:
     def _divergence(
         self, scores: Scores, other: Projection, live: Tensor, tokens: Tensor, kind: Divergence | None = None
     ) -> Tensor:
-        """(B, T) nats at `tokens`, some of the `live` ones, and 0 elsewhere: from hidden states of this pass and of another."""
+        """(B, T) nats: divergence between this pass and `other` at `tokens`, a subset of `live`; 0 elsewhere."""
         policy = scores.projection
         if tokens is not live:
             policy = replace(policy, hidden=policy.hidden[tokens[live]])
@@ -614,7 +610,7 @@ class PolicyLoss:
     def _objective_loss(
         self, batch: MicroBatch, outputs: PolicyOutputs, context: StepContext, *, last: bool = True
     ) -> Tensor:
-        """The objective's loss of a micro-batch, which gathers what hooks read. last: its metrics count."""
+        """Builds the `TokenBatch` of a micro-batch and computes the objective's loss. last: as in `_grad_wrt_outputs`."""
         sourced: dict[str, Tensor | None] = {}
         for name, spec in TOKEN_FIELDS.items():
             if spec.source is not None:
@@ -623,7 +619,7 @@ class PolicyLoss:
                     values = values.unsqueeze(1)
                 sourced[name] = values
         sampler_logps, old_logps = sourced["sampler_logps"], batch.get("old_per_token_logps")
-        if outputs.scored is not None and sampler_logps is not None:  # what is not known cannot be compared
+        if outputs.scored is not None and sampler_logps is not None:  # no mismatch without scores
             sourced["sampler_logps"] = sampler_logps.masked_fill(~outputs.scored, torch.nan)
         tokens = TokenBatch.of(
             **sourced,
@@ -650,10 +646,10 @@ class PolicyLoss:
         return result.loss
 
     def _auxiliary_loss(self, batch: MicroBatch, scores: Scores, context: StepContext) -> Tensor | None:
-        """The loss of the value head and the load balance of a mixture of experts.
+        """Sums the loss of the value head and the load-balancing loss of a mixture of experts; None: neither is used.
 
-        The first is a mean over the tokens of the accumulation window whose gradient stays within the head; the second is
-        weighted by the part's share of rows.
+        The first is a mean over the tokens of the accumulation window; its gradient reaches the head only. The second is weighted
+        by the part's share of rows.
         """
         loss: Tensor | None = None
         if self.critic is not None:
@@ -671,11 +667,10 @@ class PolicyLoss:
 
 
 class StepRetry:
-    """Repeats the micro-batches of one run that ran out of memory, in smaller parts: the same gradient.
+    """Repeats micro-batches that ran out of memory in smaller parts, with the same gradient.
 
-    What an aborted attempt has left in gradients, metrics and hooks is taken back before the next one: the micro-batches of
-    the optimiser step that had come through are done again, from gradients of zero. again: does such an earlier micro-batch
-    once more, gradient included.
+    Before the next attempt it undoes the changes of the failed one to gradients, metrics and hooks: it clears the gradients and
+    repeats the earlier micro-batches of the optimiser step. again: repeats one such micro-batch, including its backward pass.
     """
 
     def __init__(
@@ -687,17 +682,17 @@ class StepRetry:
     ) -> None:
         self.loss, self.backoff, self.checks, self.again = loss, backoff, checks, again
         self._window: list[tuple[dict[str, Any], Any]] = []
-        """Inputs of the micro-batches of this optimiser step that came through, and all that was counted before each."""
+        """Inputs of the completed micro-batches of this optimiser step, each with the snapshot taken before it."""
         self._replaying = False
 
     def reset(self) -> None:
-        """A training begins: what another one left is forgotten."""
+        """Forgets the micro-batches of an earlier training."""
         self._window = []
 
     def step(self, model: Any, batch: MicroBatch, context: StepContext, *, last: bool) -> Tensor:
-        """`PolicyLoss.step`, until it comes through. last: it is the last micro-batch of its optimiser step.
+        """Calls `PolicyLoss.step` until it succeeds. last: this micro-batch ends the optimiser step.
 
-        Raises `ModelError` when smaller parts do not help.
+        Raises `ModelError` if smaller parts do not help.
         """
         loss, backoff = self.loss, self.backoff
         if self._replaying:
@@ -706,7 +701,7 @@ class StepRetry:
         while True:
             try:
                 if failed:
-                    self._take_back(start)
+                    self._undo_attempt(start)
                 result = loss.step(model, batch, context, backoff.rows("training", len(batch)))
                 break
             except Exception as error:
@@ -719,13 +714,13 @@ class StepRetry:
         self._window = [] if last else [*self._window, (batch.inputs, start)]
         return result
 
-    def _take_back(self, start: Any) -> None:
-        """Does the earlier micro-batches of this optimiser step again, and leaves all as it was before this one."""
+    def _undo_attempt(self, start: Any) -> None:
+        """Repeats the earlier micro-batches of this optimiser step and restores the snapshot `start`."""
         self._zero_grad()
         self._replaying = True
         try:
-            for inputs, before in self._window:
-                self._restore(before)
+            for inputs, snapshot in self._window:
+                self._restore(snapshot)
                 self.again(inputs)
         finally:
             self._replaying = False
@@ -737,12 +732,12 @@ class StepRetry:
         return rng_state(), self.loss.metrics.snapshot(), checks, hooks
 
     def _restore(self, snapshot: tuple[Any, ...]) -> None:
-        random_numbers, metrics, checks, hooks = snapshot
+        rng, metrics, checks, hooks = snapshot
         self.loss.metrics.restore(metrics)
         if self.checks is not None:
             self.checks.__dict__.update(checks)
         self.loss.objective.load_state_dict(copy.deepcopy(hooks))
-        set_rng_state(random_numbers)
+        set_rng_state(rng)
 
     def _zero_grad(self) -> None:
         self.loss.policy.zero_grad()
@@ -751,10 +746,10 @@ class StepRetry:
 
 
 def average_gradients(accelerator: Any, model: Any) -> None:
-    """Over all processes, after the last part of an optimiser step. A weight that one of them has not used has none there.
+    """Averages gradients over all processes, after the last part of an optimiser step; a missing gradient counts as 0.
 
-    Many gradients go together, as one flat tensor of each precision: a message of its own for every weight would wait for
-    the network as often as there are weights.
+    Sends many gradients in one message, as one flat tensor per precision: a message per weight would wait for the network as
+    often as there are weights.
     """
     if accelerator.num_processes == 1:
         return
@@ -771,5 +766,5 @@ def average_gradients(accelerator: Any, model: Any) -> None:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """A warning in the log, the first time only."""
+    """Logs a warning, the first time only."""
     log.warning("%s", text)

@@ -364,7 +364,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             checks = None
         batch, context = MicroBatch(inputs), StepContext(scale, self.state.global_step, checks)
         if not self._stepping:
-            return loss.whole(model, batch, context)
+            return loss.in_one_pass(model, batch, context)
         if self.retry is None:
             return loss.step(model, batch, context)
         return self.retry.step(model, batch, context, last=self.accelerator.sync_gradients)
@@ -505,7 +505,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             prompt_ids,
             images,
             multimodal_fields,
-            own=not self.use_vllm and not self.use_transformers_continuous_batching,
+            divisible=not self.use_vllm and not self.use_transformers_continuous_batching,
         )
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:

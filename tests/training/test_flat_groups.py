@@ -181,11 +181,11 @@ def test_the_first_steps_still_see_a_defect_when_most_is_skipped(new_trainer: Ne
     trainer = new_trainer(
         objective="grpo", extra={"reward_funcs": half_flat}, num_generations=2, per_device_train_batch_size=8
     )
-    send = trainer.policy_loss._send
+    send = trainer.policy_loss._backward
 
     def halved(outputs: Any, grads: Any, *rest: Any) -> Any:
         return send(outputs, {name: 0.5 * grad for name, grad in grads.items()}, *rest)
 
-    trainer.policy_loss._send = halved
+    trainer.policy_loss._backward = halved
     with pytest.raises(ObjectiveError, match="is not the objective's"):
         train(trainer)

@@ -46,5 +46,5 @@ def test_process_rewards_beside_an_estimator_of_whole_completions_are_refused(
     new_trainer: NewTrainer, reward: Any, advantage: str
 ) -> None:
     trainer = new_trainer(objective={"advantage": advantage}, extra={"reward_funcs": with_steps(reward)})
-    with pytest.raises(ObjectiveError, match=f"advantage '{advantage}' sees one reward a completion"):
+    with pytest.raises(ObjectiveError, match=f"advantage '{advantage}' reads one reward per completion"):
         train(trainer)
