@@ -1,17 +1,15 @@
-"""The memory of a run by terms, in bytes: the one formula of the kit, and whether a run fits. docs/memory.md derives it.
+"""The peak memory of a run in bytes, estimated term by term, and whether the run fits.
 
-A run holds some things throughout (weights, adapters, optimiser states, a reference copy, the process itself) and others
-in one of its phases only. The peak is what stays plus the largest phase:
+docs/memory.md has the formula; the functions below compute its rows in the same order. Docstrings use its symbols:
 
-    rollout      key-value cache, transients of the forward pass, sampling over the vocabulary
-    evaluation   the same for `evaluation.batch_size` completions
-    scoring      a forward pass of one micro-batch without gradients (reference, or old log-probabilities)
-    teaching     the same by the teacher, whose prompts are longer, and its hidden states of the whole batch
-    update       activations of one micro-batch, or of the part of it that a token budget lets through; transients, the
-                 scorer, gradients
-    optimiser    gradients, and what the optimiser's arithmetic needs besides
+    N, N_lin       weights; weights of linear layers without the head      L, V   layers; vocabulary
+    H, I, Q, K     hidden size; feed-forward width; heads and key-value heads times head size; r: LoRA rank
+    B, b, P, C, T  completions per step and per micro-batch; tokens of a prompt, of a completion, and of both
+    U, U1          tokens of one update graph; tokens that go through the model together
+    s, w           bytes of an activation and of a loaded weight
 
-What a model is like comes from its configuration alone (`kit.models.shape`): no weight is read or allocated.
+The peak is everything that is always present (`fixed_terms`) plus the largest phase: rollout, evaluation, scoring,
+teaching, update or optimiser. The sizes of a model come from its configuration (`kit.models.shape`).
 """
 
 from __future__ import annotations
@@ -37,39 +35,39 @@ if TYPE_CHECKING:
 
 MIB, GIB = 1024**2, 1024**3
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""A weight in NF4 with double quantisation: 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales."""
+"""Bytes of a weight in NF4 with double quantisation: 4 bits, an 8-bit scale per 64 weights, a float32 per 256 scales."""
 TILE_BYTES = 2 * 8 * MIB
-"""Two buffers of the scorer's tiles (kit/scoring/head.py)."""
+"""Bytes of the scorer's two tile buffers on the CPU (kit/scoring/head.py)."""
 TILE_ROWS, TILE_ELEMENTS, TILE_WIDTH = 1024, 1 << 21, 8192
 GPU_TILE_ELEMENTS = 1 << 24
 DIVERGENCE_BYTES = 8 * 4
-"""A logit of a slice of as many (kit/scoring/divergence.py): eight float32 numbers. Measured."""
+"""Bytes per logit of a slice of GPU_TILE_ELEMENTS (kit/scoring/divergence.py): eight float32 buffers. Measured."""
 PACK_TOKENS = 8192
-"""Tokens of a pack on a GPU, as `kit.scoring.scorer` has them."""
+"""Tokens of a pack on a GPU, as in `kit.scoring.scorer`."""
 CPU_BASELINE = 1060 * MIB
 """Resident memory of a training process before its model: Python, torch, transformers, TRL, datasets. Measured."""
 CUDA_CONTEXT = 0.6 * GIB
-"""What the driver, cuBLAS and the kernels take of a GPU before the first tensor. A usual value; it varies by GPU."""
+"""GPU memory of the driver, cuBLAS and kernels before the first tensor. A typical value; it varies by GPU."""
 VLLM_CPU_BYTES = 1.5 * GIB
 """vLLM on the CPU: 1 GiB of cache, as the kit sets it, and its code. Its copy of the weights is not counted."""
 SLACK = {"cpu": 0.10, "cuda": 0.10}
-"""Share of what a phase allocates that the allocator holds besides."""
+"""Memory that the allocator reserves beyond the allocations of a phase, as a share of them."""
 
 
 @dataclass(frozen=True)
 class TeacherLoad:
-    """The load of a teacher: its weights, and one more pass over every completion."""
+    """A teacher's weights, and the prompts of its pass over every completion."""
 
-    shape: ModelShape | None  # of another model; None: the policy itself
-    prompt: int  # tokens of its longest prompt, completions that it is shown aside
-    shown: int = 0  # completions in that prompt
-    weight_bytes: int = 4  # of another model's weight
+    shape: ModelShape | None  # None: the teacher has the policy's weights
+    prompt: int  # tokens of its longest prompt, without the completions that the prompt contains
+    completions_in_prompt: int = 0
+    weight_bytes: int = 4  # per loaded weight, if `shape` is set
     four_bit: bool = False
-    hidden: bool = True  # whether its hidden states are kept, for divergences over the vocabulary
+    keeps_hidden: bool = True  # whether its hidden states are stored for divergences over the vocabulary
 
-    def reads(self, completion: int) -> int:
-        """Tokens before a completion, for completions of `completion` tokens."""
-        return self.prompt + self.shown * completion
+    def prompt_with_completions(self, completion: int) -> int:
+        """Returns the tokens of its longest prompt if each completion has `completion` tokens."""
+        return self.prompt + self.completions_in_prompt * completion
 
 
 @dataclass(frozen=True)
@@ -77,35 +75,35 @@ class Workload:
     """The sizes of a run apart from its model, in completions and tokens."""
 
     device: str
-    weight_bytes: int  # of a loaded weight: 4 or 2
-    compute_bytes: int  # of an activation
+    weight_bytes: int  # w: 4 or 2 per loaded weight
+    compute_bytes: int  # s: per element of an activation
     four_bit: bool
-    rank: int | None  # None: all weights train
+    rank: int | None  # r; None: all weights train
     targets: str | list[str]
     eight_bit_optimiser: bool
-    batch: int
-    micro_batch: int
+    batch: int  # B
+    micro_batch: int  # b
     group: int
-    prompt: int
-    completion: int
+    prompt: int  # P
+    completion: int  # C
     checkpointing: bool
-    reference: bool  # whether the objective asks for a reference policy
-    old_logps: bool  # whether the rollout is scored once more
+    reference: bool  # whether the objective needs a reference policy
+    old_logps: bool  # whether a pass computes old log-probabilities
     entropy_gradient: bool
-    hidden_rows: int  # (N, H) buffers that hooks keep for the whole batch: full KL, values
+    hidden_rows: int  # (N, H) buffers of hidden states that hooks need for the whole batch: full KL, values
     divergence: bool  # whether a divergence over the whole vocabulary is computed
-    evaluation: int  # completions generated at once for a held-out score; 0: none
+    evaluation: int  # completions generated at once for a held-out score; 0: no evaluation
     vllm_bytes: float = 0.0
     vllm_sleeps: bool = True
-    vllm_shares_weights: bool = False  # Unsloth's engine and its trainer have the frozen weights once
+    vllm_shares_weights: bool = False  # Unsloth's engine and its trainer share the frozen weights
     token_budget: int | None = None
-    packed: bool = False  # without padding, a prompt once a group, and LoRA layers without copies (`kit.models.fused`)
+    packed: bool = False  # no padding, a prompt once per group, and LoRA layers without copies (`kit.models.fused`)
     single_pass: bool = (
-        True  # whether parts of a micro-batch go through the model once (`kit.objective.objective.to_parts`)
+        True  # whether parts of a micro-batch need one forward pass (`kit.objective.objective.to_parts`)
     )
     teacher: TeacherLoad | None = None
     generated_at_once: int | None = None  # completions; None: the batch
-    offload: bool = False  # whether what checkpointing keeps of every layer waits in main memory, away from a GPU
+    offload: bool = False  # whether checkpointed layer inputs move from the GPU to main memory
     reward_models: float = 0.0  # bytes of the weights of models that score completions
 
     @property
@@ -114,26 +112,27 @@ class Workload:
 
     @property
     def tokens(self) -> int:
+        """T = P + C."""
         return self.prompt + self.completion
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens that one graph holds at most: a micro-batch, or the budget; one completion always goes through.
+        """U, the most tokens of one graph: b T, or the token budget if that is less, but at least T.
 
-        In packs a prompt counts once for its completions, and once more in each further pack that they take.
+        In packs a prompt counts once for the completions of a pack, so that b T becomes b C and P per such set.
         """
-        together = min(self.group, max(1, (self.pack - self.prompt) // self.completion)) if self.packed else 1
-        all_tokens = self.micro_batch * self.completion + math.ceil(self.micro_batch / together) * self.prompt
+        sharing = min(self.group, max(1, (self.pack - self.prompt) // self.completion)) if self.packed else 1
+        all_tokens = self.micro_batch * self.completion + math.ceil(self.micro_batch / sharing) * self.prompt
         return all_tokens if self.token_budget is None else min(all_tokens, max(self.token_budget, self.tokens))
 
     @property
     def tokens_of_a_pass(self) -> int:
-        """Tokens that go through the model together: packs of one graph go one after the other."""
+        """U1, tokens that go through the model together: the packs of a graph follow one another, padded rows do not."""
         return min(self.tokens_at_once, max(self.pack, self.tokens)) if self.packed else self.tokens_at_once
 
     @property
     def pack(self) -> int:
-        """Tokens of a pack, at most, as `kit.scoring.scorer` has them."""
+        """The most tokens of a pack, as in `kit.scoring.scorer`."""
         return max(PACK_TOKENS, 4 * self.prompt)
 
 
@@ -146,11 +145,11 @@ class MemoryPlan:
     phases: dict[str, dict[str, float]]
     workload: Workload = field(repr=False)
     engine_lacks: float = 0.0
-    """Bytes that vLLM's share lacks for its weights and the cache of one completion; without them it does not start."""
+    """Bytes by which vLLM's share is too small for its weights and the cache of one completion; vLLM then does not start."""
 
     @property
     def phase(self) -> str:
-        """The phase that takes most."""
+        """The phase that needs the most memory."""
         return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
     @property
@@ -159,12 +158,12 @@ class MemoryPlan:
         return sum(self.always.values()) + sum(self.phases[self.phase].values())
 
     def excess(self, room: float) -> float:
-        """Bytes that the run lacks in `room`, summed over phases: of two equal phases either can be lowered first."""
+        """Returns the bytes above `room`, summed over phases, so that lowering any phase that is too large lowers it."""
         always = sum(self.always.values())
         return self.engine_lacks + sum(max(0.0, always + sum(terms.values()) - room) for terms in self.phases.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON and for the page."""
+        """Returns plain numbers, for JSON and for the page."""
         return {
             "device": self.device,
             "peak_bytes": round(self.peak),
@@ -175,51 +174,45 @@ class MemoryPlan:
 
 
 def plan_memory(shape: ModelShape, work: Workload, baseline: float | None = None) -> MemoryPlan:
-    """The plan of a run; `baseline` is the measured resident memory of the process before its model (CPU)."""
+    """Estimates all terms of a run. baseline: measured resident memory of the process before its model (CPU)."""
     always = fixed_terms(shape, work)
     always["process" if work.device == "cpu" else "CUDA context"] = (
         CUDA_CONTEXT if work.device == "cuda" else CPU_BASELINE if baseline is None else baseline
     )
     engine, lacks = work.vllm_bytes, 0.0
     if engine and work.device == "cuda":
-        frozen = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
-        lacks = max(0.0, frozen + 2.0 * shape.layers * shape.key * work.compute_bytes * work.tokens - engine)
-        engine -= min(engine, frozen) if work.vllm_shares_weights else 0.0
+        engine_weights = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
+        completion_cache = 2.0 * shape.layers * shape.key * work.compute_bytes * work.tokens
+        lacks = max(0.0, engine_weights + completion_cache - engine)
+        engine -= min(engine, engine_weights) if work.vllm_shares_weights else 0.0
     if engine and not work.vllm_sleeps:
         always["vLLM"] = engine
-    at_once = min(work.batch, work.generated_at_once or work.batch)
-    phases = {"rollout": rollout_terms(shape, work, at_once), "update": update_terms(shape, work)}
+    generated = min(work.batch, work.generated_at_once or work.batch)
+    phases = {"rollout": rollout_terms(shape, work, generated), "update": update_terms(shape, work)}
     if work.vllm_bytes:
         phases["rollout"] = {"vLLM": engine if work.vllm_sleeps else 0.0}
     if work.evaluation:
         phases["evaluation"] = rollout_terms(shape, work, work.evaluation)
     if work.reference or work.old_logps:
         phases["scoring"] = scoring_terms(shape, work)
-    if (teacher := work.teacher) is not None:  # a scoring pass with its prompts, and what it says of the whole batch
-        reading, own = replace(work, prompt=teacher.reads(work.completion)), teacher.shape or shape
-        if teacher.shape is not None:
-            reading = replace(reading, rank=None, compute_bytes=teacher.weight_bytes)
-        terms = phases["teaching"] = scoring_terms(own, reading)
-        if teacher.hidden:  # three times: token after token, laid out in rows, and beside rows without a teacher
-            terms["hidden states"] = 3.0 * reading.compute_bytes * work.batch * work.completion * own.hidden
-    # AdamW: on the GPU all weights at once (foreach), on the CPU one after the other.
-    count, largest = trained(shape, work), shape.largest if work.rank is None else 0
-    phases["optimiser"] = {
-        "gradients": 4.0 * count,
-        "arithmetic": 4.0 * count if work.device == "cuda" else 8.0 * largest,
-    }
+    if work.teacher is not None:
+        phases["teaching"] = teaching_terms(shape, work, work.teacher)
+    gradients, largest = 4.0 * trained(shape, work), shape.largest if work.rank is None else 0
+    # AdamW needs buffers for all weights at once on a GPU (foreach), for one weight at a time on the CPU.
+    arithmetic = gradients if work.device == "cuda" else 8.0 * largest
+    phases["optimiser"] = {"gradients": gradients, "arithmetic": arithmetic}
     for terms in phases.values():
         terms["allocator"] = SLACK[work.device] * (sum(terms.values()) - terms.get("vLLM", 0.0))
     return MemoryPlan(work.device, always, phases, work, lacks)
 
 
 def trained(shape: ModelShape, work: Workload) -> int:
-    """Weights that an optimiser step changes."""
+    """Returns the number of weights that an optimiser step changes: N, or r Σ(in + out) for adapters."""
     return shape.parameters if work.rank is None else shape.lora_parameters(work.rank, work.targets)
 
 
 def fixed_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
-    """Bytes that stay for the whole run, the process itself aside."""
+    """Returns what is always present, except for the process or CUDA context and vLLM."""
     terms = {"weights": loaded_bytes(shape, work.weight_bytes, four_bit=work.four_bit)}
     if work.rank is not None:
         terms["adapters"] = 4.0 * trained(shape, work)
@@ -235,97 +228,51 @@ def fixed_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
 
 
 def loaded_bytes(shape: ModelShape, weight_bytes: int, *, four_bit: bool) -> float:
-    """Bytes of a model's weights; in 4 bits the linear layers but the head."""
-    packed = shape.linear if four_bit else 0
-    return packed * NF4_BYTES + (shape.parameters - packed) * weight_bytes
+    """Returns the bytes of a model's weights: w N, or in 4 bits NF4_BYTES N_lin + w (N - N_lin)."""
+    quantised = shape.linear if four_bit else 0
+    return quantised * NF4_BYTES + (shape.parameters - quantised) * weight_bytes
 
 
 def certain_bytes(shape: ModelShape, work: Workload) -> float:
-    """The least that a run needs: what stays, and the gradients. Below this it cannot take a single step."""
+    """Returns `fixed_terms` plus gradients, a lower bound: with less memory no step is possible."""
     return sum(fixed_terms(shape, work).values()) + 4.0 * trained(shape, work)
 
 
 def rollout_terms(shape: ModelShape, work: Workload, sequences: int) -> dict[str, float]:
-    """transformers' generate, all `sequences` at once."""
-    size = work.weight_bytes if work.rank is not None else 4
+    """Returns the terms of transformers' `generate` for B = `sequences` completions at once.
+
+    key-value cache 2 L K s B T and transients (K + 2Q) s B T at the last token, or the prompts' cache 2 L K s B P and
+    transients `forward_elements` s B P at the first, whichever sum is larger; sampling 16 B V.
+    """
+    size = work.weight_bytes if work.rank is not None else 4  # s; a model whose weights all train is stored in float32
     cache = 2.0 * shape.layers * shape.key * size * sequences * work.tokens
-    logits = sequences * shape.vocab * 4 * 4.0  # logits, a copy of them, scaled logits, probabilities: all float32
-    # At the last token: the cache of a layer grows by concatenation, so that its old and new keys (or values) exist side
-    # by side; attention under a padding mask repeats keys and values to the number of query heads.
-    growing = float(shape.key + 2 * shape.query) * size * sequences * work.tokens
-    # At the first: the prompts go through at once, and the cache holds no more than them.
-    prefill = forward_elements(shape, work) * size * sequences * work.prompt
-    first = cache * work.prompt / work.tokens
-    if first + prefill > cache + growing:
-        cache, growing = first, prefill
-    terms = {"key-value cache": cache, "transients": growing, "sampling": logits}
+    # The cache of a layer grows by concatenation, so its old and new keys (or values) exist at the same time. Attention
+    # under a padding mask repeats keys and values to the number of query heads.
+    transients = float(shape.key + 2 * shape.query) * size * sequences * work.tokens
+    prompt_cache = cache * work.prompt / work.tokens
+    prompt_transients = forward_elements(shape, work) * size * sequences * work.prompt
+    if prompt_cache + prompt_transients > cache + transients:
+        cache, transients = prompt_cache, prompt_transients
+    terms = {
+        "key-value cache": cache,
+        "transients": transients,
+        "sampling": sequences * shape.vocab * 4 * 4.0,  # float32 logits, their copy, scaled logits, probabilities
+    }
     if work.autocast and work.rank is None:
-        terms["half-precision weights"] = 2.0 * shape.linear  # autocast's copies, kept until all tokens are made
+        terms["half-precision weights"] = 2.0 * shape.linear  # autocast's copies, cached for the whole generation
     return terms
 
 
 def forward_elements(shape: ModelShape, work: Workload) -> float:
-    """Elements a token that one layer needs at once, nothing kept for a backward pass: its feed-forward part.
+    """Returns the elements per token that a feed-forward block needs without a backward pass: 3H + 4I, without LoRA 3H + 3I.
 
-    The activated gate, and up or the product; where an adapter is added, its scaled output and the sum beside them.
+    Activated gate, up projection and product; an adapter adds its scaled output to that of its layer.
     """
-    with_adapter = 1 if work.rank is not None else 0
-    return 3 * shape.hidden + (3 + with_adapter) * shape.intermediate
-
-
-def layer_bytes(shape: ModelShape, work: Workload, padded: bool = True) -> float:
-    """Bytes a token that autograd keeps of one decoder layer. Each term was checked against autograd's saved tensors."""
-    s, full = work.compute_bytes, work.rank is None
-    hidden, query, key, wide = shape.hidden, shape.query, shape.key, shape.intermediate
-    norms = shape.norms * (hidden * 4.0 + 4.0)  # inputs in float32, and 1 / rms
-    # inputs of linear layers; autocast makes each its own, but for LoRA layers of one node
-    normed = (5 if work.autocast and not (work.packed and not full) else 2) * hidden * s
-    if full:
-        norms += shape.norms * hidden * 4.0  # the normalised input, for the gradient of the norm's weight
-    if shape.qk_norm:
-        norms += (query + key) * 4.0 + (shape.heads + shape.heads * key / query) * 4.0
-        norms += (query + key) * s if full else 0.0
-    # query, key, value and output of attention; a padding mask makes it repeat keys and values, and is kept itself
-    attention = (2 * query + 2 * (query if padded else key)) * s + shape.heads * 4.0
-    attention += work.tokens * s if padded else 0.0
-    attention += query * s if work.autocast and not full else 0.0
-    adapters = 0.0
-    if work.rank is not None:
-        per_layer = len(shape.adapted(work.targets)) / shape.layers
-        adapters = per_layer * work.rank * s
-    return norms + normed + attention + 4 * wide * s + adapters
-
-
-def scorer_terms(shape: ModelShape, work: Workload, gradient: bool) -> float:
-    """Bytes of the log-probability scorer for one pass: rows of completions, tiles, never (N, V).
-
-    A part within a token budget may have short prompts, and so be all but made of completions.
-    """
-    rows = work.micro_batch * work.completion
-    rows = min(rows, work.tokens_at_once) if gradient or work.token_budget is not None else rows
-    width = min(shape.vocab, TILE_WIDTH, TILE_ELEMENTS // max(1, min(rows, TILE_ROWS)))
-    tiles = min(float(TILE_BYTES), 8.0 * min(rows, TILE_ROWS) * width) + width * shape.hidden * (work.compute_bytes + 4)
-    hidden = rows * shape.hidden * (work.compute_bytes + 4.0)
-    copies = (2 if work.entropy_gradient else 1) if gradient else 0
-    if work.device == "cuda":  # the tiles are gone before the backward pass of a layer needs more, but for small models
-        tile = min(float(GPU_TILE_ELEMENTS), float(rows) * shape.vocab) * (4 + work.compute_bytes)
-        once = work.tokens_of_a_pass * (layer_bytes(shape, work, padded=not work.packed) + transient_bytes(shape, work))
-        stored = work.compute_bytes * rows * shape.hidden * copies
-        return stored + max(0.0, tile + hidden - once) if gradient else tile + hidden
-    return tiles + hidden + 4.0 * rows * shape.hidden * copies
-
-
-def transient_bytes(shape: ModelShape, work: Workload) -> float:
-    """Bytes a token of the backward pass of a feed-forward part, in addition to what autograd keeps of it.
-
-    Gradients of product, gate, up and of what the adapters add; of the product and one more, where LoRA layers are one node.
-    """
-    fused = work.packed and work.rank is not None
-    return (2 * shape.intermediate if fused else 3 * shape.intermediate + 3 * shape.hidden) * float(work.compute_bytes)
+    return 3 * shape.hidden + (3 if work.rank is None else 4) * shape.intermediate
 
 
 def scoring_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
-    """One micro-batch through the model without gradients, or what a budget lets through at once."""
+    """Returns the terms of a forward pass without gradients: (`forward_elements` + 2Q) s U1, and the scorer."""
     tokens = work.tokens_of_a_pass
     transients = forward_elements(shape, work) * work.compute_bytes * tokens
     return {
@@ -334,33 +281,105 @@ def scoring_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
     }
 
 
+def teaching_terms(shape: ModelShape, work: Workload, teacher: TeacherLoad) -> dict[str, float]:
+    """Returns the terms of scoring by the teacher with its own P, and 3 s B C H for its hidden states of the batch."""
+    teacher_work = replace(work, prompt=teacher.prompt_with_completions(work.completion))
+    if teacher.shape is not None:
+        shape, teacher_work = teacher.shape, replace(teacher_work, rank=None, compute_bytes=teacher.weight_bytes)
+    terms = scoring_terms(shape, teacher_work)
+    if teacher.keeps_hidden:  # three copies: per token, arranged in rows, and merged with rows that have no teacher
+        terms["hidden states"] = 3.0 * teacher_work.compute_bytes * work.batch * work.completion * shape.hidden
+    return terms
+
+
+def layer_bytes(shape: ModelShape, work: Workload, padded: bool = True) -> float:
+    """Returns the bytes per token that autograd saves for one decoder layer, as tests compare with its saved tensors."""
+    s, all_train = work.compute_bytes, work.rank is None
+    hidden, query, key = shape.hidden, shape.query, shape.key
+    norms = shape.norms * (hidden * 4.0 + 4.0)  # inputs in float32, and 1 / rms
+    if all_train:
+        norms += shape.norms * hidden * 4.0  # the normalised input, for the gradient of the norm's weight
+    if shape.qk_norm:
+        norms += (query + key) * 4.0 + (shape.heads + shape.heads * key / query) * 4.0
+        norms += (query + key) * s if all_train else 0.0
+    # Autocast casts the input of each linear layer separately, except for LoRA layers in one autograd node.
+    linear_inputs = (5 if work.autocast and (all_train or not work.packed) else 2) * hidden * s
+    # Query, key, value, output and log-sums. Under a padding mask keys and values are repeated, and the mask is saved.
+    attention = (2 * query + 2 * (query if padded else key)) * s + shape.heads * 4.0
+    attention += work.tokens * s if padded else 0.0
+    attention += query * s if work.autocast and not all_train else 0.0
+    feed_forward = 4 * shape.intermediate * s  # gate, activated gate, up projection, product
+    adapters = len(shape.adapted(work.targets)) / shape.layers * work.rank * s if work.rank is not None else 0.0
+    return norms + linear_inputs + attention + feed_forward + adapters
+
+
+def transient_bytes(shape: ModelShape, work: Workload) -> float:
+    """Returns the bytes per token that the backward pass of a feed-forward block allocates.
+
+    (3I + 3H) s: gradients of product, gate, up projection and adapters' outputs. 2I s if LoRA layers are one node.
+    """
+    fused = work.packed and work.rank is not None
+    return (2 * shape.intermediate if fused else 3 * shape.intermediate + 3 * shape.hidden) * float(work.compute_bytes)
+
+
+def scorer_terms(shape: ModelShape, work: Workload, gradient: bool) -> float:
+    """Returns the bytes of the log-probability scorer for one pass: tiles and hidden states, never b C V.
+
+    Rows are the completion tokens of the pass: b C, at most U within a token budget, if prompts are short. On the CPU the
+    terms are tiles, a slice of the head, and rows H (s + 4), with `gradient` 4 rows H more for each gradient by row.
+    """
+    rows = work.micro_batch * work.completion
+    rows = min(rows, work.tokens_at_once) if gradient or work.token_budget is not None else rows
+    hidden = rows * shape.hidden * (work.compute_bytes + 4.0)
+    row_gradients = rows * shape.hidden * ((2 if work.entropy_gradient else 1) if gradient else 0)
+    if work.device == "cuda":
+        tile = min(float(GPU_TILE_ELEMENTS), float(rows) * shape.vocab) * (4 + work.compute_bytes)
+        if not gradient:
+            return tile + hidden
+        # The tiles are freed before the backward pass of a layer, which needs more memory unless the model is small.
+        layer_backward = layer_bytes(shape, work, padded=not work.packed) + transient_bytes(shape, work)
+        return work.compute_bytes * row_gradients + max(0.0, tile + hidden - work.tokens_of_a_pass * layer_backward)
+    width = min(shape.vocab, TILE_WIDTH, TILE_ELEMENTS // max(1, min(rows, TILE_ROWS)))
+    tiles = min(float(TILE_BYTES), 8.0 * min(rows, TILE_ROWS) * width)
+    head_slice = width * shape.hidden * (work.compute_bytes + 4)
+    return tiles + head_slice + hidden + 4.0 * row_gradients
+
+
 def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
-    """Forward and backward pass of one micro-batch, or of its largest part."""
-    tokens, once = work.tokens_at_once, work.tokens_of_a_pass
+    """Returns the terms of the forward and backward pass of one graph.
+
+    activations: L `layer_bytes` U; with checkpointing L H s U + `layer_bytes` U1, and with offload H s U1 in place of
+    L H s U. transients: `transient_bytes` U1. gradients: 4 per trained weight.
+    """
+    graph_tokens, pass_tokens = work.tokens_at_once, work.tokens_of_a_pass
     layer = layer_bytes(shape, work, padded=not work.packed)
-    stream = 4 if work.autocast and work.rank is None else work.compute_bytes
-    kept_layers = 1 if work.offload else shape.layers  # the layer that is recomputed has its input back
-    boundaries = kept_layers * shape.hidden * stream * (once if work.offload else tokens)
-    activations = boundaries + layer * once if work.checkpointing else shape.layers * layer * tokens
-    transients = transient_bytes(shape, work) * once
+    if work.checkpointing:
+        input_bytes = shape.hidden * (4 if work.autocast and work.rank is None else work.compute_bytes)
+        # Offloading returns the input of a layer to the GPU when that layer is recomputed.
+        layer_inputs = input_bytes * (pass_tokens if work.offload else shape.layers * graph_tokens)
+        activations = layer_inputs + layer * pass_tokens
+    else:
+        activations = shape.layers * layer * graph_tokens
     terms = {
         "activations": activations,
-        "transients": transients,
+        "transients": transient_bytes(shape, work) * pass_tokens,
         "scorer": scorer_terms(shape, work, True),
         "gradients": 4.0 * trained(shape, work),
     }
     if work.rank is None:
-        terms["scorer"] += 4.0 * shape.vocab * shape.hidden  # the head's gradient, before it joins the embedding's
+        terms["scorer"] += (
+            4.0 * shape.vocab * shape.hidden
+        )  # the head's gradient, before it is added to the embedding's
         if work.autocast:
-            terms["half-precision weights"] = 2.0 * shape.linear  # autocast's copies, kept for the backward pass
+            terms["half-precision weights"] = 2.0 * shape.linear  # autocast's copies, cached for the backward pass
     if work.four_bit:
         terms["dequantised layer"] = work.compute_bytes * max((a * b for _, a, b in shape.modules), default=0)
     if work.divergence:
-        rows = min(work.micro_batch * work.completion, work.tokens_at_once)
+        rows = min(work.micro_batch * work.completion, graph_tokens)
         terms["divergence"] = float(DIVERGENCE_BYTES * min(GPU_TILE_ELEMENTS, rows * shape.vocab))
     if work.hidden_rows:
         width = work.hidden_rows * shape.hidden
-        if work.teacher is not None and work.teacher.hidden and work.teacher.shape is not None:
+        if work.teacher is not None and work.teacher.keeps_hidden and work.teacher.shape is not None:
             width += work.teacher.shape.hidden - shape.hidden
         terms["hidden states kept"] = 4.0 * width * work.batch * work.completion
     return terms
@@ -376,13 +395,12 @@ def workload(
     *,
     float32: bool = False,
 ) -> Workload:
-    """The workload of `config` on `device` ("cpu" or "cuda"), for prompts of `prompt` tokens.
+    """Returns the workload of `config` on `device` ("cpu" or "cuda") for prompts of `prompt` tokens.
 
-    `card` (bytes) is all the memory of the GPU, of which a colocated vLLM takes a share; None leaves the engine out.
-    `teacher`: as `teacher_load` says it; None leaves it out, e.g. where its weights are loaded already. `float32`: what the
-    backend computes in (`Backend.computes_in_float32`); weights that are not quantised are counted in it.
+    card: total memory of the GPU in bytes, of which a colocated vLLM takes a share; None leaves vLLM out. teacher: from
+    `teacher_load`; None leaves it out, e.g. if its weights are loaded already. float32: the backend computes in float32
+    (`Backend.computes_in_float32`) and loads weights that are not quantised in it.
     """
-
     from kit.objective.batch import fields_where
     from kit.objective.objective import to_parts
 
@@ -390,9 +408,9 @@ def workload(
     compute = 4 if float32 else precision(config.model.dtype, device)
     checkpointing = optimisation.gradient_checkpointing
     evaluates = config.evaluation.before or config.evaluation.after or config.evaluation.every
-    drawn = config.evaluation.prompts * config.evaluation.k
+    held_out_completions = config.evaluation.prompts * config.evaluation.k
     needs, vllm, engine = objective.needs, config.generation.vllm, 0.0
-    if config.generation.engine == "vllm":  # its share of the whole GPU, or the cache that it is given on the CPU
+    if config.generation.engine == "vllm":
         engine = VLLM_CPU_BYTES if device == "cpu" else vllm.gpu_memory_utilization * (card or 0.0)
     return Workload(
         device=device,
@@ -414,13 +432,12 @@ def workload(
         entropy_gradient=objective.needs_entropy_gradient,
         hidden_rows=len(needs & fields_where(hidden=True)),
         divergence=bool(needs & {"full_kl", "teacher_kl"}),
-        evaluation=min(config.evaluation.batch_size, drawn) if evaluates else 0,
+        evaluation=min(config.evaluation.batch_size, held_out_completions) if evaluates else 0,
         vllm_bytes=engine,
         vllm_sleeps=vllm.standby,
         vllm_shares_weights=config.model.backend == "unsloth",
         token_budget=optimisation.token_budget or None,
-        packed=device == "cuda"
-        and optimisation.packing,  # the figures of the CPU are those of padded rows, as measured
+        packed=device == "cuda" and optimisation.packing,  # the constants for the CPU were measured with padded rows
         single_pass=to_parts(objective) is None,
         teacher=teacher,
         reward_models=reward_model_bytes(config, device),
@@ -428,34 +445,33 @@ def workload(
 
 
 def precision(dtype: str, device: str) -> int:
-    """Bytes of a number, for `model.dtype`."""
+    """Returns the bytes of a number in `dtype`, a value of `model.dtype`."""
     return {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2 if device == "cuda" else 4}[dtype]
 
 
 def teacher_load(
     config: RunConfig, device: str, objective: Objective, prompt: int, shape: ModelShape | None = None
 ) -> TeacherLoad | None:
-    """The load of `config`'s teacher; None without one.
-
-    prompt: tokens of its longest prompt, completions that it is shown aside. shape: of another model; None: the policy's.
-    """
+    """Returns the load of `config`'s teacher, None if it has none; the arguments are fields of `TeacherLoad`."""
     if config.teacher.model is None:
         return None
     return TeacherLoad(
         shape,
         prompt,
-        shown=sum((config.teacher.prompt or "").count(f"{{{name}}}") for name in ("completion", "demonstration")),
+        completions_in_prompt=sum(
+            (config.teacher.prompt or "").count(f"{{{name}}}") for name in ("completion", "demonstration")
+        ),
         weight_bytes=precision(config.teacher.dtype, device),
         four_bit=config.teacher.load_in_4bit,
-        hidden="teacher_kl" in objective.needs,
+        keeps_hidden="teacher_kl" in objective.needs,
     )
 
 
 def choose_budget(shape: ModelShape, work: Workload, room: float) -> int | None:
-    """The token budget with which an update fits into `room` bytes; None where whole micro-batches do.
+    """Returns the largest token budget whose update fits into `room` bytes; None if whole micro-batches fit.
 
-    On a GPU no more than a pack, whose graph then ends before that of the next one, unless parts would go through the model
-    twice for it. Below that powers of two, and at last one completion, whether that fits or not.
+    On a GPU the budget is at most one pack, because the graph of a pack is freed before the next pack, unless parts need
+    a second forward pass. Smaller budgets are powers of two; the last is one completion, whether it fits or not.
     """
     always = sum(plan_memory(shape, work).always.values())
 
@@ -464,24 +480,20 @@ def choose_budget(shape: ModelShape, work: Workload, room: float) -> int | None:
         return always + (1 + SLACK[work.device]) * sum(terms.values()) <= room
 
     all_tokens = replace(work, token_budget=None).tokens_at_once
-    most = max(PACK_TOKENS, work.tokens)
-    if work.device == "cuda" and work.single_pass:
-        if all_tokens <= most and fits(None):
-            return None
-    elif fits(None):
+    one_pack = work.device == "cuda" and work.single_pass
+    largest = max(PACK_TOKENS, work.tokens) if one_pack else all_tokens
+    if all_tokens <= largest and fits(None):
         return None
-    else:
-        most = all_tokens
-    powers = [1 << bits for bits in range(most.bit_length(), -1, -1)]
-    sizes = [size for size in (most, *powers) if work.tokens < size <= most]
+    powers = [1 << bits for bits in range(largest.bit_length(), -1, -1)]
+    sizes = [size for size in (largest, *powers) if work.tokens < size <= largest]
     return next((size for size in sizes if size < all_tokens and fits(size)), work.tokens)
 
 
 def generation_batch_of(config: RunConfig, shape: ModelShape | None, work: Workload, room: float) -> int | None:
-    """Completions that transformers' loop, which Unsloth's models have as well, makes at once within `room` bytes on a GPU.
+    """Returns the most completions that transformers' `generate` (also Unsloth's) samples at once in `room` bytes on a GPU.
 
-    None where the whole batch fits, on the CPU, and under vLLM.
-    Whole groups where one fits, and at last one completion, whether that fits or not.
+    None if the whole batch fits, on the CPU and with vLLM. The number is a multiple of the group size if a group fits, and
+    at least 1, whether that fits or not.
     """
     if shape is None or work.device != "cuda" or config.generation.engine == "vllm":
         return None
@@ -497,20 +509,20 @@ def generation_batch_of(config: RunConfig, shape: ModelShape | None, work: Workl
 
 
 def budget_of(config: RunConfig, shape: ModelShape | None, work: Workload, room: float) -> int | None:
-    """`optimisation.token_budget`: as it is set, none for 0, else by the memory. None without a shape to go by."""
+    """Returns `optimisation.token_budget`, None if it is 0. If it is not set, memory decides; None if `shape` is unknown."""
     if config.optimisation.token_budget is not None:
         return config.optimisation.token_budget or None
     return None if shape is None else choose_budget(shape, work, room)
 
 
-def sized(config: RunConfig, shape: ModelShape, work: Workload, room: float) -> Workload:
+def with_chosen_sizes(config: RunConfig, shape: ModelShape, work: Workload, room: float) -> Workload:
     """Returns the workload with the token budget and generation batch that a run chooses for `room` bytes."""
-    at_once = generation_batch_of(config, shape, work, room)
-    return replace(work, token_budget=budget_of(config, shape, work, room), generated_at_once=at_once)
+    budget, at_once = budget_of(config, shape, work, room), generation_batch_of(config, shape, work, room)
+    return replace(work, token_budget=budget, generated_at_once=at_once)
 
 
 def reward_model_bytes(config: RunConfig, device: str) -> float:
-    """Bytes of the weights of `reward-model` presets that are loaded on `device`."""
+    """Returns the bytes of the weights that `reward-model` presets load on `device`."""
     reward = config.reward
     presets = [(reward.preset, reward.params), *((function.preset, function.params) for function in reward.functions)]
     models = {str(params["model"]): params for name, params in presets if name == "reward-model" and "model" in params}
@@ -520,17 +532,14 @@ def reward_model_bytes(config: RunConfig, device: str) -> float:
 
     keys = ("device", "dtype", "revision")
     files = [ModelFiles(name, **{key: params[key] for key in keys if key in params}) for name, params in models.items()]
-    return sum(each.bytes_on(device) for each in files)
+    return sum(model_files.bytes_on(device) for model_files in files)
 
 
 GPU_MICRO_BATCH = 16
 
 
 def micro_batch_size(config: RunConfig, backend: Backend, processes: int = 1) -> int:
-    """Completions per forward pass: as configured, else the whole batch (CPU) or its largest divisor up to 16 (GPU).
-
-    Of several processes each has its share of the batch.
-    """
+    """Returns `optimisation.micro_batch_size`; if not set, a process's share of the batch, on a GPU a divisor up to 16."""
     batch = config.optimisation.batch_size // processes
     if config.optimisation.micro_batch_size is not None:
         return config.optimisation.micro_batch_size
@@ -543,7 +552,7 @@ def micro_batch_size(config: RunConfig, backend: Backend, processes: int = 1) ->
 
 
 def free_memory(device: str) -> float:
-    """Bytes that can still be allocated: on the GPU, or in RAM within the control group's limit."""
+    """Returns the bytes that can still be allocated: on the GPU, or in RAM within the control group's limit."""
     if device == "cuda":
         import torch
 
@@ -552,31 +561,28 @@ def free_memory(device: str) -> float:
 
     free, group = float(psutil.virtual_memory().available), Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):
-        limit = float((group / "memory.max").read_text())  # "max" where there is none
+        limit = float((group / "memory.max").read_text())  # "max" if there is no limit
         usage = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        files = float(usage.get("inactive_file", 0)) + float(usage.get("active_file", 0))  # given up when asked for
-        free = min(free, limit - float((group / "memory.current").read_text()) + files)
+        page_cache = float(usage.get("inactive_file", 0)) + float(usage.get("active_file", 0))  # the kernel can free it
+        free = min(free, limit - float((group / "memory.current").read_text()) + page_cache)
     return free
 
 
 def free_at_start(device: str) -> float:
-    """Bytes that are free once a run that is started now begins: it waits for a run that holds the GPU."""
+    """Returns the bytes that are free when a new run begins, which waits until no other run holds the GPU."""
     if device == "cuda" and gpu_holder() is not None:
         return (card_of(device) or 0.0) - CUDA_CONTEXT
     return free_memory(device)
 
 
 def room_of(device: str, *, waits: bool = False) -> float:
-    """Bytes that a run may take on this machine, those that this very process takes without a model included.
-
-    waits: the run is yet to start (`free_at_start`).
-    """
+    """Returns free memory plus this process's memory without a model. waits: use `free_at_start` for a run to come."""
     free = free_at_start(device) if waits else free_memory(device)
     return free + (CUDA_CONTEXT if device == "cuda" else CPU_BASELINE)
 
 
 def card_of(device: str) -> float | None:
-    """Bytes of the whole GPU, whatever is free of them; None on the CPU."""
+    """Returns the total memory of the GPU in bytes, free or not; None on the CPU."""
     if device != "cuda":
         return None
     import torch
@@ -587,11 +593,7 @@ def card_of(device: str) -> float | None:
 def check_memory(
     config: RunConfig, shape: ModelShape | None, device: str, objective: Objective, *, waits: bool = False
 ) -> None:
-    """Refuses a model that cannot take a single step in the free memory. Raises `ModelError` with what would fit.
-
-    Counted is what is certain: weights, gradients, optimiser states, and the reference copy where there is one.
-    `waits`: as in `room_of`.
-    """
+    """Raises `ModelError` with remedies if free memory is less than `certain_bytes`. waits: as in `room_of`."""
     if shape is None:
         return
     work = workload(config, device, objective, prompt_tokens(config))
@@ -605,7 +607,7 @@ def check_memory(
     elif not config.model.load_in_4bit:
         hints.append("set model.load_in_4bit: true")
     billions = free / needed * shape.parameters / 1e9
-    hints += [f"use a model of at most {billions:.1f} billion weights", "close what else uses it"]
+    hints += [f"use a model of at most {billions:.1f} billion weights", "close other programs that use it"]
     copy = ", a reference copy included," if work.reference and work.rank is None else ""
     raise ModelError(
         f"{config.model.name} has {shape.parameters / 1e9:.2f} billion weights and needs at least {needed / GIB:.1f} GiB of "
@@ -614,7 +616,7 @@ def check_memory(
 
 
 def prompt_tokens(config: RunConfig, longest: int | None = None) -> int:
-    """Tokens of the longest prompt: as measured, else as the configuration allows."""
+    """Returns the tokens of the longest prompt: `longest` if it was measured, otherwise the limit of the configuration."""
     return longest or config.data.max_prompt_tokens or 1024
 
 
@@ -630,13 +632,12 @@ def planned_workload(
     teacher: ModelShape | None = None,
     float32: bool = False,
 ) -> Workload:
-    """Returns the workload of a run, with the sizes that it chooses for `room` bytes. teacher: another model's shape.
-
-    lengths: tokens of the longest prompts, as `kit.runner.prepare.longest_prompts` measures them.
-    """
+    """Returns the workload with the sizes chosen for `room` bytes. lengths: from `kit.runner.prepare.longest_prompts`."""
     prompt = prompt_tokens(config, lengths.get("policy"))
     load = teacher_load(config, device, objective, lengths.get("teacher") or prompt, teacher)
-    return sized(config, shape, workload(config, device, objective, prompt, card, load, float32=float32), room)
+    return with_chosen_sizes(
+        config, shape, workload(config, device, objective, prompt, card, load, float32=float32), room
+    )
 
 
 def note(plan: MemoryPlan, room: float) -> str:
