@@ -121,7 +121,9 @@ def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 
     passes = int(work.reference) + int(work.old_logps)
     scored = passes * shape.parameters * work.tokens
     if work.teacher is not None:
-        scored += (work.teacher.shape or shape).parameters * (work.teacher.reads(work.completion) + work.completion)
+        scored += (work.teacher.shape or shape).parameters * (
+            work.teacher.prompt_with_completions(work.completion) + work.completion
+        )
     scoring = 2 * scored * work.batch / speed.flops
     # Forward 2, backward 4 operations a weight and token; 2 less where weights are frozen, 2 more with checkpointing.
     per_weight = (6 if work.rank is None else 4) + (2 if work.checkpointing else 0)

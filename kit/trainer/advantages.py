@@ -148,7 +148,8 @@ class AdvantageComputer:
 
     def _gathered(self, values: Tensor) -> Tensor:
         """Gathers (B, T) of every process to (N, widest T)."""
-        numbers = values.int() if values.dtype == torch.bool else values  # padding turns bool into int on some processes
+        # Padding turns bool into int on some processes.
+        numbers = values.int() if values.dtype == torch.bool else values
         gathered: Tensor = self.accelerator.gather(self.accelerator.pad_across_processes(numbers, dim=1))
         return gathered.to(values.dtype)
 

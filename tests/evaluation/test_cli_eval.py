@@ -55,7 +55,7 @@ def test_the_result_is_scored_with_what_was_changed(run: RunDir, sent: list[dict
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-o", "optimisation.steps=3"], "keys of the sections evaluation and generation only"),
+        (["-o", "optimisation.steps=3"], "only change keys of the sections evaluation and generation"),
         (["-o", "evaluation.kk=3"], "Did you mean 'k'"),
         (["--checkpoint", "best"], "has no best checkpoint"),
         (["--checkpoint", "40"], "Its checkpoints: 30"),

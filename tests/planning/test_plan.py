@@ -176,7 +176,7 @@ def test_what_the_teacher_is_shown_is_measured(tree: Any) -> None:
     here = Place("cpu", "here", 1e12, None)
 
     def reads(parts: Any, completion: int = 0) -> int:
-        return parts.work(here).teacher.reads(completion)  # type: ignore[no-any-return]
+        return parts.work(here).teacher.prompt_with_completions(completion)  # type: ignore[no-any-return]
 
     assert reads(short) == short.prompt
     assert long.prompt < reads(long) < long.prompt + 40

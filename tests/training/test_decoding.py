@@ -214,5 +214,5 @@ def test_a_token_without_an_embedding_is_named_before_generation() -> None:
     generator = Generator(adapter_of(model), model)
     made = [[2]], None
     assert generator.turn(lambda *args: made, RolloutState(), [[60]], None, {}) == made
-    with pytest.raises(ModelError, match=r"token 61, and the model has 61 embeddings"):
+    with pytest.raises(ModelError, match=r"the token 61, but the model only has 61 embeddings"):
         generator.turn(lambda *args: made, RolloutState(), [[5, 61], [3]], None, {})
