@@ -155,18 +155,18 @@ def lookup(tree: Any, key: str) -> Any:
 
 
 def from_yaml(text: str, settings: Settings) -> Draft:
-    """A draft that amounts to this YAML: the quickstart preset, and every leaf that differs. Raises `ConfigError`."""
+    """Make a draft with the values of this YAML, from the preset that needs the fewest changes. Raises `ConfigError`."""
     if len(text) > LONGEST_YAML:
         raise ConfigError(f"A configuration has at most {LONGEST_YAML} letters here.")
     if has_aliases(text):
         raise ConfigError("Anchors and aliases (& and *) are not taken from the page.")
     tree = parse_yaml(text)
     target = load_config(tree).model_dump(mode="json")
-    base = preset_tree(FIRST)
-    changes = dict(differences(base, target))
-    if "run.root" in changes and Path(changes["run.root"]) == settings.root:
-        del changes["run.root"]  # the page's own YAML has it, and `Draft.config` puts it there
-    draft = Draft(FIRST, changes)
+    names = [FIRST, *(name for name in preset_names() if name != FIRST)]
+    drafts = [Draft(name, dict(differences(preset_tree(name), target))) for name in names]
+    draft = min(drafts, key=lambda draft: len(draft.changes))
+    if "run.root" in draft.changes and Path(draft.changes["run.root"]) == settings.root:
+        del draft.changes["run.root"]  # the page's own YAML has it, and `Draft.config` puts it there
     draft.config(settings)
     return draft
 
@@ -189,7 +189,7 @@ def deeper(value: Any, levels: int) -> bool:
 
 
 def differences(base: Tree, target: Tree, prefix: str = "") -> list[tuple[str, Any]]:
-    """(key, value) of every leaf of `wanted` that differs. Sections are entered where both sides have the same keys."""
+    """(key, value) of every leaf of `target` that differs. Sections are entered where both sides have the same keys."""
     changes: list[tuple[str, Any]] = []
     for name, value in target.items():
         key, old = f"{prefix}{name}", base.get(name)

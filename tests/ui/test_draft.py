@@ -82,6 +82,8 @@ def test_two_edits_may_pass_through_what_cannot_be_run() -> None:
 def test_yaml_of_the_page_is_taken_back(preset: str) -> None:
     config = load_config(preset, ["reward={preset: reasoning-gym}"] if preset == "custom-reward" else [])
     draft = from_yaml(config.to_yaml(), SETTINGS)
+    assert draft.preset == preset
+    assert len(draft.changes) <= 1
     assert draft.config(SETTINGS) == config
     assert by_command(draft.command(SETTINGS)) == config.model_dump(mode="json")
 
