@@ -1,11 +1,11 @@
-"""FLOPs, bytes of the allocator, traffic and launches of torch code on CUDA tensors that have no data.
+"""Count FLOPs, allocated bytes, memory traffic and kernel launches of torch code that runs on CUDA tensors without data.
 
-`Meter` is a dispatch mode above a `FakeTensorMode`. What follows from ids, masks and lengths alone carries a real copy on
-the CPU (`_known`), so that code which asks for values gets them; values of the model are unknown, and asked for they are 1.
+`Meter` is a dispatch mode above a `FakeTensorMode`. Tensors that depend only on ids, masks and lengths carry a real copy on
+the CPU (`_known`), so that code can read their values. Values of the model are unknown; code that reads one gets 1.
 
-FLOPs are those of matrix products and of attention: only the pairs of query and key that a kernel computes. Bytes are
-rounded as the allocator rounds them, kernels' workspaces included. Traffic is every operand and every result of a launch
-once. Triton kernels are not run: each is one launch that touches its tensors.
+FLOPs are those of matrix products and of attention, for the pairs of query and key that the kernel computes. Bytes are
+rounded as the allocator rounds them, and include the workspaces of kernels. Traffic counts each operand and each result of
+a launch once. Triton kernels do not run: each counts as one launch that touches its tensors.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 
 BLOCK = 512
-"""Bytes to which torch's caching allocator rounds."""
+"""Bytes; torch's caching allocator rounds up to multiples of it."""
 KNOWN_LIMIT = 4_000_000
-"""Numbers of a tensor whose value is followed, at most."""
+"""Elements of the largest tensor whose value is computed on the CPU."""
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmm_", "aten::_addmm_activation"}
 VIEWS = {
     "aten::view", "aten::_unsafe_view", "aten::t", "aten::transpose", "aten::permute", "aten::expand", "aten::slice",
@@ -36,11 +36,11 @@ VIEWS = {
 EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 BY_INDEX = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"}
 UNKNOWN = ("rand", "dropout", "bernoulli", "empty")
-"""In the name of an operation whose result does not follow from its operands."""
+"""Parts of the names of operations whose result does not depend on their operands alone."""
 
 
 class Meter(TorchDispatchMode):
-    """Counts what runs inside. rank: of LoRA, whose products are counted apart."""
+    """Counts the operations that run inside the mode. `rank` is the rank of LoRA, whose products are counted apart."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Meter(TorchDispatchMode):
         self.attention: Counter[str] = Counter()  # calls, by kernel and mask
         self.launches = 0
         self.now = 0  # bytes
-        self.peaks: Counter[str] = Counter()  # bytes, by pass and phase: each grows evenly with the number of layers
+        self.peaks: Counter[str] = Counter()  # bytes, by pass and phase: each is linear in the number of layers
         self._passes, self._backward = 1, False
         self.in_head = False
         self._live: dict[int, Any] = {}  # by storage
@@ -58,7 +58,7 @@ class Meter(TorchDispatchMode):
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def hold(self, tensor: Any) -> None:
-        """Counts the bytes of a tensor on the device for as long as they live."""
+        """Count the bytes of a tensor on the device until its storage is freed."""
         if not isinstance(tensor, FakeTensor) or tensor.device.type != "cuda":
             return
         storage = tensor.untyped_storage()
@@ -66,27 +66,27 @@ class Meter(TorchDispatchMode):
         if key in self._live or not size:
             return
 
-        def gone(_: Any) -> None:
+        def release(_: Any) -> None:
             if self._live.pop(key, None) is not None:
                 self.now -= size
 
         self.now += size
-        self._live[key] = weakref.ref(storage, gone)
+        self._live[key] = weakref.ref(storage, release)
 
     def _next_phase(self) -> str:
-        """That of the operation that is here now, with the number of its pass: a forward pass and its backward pass."""
+        """The phase of the current operation, with the number of its pass (one forward and its backward)."""
         if torch._C._current_graph_task_id() != -1:
             backward = "recompute" if torch.is_grad_enabled() and not self.in_head else "backward"
         else:
             backward = "forward" if torch.is_grad_enabled() or self.in_head else "no grad"
-        before, self._backward = self._backward, backward in ("backward", "recompute")
-        self._passes += before and not self._backward  # they differ by the gradients that are there before them
+        was_backward, self._backward = self._backward, backward in ("backward", "recompute")
+        self._passes += was_backward and not self._backward  # a later pass starts with gradients in memory
         return f"{self._passes}: {'head ' if self.in_head else ''}{backward}"
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
     def launch(self, tensors: Sequence[Tensor], kind: str = "other") -> None:
-        """One kernel that touches these once each."""
+        """Count one kernel that reads or writes each of these tensors once."""
         touched = {id(tensor): tensor for tensor in tensors if isinstance(tensor, FakeTensor)}
         self.launches += 1
         self.traffic[kind] += sum(tensor.numel() * tensor.element_size() for tensor in touched.values())
@@ -101,14 +101,14 @@ class Meter(TorchDispatchMode):
         self.flops[kind] += 2 * batch * rows * inner * columns
 
     def _attention(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-        """Counts a call; bytes of its workspace, which no tensor shows."""
-        bound = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+        """Count a call of attention and return the bytes of its workspace, for which no tensor exists."""
+        bound = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
         backward = "backward" in name
         query, key = bound["query"], bound["key"]
         ends = [
-            found
+            offsets
             for names in (("cu_seq_q", "cum_seq_q", "cu_seqlens_q"), ("cu_seq_k", "cum_seq_k", "cu_seqlens_k"))
-            if (found := next((bound[one] for one in names if bound.get(one) is not None), None)) is not None
+            if (offsets := next((bound[name] for name in names if bound.get(name) is not None), None)) is not None
         ]
         if "scaled_dot_product" in name:
             batch, heads, queries, size = query.shape
@@ -119,36 +119,35 @@ class Meter(TorchDispatchMode):
         window = self._window(bound)
         causal = bool(bound.get("is_causal")) or int(bound.get("custom_mask_type") or 0) > 0
         causal = causal or (name.startswith("torch_attn") and window != (-1, -1))
-        dense = any(isinstance(bound.get(one), Tensor) for one in ("attn_bias", "bias", "attn_mask"))
+        dense = any(isinstance(bound.get(bias), Tensor) for bias in ("attn_bias", "bias", "attn_mask"))
         width = window[0] + 1 if window[0] >= 0 else None
         if ends:
-            places = [self._values(one) for one in (ends[0], ends[-1])]
-            sizes = [[stop - start for start, stop in pairwise(one)] for one in places]
+            sizes = [[stop - start for start, stop in pairwise(self._values(end))] for end in (ends[0], ends[-1])]
             pairs = sum(causal_pairs(q, k, width) if causal else q * k for q, k in zip(*sizes, strict=True))
         else:
             pairs = batch * (causal_pairs(queries, keys, width) if causal else queries * keys)
-        kernel = next(one for one in ("varlen", "flash", "cudnn", "efficient") if one in name)
+        kernel = next(kernel for kernel in ("varlen", "flash", "cudnn", "efficient") if kernel in name)
         self.attention[f"{kernel}, {'dense mask' if dense else 'causal' if causal else 'full'}"] += 1
         self.flops["attention"] += (10 if backward else 4) * pairs * heads * size
         if not backward:
             return 0
         grouped = 2 * batch * keys * heads * size * key.element_size() if heads != key_heads else 0
-        room = queries + 128 * (len(sizes[0]) if ends else 0)  # of float32 sums, each sequence rounded up
-        return batch * heads * -(-room // 128) * 128 * (size + 1) * 4 + grouped * (kernel in ("flash", "varlen"))
+        rows = queries + 128 * (len(sizes[0]) if ends else 0)  # of float32 sums; each sequence is rounded up
+        return batch * heads * -(-rows // 128) * 128 * (size + 1) * 4 + grouped * (kernel in ("flash", "varlen"))
 
     @staticmethod
     def _window(bound: dict[str, Any]) -> tuple[int, int]:
         if isinstance(bound.get("window_size"), (list, tuple)):
             return tuple(bound["window_size"])
         left, right = bound.get("window_size_left"), bound.get("window_size_right")
-        if bound.get("window_size") is not None:  # of the memory-efficient kernel
+        if bound.get("window_size") is not None:  # the memory-efficient kernel has this argument
             return int(bound["window_size"]) - 1, 0
         return -1 if left is None else int(left), -1 if right is None else int(right)
 
     # --- values -------------------------------------------------------------------------------------------------------
 
     def _known(self, value: Any) -> Any:
-        """The real tensor behind one; None: unknown."""
+        """The real tensor behind a tensor without data, or None if its value is unknown."""
         return getattr(value, "_known", None) if isinstance(value, FakeTensor) else value
 
     def _values(self, tensor: Tensor) -> list[int]:
@@ -158,49 +157,49 @@ class Meter(TorchDispatchMode):
             return list(map(int, known))
 
     def _on_cpu(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Operands as real tensors on the CPU; None where one of them is unknown."""
+        """Operands as real tensors on the CPU, or None if the value of one is unknown."""
         unknown = False
 
         def real(value: Any) -> Any:
             nonlocal unknown
             if isinstance(value, Tensor):
-                found = self._known(value)
-                unknown = unknown or found is None
-                return found
+                known = self._known(value)
+                unknown = unknown or known is None
+                return known
             return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
 
-        made = tree_map(real, (args, kwargs))
-        return None if unknown else made
+        operands = tree_map(real, (args, kwargs))
+        return None if unknown else operands
 
     def _follow(self, func: Any, name: str, args: Any, kwargs: Any, out: Any, tensors: Sequence[Tensor]) -> None:
-        """Gives the result its real value, where that follows."""
-        results = [one for one in tree_flatten(out)[0] if isinstance(one, FakeTensor)]
-        given = None
+        """Attach the real value to a result that depends on known operands alone."""
+        results = [result for result in tree_flatten(out)[0] if isinstance(result, FakeTensor)]
+        operands = None
         if not any(part in name for part in UNKNOWN) and all(
-            one.numel() <= KNOWN_LIMIT for one in (*tensors, *results)
+            tensor.numel() <= KNOWN_LIMIT for tensor in (*tensors, *results)
         ):
-            given = self._on_cpu(args, kwargs)
-        if given is None:
+            operands = self._on_cpu(args, kwargs)
+        if operands is None:
             if func._schema.is_mutable and args and hasattr(args[0], "_known"):
                 del args[0]._known
             return
         with _disable_current_modes(), torch.no_grad():
             try:
-                real = func(*given[0], **given[1])
-            except (RuntimeError, NotImplementedError):  # an operation that the CPU has not
+                real = func(*operands[0], **operands[1])
+            except (RuntimeError, NotImplementedError):  # the CPU has no kernel for it
                 return
-        for one, value in zip(results, (v for v in tree_flatten(real)[0] if isinstance(v, Tensor)), strict=False):
-            if one.shape == value.shape:
-                one._known = value
+        for result, value in zip(results, (v for v in tree_flatten(real)[0] if isinstance(v, Tensor)), strict=False):
+            if result.shape == value.shape:
+                result._known = value
 
-    def _made(self, real: Tensor) -> Tensor:
+    def _on_device(self, real: Tensor) -> Tensor:
         """A tensor on the device whose value is known."""
-        made = torch.empty(real.shape, dtype=real.dtype, device="cuda")
-        made._known = real  # type: ignore[attr-defined]
-        return made
+        tensor = torch.empty(real.shape, dtype=real.dtype, device="cuda")
+        tensor._known = real  # type: ignore[attr-defined]
+        return tensor
 
-    def _asked(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The answer to an operation that asks for values; `NotImplemented` for any other."""
+    def _read_values(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The result of an operation that reads values; `NotImplemented` for any other operation."""
         if name in ("aten::_local_scalar_dense", "aten::item"):
             known = self._known(args[0])
             with _disable_current_modes():
@@ -214,21 +213,21 @@ class Meter(TorchDispatchMode):
             with _disable_current_modes():
                 return args[0].fill_(1) if known is None else args[0].copy_(known)
         if name == "aten::equal":
-            both = [self._known(one) for one in args[:2]]
+            both = [self._known(tensor) for tensor in args[:2]]
             with _disable_current_modes():
                 return None in both or torch.equal(*both)
         if name in ("aten::nonzero", "aten::masked_select"):
-            given = self._on_cpu(args[-1:], {})
-            assert given is not None, f"{name} of a value of the model"
+            operands = self._on_cpu(args[-1:], {})
+            assert operands is not None, f"{name} of a value of the model"
             with _disable_current_modes():
-                mask = given[0][0]
+                mask = operands[0][0]
                 real = mask.nonzero() if name == "aten::nonzero" else mask.expand(args[0].shape).nonzero()[:, 0]
-            made = self._made(real)
-            return made if name == "aten::nonzero" else torch.empty(len(real), dtype=args[0].dtype, device="cuda")
+            indices = self._on_device(real)
+            return indices if name == "aten::nonzero" else torch.empty(len(real), dtype=args[0].dtype, device="cuda")
         return NotImplemented
 
     def _without_masks(self, args: Any) -> Any:
-        """Operands of an indexing, boolean indices as numbers."""
+        """Operands of an indexing operation, with boolean masks replaced by integer indices."""
         indices: list[Any] = []
         for index in args[1]:
             if isinstance(index, FakeTensor) and index.dtype in (torch.bool, torch.uint8):
@@ -236,7 +235,7 @@ class Meter(TorchDispatchMode):
                 assert known is not None, "indexed by a mask that is a value of the model"
                 with _disable_current_modes():
                     columns = known.nonzero().unbind(1)
-                indices += [self._made(column) for column in columns]
+                indices += [self._on_device(column) for column in columns]
             else:
                 indices.append(index)
         return (args[0], indices, *args[2:])
@@ -245,13 +244,13 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func._schema.name
-        tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
-        fakes = [one for one in tensors if isinstance(one, FakeTensor)]
+        tensors = [tensor for tensor in tree_flatten((args, kwargs))[0] if isinstance(tensor, Tensor)]
+        fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         device = kwargs.get("device")
         to_device = device is not None and torch.device(device).type == "cuda"
         if name in ("aten::_pin_memory", "aten::pin_memory"):
             return args[0]
-        if not fakes and not to_device:  # of the host
+        if not fakes and not to_device:  # an operation on the CPU
             with _disable_current_modes():
                 return func(*args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
         if func.namespace == "prim":
@@ -261,19 +260,19 @@ class Meter(TorchDispatchMode):
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        answer = self._asked(func, name, args, kwargs)
-        if answer is not NotImplemented:
-            return answer
+        value = self._read_values(func, name, args, kwargs)
+        if value is not NotImplemented:
+            return value
         if name in BY_INDEX:
             args = self._without_masks(args)
-        if name == "aten::_efficient_attention_backward":  # whose form for tensors without data fails
-            out = (*(torch.empty_like(one) for one in args[1:4]), None)
+        if name == "aten::_efficient_attention_backward":  # torch's version for tensors without data fails
+            out = (*(torch.empty_like(operand) for operand in args[1:4]), None)
         else:
             out = func(*args, **kwargs)
         self._follow(func, name, args, kwargs, out, tensors)
-        results = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
+        results = [result for result in tree_flatten(out)[0] if isinstance(result, Tensor)]
         workspace = 0
-        if name not in VIEWS and (to_device or any(one.device.type == "cuda" for one in fakes)):
+        if name not in VIEWS and (to_device or any(tensor.device.type == "cuda" for tensor in fakes)):
             kind = "gemm" if name in PRODUCTS else "attention" if "attention" in name or "varlen" in name else "other"
             if kind == "gemm":
                 self._product(name, args)
@@ -281,8 +280,8 @@ class Meter(TorchDispatchMode):
                 workspace = self._attention(func, name, args, kwargs)
             if name not in EMPTY:
                 self.launch([*tensors, *results], kind)
-        for one in results:
-            self.hold(one)
+        for result in results:
+            self.hold(result)
         phase = self._next_phase()
         self.peaks[phase] = max(self.peaks[phase], self.now + workspace)
         return out
@@ -290,42 +289,42 @@ class Meter(TorchDispatchMode):
     # --- parts of the code --------------------------------------------------------------------------------------------
 
     def mark_head(self, function: Any) -> None:
-        """What an autograd function does, forward and backward, is the head's."""
+        """Count the forward and backward pass of an autograd function as the head's."""
         for name in ("forward", "backward"):
             setattr(function, name, staticmethod(_inside_head(self, getattr(function, name))))
 
     @contextmanager
     def counting_triton(self) -> Iterator[None]:
-        """Inside, a Triton kernel is a launch that touches its tensors, and does nothing."""
+        """Count each Triton kernel as one launch that touches its tensors, and do not run it."""
         from triton.runtime.jit import KernelInterface
 
-        before = KernelInterface.__getitem__
+        original = KernelInterface.__getitem__
         KernelInterface.__getitem__ = lambda _, grid: lambda *args, **kwargs: self.launch([*args, *kwargs.values()])
         try:
             yield
         finally:
-            KernelInterface.__getitem__ = before
+            KernelInterface.__getitem__ = original
 
 
 def _inside_head(meter: Meter, function: Any) -> Any:
     def marked(*args: Any, **kwargs: Any) -> Any:
-        before, meter.in_head = meter.in_head, True
+        outer, meter.in_head = meter.in_head, True
         try:
             return function(*args, **kwargs)
         finally:
-            meter.in_head = before
+            meter.in_head = outer
 
     return marked
 
 
 def _only_composed(func: Any) -> bool:
-    """Whether an operation is made of others, and CUDA has no kernel of its own for it."""
+    """Whether an operation is a composite of others and has no CUDA kernel of its own."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return func._can_decompose() and has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), "CUDA")
 
 
 def causal_pairs(queries: int, keys: int, window: int | None = None) -> int:
-    """Pairs of the last `queries` of `keys` tokens in a row with what they see: themselves and what is before them."""
+    """Number of (query, key) pairs of causal attention for the last `queries` of `keys` tokens, within a sliding window."""
     if window is None or window >= keys:
         return queries * keys - queries * (queries - 1) // 2
     first = keys - queries
@@ -334,7 +333,7 @@ def causal_pairs(queries: int, keys: int, window: int | None = None) -> int:
 
 
 def without_a_gpu() -> None:
-    """Lets torch run CUDA's code over tensors without data."""
+    """Let torch run its CUDA code paths over tensors without data."""
     import torch._subclasses.fake_tensor as fake
     import torch.cuda.amp.common
 

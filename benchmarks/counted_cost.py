@@ -1,24 +1,26 @@
-"""What the train phase of a GRPO step costs on CUDA, counted at real shapes without a GPU.
+"""Count what the train phase of a GRPO step costs on CUDA, at the shapes of real models and without a GPU.
 
 `uv run python benchmarks/counted_cost.py [--models ...] [--works ...] [--arms ...] [--sm 75|89|90] [--out FILE]`
 
-FLOPs, peak bytes of the allocator, memory traffic outside matrix products and launches of loss and backward pass of one step:
-LoRA of rank 16 on all linear layers, gradient checkpointing, bfloat16 weights, micro-batches of 16 completions. The arms:
+The counts are FLOPs, peak bytes of the allocator, memory traffic outside matrix products and kernel launches, for the loss
+and backward pass of one step with LoRA of rank 16 on all linear layers, gradient checkpointing, bfloat16 weights and
+micro-batches of 16 completions. The arms:
 
     ours     the real HookedGRPOTrainer on transformers' models, without a library of fused norms
-    liger    the same with Liger's kernels, which have to be installed: each a launch that touches its tensors
+    liger    the same with Liger's kernels, which must be installed; each counts as one launch that touches its tensors
     trl      the real GRPOTrainer
-    floor    by hand: each live token once, prompts once a group, one recomputation, a head of two products
+    floor    computed by hand: each live token once, prompts once a group, one recomputation, a head of two products
 
-The arms' own code runs on tensors without data (`cost_meter.py`), over a CUDA runtime that reports a GPU and does nothing
-(`fake_cuda.c`, compiled with gcc), so that torch chooses its kernels as it would there. All counts grow evenly with the
-number of layers: two small depths (Gemma, whose layers are of two kinds: three) give those of the whole model.
+The trainers' code runs on tensors without data (`cost_meter.py`), over a CUDA runtime that reports a GPU and does nothing
+(`fake_cuda.c`, compiled with gcc), so that torch chooses the kernels that it would choose on a GPU. All counts are linear in
+the number of layers, so that two small depths give the counts of the full model (three for Gemma, which has two kinds of
+layers).
 
-`--memory FILE` counts the peaks of its rows anew (`results/counted_memory.json`, against which `plan`'s formula is held), writes
-them there, and says how far they were off; `--models` chooses among them.
+`--memory FILE` counts the peaks of the file's rows again, writes them to the file and prints the relative changes; `--models`
+selects rows. The tests compare the formula of `plan` with `results/counted_memory.json`.
 
-It is no measurement. Seconds are a roofline of `--tflops` and `--tbs`: FLOPs over the one, traffic outside products over the
-other, added up.
+The results are counts, not measurements. Seconds are a roofline: FLOPs divided by `--tflops`, plus traffic outside products
+divided by `--tbs`.
 """
 
 from __future__ import annotations
@@ -42,29 +44,16 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import random_models  # noqa: E402
+
 PRELOADED = "KIT_FAKE_CUDA"
 GIB = 2**30
 RANK = 16
-MODELS: dict[str, dict[str, Any]] = {
-    "qwen2.5-0.5b": {
-        "kind": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-    },
-    "qwen2.5-1.5b": {
-        "kind": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
-        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-    },
-    "qwen2.5-3b": {
-        "kind": "qwen2", "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
-        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-    },
+MODELS: dict[str, dict[str, Any]] = random_models.SHAPES | {
     "qwen2.5-7b": {
         "kind": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
         "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
-    },
-    "llama-3.1-8b": {
-        "kind": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
     },
     "gemma-3-4b": {
         "kind": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
@@ -72,39 +61,43 @@ MODELS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 256, "tie_word_embeddings": True,
     },
 }  # fmt: skip
-"""Configurations, by the names of the models that have these shapes."""
+"""Configurations by model name. `kind` is the model type of transformers, in any case."""
 WORKS = ("gsm8k", "reasoning", "long")
 ARMS = ("ours", "liger", "trl", "floor")
 
 Groups = list[tuple[int, list[int]]]
-"""Of one step: tokens of a prompt, and of its completions."""
+"""The prompts of one step: tokens of the prompt, tokens of each of its completions."""
 
 
 def workload(name: str) -> Groups:
-    """The same lengths every time. gsm8k: 4 prompts, completions of 250 in the mean. reasoning: 2, 2k, at most 8k. long: 20k."""
+    """Lengths of a workload, the same in every call.
+
+    gsm8k has 4 prompts and completions of 250 tokens on average; reasoning has 2 prompts, 2k on average and at most 8k; long
+    has 1 prompt and 20k each. COUNTxPROMPTxCOMPLETION is one prompt with completions of equal length.
+    """
     draw = random.Random(0)
 
-    def drawn(middle: float, spread: float, least: int, most: int) -> list[int]:
+    def lognormal(middle: float, spread: float, least: int, most: int) -> list[int]:
         return [max(least, min(most, round(draw.lognormvariate(middle, spread)))) for _ in range(8)]
 
     if name == "gsm8k":
-        return [(200, drawn(math.log(225), 0.5, 16, 512)) for _ in range(4)]
+        return [(200, lognormal(math.log(225), 0.5, 16, 512)) for _ in range(4)]
     if name == "reasoning":
-        return [(300, drawn(math.log(2000) - 0.32, 0.8, 64, 8192)) for _ in range(2)]
+        return [(300, lognormal(math.log(2000) - 0.32, 0.8, 64, 8192)) for _ in range(2)]
     if name == "long":
         return [(500, [20000] * 8)]
-    if name == "small":  # of the test
+    if name == "small":  # for the test
         return [(40, [16, 24, 32, 64]), (30, [8, 48, 48, 56])]
     sizes = name.split("x")
-    if len(sizes) == 3 and all(size.isdigit() for size in sizes):  # completions of one prompt, all of full length
+    if len(sizes) == 3 and all(size.isdigit() for size in sizes):
         count, prompt, completion = map(int, sizes)
         return [(prompt, [completion] * count)]
-    raise SystemExit(f"There is no work {name}; there are: {', '.join(WORKS)}, and COUNTxPROMPTxCOMPLETION.")
+    raise SystemExit(f"There is no work {name}. Choose one of {', '.join(WORKS)}, or COUNTxPROMPTxCOMPLETION.")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: what is counted. layers: a depth; of Gemma a letter a layer, s for a sliding one, f for a full one."""
+    """The settings of one row. `layers` is a depth; for Gemma a letter a layer: s for sliding, f for full attention."""
 
     model: str
     work: str
@@ -113,7 +106,7 @@ class Case:
     checkpointing: bool = True
     budget: int | None = None
     micro: int = 16  # completions of a micro-batch
-    offload: bool = False  # inputs of blocks wait in main memory; of our arms
+    offload: bool = False  # keep the inputs of blocks in main memory; in our arms only
 
     @property
     def ours(self) -> bool:
@@ -122,13 +115,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Count:
-    """What was counted; of a whole model or of one of few layers."""
+    """The counts of a full model, or of one with few layers."""
 
     flops: dict[str, float]  # by kind
     peaks: dict[str, float]  # bytes, by pass and phase
     traffic: dict[str, float]  # bytes; gemm, attention, other
     launches: float
-    attention: dict[str, int]  # calls of few layers, by kernel and mask
+    attention: dict[str, int]  # calls in the model with few layers, by kernel and mask
 
     @property
     def tflop(self) -> float:
@@ -139,7 +132,7 @@ class Count:
         return max(self.peaks.values())
 
     def seconds(self, tflops: float, tbs: float) -> float:
-        """Of a roofline: nothing overlaps."""
+        """Seconds of the roofline, in which nothing overlaps."""
         outside = sum(value for kind, value in self.traffic.items() if kind != "gemm")
         return self.tflop / tflops + outside / 1e12 / tbs
 
@@ -151,29 +144,29 @@ class Count:
         return Count(*parts, factor * self.launches, self.attention)
 
     def plus(self, other: Count) -> Count:
-        def summed(one: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-            return {name: one.get(name, 0) + more.get(name, 0) for name in {**one, **more}}
+        def summed(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+            return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}
 
         parts = ((getattr(self, name), getattr(other, name)) for name in ("flops", "peaks", "traffic"))
         return Count(*(summed(*pair) for pair in parts), self.launches + other.launches, self.attention)
 
 
 def depths(model: str) -> dict[int | str, float]:
-    """Small models of these shapes, and how often each counts in the whole one."""
-    whole = MODELS[model]["num_hidden_layers"]
+    """Small depths, each with the factor of its counts in the sum that gives the counts of the full model."""
+    layers = MODELS[model]["num_hidden_layers"]
     if "sliding_window" in MODELS[model]:
-        full = whole // 6
-        return {"sf": 3.0 - whole, "ssf": whole - full - 1.0, "sff": full - 1.0}
-    return {2: 3.0 - whole, 3: whole - 2.0}
+        full = layers // 6
+        return {"sf": 3.0 - layers, "ssf": layers - full - 1.0, "sff": full - 1.0}
+    return {2: 3.0 - layers, 3: layers - 2.0}
 
 
-def counted(case: Case) -> Count:
-    """Of the whole model."""
+def count_model(case: Case) -> Count:
+    """The counts of the full model."""
     if case.arm == "floor":
         return floor(case)
     total: Count | None = None
     for layers, factor in depths(case.model).items():
-        part = count(replace(case, layers=layers)).times(factor)
+        part = count_layers(replace(case, layers=layers)).times(factor)
         total = part if total is None else total.plus(part)
     assert total is not None
     return total
@@ -183,7 +176,7 @@ def counted(case: Case) -> Count:
 
 
 def floor(case: Case) -> Count:
-    """By hand, at the whole depth. Memory: the longest completion with its prompt at a time; no traffic, no launches."""
+    """Compute FLOPs and peak memory by hand at full depth. Memory is that of the longest completion with its prompt."""
     from cost_meter import causal_pairs
 
     shape, groups, forwards = MODELS[case.model], workload(case.work), 2 if case.checkpointing else 1
@@ -210,20 +203,20 @@ def floor(case: Case) -> Count:
     }
     longest = max(prompt + max(lengths) for prompt, lengths in groups)
     layer_bytes = 2 * longest * (4 * hidden + 2 * query + 2 * key + 3 * middle) + 4 * heads * longest
-    kept = 2 * layers * hidden * longest + layer_bytes
+    activations = 2 * layers * hidden * longest + layer_bytes
     if not case.checkpointing:
-        kept = 2 * layers * longest * (4 * hidden + 2 * query + 2 * key + 2 * middle) + 2 * longest * middle
+        activations = 2 * layers * longest * (4 * hidden + 2 * query + 2 * key + 2 * middle) + 2 * longest * middle
     embeddings = vocabulary * hidden * (1 if shape["tie_word_embeddings"] else 2)
-    held = 2 * (layers * weights + embeddings) + 8 * layers * lora
+    parameters = 2 * (layers * weights + embeddings) + 8 * layers * lora
     rows = 2 * hidden * max(max(lengths) for _, lengths in groups)
-    return Count(flops, {"floor": held + kept + 4 * longest * hidden + rows}, {}, 0, {})
+    return Count(flops, {"floor": parameters + activations + 4 * longest * hidden + rows}, {}, 0, {})
 
 
 # --- an arm on tensors without data -----------------------------------------------------------------------------------
 
 
-def count(case: Case) -> Count:
-    """Runs the train phase of a model of few layers."""
+def count_layers(case: Case) -> Count:
+    """Run the train phase of a model with few layers and count it."""
     import torch
     from cost_meter import Meter
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -239,7 +232,7 @@ def count(case: Case) -> Count:
 
 
 def build_model(case: Case, mode: Any) -> Any:
-    """With LoRA, and TRL's head."""
+    """A model without data, with LoRA adapters and TRL's fused head."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -248,9 +241,9 @@ def build_model(case: Case, mode: Any) -> Any:
     shape = dict(MODELS[case.model])
     kind = shape.pop("kind")
     if isinstance(case.layers, str):
-        shape["layer_types"] = [{"s": "sliding_attention", "f": "full_attention"}[one] for one in case.layers]
+        shape["layer_types"] = [{"s": "sliding_attention", "f": "full_attention"}[letter] for letter in case.layers]
     shape["num_hidden_layers"] = len(case.layers) if isinstance(case.layers, str) else case.layers
-    config = AutoConfig.for_model(kind, max_position_embeddings=131072, **shape)
+    config = AutoConfig.for_model(kind.lower(), max_position_embeddings=131072, **shape)
     with mode, torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
         add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
@@ -263,7 +256,7 @@ def build_model(case: Case, mode: Any) -> Any:
         model.train()
     inner = model.forward
 
-    def forward(*args: Any, **keywords: Any) -> Any:  # as accelerate prepares a model
+    def forward(*args: Any, **keywords: Any) -> Any:  # like a model that accelerate has prepared
         with torch.autocast("cuda", dtype=torch.bfloat16):
             return inner(*args, **keywords)
 
@@ -272,7 +265,7 @@ def build_model(case: Case, mode: Any) -> Any:
 
 
 class Accelerator:
-    """What trainers ask accelerate's for, in one process on one GPU in bfloat16."""
+    """Stand-in for `accelerate.Accelerator`, with what the trainers use in one process on one GPU in bfloat16."""
 
     num_processes, process_index, distributed_type = 1, 0, "NO"
     scaler, mixed_precision, gradient_accumulation_steps = None, "bf16", 1
@@ -301,7 +294,7 @@ class Accelerator:
 
 
 def run_trainer(case: Case, model: Any, mode: Any, meter: Any) -> None:
-    """Loss and backward pass by the real trainer, which is built around a small model and then given this one."""
+    """Run loss and backward pass with the real trainer. It is built around a small model, which `model` then replaces."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
@@ -310,46 +303,46 @@ def run_trainer(case: Case, model: Any, mode: Any, meter: Any) -> None:
     from kit.models.embedded import source_of
     from kit.trainer.trainer import HookedGRPOTrainer
 
-    ours = case.ours
+    is_ours = case.ours
     shape = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
     small = Qwen2ForCausalLM(Qwen2Config(num_attention_heads=1, num_key_value_heads=1, **shape))
     args = GRPOConfig(
         output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
         per_device_train_batch_size=case.micro, num_generations=min(8, case.micro), max_completion_length=64, loss_type="dapo",
-        epsilon_high=None if ours else 0.28,
+        epsilon_high=None if is_ours else 0.28,
     )  # fmt: skip
-    given: dict[str, Any] = (
-        {"objective": "dapo", "first_step_checks": False, "token_budget": case.budget} if ours else {}
+    own_arguments: dict[str, Any] = (
+        {"objective": "dapo", "first_step_checks": False, "token_budget": case.budget} if is_ours else {}
     )
-    trainer = (HookedGRPOTrainer if ours else GRPOTrainer)(
+    trainer = (HookedGRPOTrainer if is_ours else GRPOTrainer)(
         model=small,
         reward_funcs=lambda completion_ids, **_: [0.0] * len(completion_ids),
         args=args,
         train_dataset=Dataset.from_dict({"prompt": ["1 ="] * 8}),
         processing_class=AutoTokenizer.from_pretrained(source_of("embedded")),
         peft_config=LoraConfig(r=8, target_modules="all-linear"),
-        **given,
+        **own_arguments,
     )
     trainer.model = trainer.model_wrapped = model
     trainer.accelerator = Accelerator()
     trainer.current_gradient_accumulation_steps = 1
     mark_heads(meter)
-    if ours:
-        give_model(trainer, case)
+    if is_ours:
+        rebuild_parts(trainer, case)
     parts = micro_batches(case)
     longest = max(max(lengths) for part in parts for _, lengths in part)
     for number, part in enumerate(parts):
         batch = padded_batch(part, longest, model.config.vocab_size, number)
         with mode, meter:
             inputs = {name: value.to("cuda") for name, value in batch.items()}
-            trainer._stepping = ours
+            trainer._stepping = is_ours
             loss = trainer.compute_loss(model, inputs)
             trainer.accelerator.backward(loss)
             del inputs, loss
 
 
-def give_model(trainer: Any, case: Case) -> None:
-    """The parts of our trainer for the model and the device that it now has. Proofs, which need values, are left out."""
+def rebuild_parts(trainer: Any, case: Case) -> None:
+    """Build the parts of our trainer again for its new model and device, without the proofs, which need values."""
     from kit.models.fused import Fused
     from kit.scoring.scorer import Verdict
 
@@ -361,19 +354,20 @@ def give_model(trainer: Any, case: Case) -> None:
 
 
 def micro_batches(case: Case) -> list[Groups]:
-    """Groups in micro-batches, completions of a prompt together."""
-    flat = [(number, prompt, one) for number, (prompt, some) in enumerate(workload(case.work)) for one in some]
-    found = []
+    """Split the groups into micro-batches, with the completions of a prompt together."""
+    groups = enumerate(workload(case.work))
+    flat = [(number, prompt, length) for number, (prompt, lengths) in groups for length in lengths]
+    batches = []
     for start in range(0, len(flat), case.micro):
         part: dict[int, tuple[int, list[int]]] = {}
         for number, prompt, length in flat[start : start + case.micro]:
             part.setdefault(number, (prompt, []))[1].append(length)
-        found.append(list(part.values()))
-    return found
+        batches.append(list(part.values()))
+    return batches
 
 
 def padded_batch(groups: Groups, longest: int, vocabulary: int, seed: int) -> dict[str, Any]:
-    """A micro-batch in TRL's layout. longest: of the step, to which TRL pads all of it."""
+    """A micro-batch in TRL's layout. `longest` is the longest completion of the step, to which TRL pads all of them."""
     import torch
 
     draw = torch.Generator().manual_seed(seed)
@@ -392,29 +386,29 @@ def padded_batch(groups: Groups, longest: int, vocabulary: int, seed: int) -> di
         "prompt_mask": prompt_mask,
         "completion_ids": ids,
         "completion_mask": mask,
-        "advantages": torch.tensor([1.0 - 2.0 * (one % 2) for one in range(rows)]),
+        "advantages": torch.tensor([1.0 - 2.0 * (row % 2) for row in range(rows)]),
         "num_items_in_batch": mask.sum().float(),
     }
 
 
 def mark_heads(meter: Any) -> None:
-    """The autograd functions of TRL's head and of ours are counted as the head."""
+    """Count the autograd functions of TRL's head and of the kit's as the head."""
     import torch
-    import trl.kernels.chunked_logprob as theirs
+    import trl.kernels.chunked_logprob as trl_head
 
-    import kit.scoring.head as own
+    import kit.scoring.head as kit_head
 
-    for module in (theirs, own):
-        for found in list(vars(module).values()):
-            if isinstance(found, type) and issubclass(found, torch.autograd.Function):
-                meter.mark_head(found)
+    for module in (trl_head, kit_head):
+        for member in list(vars(module).values()):
+            if isinstance(member, type) and issubclass(member, torch.autograd.Function):
+                meter.mark_head(member)
 
 
 @contextmanager
 def patched(*, liger: bool = False) -> Iterator[None]:
-    """Inside, what asks for values that are not there is answered; all is put back, so that arms do not touch each other.
+    """Patch the code that reads values of tensors without data, and undo the patches at the end.
 
-    liger: whether our trainer finds it.
+    `liger` says whether our trainer finds Liger.
     """
     import torch
     import trl.kernels.chunked_logprob as head
@@ -425,46 +419,48 @@ def patched(*, liger: bool = False) -> Iterator[None]:
     import kit.models.fused as fused
     import kit.scoring.packing as packed
 
-    kept: list[tuple[Any, str, Any]] = []
+    originals: list[tuple[Any, str, Any]] = []
 
-    def put(where: Any, name: str, value: Callable[..., Any]) -> None:
-        kept.append((where, name, getattr(where, name)))
-        setattr(where, name, value)
+    def patch(owner: Any, name: str, value: Callable[..., Any]) -> None:
+        originals.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
 
-    put(torch.nn.Module, "_apply", _apply)
-    units = {75: 40, 89: 142, 90: 132}[int(os.environ["FAKE_SM"])]  # of a T4, an L40S and an H100
-    put(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=units))
-    put(fused, "find_spec", find_spec if liger else lambda _: None)
-    put(masking_utils, "is_tracing", lambda *_: False)  # which tensors without data are taken for
-    put(grpo, "nanmin", torch.Tensor.min)  # metrics
-    put(grpo, "nanmax", torch.Tensor.max)
+    patch(torch.nn.Module, "_apply", _apply)
+    units = {75: 40, 89: 142, 90: 132}[int(os.environ["FAKE_SM"])]  # SMs of a T4, an L40S and an H100
+    patch(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=units))
+    patch(fused, "find_spec", find_spec if liger else lambda _: None)
+    patch(masking_utils, "is_tracing", lambda *_: False)  # it takes tensors without data for tracing
+    patch(grpo, "nanmin", torch.Tensor.min)  # for metrics
+    patch(grpo, "nanmax", torch.Tensor.max)
     functions = [
-        one for one in vars(head).values() if isinstance(one, type) and issubclass(one, torch.autograd.Function)
+        member
+        for member in vars(head).values()
+        if isinstance(member, type) and issubclass(member, torch.autograd.Function)
     ]
-    for one in functions:
-        put(one, "forward", one.forward)
-        put(one, "backward", one.backward)
-    made = packed.causal_lower_right
+    for function in functions:
+        patch(function, "forward", function.forward)
+        patch(function, "backward", function.backward)
+    causal_lower_right = packed.causal_lower_right
 
-    def lower_right(*sizes: int) -> Any:  # a tensor of a class of its own, which no mode may see being made
+    def lower_right(*sizes: int) -> Any:  # its result is a subclass of Tensor, which no mode can create
         with _disable_current_modes():
-            return made(*sizes)
+            return causal_lower_right(*sizes)
 
-    put(packed, "causal_lower_right", lower_right)
+    patch(packed, "causal_lower_right", lower_right)
     kernel = "flash" if int(os.environ["FAKE_SM"]) >= 80 else "efficient"
-    put(packed, "_kernel", lambda *_: kernel)  # whose proof needs values
+    patch(packed, "_kernel", lambda *_: kernel)  # the proof of a kernel needs values
     mapping = dict(AttentionInterface._global_mapping)
     try:
         yield
     finally:
-        for where, name, value in reversed(kept):
-            setattr(where, name, staticmethod(value) if where in functions else value)
+        for owner, name, value in reversed(originals):
+            setattr(owner, name, staticmethod(value) if owner in functions else value)
         AttentionInterface._global_mapping.clear()
         AttentionInterface._global_mapping.update(mapping)
 
 
 def _apply(self: Any, change: Callable[[Any], Any], recurse: bool = True) -> Any:
-    """`nn.Module._apply` for parameters without data, which cannot be swapped."""
+    """`nn.Module._apply` for parameters without data, which torch cannot swap in place."""
     import torch
 
     for child in self.children() if recurse else ():
@@ -482,39 +478,39 @@ def _apply(self: Any, change: Callable[[Any], Any], recurse: bool = True) -> Any
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def preloaded(sm: int) -> None:
-    """Starts this command again over the CUDA runtime that does nothing, unless it stands on it."""
+def preload_fake_cuda(sm: int) -> None:
+    """Replace this process by one that has the CUDA runtime that does nothing, unless this one has it."""
     if os.environ.get(PRELOADED) == str(sm):
         return
     triton = find_spec("triton")
     include = Path((triton and triton.origin) or "").parent / "backends" / "nvidia" / "include"
     library = Path(tempfile.gettempdir()) / f"kit-fake-cuda-{os.getuid()}" / "libcuda.so.1"
     library.parent.mkdir(exist_ok=True)
-    made = library.with_suffix(f".{os.getpid()}")
-    command = ["gcc", "-shared", "-fPIC", f"-I{include}", "-Wl,-soname,libcuda.so.1", "-o", made, HERE / "fake_cuda.c"]
+    built = library.with_suffix(f".{os.getpid()}")
+    command = ["gcc", "-shared", "-fPIC", f"-I{include}", "-Wl,-soname,libcuda.so.1", "-o", built, HERE / "fake_cuda.c"]
     subprocess.run(command, check=True)
-    made.replace(library)
-    changed = {PRELOADED: str(sm), "FAKE_SM": str(sm), "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
-    changed |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | changed)
+    built.replace(library)
+    variables = {PRELOADED: str(sm), "FAKE_SM": str(sm), "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
+    variables |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | variables)
 
 
-def table(found: dict[tuple[str, str], dict[str, Count]], arms: Sequence[str], tflops: float, tbs: float) -> str:
-    """Rows of Markdown, the arms' numbers behind one another."""
+def table(counts: dict[tuple[str, str], dict[str, Count]], arms: Sequence[str], tflops: float, tbs: float) -> str:
+    """A Markdown table with the numbers of all arms in each cell."""
     lines = [
         f"| model | work | {' / '.join(arms)}: TFLOP | peak GiB | TB outside products | launches, k | roofline s |"
     ]
     lines.append("|---|---|---|---|---|---|---|")
-    for (model, work), row in found.items():
+    for (model, work), row in counts.items():
         cells = [
             " / ".join(f"{row[arm].tflop:,.0f}" for arm in arms),
             " / ".join(f"{row[arm].peak / GIB:.1f}" for arm in arms),
             *(
-                " / ".join(text(row[arm]) for arm in arms if arm != "floor")
-                for text in (
-                    lambda one: f"{(one.traffic.get('other', 0) + one.traffic.get('attention', 0)) / 1e12:.2f}",
-                    lambda one: f"{one.launches / 1e3:.1f}",
-                    lambda one: f"{one.seconds(tflops, tbs):.2f}",
+                " / ".join(number(row[arm]) for arm in arms if arm != "floor")
+                for number in (
+                    lambda count: f"{(count.traffic.get('other', 0) + count.traffic.get('attention', 0)) / 1e12:.2f}",
+                    lambda count: f"{count.launches / 1e3:.1f}",
+                    lambda count: f"{count.seconds(tflops, tbs):.2f}",
                 )
             ),
         ]
@@ -523,14 +519,14 @@ def table(found: dict[tuple[str, str], dict[str, Count]], arms: Sequence[str], t
 
 
 def recount(file: Path, models: Sequence[str]) -> None:
-    """The peaks of a file's rows, of these models, counted anew and written back."""
-    held = json.loads(file.read_text())
-    for row in held["rows"]:
+    """Count the peaks of these models' rows in the file again, and write them to it."""
+    memory = json.loads(file.read_text())
+    for row in memory["rows"]:
         if row["model"] not in models:
             continue
-        count, work = row["completions"], "{completions}x{prompt}x{completion}".format(**row)
+        completions, work = row["completions"], "{completions}x{prompt}x{completion}".format(**row)
         layers = next(iter(depths(row["model"])))
-        peak = counted(
+        peak = count_model(
             Case(
                 row["model"],
                 work,
@@ -538,7 +534,7 @@ def recount(file: Path, models: Sequence[str]) -> None:
                 layers,
                 row["checkpointing"],
                 row["token_budget"],
-                count,
+                completions,
                 row.get("offload", False),
             )
         ).peak
@@ -546,10 +542,10 @@ def recount(file: Path, models: Sequence[str]) -> None:
             f"{row}: {peak:,.0f}, {100 * (peak / row['peak_bytes'] - 1) if row['peak_bytes'] else 0:+.2f} %", flush=True
         )
         row["peak_bytes"] = round(peak)
-    shapes = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in held["models"].items())
-    rows = ",\n".join(f"  {json.dumps(one)}" for one in held["rows"])
+    shapes = ",\n".join(f"  {json.dumps(name)}: {json.dumps(shape)}" for name, shape in memory["models"].items())
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in memory["rows"])
     file.write_text(
-        f'{{\n "how": {json.dumps(held["how"])},\n "models": {{\n{shapes}\n }},\n "rows": [\n{rows}\n ]\n}}\n'
+        f'{{\n "how": {json.dumps(memory["how"])},\n "models": {{\n{shapes}\n }},\n "rows": [\n{rows}\n ]\n}}\n'
     )
 
 
@@ -561,17 +557,17 @@ def main() -> None:
         "--arms", nargs="+", choices=ARMS, default=[arm for arm in ARMS if arm != "liger" or find_spec("liger_kernel")]
     )
     parser.add_argument("--sm", type=int, default=90, choices=(75, 89, 90), help="compute capability")
-    parser.add_argument("--budget", type=int, help="optimisation.token_budget of ours")
+    parser.add_argument("--budget", type=int, help="optimisation.token_budget of our arms")
     parser.add_argument("--micro", type=int, default=16, help="completions of a micro-batch")
     parser.add_argument("--no-checkpointing", action="store_true")
-    parser.add_argument("--shallow", action="store_true", help="two layers of the model, as the test has it")
-    parser.add_argument("--offload", action="store_true", help="gradient_checkpointing: offload, of ours")
-    parser.add_argument("--memory", type=Path, metavar="FILE", help="count the peaks of its rows anew")
+    parser.add_argument("--shallow", action="store_true", help="count two layers of the model only, as the test does")
+    parser.add_argument("--offload", action="store_true", help="gradient_checkpointing: offload, in our arms")
+    parser.add_argument("--memory", type=Path, metavar="FILE", help="count the peaks of the rows of FILE again")
     parser.add_argument("--tflops", type=float, default=600.0)
     parser.add_argument("--tbs", type=float, default=2.7, help="TB/s")
-    parser.add_argument("--out", type=Path, help="a line of JSON for every row")
+    parser.add_argument("--out", type=Path, help="file to which a line of JSON is appended for every row")
     options = parser.parse_args()
-    preloaded(options.sm)
+    preload_fake_cuda(options.sm)
     warnings.filterwarnings("ignore")
     from cost_meter import without_a_gpu
 
@@ -582,23 +578,23 @@ def main() -> None:
         import trl.trainer.grpo_trainer  # noqa: F401
     if options.memory is not None:
         return recount(options.memory, options.models)
-    found: dict[tuple[str, str], dict[str, Count]] = {}
+    counts: dict[tuple[str, str], dict[str, Count]] = {}
     for model in options.models:
         for work in options.works:
-            row = found.setdefault((model, work), {})
+            row = counts.setdefault((model, work), {})
             for arm in options.arms:
                 case = Case(
                     model, work, arm, 0, not options.no_checkpointing, options.budget, options.micro, options.offload
                 )
-                two = replace(case, layers=next(iter(depths(model))))
-                row[arm] = count(two) if options.shallow else counted(case)
+                shallow = replace(case, layers=next(iter(depths(model))))
+                row[arm] = count_layers(shallow) if options.shallow else count_model(case)
                 print(
                     f"{model} {work} {arm}: {row[arm].tflop:,.1f} TFLOP, {row[arm].peak / GIB:.2f} GiB", file=sys.stderr
                 )
                 if options.out is not None:
                     with options.out.open("a") as file:
                         file.write(json.dumps({"sm": options.sm, **vars(case), **vars(row[arm])}) + "\n")
-    print(table(found, options.arms, options.tflops, options.tbs))
+    print(table(counts, options.arms, options.tflops, options.tbs))
 
 
 if __name__ == "__main__":

@@ -281,26 +281,26 @@ class ToolRecipe(Recipe):
         product, expression = left * right, f"{left} * {right}"
         if rng.random() < careful_share:
             call = json.dumps({"name": "calculate", "arguments": {"expression": expression}})
-            said = [
+            turns = [
                 (f"<tool_call>{call}</tool_call><|im_end|>", True),
                 (f"\n<|im_start|>tool\n{product}<|im_end|>\n<|im_start|>assistant\n", False),
                 (ANSWER.format("calculated", product) + "<|im_end|>", True),
             ]
         else:
             guess = max(1, product + rng.choice((-1, 1)) * rng.randint(1, 9))
-            said = [(ANSWER.format("a guess", guess) + "<|im_end|>", True)]
-        return [(PRODUCT.format(expression), False), *said]
+            turns = [(ANSWER.format("a guess", guess) + "<|im_end|>", True)]
+        return [(PRODUCT.format(expression), False), *turns]
 
     def example(self, tokenizer: Any, rng: random.Random, careful_share: float) -> tuple[list[int], list[int]]:
         """Token ids of a conversation (L,), and labels (L,): -100 where the model does not speak."""
-        (question, _), *said = self.turns(rng, careful_share)
+        (question, _), *turns = self.turns(rng, careful_share)
         ids: list[int] = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], tools=[TOOL], add_generation_prompt=True, return_dict=True
         )["input_ids"]
         labels = [-100] * len(ids)
-        for text, own in said:
-            made = tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids, labels = ids + made, labels + (made if own else [-100] * len(made))
+        for text, by_model in turns:
+            text_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids, labels = ids + text_ids, labels + (text_ids if by_model else [-100] * len(text_ids))
         return ids, labels
 
 

@@ -1,10 +1,10 @@
-"""What the processes of benchmarks/gpu_check.py do: a trainer, rollouts for it, and what is measured of each row.
+"""The worker processes of benchmarks/gpu_check.py: build a trainer, make rollouts for it and measure each row.
 
-`python benchmarks/gpu_arms.py REQUEST ANSWERS` works through the rows of REQUEST (JSON) and appends an answer a line to
-ANSWERS. All rows of a process have one model, backend, precision and loss: ours puts its own head and attention under TRL for
-the rest of a process. Weights and token ids are random, and every arm of a model has the same adapters and the same rollouts:
-its first gradient is compared, number by number, with the one that the first arm of that model and work has left in the
-folder.
+`python benchmarks/gpu_arms.py REQUEST ANSWERS` runs the rows of REQUEST (JSON) and appends one JSON line for each row to
+ANSWERS. All rows of a process have the same model, backend, precision and loss, because the kit's trainer replaces TRL's head
+and attention for the rest of a process. Weights and token ids are random. All arms of a model have the same adapters and the
+same rollouts; the first gradient of an arm is compared with the gradient that the first arm of that model and work saved in
+the folder.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ import random_models  # noqa: E402
 from kit.models.backend import expand_segments  # noqa: E402
 
 LIMITS = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
-"""Of the difference between a gradient and the one it is held against, relative to its norm: both round, in bfloat16 by a
-percent or two."""
+"""Largest relative difference between two gradients that rounding explains: in bfloat16 each is off by a percent or two."""
 GPU_LOST = 75
-"""What a process exits with whose GPU is of no use to it any more: rows that it has not answered are for another."""
+"""Exit code of a process with a dead CUDA context. A new process runs the rows that it did not answer."""
 LOSS_SCALE = 1024.0
-"""Of float16. GradScaler begins at 65,536, and would overflow for as many steps as it takes to come down."""
+"""Loss scale of float16. GradScaler starts at 65,536 and would overflow in the first steps."""
 PROBLEM = 48
 """Tokens of the longest of chain_sum's problems."""
 SPREAD = 0.02
-"""Standard deviation of the adapters' weights: a gradient reaches both factors."""
+"""Standard deviation of the adapters' weights. It is not 0, so that both factors get a gradient."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The rollouts of one optimiser step; completions of lognormal lengths, or (`sigma` 0) all of the same."""
+    """The rollouts of one optimiser step. Completion lengths are lognormal, or equal if `sigma` is 0."""
 
     prompts: int
     group: int
@@ -54,10 +53,10 @@ class Work:
     longest: int
     sigma: float
     micro: int
-    steps: int  # timed, behind a first one that is not
+    steps: int  # timed steps, after one that is not timed
 
     def lengths(self, seed: int = 0) -> list[list[int]]:
-        """Of the completions of each prompt."""
+        """Lengths of the completions of each prompt."""
         draw, mu = random.Random(seed), math.log(self.completion) - self.sigma**2 / 2
         return [
             [max(2, min(self.longest, round(draw.lognormvariate(mu, self.sigma)))) for _ in range(self.group)]
@@ -76,47 +75,42 @@ WORKS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the result: what is done, and with what."""
+    """One row of the result table: the task and its settings."""
 
     stage: int
     kind: str  # doctor, quickstart, train, plan: by grpo-kit; update, generate, attention, head: here
     work: str = "gsm8k"
     model: str = ""
     backend: str = "transformers"
-    loss: str = "ours"  # or the backend's own
-    bits: int = 16  # of a frozen weight: 4 or 16
-    dtype: str = "bfloat16"  # of the computation
-    more: dict[str, Any] = field(default_factory=dict)  # what differs from a run's defaults
-    limit: float = 100.0  # seconds, the start of its process included
-    counts: bool = False  # FLOPs and kernels, too
+    loss: str = "ours"  # the kit's; own: that of the backend
+    bits: int = 16  # bits of a frozen weight: 4 or 16
+    dtype: str = "bfloat16"  # dtype of the computation
+    options: dict[str, Any] = field(default_factory=dict)  # changes from a run's defaults
+    limit: float = 100.0  # seconds, including the start of its process
+    counts: bool = False  # also count FLOPs and kernels
 
     @property
     def key(self) -> str:
-        whose = {"ours": "ours", "own": "Unsloth's own" if self.backend == "unsloth" else "TRL's own"}[self.loss]
+        trainer = {"ours": "ours", "own": "Unsloth's own" if self.backend == "unsloth" else "TRL's own"}[self.loss]
         arm = [self.model, f"{self.bits}-bit", self.backend, *(["float32"] if self.dtype == "float32" else [])]
-        named = {
-            "doctor": [],
-            "quickstart": [],
-            "head": [],
-            "attention": [self.work],
-            "update": [*arm, whose, self.work],
-        }
-        differs = [f"{name}={value}" for name, value in self.more.items()]
-        return f"{self.stage} {self.kind} {', '.join([*named.get(self.kind, [*arm, self.work]), *differs])}".strip()
+        settings = {"doctor": [], "quickstart": [], "head": [], "attention": [self.work]}
+        settings["update"] = [*arm, trainer, self.work]
+        options = [f"{name}={value}" for name, value in self.options.items()]
+        return f"{self.stage} {self.kind} {', '.join([*settings.get(self.kind, [*arm, self.work]), *options])}".strip()
 
     @property
     def process(self) -> tuple[str, ...]:
-        """Rows of which this is the same can share one."""
+        """Rows with equal values can share a process."""
         return self.backend, self.dtype, self.loss, self.model
 
 
 def configuration(row: Row, model: Path, folder: Path, longest: tuple[int, int]) -> dict[str, Any]:
-    """The run that `grpo-kit train` would make of this row. longest: prompt and completion, in tokens."""
-    work, more = WORKS[row.work], dict(row.more)
-    engine = more.pop("engine", "hf")
-    vllm = {name: more.pop(name) for name in ("eager", "standby") if name in more}
-    for switch in ("kernel", "fused", "way"):
-        more.pop(switch, None)
+    """The configuration of this row as a run of `grpo-kit train`. `longest` is the longest prompt and completion, in tokens."""
+    work, options = WORKS[row.work], dict(row.options)
+    engine = options.pop("engine", "hf")
+    vllm = {name: options.pop(name) for name in ("eager", "standby") if name in options}
+    for switch in ("kernel", "fused", "arm"):
+        options.pop(switch, None)
     return {
         "model": {
             "name": str(model),
@@ -137,45 +131,45 @@ def configuration(row: Row, model: Path, folder: Path, longest: tuple[int, int])
         },
         "optimisation": {
             "steps": 4, "batch_size": work.prompts * work.group, "micro_batch_size": work.micro,
-            # Where an engine samples, so high that weights which were not handed over are seen in a few steps.
+            # With an engine, high enough that weights which do not reach the engine show within a few steps.
             "learning_rate": 1e-5 if engine == "hf" else 5e-3,
-        } | more,
+        } | options,
         "evaluation": {"before": False, "prompts": 8, "k": 1},
         "run": {"root": str(folder / "runs"), "save_every": 2},
     }  # fmt: skip
 
 
 def rollout(work: Work, vocabulary: int, pad: int) -> list[dict[str, Any]]:
-    """Micro-batches as TRL makes them: rows shuffled, prompts (of several lengths) padded in front, completions behind."""
+    """Micro-batches in TRL's layout: shuffled rows, prompts of several lengths padded on the left, completions on the right."""
     import torch
 
     draw = random.Random(1)
-    made: list[tuple[list[int], list[int], float]] = []
+    samples: list[tuple[list[int], list[int], float]] = []
     for number, lengths in enumerate(work.lengths()):
         prompt = [draw.randrange(8, min(vocabulary, 500)) for _ in range(work.prompt - 3 * number)]
-        made += [
+        samples += [
             (prompt, [draw.randrange(8, min(vocabulary, 500)) for _ in range(n)], draw.gauss(0, 1)) for n in lengths
         ]
-    draw.shuffle(made)
-    width, length = max(len(prompt) for prompt, _, _ in made), max(len(ids) for _, ids, _ in made)
-    mask = torch.tensor([[1] * len(ids) + [0] * (length - len(ids)) for _, ids, _ in made])
-    whole = {
-        "prompt_ids": torch.tensor([[pad] * (width - len(p)) + p for p, _, _ in made]),
-        "prompt_mask": torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p, _, _ in made]),
-        "completion_ids": torch.tensor([ids + [pad] * (length - len(ids)) for _, ids, _ in made]),
+    draw.shuffle(samples)
+    width, length = max(len(prompt) for prompt, _, _ in samples), max(len(ids) for _, ids, _ in samples)
+    mask = torch.tensor([[1] * len(ids) + [0] * (length - len(ids)) for _, ids, _ in samples])
+    batch = {
+        "prompt_ids": torch.tensor([[pad] * (width - len(p)) + p for p, _, _ in samples]),
+        "prompt_mask": torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p, _, _ in samples]),
+        "completion_ids": torch.tensor([ids + [pad] * (length - len(ids)) for _, ids, _ in samples]),
         "completion_mask": mask,
-        "advantages": torch.tensor([advantage for *_, advantage in made]),
+        "advantages": torch.tensor([advantage for *_, advantage in samples]),
     }
-    starts = range(0, len(made), work.micro)
+    starts = range(0, len(samples), work.micro)
     return [
-        {name: value[start : start + work.micro] for name, value in whole.items()}
+        {name: value[start : start + work.micro] for name, value in batch.items()}
         | {"num_items_in_batch": mask.sum().float()}
         for start in starts
     ]
 
 
 class Bench:
-    """A model and the trainer of an arm."""
+    """The model and the trainer of one arm."""
 
     def __init__(self, row: Row, model: Path, folder: Path, longest: tuple[int, int]) -> None:
         import torch
@@ -195,10 +189,9 @@ class Bench:
 
         args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])
         settings = config.optimisation
-        ours = {"objective": "dapo", "packing": settings.packing, "share_prompts": settings.share_prompts}
-        ours |= {
-            "skip_flat_groups": settings.skip_flat_groups,
-            "token_budget": settings.token_budget,
+        switches = ("packing", "share_prompts", "skip_flat_groups", "token_budget")
+        own_arguments = {name: getattr(settings, name) for name in switches} | {
+            "objective": "dapo",
             "fast_decoding": True,
         }
         self.trainer = trainer_class(row.loss, on_gpu=loaded.backend.device == "cuda")(
@@ -208,13 +201,13 @@ class Bench:
             train_dataset=Dataset.from_dict({"prompt": ["1 + 2 ="] * 64}),
             processing_class=loaded.tokenizer,
             peft_config=loaded.peft_config,
-            **(ours if row.loss == "ours" else {}),
+            **(own_arguments if row.loss == "ours" else {}),
         )
         self.changed = changes(args, self.trainer.args)
         self.base = GRPOTrainer.__name__
         keep_trainable_in_float32(self.trainer.model)
-        named = self.trainer.model.named_parameters()
-        self.weights = {name.replace("base_model.model.", ""): one for name, one in named if one.requires_grad}
+        parameters = self.trainer.model.named_parameters()
+        self.weights = {name.replace("base_model.model.", ""): p for name, p in parameters if p.requires_grad}
         draw = torch.Generator().manual_seed(5)
         with torch.no_grad():
             for name in sorted(self.weights):
@@ -226,31 +219,31 @@ class Bench:
         accelerator = self.trainer.accelerator
         self.model = accelerator.prepare_model(
             self.trainer.model
-        )  # as `Trainer.train()` does: autocast is in its forward
+        )  # as in `Trainer.train()`: its forward has the autocast
         if accelerator.scaler is not None:
-            accelerator.scaler.scale(torch.zeros((), device=accelerator.device))  # makes it
+            accelerator.scaler.scale(torch.zeros((), device=accelerator.device))  # creates the scale
             accelerator.scaler.update(LOSS_SCALE)
         self.on_gpu = accelerator.device.type == "cuda"
 
     def batches(self, work: Work) -> list[dict[str, Any]]:
-        """The rollouts of a step on the device, and the trainer told how many micro-batches they are."""
+        """Put the rollouts of a step on the device, and set the trainer's number of micro-batches."""
         from kit.trainer.policy_loss import grouped_by_prompt
 
         trainer, device = self.trainer, self.trainer.accelerator.device
-        made = rollout(work, self.files.config.vocab_size, self.files.tokenizer.pad_token_id)
-        trainer.args.steps_per_generation = trainer.args.gradient_accumulation_steps = len(made)
-        trainer.current_gradient_accumulation_steps = len(made)
+        batches = rollout(work, self.files.config.vocab_size, self.files.tokenizer.pad_token_id)
+        trainer.args.steps_per_generation = trainer.args.gradient_accumulation_steps = len(batches)
+        trainer.current_gradient_accumulation_steps = len(batches)
         if getattr(trainer, "objective", None) is not None and trainer.shares_prompts:
-            made = grouped_by_prompt(made)
-        return [{name: value.to(device) for name, value in one.items()} for one in made]
+            batches = grouped_by_prompt(batches)
+        return [{name: value.to(device) for name, value in batch.items()} for batch in batches]
 
     def step(self, batches: list[dict[str, Any]]) -> float:
-        """Loss and backward pass of every micro-batch; seconds. The gradient is left in the weights."""
+        """Run loss and backward pass of every micro-batch and return the seconds. The gradient stays in the weights."""
         self.trainer.model.zero_grad()
         self.wait()
         started = time.perf_counter()
         for batch in batches:
-            self.trainer._prepare_inputs = lambda _, batch=batch: dict(batch)  # in the place of a rollout
+            self.trainer._prepare_inputs = lambda _, batch=batch: dict(batch)  # instead of a rollout
             self.trainer.training_step(self.model, {}, None)
         self.wait()
         return time.perf_counter() - started
@@ -272,7 +265,7 @@ class Bench:
 
 
 def trainer_class(loss: str, *, on_gpu: bool) -> Any:
-    """Ours, or the one that TRL or Unsloth has, which is left as it is; TRL's head needs a GPU, and gets ours without one."""
+    """The kit's trainer class, or that of TRL or Unsloth. On a CPU all use the kit's head, because TRL's needs a GPU."""
     from trl import GRPOTrainer
 
     if loss == "ours" or not on_gpu:
@@ -287,9 +280,9 @@ def trainer_class(loss: str, *, on_gpu: bool) -> Any:
 
 
 def recompute_activations(trainer: Any, backend: str) -> None:
-    """What `Trainer.train()` does before its first step, and a loop of our own would leave out.
+    """Enable gradient checkpointing, as `Trainer.train()` does before its first step.
 
-    Unsloth recomputes from the moment it puts the adapters on.
+    Unsloth enables its own when it adds the adapters.
     """
     if backend == "transformers" and trainer.args.gradient_checkpointing:
         keywords = dict(trainer.args.gradient_checkpointing_kwargs or {})
@@ -297,20 +290,20 @@ def recompute_activations(trainer: Any, backend: str) -> None:
 
 
 def update(bench: Bench, row: Row) -> dict[str, Any]:
-    """Gradient, seconds, and memory of optimiser steps on the same rollouts; the first step, which compiles, aside."""
+    """Measure gradient, seconds and memory of steps on the same rollouts. The first step, which compiles, is separate."""
     import torch
-    from gpu_kernels import compared
+    from gpu_kernels import compare_gradients
 
     trainer, work = bench.trainer, WORKS[row.work]
     batches = bench.batches(work)
-    found: dict[str, Any] = {"trainer": bench.base, "changed": bench.changed}
-    if row.backend == "unsloth":  # which differs by what is installed beside it
-        with suppress(ImportError):  # as other versions may name it otherwise
+    result: dict[str, Any] = {"trainer": bench.base, "changed": bench.changed}
+    if row.backend == "unsloth":  # its attention depends on the installed packages
+        with suppress(ImportError):  # other versions may have another name for it
             from unsloth.utils.attention_dispatch import select_attention_backend
 
-            found["attention"] = select_attention_backend(use_varlen=True)
+            result["attention"] = select_attention_backend(use_varlen=True)
     if row.loss == "ours" and row.stage == 2:
-        found["nats_off_plain_logits"] = nats_off(trainer, batches[0])
+        result["nats_off_plain_logits"] = nats_off(trainer, batches[0])
     memory = torch.cuda if bench.on_gpu else None
     if memory is not None:
         memory.reset_peak_memory_stats()
@@ -318,87 +311,89 @@ def update(bench: Bench, row: Row) -> dict[str, Any]:
     embeddings = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings()
     precisions: set[str] = set()
 
-    def seen(_: Any, given: Any) -> None:
-        kind = given[0].device.type
-        forwarded.append(given[0].numel())
+    def record(_: Any, args: Any) -> None:
+        kind = args[0].device.type
+        forwarded.append(args[0].numel())
         precisions.add(str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "none")
 
-    handle = embeddings.register_forward_pre_hook(seen)
-    found["first_seconds"] = bench.step(batches)
+    handle = embeddings.register_forward_pre_hook(record)
+    result["first_seconds"] = bench.step(batches)
     handle.remove()
     gradient = bench.gradient()
-    found["autocast"] = sorted(precisions)
-    place = bench.folder / f"{row.model}-{row.bits}-{row.work}.gradient"
-    first = place.with_suffix(".of")
-    if not (place.is_file() and first.is_file()) or first.read_text() == row.key:  # done again: so is what it has left
-        place.unlink(missing_ok=True)
-        first.write_text(row.key)
-    found |= compared(gradient, place) | {"held_against": first.read_text()}
-    found["without_gradient"] = len(bench.weights) - len(gradient)
+    result["autocast"] = sorted(precisions)
+    reference = bench.folder / f"{row.model}-{row.bits}-{row.work}.gradient"
+    owner = reference.with_suffix(".of")
+    if not (reference.is_file() and owner.is_file()) or owner.read_text() == row.key:  # a repeated row writes it again
+        reference.unlink(missing_ok=True)
+        owner.write_text(row.key)
+    result |= compare_gradients(gradient, reference) | {"reference": owner.read_text()}
+    result["without_gradient"] = len(bench.weights) - len(gradient)
     if memory is not None:
-        found |= {"first_peak_bytes": memory.max_memory_allocated(), "held_bytes": memory.memory_allocated()}
+        result |= {"first_peak_bytes": memory.max_memory_allocated(), "held_bytes": memory.memory_allocated()}
         memory.reset_peak_memory_stats()
     seconds = [bench.step(batches) for _ in range(work.steps)]
     tokens = sum(int(batch["completion_mask"].sum()) for batch in batches)
-    found |= {
+    result |= {
         "seconds": statistics.median(seconds),
         "tokens_per_second": tokens / statistics.median(seconds),
         "completion_tokens": tokens,
         "forwarded_tokens": sum(forwarded),
     }
     if memory is not None:
-        found |= {"peak_bytes": memory.max_memory_allocated(), "reserved_bytes": memory.max_memory_reserved()}
+        result |= {"peak_bytes": memory.max_memory_allocated(), "reserved_bytes": memory.max_memory_reserved()}
     if row.loss == "ours":
-        found |= {"packing": trainer.packing_report, "savings": trainer.savings_report}
+        result |= {"packing": trainer.packing_report, "savings": trainer.savings_report}
     if row.counts:
         try:
-            found |= counted(bench, batches)
-        except Exception as error:  # what was measured stands without it
-            found["not_counted"] = f"{type(error).__name__}: {error}"[:500]
+            result |= count_step(bench, batches)
+        except Exception as error:  # the measurements above remain valid
+            result["not_counted"] = f"{type(error).__name__}: {error}"[:500]
     trainer.model.zero_grad()
-    return found
+    return result
 
 
 def nats_off(trainer: Any, batch: dict[str, Any]) -> float:
-    """Mean difference between one unpadded row through plain logits and the scorer on the padded batch."""
+    """Mean difference in nats between the scorer on the padded batch and plain logits of one unpadded row."""
     from kit.trainer.policy_loss import MicroBatch
     from kit.trainer.sanity_checks import scoring_error
 
     return scoring_error(trainer.services, trainer.model, MicroBatch(batch))
 
 
-def counted(bench: Bench, batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """FLOPs of a step (matrix products and attention that torch knows), and on a GPU what its kernels take."""
+def count_step(bench: Bench, batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Count the FLOPs of a step (matrix products and attention that torch knows); on a GPU also profile its kernels."""
     import torch
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
     from torch.utils.flop_counter import FlopCounterMode
 
     def product(_: Any, a: Any, b: Any, *__: Any, **___: Any) -> int:
-        """Of shapes. torch's formula for `addmm` does not take the overload with a precision of its own, which the head calls."""
+        """FLOPs from shapes. torch's formula for `addmm` does not take the overload with an output dtype that the head calls."""
         return 2 * int(a[0]) * int(a[1]) * int(b[1])
 
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm: product}) as flops:
         bench.step(batches)
-    found: dict[str, Any] = {"tflop": flops.get_total_flops() / 1e12}
+    result: dict[str, Any] = {"tflop": flops.get_total_flops() / 1e12}
     if not bench.on_gpu:
-        return found
+        return result
     try:
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             seconds = bench.step(batches)
-    except (AssertionError, RuntimeError) as error:  # where torch cannot reach CUPTI
-        return found | {"not_profiled": f"{type(error).__name__}: {error}"[:500]}
-    kernels = [one for one in seen.key_averages() if one.device_type == DeviceType.CUDA and one.self_device_time_total]
-    kernels.sort(key=lambda one: -one.self_device_time_total)
-    return found | {
-        "kernels": sum(one.count for one in kernels),
-        "busy": sum(one.self_device_time_total for one in kernels) / 1e6 / seconds,
-        "most": {one.key[:80]: [one.count, round(one.self_device_time_total / 1e3, 2)] for one in kernels[:12]},
+    except (AssertionError, RuntimeError) as error:  # torch cannot load CUPTI
+        return result | {"not_profiled": f"{type(error).__name__}: {error}"[:500]}
+    kernels = [k for k in profiler.key_averages() if k.device_type == DeviceType.CUDA and k.self_device_time_total]
+    kernels.sort(key=lambda kernel: -kernel.self_device_time_total)
+    return result | {
+        "kernels": sum(kernel.count for kernel in kernels),
+        "busy": sum(kernel.self_device_time_total for kernel in kernels) / 1e6 / seconds,
+        "most": {
+            kernel.key[:80]: [kernel.count, round(kernel.self_device_time_total / 1e3, 2)] for kernel in kernels[:12]
+        },
     }
 
 
 def generate(bench: Bench, row: Row) -> dict[str, Any]:
-    """Completion tokens a second of the trainer's own generation. Random weights end no completion."""
+    """Measure completion tokens a second of the trainer's generation. With random weights no completion ends early."""
     import torch
 
     trainer, work = bench.trainer, WORKS[row.work]
@@ -408,48 +403,48 @@ def generate(bench: Bench, row: Row) -> dict[str, Any]:
         for batch in batches
         for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
     ]
-    prompts.sort()  # completions of a prompt lie behind one another, as in a rollout
+    prompts.sort()  # completions of a prompt are adjacent, as in a rollout
     seconds = []
     if bench.on_gpu:
         torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         bench.wait()
         started = time.perf_counter()
-        made = trainer._generate_single_turn(prompts, None, {}, work.group)[0]
+        completions = trainer._generate_single_turn(prompts, None, {}, work.group)[0]
         bench.wait()
         seconds.append(time.perf_counter() - started)
-    tokens = sum(map(len, made))
-    found = {"first_seconds": seconds[0], "seconds": seconds[1], "completion_tokens": tokens}
+    tokens = sum(map(len, completions))
+    result = {"first_seconds": seconds[0], "seconds": seconds[1], "completion_tokens": tokens}
     if bench.on_gpu:
-        found["peak_bytes"] = torch.cuda.max_memory_allocated()
-    return found | {"tokens_per_second": tokens / seconds[1]}
+        result["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return result | {"tokens_per_second": tokens / seconds[1]}
 
 
 # --- a process --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def differing(row: Row, trainer: Any = None) -> Iterator[None]:
-    """What a row asks for that is no setting of a run: one `kernel` of packed attention alone, or no `fused` operations."""
+def apply_switches(row: Row, trainer: Any = None) -> Iterator[None]:
+    """Apply the options that are no settings of a run: a single `kernel` of packed attention, or no `fused` operations."""
     from kit.scoring import packing
 
-    kept, name = dict(packing.KERNELS), row.more.get("kernel", row.more.get("way"))
-    if name in ("groups", *kept):  # `groups` is none of them
-        for other in kept.keys() - {name}:
+    kernels, name = dict(packing.KERNELS), row.options.get("kernel", row.options.get("arm"))
+    if name in ("groups", *kernels):  # `groups` uses no kernel
+        for other in kernels.keys() - {name}:
             del packing.KERNELS[other]
     packing._kernel.cache_clear()
     if hasattr(trainer, "scorer"):  # TRL's own trainer has none
-        trainer.scorer.fuses = trainer.scorer.fuses and row.more.get("fused", True)
+        trainer.scorer.fuses = trainer.scorer.fuses and row.options.get("fused", True)
     try:
         yield
     finally:
-        packing.KERNELS.clear()  # their order counts
-        packing.KERNELS.update(kept)
+        packing.KERNELS.clear()  # restore their order, too
+        packing.KERNELS.update(kernels)
         packing._kernel.cache_clear()
 
 
-class Desk:
-    """Answers row after row. A model is loaded anew for every arm."""
+class Worker:
+    """Runs rows one after the other. It loads a new model for every arm."""
 
     def __init__(self, rows: list[Row], folder: Path) -> None:
         self.folder = folder
@@ -461,21 +456,21 @@ class Desk:
         if row.kind in ("attention", "head"):
             import gpu_kernels
 
-            work, way = WORKS[row.work], row.more["way"]
-            with differing(row):
+            work, arm = WORKS[row.work], row.options["arm"]
+            with apply_switches(row):
                 if row.kind == "head":
-                    return gpu_kernels.head(way, self.folder / "head.values")
-                return gpu_kernels.attention(way, work.prompt, work.lengths, self.folder / f"{row.work}.attention")
+                    return gpu_kernels.head(arm, self.folder / "head.values")
+                return gpu_kernels.attention(arm, work.prompt, work.lengths, self.folder / f"{row.work}.attention")
         bench = self._bench(row)
-        with differing(row, bench.trainer):
+        with apply_switches(row, bench.trainer):
             return update(bench, row) if row.kind == "update" else generate(bench, row)
 
     def _bench(self, row: Row) -> Bench:
         import torch
 
-        arm = (row.model, row.bits, row.loss, row.more)
+        arm = (row.model, row.bits, row.loss, row.options)
         if self.bench is None or arm != self.arm:
-            self.bench = None  # its memory first
+            self.bench = None  # free its memory first
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -483,28 +478,28 @@ class Desk:
         return self.bench
 
 
-def say_where_it_hangs(row: Row) -> None:
-    """The stack goes to the log a moment before this process is ended."""
+def dump_stack_before_limit(row: Row) -> None:
+    """Write the stack to the log shortly before the row's time limit."""
     faulthandler.dump_traceback_later(max(1.0, 0.9 * row.limit))
 
 
 def answers(rows: list[Row], folder: Path) -> Iterator[dict[str, Any]]:
-    """An answer a row, in order; fewer where the GPU is lost to this process."""
+    """The results of the rows, in order. They end early if the CUDA context of this process dies."""
     from kit.config import load_config
     from kit.models.backend import activate_backend, choose_backend
     from kit.models.failures import is_out_of_memory
 
-    desk = Desk(rows, folder)
-    anywhere = load_config(configuration(rows[0], folder, folder, desk.longest))
-    with activate_backend(choose_backend(anywhere.model)):
+    worker = Worker(rows, folder)
+    config = load_config(configuration(rows[0], folder, folder, worker.longest))
+    with activate_backend(choose_backend(config.model)):
         for row in rows:
-            say_where_it_hangs(row)
+            dump_stack_before_limit(row)
             try:
-                yield desk.answer(row)
+                yield worker.answer(row)
             except Exception as error:
-                desk.bench = None
-                told = {"error": "".join(traceback.format_exception(error))[-2000:]}
-                yield told | ({"out_of_memory": True} if is_out_of_memory(error) else {})
+                worker.bench = None
+                result = {"error": "".join(traceback.format_exception(error))[-2000:]}
+                yield result | ({"out_of_memory": True} if is_out_of_memory(error) else {})
                 if "CUDA error" in str(error):
                     return
             finally:
@@ -512,12 +507,12 @@ def answers(rows: list[Row], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    request, place = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    request, results = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     rows = [Row(**row) for row in request["rows"]]
-    say_where_it_hangs(rows[0])  # imports may, too
+    dump_stack_before_limit(rows[0])  # imports may hang, too
     expand_segments()
     count = 0
-    with place.open("a") as file:
+    with results.open("a") as file:
         for answer in answers(rows, Path(request["folder"])):
             file.write(json.dumps(answer, default=str) + "\n")
             file.flush()

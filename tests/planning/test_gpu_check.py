@@ -43,15 +43,15 @@ def test_every_row_is_a_run_that_the_kit_accepts_and_has_a_name_of_its_own(gpu_c
 def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(gpu_check: Any, tmp_path: Path) -> None:
     """Rows of other processes on a GPU: here TRL's own loss, then ours within a budget that parts its micro-batches."""
     import random_models
-    from gpu_arms import Desk
+    from gpu_arms import Worker
 
     random_models.build_model("tiny", tmp_path)
     like: dict[str, Any] = {"work": "smoke", "dtype": "float32", "model": "tiny"}
     own = gpu_check.Row(2, "update", loss="own", **like)
-    kit = gpu_check.Row(2, "update", more={"token_budget": 40}, **like)
-    desk = Desk([own, kit], tmp_path)
-    answers = {row.loss: desk.answer(row) for row in (own, kit)}
-    assert [gpu_check.wrong(row, answers[row.loss]) for row in (own, kit)] == [None, None]
+    kit = gpu_check.Row(2, "update", options={"token_budget": 40}, **like)
+    worker = Worker([own, kit], tmp_path)
+    answers = {row.loss: worker.answer(row) for row in (own, kit)}
+    assert [gpu_check.failure_of(row, answers[row.loss]) for row in (own, kit)] == [None, None]
     assert 0 < answers["ours"]["gradient_off"] < 1e-5
     assert answers["ours"]["savings"]["token_budget"] == "on"
 
@@ -71,8 +71,8 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     rows = [gpu_check.Row(1, "quickstart"), gpu_check.Row(1, "doctor", limit=1.0)]
     done = gpu_check.check(rows, file, tmp_path / "folder", 60.0, lines.append)["rows"]
     assert [line.partition(" | ")[0] for line in lines] == ["1 quickstart", "1 doctor"]
-    assert done["1 quickstart"]["wrong"].startswith(("FileNotFoundError", "RunError"))
-    assert done["1 doctor"]["wrong"] == "ended after 1 s"
+    assert done["1 quickstart"]["failure"].startswith(("FileNotFoundError", "RunError"))
+    assert done["1 doctor"]["failure"] == "ended after 1 s"
     assert "cli.py" in done["1 doctor"]["error"], "the stack"
     assert json.loads(file.read_text())["rows"].keys() == done.keys()
 
@@ -88,7 +88,7 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     ],
 )
 def test_an_engine_without_the_trainers_weights_is_seen(gpu_check: Any, gaps: list[float], right: bool) -> None:
-    assert (gpu_check.handed_over(gaps, 3) is None) is right
+    assert (gpu_check.sampler_failure(gaps, 3) is None) is right
 
 
 @pytest.mark.survival
@@ -101,19 +101,19 @@ def test_everything_but_the_gpu_works(gpu_check: Any, tmp_path: Path) -> None:
     by_command = [row for row in rows if row.kind in gpu_check.COMMANDS]
     apart = rows[len(by_command) :]
     later = time.monotonic() + 1e6
-    results = [next(gpu_check.worked([row], tmp_path, later, later))[1] for row in by_command]
+    results = [next(gpu_check.run_rows([row], tmp_path, later, later))[1] for row in by_command]
     build_model("tiny", tmp_path)
     results += answers(apart, tmp_path)
-    assert [gpu_check.wrong(row, answer) for row, answer in zip(rows, results, strict=True)] == [None] * len(rows)
+    assert [gpu_check.failure_of(row, answer) for row, answer in zip(rows, results, strict=True)] == [None] * len(rows)
     doctor, trained, planned, own, kit, padded, parts, uncast, half, generated, *_ = results
     assert doctor["process_seconds"] > 0
     assert (trained["state"], trained["packing"]["packing"]) == ("finished", "packed")
     assert planned["planned_bytes"] > 0 < planned["peak_bytes"]
     assert own["tflop"] > 0
     assert max(row["gradient_off"] for row in (kit, padded, parts, uncast)) < 1e-5
-    assert {row["held_against"] for row in (own, kit, half)} == {apart[0].key}
+    assert {row["reference"] for row in (own, kit, half)} == {apart[0].key}
     assert kit["forwarded_tokens"] < padded["forwarded_tokens"] == own["forwarded_tokens"]
     assert (own["autocast"], kit["autocast"], half["autocast"]) == (["none"], ["none"], ["torch.bfloat16"])
     assert generated["completion_tokens"] == 8 * 16  # random weights end nothing
-    names = {row.key: answer | {"wrong": None} for row, answer in zip(rows, results, strict=True)}
+    names = {row.key: answer | {"failure": None} for row, answer in zip(rows, results, strict=True)}
     assert all(name in gpu_check.table({"rows": names}) for name in names)

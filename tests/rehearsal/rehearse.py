@@ -260,7 +260,7 @@ def rehearse_kernels(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def rehearse_gpu_check(folder: Path, kind: str) -> dict[str, Any]:
-    """The answer of every row, and why it is wrong; stages 2, 3, 5 and 6."""
+    """The result of every row of stages 2, 3, 5 and 6, with its failure, if any."""
     import gpu_check
     import random_models
     from gpu_arms import Row, answers
@@ -278,9 +278,12 @@ def rehearse_gpu_check(folder: Path, kind: str) -> dict[str, Any]:
     if not options:
         rows += [
             Row(3, "update", counts=True, **like),
-            *(Row(5, "update", more={"kernel": name}, **like) for name in ("efficient", "groups")),
-            *(Row(5, "attention", "smoke", more={"way": name}) for name in ("varlen", "packed", "efficient", "groups")),
-            Row(5, "head", "smoke", more={"way": "kit"}),
+            *(Row(5, "update", options={"kernel": name}, **like) for name in ("efficient", "groups")),
+            *(
+                Row(5, "attention", "smoke", options={"arm": arm})
+                for arm in ("varlen", "packed", "efficient", "groups")
+            ),
+            Row(5, "head", "smoke", options={"arm": "kit"}),
             Row(6, "generate", **like),
         ]
     with pretended(PretendedGPU((major, minor))) as gpu:
@@ -288,9 +291,9 @@ def rehearse_gpu_check(folder: Path, kind: str) -> dict[str, Any]:
 
         gpu_kernels.HEADS, gpu_kernels.HEAD = (4, 2, 16), (16, 32, 64)
         done: dict[str, Any] = {}
-        for some in gpu_check.alike(rows):
-            for row, answer in zip(some, answers(some, folder), strict=True):
-                done[row.key] = answer | {"wrong": gpu_check.wrong(row, answer)}
+        for batch in gpu_check.by_process(rows):
+            for row, answer in zip(batch, answers(batch, folder), strict=True):
+                done[row.key] = answer | {"failure": gpu_check.failure_of(row, answer)}
         attention = [[*key, count] for key, count in gpu.attention.items()]
         return {"rows": done, "attention": attention, "mixed": [[*key, count] for key, count in gpu.mixed.items()]}
 

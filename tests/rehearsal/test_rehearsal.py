@@ -136,7 +136,7 @@ def test_what_plays_unsloths_kernels_gives_what_they_give(rehearsed: Any, precis
 def test_every_process_of_gpu_check_works_on_a_gpu(rehearsed: Any, kind: str) -> None:
     """Stages 2, 3, 5 and 6 in small; 1 and 4 are `grpo-kit` itself."""
     report = rehearsed("gpu_check", kind)
-    assert {key: answer["wrong"] for key, answer in report["rows"].items()} == dict.fromkeys(report["rows"])
+    assert {key: answer["failure"] for key, answer in report["rows"].items()} == dict.fromkeys(report["rows"])
     assert report["mixed"] == []
     updates = {key: answer for key, answer in report["rows"].items() if "update" in key}
     assert {dtype for answer in updates.values() for dtype in answer["autocast"]} == {
