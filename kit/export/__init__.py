@@ -1,10 +1,10 @@
-"""A run's weights in forms that other programs read, each one checked against the model that was trained.
+"""Export a run's weights in formats that other programs read, and verify each export against the trained model.
 
-request.py  what can be asked, checked before anything is started, and what came of it
 job.py      the process that exports: read this first
-target.py   a folder that is whole or not there
-source.py   the policy as it was trained; its weights merged in float32, quantised, written
-verify.py   the same prompts through source and export, its files, and every tensor against base + update
-gguf.py     llama.cpp's file and Ollama's Modelfile
+request.py  the options of an export, checked before a process starts, and its result
+source.py   the trained policy: merge its weights in float32 and write them
+verify.py   compare the export's files and answers with those of the trained model
+target.py   atomic export folders
+gguf.py     llama.cpp's GGUF file and Ollama's Modelfile
 card.py     the model card of every export
 """

@@ -1,4 +1,4 @@
-"""Requests and results of exports, without torch: the formats, the checked request, the result that is filed."""
+"""Formats, requests and results of exports. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import ConfigError, RunError
-from kit.export import target as places
+from kit.export.target import check_free
 from kit.registry import did_you_mean
 from kit.runs.store import RunDir
 from kit.runs.worker import call_for_result
@@ -17,20 +17,21 @@ from kit.runs.worker import call_for_result
 
 
 FORMATS = {
-    "adapter": "the LoRA weights alone, as PEFT reads them; needs the base model beside it",
+    "adapter": "the LoRA weights alone, in PEFT's format; the base model is needed to use them",
     "merged-16bit": "base and adapter in one model, float16 or bfloat16",
-    "gguf": "one file for llama.cpp and what is built on it",
+    "gguf": "one file for llama.cpp and programs that use it",
     "ollama": "the GGUF file with a Modelfile",
 }
 CONVERTED = ("f32", "f16", "bf16", "q8_0")
-"""GGUF types that the converter writes by itself; the others take llama-quantize."""
+"""GGUF types that llama.cpp's converter writes itself. All others need llama-quantize."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far an export may be from its source on the source's greedy tokens before it counts as broken.
+    """Largest differences between an export and its source on the source's greedy completions.
 
-    `agreement`: least share of tokens at which both choose the same. `mean`, `largest`: log-probability, nats.
+    `agreement` is the least share of tokens at which both choose the same token. `mean` and `largest` are differences of
+    log-probabilities in nats.
     """
 
     agreement: float
@@ -38,7 +39,7 @@ class Limits:
     largest: float
 
     def loosest(self, other: Limits) -> Limits:
-        """What both together may lose at least."""
+        """The looser of two limits, value by value."""
         return Limits(
             min(self.agreement, other.agreement), max(self.mean, other.mean), max(self.largest, other.largest)
         )
@@ -56,8 +57,8 @@ LIMITS = {
     "q2_k": Limits(0.60, 0.80, 10.0),
     "nf4": Limits(0.85, 0.20, 4.0),
 }
-"""Limits by the precision of the stored numbers; each step down at least doubles the rounding error. The same table applies to
-the precision in which the source computes."""
+"""Limits by the dtype or quantisation of the stored weights, which also apply to the dtype in which the source computes. Each
+step to a lower precision at least doubles the rounding error."""
 ALIASES = {
     "f32": "float32", "f16": "float16", "bf16": "bfloat16", "q5_k_s": "q5_k_m", "q5_0": "q5_k_m", "q5_1": "q5_k_m",
     "q4_k_s": "q4_k_m", "q4_0": "q4_k_m", "q4_1": "q4_k_m", "q3_k_s": "q3_k_m", "q3_k_l": "q3_k_m",
@@ -66,7 +67,7 @@ QUANTIZATIONS = sorted(name for name in {*LIMITS, *ALIASES} if name[0] == "q" or
 
 
 def format_name(name: str) -> str:
-    """A format by either spelling: `merged_16bit`, `merged-16bit`. Raises `ConfigError` for another word."""
+    """The name of a format, spelled with `-` or `_`. Raises `ConfigError` for an unknown one."""
     plain = name.strip().lower().replace("_", "-")
     if plain not in FORMATS:
         raise ConfigError(
@@ -76,7 +77,7 @@ def format_name(name: str) -> str:
 
 
 def quantization_name(name: str) -> str:
-    """A GGUF type in lower case. Raises `ConfigError` for one that nothing is known of."""
+    """The name of a GGUF type in lower case. Raises `ConfigError` for an unknown one."""
     plain = name.strip().lower().replace("-", "_")
     if plain not in QUANTIZATIONS:
         raise ConfigError(
@@ -86,10 +87,10 @@ def quantization_name(name: str) -> str:
 
 
 def limits_of(stored: str, computed: str, *, base_in_4bit: bool) -> Limits:
-    """What an export stored as `stored` may differ by from a source that computes in `computed`.
+    """Limits of an export with weights stored as `stored`, compared with a source that computes in `computed`.
 
-    `base_in_4bit`: the source was trained on 4-bit weights and the export holds the full ones, so that the rounding of the
-    base stands between them.
+    With `base_in_4bit`, the source was trained on 4-bit weights and the export has full-precision ones, so that the limits
+    include the rounding of the base.
     """
     limits = LIMITS[ALIASES.get(stored, stored)].loosest(LIMITS[computed])
     return limits.loosest(LIMITS["nf4"]) if base_in_4bit else limits
@@ -101,11 +102,11 @@ def limits_of(stored: str, computed: str, *, base_in_4bit: bool) -> Limits:
 JOB = "kit.export.job"
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 NOT_VERIFIED = ".not-verified"
-"""After the name of a folder that is not what was trained."""
+"""Suffix of the folder of an export that failed its verification."""
 
 
 class NotVerified(RunError):
-    """An export that was written and is not what was trained. `result` holds the figures; the command line exits with 1."""
+    """Raised for an export that failed its verification. `result` has the figures; the command line exits with 1."""
 
     exit_code = 1
 
@@ -116,7 +117,7 @@ class NotVerified(RunError):
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What an export shall be. See `Run.export` for the meaning of each."""
+    """The options of an export. `Run.export` documents them."""
 
     format: str
     out: str | Path | None = None
@@ -131,14 +132,12 @@ class ExportRequest:
     llama_cpp: str | Path | None = None
 
     def for_run(self, run: RunDir) -> dict[str, Any]:
-        """The same, checked, for the process that exports. Raises `KitError` for what would fail there."""
+        """Check the options and return them for the process that exports. Raises `KitError` for what would fail there."""
         name = format_name(self.format)
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype: '{self.dtype}' is none of {', '.join(DTYPES)}.")
         if self.prompts < 1:
-            raise ConfigError(
-                f"prompts: {self.prompts}, expected 1 or more. To leave the verification out: --no-verify."
-            )
+            raise ConfigError(f"prompts: {self.prompts}, expected 1 or more; --no-verify skips the verification.")
         out = Path(self.out).expanduser().absolute() if self.out is not None else None
         if out is not None and ".." in out.parts:
             out = out.resolve()
@@ -154,24 +153,24 @@ class ExportRequest:
 
 
 def export(run: RunDir, request: ExportRequest, *, progress: bool = False) -> dict[str, Any]:
-    """Exports in a process of its own and returns the result. Raises `NotVerified`, and `KitError` for all else."""
+    """Export in a process of its own and return the result. Raises `NotVerified` or another `KitError`."""
     from kit.evaluation.results import checkpoint_now, weights_of
 
     if not run.config.is_file():
         raise RunError(f"Run '{run.id}' has no config.yaml yet, so there is nothing to export.")
-    weights_of(run, checkpoint_now(run, request.checkpoint))  # an answer at once where there is nothing to export
-    stopped = f"The export of {run.id} was stopped before it was done; nothing of it is left."
+    weights_of(run, checkpoint_now(run, request.checkpoint))  # raises at once if there are no weights
+    stopped = f"The export of {run.id} was stopped before it was finished. Its files were removed."
     result = call_for_result(JOB, request.for_run(run), stopped, quiet=not progress)
     verdict = result["verification"]
     if verdict is not None and not verdict["verified"]:
         raise NotVerified(
-            f"not verified: {result['path']} is not what was trained: {'; '.join(verdict['faults'])}.", result
+            f"not verified: {result['path']} differs from the trained model: {'; '.join(verdict['faults'])}.", result
         )
     return result
 
 
 def exports(run: RunDir) -> dict[str, dict[str, Any]]:
-    """Results by format, for those who list them; what cannot be read is left out."""
+    """Results of the run's exports by format. Unreadable files are left out."""
     results = {}
     for path in sorted((run.path / "export").glob("*.json")):
         try:
@@ -182,9 +181,13 @@ def exports(run: RunDir) -> dict[str, dict[str, Any]]:
 
 
 def check_place(target: Path, run: RunDir, *, force: bool) -> None:
-    """Refuses a folder that an export of `run` may not take the place of, verified or not. Raises `KitError`."""
-    place, exported = target.resolve(), (run.path / "export").resolve()
-    if place.is_relative_to(run.path.resolve()) and exported not in place.parents and place != run.path.resolve():
-        raise ConfigError(f"{target} lies within the run's own files. Give a folder elsewhere, or leave --out away.")
-    places.check_free(target, force=force, keep=run.path)
-    places.check_free(target.with_name(target.name + NOT_VERIFIED), force=True)
+    """Raise `KitError` for a target that an export of `run`, verified or not, may not replace."""
+    resolved, exported = target.resolve(), (run.path / "export").resolve()
+    if (
+        resolved.is_relative_to(run.path.resolve())
+        and exported not in resolved.parents
+        and resolved != run.path.resolve()
+    ):
+        raise ConfigError(f"{target} is inside the run directory. Choose a folder elsewhere, or omit --out.")
+    check_free(target, force=force, keep=run.path)
+    check_free(target.with_name(target.name + NOT_VERIFIED), force=True)

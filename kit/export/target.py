@@ -1,7 +1,7 @@
-"""Atomic export folders: written beside their place, synced to disk, and moved there by one rename.
+"""Atomic export folders: written next to the target, synced to disk, and moved to the target by one rename.
 
-Whoever writes holds a lock in the unfinished folder, which the kernel gives back when the process dies, however it dies.
-An unfinished folder that nobody holds is what an interrupted export left; the next one removes it.
+The writing process holds a lock in the unfinished folder. The kernel releases the lock when the process dies. The next export
+removes an unfinished folder that nobody locks.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from kit.runs.lock import try_lock
 
 HOLDER = ".holder"
 MARKER = ".grpo-kit-export.json"
-"""A file in every export with the names of its files: only files that it lists are ever replaced."""
+"""A file in every export that lists the export's files. Only listed files are ever replaced."""
 
 
 def check_free(target: Path, *, force: bool, keep: Path | None = None) -> None:
-    """Raises `RunError` for a place that is taken, or that contains `keep` or the working directory.
+    """Raise `RunError` if the target exists, or contains `keep` or the working directory.
 
-    With `force` the place of an export may be taken, and no other.
+    With `force`, a target that is an export may exist.
     """
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise RunError(f"{target} is no folder; an export needs one of its own. Give another with --out.")
-    for inside, what in ((keep, "the run itself"), (Path.cwd(), "the directory that you are in")):
+        raise RunError(f"{target} is no folder; an export needs its own folder. Choose another with --out.")
+    for inside, name in ((keep, "the run"), (Path.cwd(), "the working directory")):
         if inside is not None and inside.resolve().is_relative_to(target.resolve()):
             raise RunError(
-                f"{target} is or holds {what}, and an export takes the place of the whole folder. Give one of its own with "
-                f"--out, {target / 'exported'} for example."
+                f"{target} is or contains {name}, and an export replaces the complete folder. Choose another folder with "
+                f"--out, for example {target / 'exported'}."
             )
     if not target.exists() or not any(target.iterdir()):
         return
     if not force:
-        raise RunError(f"{target} exists already. Replace it with --force, or give another folder with --out.")
+        raise RunError(f"{target} exists already. Replace it with --force, or choose another folder with --out.")
     check_export(target)
 
 
 def check_export(folder: Path) -> None:
-    """Raises `RunError` for a folder that is not empty and is no export, or holds files beside the export's."""
+    """Raise `RunError` for a folder that is not empty and no export, or that has files of others."""
     if not any(folder.iterdir()):
         return
     try:
         written = set(json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, TypeError, KeyError):
         raise RunError(
-            f"{folder} is no export of grpo-kit's (there is no readable {MARKER} in it), so it is not replaced. Give another "
+            f"{folder} is no export of grpo-kit (it has no readable {MARKER}), so it is not replaced. Choose another "
             "folder with --out, or remove this one yourself."
         ) from None
-    if other := sorted(set(_names(folder)) - written - {MARKER, ".DS_Store"}):
+    if others := sorted(set(_names(folder)) - written - {MARKER, ".DS_Store"}):
         raise RunError(
-            f"{folder} holds {len(other)} files that the export did not write ({other[0]}, for example), so it is not replaced. "
-            "Move them away, or give another folder with --out."
+            f"{folder} has {len(others)} files that the export did not write, for example {others[0]}, so it is not replaced. "
+            "Move them away, or choose another folder with --out."
         )
 
 
 def _names(folder: Path) -> list[str]:
-    """Everything but folders, by path."""
+    """Relative paths of everything except folders, sorted."""
     return sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
     )
@@ -71,56 +71,56 @@ def _names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target`, removed at the end unless it was moved away.
+    """Yield an empty folder next to `target` and remove it at the end unless `publish` moved it.
 
-    Removes what an interrupted export left there. Raises `RunError` while another export to `target` is running.
+    Removes the files of an interrupted export. Raises `RunError` while another process exports to `target`.
     """
-    place, old = _beside(target)
+    folder, old = _siblings(target)
     with disk_errors(target):
-        place.mkdir(parents=True, exist_ok=True)
-        handle = try_lock(place / HOLDER)
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = try_lock(folder / HOLDER)
     if handle is None:
-        raise RunError(f"{target} is being written by another process. Wait for it, or give another folder with --out.")
+        raise RunError(f"Another process is writing {target}. Wait for it, or choose another folder with --out.")
     try:
-        for path in place.iterdir():
+        for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != HOLDER:
                 path.unlink()
         if old.is_dir() and not target.exists():  # the process died between two renames
             old.rename(target)
-        yield place
+        yield folder
     finally:
         os.close(handle)
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _beside(target: Path) -> tuple[Path, Path]:
-    """The hidden folders in which an export is written, and in which an earlier one waits to be removed."""
+def _siblings(target: Path) -> tuple[Path, Path]:
+    """Two hidden folders: the one in which an export is written, and the one of a previous export before its removal."""
     return target.with_name(f".{target.name}.grpo-kit-partial"), target.with_name(f".{target.name}.grpo-kit-old")
 
 
-def publish(place: Path, target: Path) -> None:
-    """Moves a written folder to its place, replacing an old export. Raises `RunError` for what is no export, and disk errors."""
+def publish(folder: Path, target: Path) -> None:
+    """Move a written folder to `target`, replacing an old export. Raises `RunError` for other folders and disk errors."""
     with disk_errors(target):
-        if target.exists():  # however long the writing took
+        if target.exists():  # it may have changed during the export
             check_export(target)
-        (place / HOLDER).unlink(missing_ok=True)
-        (place / MARKER).write_text(json.dumps({"files": _names(place)}, indent=2) + "\n", encoding="utf-8")
-        for path in sorted(place.rglob("*"), reverse=True):  # files before the folders that they lie in
+        (folder / HOLDER).unlink(missing_ok=True)
+        (folder / MARKER).write_text(json.dumps({"files": _names(folder)}, indent=2) + "\n", encoding="utf-8")
+        for path in sorted(folder.rglob("*"), reverse=True):  # files before their folders
             to_disk(path)
-        to_disk(place)
-        _, old = _beside(target)
+        to_disk(folder)
+        _, old = _siblings(target)
         shutil.rmtree(old, ignore_errors=True)
         if target.exists():
             target.rename(old)
-        place.rename(target)
+        folder.rename(target)
         to_disk(target.parent)
         shutil.rmtree(old, ignore_errors=True)
 
 
 def listing(folder: Path) -> list[dict[str, Any]]:
-    """Name, size in bytes and sha256 of every file, by name."""
+    """Name, size in bytes and sha256 of every file, sorted by name."""
     return [
         {"name": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": digest(path)}
         for path in sorted(folder.rglob("*"))

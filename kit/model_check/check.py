@@ -412,23 +412,12 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
         weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
         before = [weight.detach().clone() for weight in weights]
         trainer.train()
-        after = trainer.state.log_history[0]
+        metrics = trainer.state.log_history[0]
     moved = max(float((new.detach() - old).abs().max()) for new, old in zip(weights, before, strict=True))
-    adapted = {
-        name.partition(".lora_A")[0].rpartition(".")[2]
-        for name, _ in trainer.model.named_parameters()
-        if ".lora_A" in name
-    }
-    count = sum(weight.numel() for weight in weights)
-    return Step(
-        after["loss"],
-        after["grad_norm"],
-        moved,
-        count,
-        tuple(sorted(adapted)),
-        tuple(sampled),
-        dict(trainer.packing_report),
-    )
+    names = (name for name, _ in trainer.model.named_parameters() if ".lora_A" in name)
+    adapted = sorted({name.partition(".lora_A")[0].rpartition(".")[2] for name in names})
+    count, scored = sum(weight.numel() for weight in weights), dict(trainer.packing_report)
+    return Step(metrics["loss"], metrics["grad_norm"], moved, count, tuple(adapted), tuple(sampled), scored)
 
 
 @contextlib.contextmanager

@@ -138,11 +138,8 @@ def _take_uneven(part: Any) -> dict[int, dict[str, Any]]:
     }
     part.per_layer_config = None
     usual = {name: getattr(part, name, None) for name in names}
-    return {index: own for index, values in values_by_layer.items() if (own := _others(values, usual))}
-
-
-def _others(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value != usual[name]}
+    different = {i: {n: v for n, v in values.items() if v != usual[n]} for i, values in values_by_layer.items()}
+    return {index: values for index, values in different.items() if values}
 
 
 def _put_uneven(part: Any, uneven: dict[int, dict[str, Any]]) -> None:

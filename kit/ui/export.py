@@ -57,7 +57,7 @@ def _result(run_id: str, name: str, export: Mapping[str, Any]) -> Markup:
     if not isinstance(verification, Mapping):
         level, word = "warn", "not verified"
     else:
-        level, word = ("ok", "verified") if verification.get("verified") else ("fail", "not what was trained")
+        level, word = ("ok", "verified") if verification.get("verified") else ("fail", "differs from the trained model")
     head = m.tag("div", m.join([m.tag("b", name), m.badge(word, level)]), class_="spread")
     facts = m.join(
         [

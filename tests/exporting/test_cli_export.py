@@ -58,7 +58,7 @@ def test_what_was_asked_reaches_the_process(run: RunDir, sent: list[dict[str, An
 
 def test_an_export_that_is_not_verified_fails(run: RunDir, sent: list[dict[str, Any]]) -> None:
     output = export(run, "--to", "adapter", "--seed", "13", code=1)
-    assert "not verified: there is not what was trained: the chat template" in output
+    assert "not verified: there differs from the trained model: the chat template" in output
     assert json.loads(export(run, "--to", "adapter", "--seed", "13", "--json", code=1))["path"] == "there"
     with pytest.raises(face.NotVerified) as failure:
         Run("it", run.path.parent).export("adapter", seed=13)
@@ -71,10 +71,10 @@ def test_an_export_that_is_not_verified_fails(run: RunDir, sent: list[dict[str, 
         (["--to", "onnx"], "There is no format 'onnx'"),
         (["--to", "adapter", "--checkpoint", "40"], "Its checkpoints: 30"),
         (["--to", "gguf", "--quantization", "q4_k_x"], "Did you mean"),
-        (["--to", "adapter", "--out", "RUN/adapter"], "within the run's own files"),
-        (["--to", "adapter", "--out", "RUN", "--force"], "is or holds the run itself"),
-        (["--to", "adapter", "--out", "RUN/../new/../..", "--force"], "is or holds the run itself"),
-        (["--to", "adapter", "--out", ".", "--force"], "the directory that you are in"),
+        (["--to", "adapter", "--out", "RUN/adapter"], "is inside the run directory"),
+        (["--to", "adapter", "--out", "RUN", "--force"], "is or contains the run"),
+        (["--to", "adapter", "--out", "RUN/../new/../..", "--force"], "is or contains the run"),
+        (["--to", "adapter", "--out", ".", "--force"], "the working directory"),
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import RunError
-from kit.export import target as places
+from kit.export import target as export_target
 from kit.export.request import LIMITS, limits_of
 
 WRITER = """
@@ -36,17 +36,17 @@ def writer(target: Path) -> subprocess.Popen[str]:
 def test_a_killed_export_leaves_nothing_that_looks_whole_and_the_next_one_clears_up(tmp_path: Path) -> None:
     target = tmp_path / "merged"
     process = writer(target)
-    with pytest.raises(RunError, match="being written by another process"):
-        places.staged(target).__enter__()
+    with pytest.raises(RunError, match="Another process is writing"):
+        export_target.staged(target).__enter__()
     process.kill()
     process.communicate()
     assert not target.exists()
     assert [path.name for path in tmp_path.iterdir()] == [".merged.grpo-kit-partial"]
-    with places.staged(target) as place:
+    with export_target.staged(target) as place:
         (place / "model.safetensors").write_text("whole")
-        places.publish(place, target)
+        export_target.publish(place, target)
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
-    assert {path.name for path in target.iterdir()} == {"model.safetensors", places.MARKER}
+    assert {path.name for path in target.iterdir()} == {"model.safetensors", export_target.MARKER}
 
 
 def test_an_interrupted_export_clears_up_behind_itself(tmp_path: Path) -> None:
@@ -60,30 +60,30 @@ def test_an_old_export_is_replaced_as_a_whole_and_comes_back_where_the_process_d
     target = tmp_path / "merged"
     published(target, "old")
     published(target, "new")
-    assert {path.name for path in target.iterdir()} == {"new", places.MARKER}
+    assert {path.name for path in target.iterdir()} == {"new", export_target.MARKER}
     target.rename(tmp_path / ".merged.grpo-kit-old")  # as after the first of the two renames
-    with places.staged(target):
-        assert {path.name for path in target.iterdir()} == {"new", places.MARKER}
+    with export_target.staged(target):
+        assert {path.name for path in target.iterdir()} == {"new", export_target.MARKER}
 
 
 def published(target: Path, *names: str) -> None:
-    with places.staged(target) as place:
+    with export_target.staged(target) as place:
         for name in names:
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_text(name)
-        places.publish(place, target)
+        export_target.publish(place, target)
 
 
 def test_a_place_that_is_taken_is_refused_unless_it_is_an_exports_and_forced(tmp_path: Path) -> None:
     target = tmp_path / "mine"
-    places.check_free(target, force=False)
+    export_target.check_free(target, force=False)
     published(target, "model.safetensors", "sub/folder/tokenizer.json")
     with pytest.raises(RunError, match="--force"):
-        places.check_free(target, force=False)
-    places.check_free(target, force=True)
+        export_target.check_free(target, force=False)
+    export_target.check_free(target, force=True)
     (target / "notes.txt").write_text("a week's work")
-    with pytest.raises(RunError, match=r"1 files that the export did not write \(notes\.txt"):
-        places.check_free(target, force=True)
+    with pytest.raises(RunError, match=r"1 files that the export did not write, for example notes\.txt"):
+        export_target.check_free(target, force=True)
 
 
 @pytest.mark.parametrize("marker", [None, "", "[]", '{"files": 3}'])
@@ -92,10 +92,10 @@ def test_a_folder_that_is_no_export_is_never_replaced(tmp_path: Path, marker: st
     target.mkdir()
     (target / "chapter.tex").write_text("text")
     if marker is not None:
-        (target / places.MARKER).write_text(marker)
-    with pytest.raises(RunError, match="is no export of grpo-kit's"):
-        places.check_free(target, force=True)
-    with pytest.raises(RunError, match="is no export of grpo-kit's"):  # made while the export was written
+        (target / export_target.MARKER).write_text(marker)
+    with pytest.raises(RunError, match="is no export of grpo-kit"):
+        export_target.check_free(target, force=True)
+    with pytest.raises(RunError, match="is no export of grpo-kit"):  # made while the export was written
         published(target, "new")
     assert (target / "chapter.tex").read_text() == "text"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis"]

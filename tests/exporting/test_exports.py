@@ -22,8 +22,7 @@ from safetensors.torch import load_file, save_file
 from kit.errors import ConfigError, ModelError, RunError
 from kit.export import job
 from kit.export.request import ExportRequest, exports
-from kit.export.source import choose_dtype, share_kept
-from kit.export.source import merged as merge
+from kit.export.source import choose_dtype, merge, share_kept
 from kit.export.verify import Measured, Written, measure, verify
 from kit.runner.console import Reporter
 from kit.runner.trained import Source, open_source
@@ -124,7 +123,7 @@ def test_an_export_that_is_not_what_was_trained_takes_no_place(run: RunDir, monk
     result = export(run, "merged-16bit", prompts=4, dtype="float16")
     assert result["path"].endswith("merged-16bit.not-verified")
     assert not (run.path / "export" / "merged-16bit").exists()
-    assert any("of what training did" in fault for fault in result["verification"]["faults"])
+    assert any("of the effect of training" in fault for fault in result["verification"]["faults"])
 
 
 def test_a_run_under_way_gives_its_last_whole_checkpoint(run: RunDir) -> None:
@@ -208,7 +207,7 @@ def untie(folder: Path, source: Source) -> None:
 
 DEFECTS: dict[str, tuple[Callable[[Path, Source], None], str]] = {
     "one layer's update forgotten": (forget_one_layer, "log-probabilities differ"),
-    "base without adapter": (forget_the_adapter, "of what training did"),
+    "base without adapter": (forget_the_adapter, "of the effect of training"),
     "cut short": (cut_short, "cannot be loaded"),
     "damaged header": (damage_the_header, "cannot be loaded"),
     "no weights": (lambda folder, source: (folder / WEIGHTS).unlink(), "cannot be loaded"),
@@ -219,8 +218,8 @@ DEFECTS: dict[str, tuple[Callable[[Path, Source], None], str]] = {
     "a tensor too few": (rewrite(lambda tensors: tensors.__delitem__("model.norm.weight") or None), "is missing"),
     "a tensor too many": (rewrite(lambda tensors: tensors.update(ghost=torch.ones(2))), "'ghost' is not part of"),
     "wrong end": (other_end, "completions end at the tokens"),
-    "chat template swapped": (other_template, "the chat template is not the one"),
-    "tokenizer swapped": (other_tokenizer, "splits .* otherwise|other token ids"),
+    "chat template swapped": (other_template, "the chat template differs"),
+    "tokenizer swapped": (other_tokenizer, "splits .* differently|other token ids"),
     "embeddings untied": (untie, "log-probabilities differ"),
     "config of another shape": (
         lambda folder, source: change_json(folder / "config.json", num_hidden_layers=2),
@@ -247,7 +246,7 @@ def zero_update(folder: Path, source: Source) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (zero_update, "is not what was trained"),
+        (zero_update, "is not the trained file"),
         (lambda folder, source: change_json(folder / "adapter_config.json", lora_alpha=16), "log-probabilities differ"),
         (
             lambda folder, source: change_json(folder / "adapter_config.json", use_rslora=True),
@@ -335,11 +334,11 @@ def test_a_lost_update_is_a_fault_where_the_answers_cannot_tell(
 ) -> None:
     from kit.export import verify as module
 
-    lost = Written("float16", kept=0.1)
+    lost = Written("float16", update_kept=0.1)
     assert module.verify(source, measured, merged, "merged-16bit", lost).verified
     monkeypatch.setattr(module, "LEAST_EFFECT", float("inf"))
     verdict = module.verify(source, measured, merged, "merged-16bit", lost)
-    assert any("--dtype float32, or --to adapter" in fault for fault in verdict.faults)
+    assert any("--dtype float32 or --to adapter" in fault for fault in verdict.faults)
 
 
 def test_bfloat16_is_left_where_it_would_round_the_update_away() -> None:
@@ -386,7 +385,7 @@ def test_the_revision_of_the_base_is_in_the_card_and_in_the_adapter(run: RunDir,
     source.config.model.revision = "abc123"
     text = model_card(source, "adapter", "someone/base", None, None, [])
     assert 'AutoModelForCausalLM.from_pretrained("someone/base", revision="abc123")' in text
-    assert "| base's revision | abc123 |" in text
+    assert "| revision of the base | abc123 |" in text
     (tmp_path / "written").mkdir()
     job._write_adapter(source, tmp_path / "written")
     assert json.loads((tmp_path / "written" / "adapter_config.json").read_text())["revision"] == "abc123"

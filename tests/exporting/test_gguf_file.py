@@ -18,10 +18,10 @@ gguf = pytest.importorskip("gguf")
 def write(
     source: Source, path: Path, spoil: Callable[[dict[str, Any], dict[str, Any]], None] = lambda *_: None
 ) -> None:
-    """The merged model of `source` in float16; `spoil` may change header and tensors first."""
-    from kit.export.source import merged
+    """Write the merged model of `source` in float16. `spoil` may change header and tensors first."""
+    from kit.export.source import merge
 
-    model, _, _ = merged(source, "float16")
+    model, _, _ = merge(source, "float16")
     config, tokenizer = model.config, source.tokenizer
     words = [word for word, _ in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])]
     header = {
@@ -128,7 +128,7 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     from exporting_runs import make_run
 
     from kit.export import job
-    from kit.export.gguf import ends_left_out
+    from kit.export.gguf import missing_ends
     from kit.export.request import ExportRequest
     from kit.runner.console import Reporter
 
@@ -147,16 +147,16 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     path.parent.mkdir()
     write(source, path)
     assert faults(source, measured, path) == []
-    assert "end at <|endoftext|>, too" in (ends_left_out(path, source.tokenizer, measured.ends) or "")
-    assert ends_left_out(path, source.tokenizer, [own]) is None
+    assert "also end at <|endoftext|>" in (missing_ends(path, source.tokenizer, measured.ends) or "")
+    assert missing_ends(path, source.tokenizer, [own]) is None
     # The whole export, with this file's writer in the place of llama.cpp's.
     monkeypatch.setattr("kit.export.gguf.convert", lambda tools, model, target, *rest: write(source, target))
     monkeypatch.setattr("kit.export.gguf.find_tools", lambda *_: None)
     request = ExportRequest("ollama", quantization="f16", prompts=2)
     result = job.export(run, request.for_run(run), Reporter(quiet=True))
     assert result["verification"]["faults"] == []
-    assert any("end at <|endoftext|>, too" in note for note in result["notes"])
-    assert "end at <|endoftext|>, too" in (Path(result["path"]) / "README.md").read_text()
+    assert any("also end at <|endoftext|>" in note for note in result["notes"])
+    assert "also end at <|endoftext|>" in (Path(result["path"]) / "README.md").read_text()
     assert 'PARAMETER stop "<|endoftext|>"' in (Path(result["path"]) / "Modelfile").read_text()
     write(source, path, lambda header, tensors: header.update(end=other))
     assert faults(source, measured, path) == []

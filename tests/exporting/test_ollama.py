@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit.config import load_config
-from kit.export.gguf import differences, go_template, modelfile, take_apart
+from kit.export.gguf import differences, go_template, modelfile, split_template
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -52,21 +52,21 @@ def with_template(tokenizer: Any, template: str) -> Any:
     [
         (CHATML, []),
         (LLAMA3, []),
-        (GEMMA, ["a system message, which the template does not take"]),
-        (MISTRAL, ["a system message, which the template does not take"]),
+        (GEMMA, ["a system message, which the template does not support"]),
+        (MISTRAL, ["a system message, which the template does not support"]),
         (DATED, ["several turns"]),
         (DEFAULT_SYSTEM, []),
     ],
     ids=["chatml", "llama3", "gemma", "mistral", "counting", "default system"],
 )
 def test_what_can_be_expressed_is_exact_and_the_rest_is_named(tokenizer: Any, template: str, wrong: list[str]) -> None:
-    pieces = take_apart(with_template(tokenizer, template))
+    pieces = split_template(with_template(tokenizer, template))
     assert pieces is not None
     assert differences(tokenizer, pieces) == wrong
 
 
 def test_the_template_in_ollamas_language(tokenizer: Any) -> None:
-    pieces = take_apart(with_template(tokenizer, CHATML))
+    pieces = split_template(with_template(tokenizer, CHATML))
     assert pieces is not None
     assert go_template(pieces) == (
         "{{ range .Messages }}"

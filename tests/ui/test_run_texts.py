@@ -155,7 +155,7 @@ def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
               "files": [{"name": "w.safetensors", "bytes": 5, "sha256": "ab" * 32}], "notes": [],
               "verification": {"verified": False, "faults": ["layer 3 is missing"], "limits": {}, "comparison": {}}}  # fmt: skip
     text = export.results("one", {"adapter": result})
-    assert "not what was trained" in text
+    assert "differs from the trained model" in text
     assert "layer 3 is missing" in text
     assert "download" not in text
     result["verification"] = {
