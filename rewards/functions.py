@@ -99,11 +99,11 @@ RewardFunction: TypeAlias = Callable[..., Any]
 class FunctionComponent:
     """A plain reward function, sync or async, as a component.
 
-    One of TRL's kind is given what its signature names (everything, when it has `**kwargs`): prompts, completions,
-    completion_ids, the dataset columns, and what the trainer passes beside them. Values reach `ok` at `high`, or at 1
-    when the range is not declared, and are `wrong` with partial credit below; None is `not_applicable`; a value outside a
-    declared range is an `error`. A list instead of a value holds process rewards, a number for each token of the completion:
-    they become `token_values`, and the value beside them is 0.
+    A function with TRL's convention gets the arguments that its signature names, or all of them if it has `**kwargs`: prompts,
+    completions, completion_ids, the dataset columns, `reference`, and the trainer's further arguments. A value is `ok` from
+    `high` on, or from 1 if no range is declared, and `wrong` with partial credit below that; None is `not_applicable`; a value
+    outside a declared range is an `error`. A list instead of a value has process rewards, one number for each token of the
+    completion: they become `token_values`, with a value of 0.
     """
 
     version = "1"
@@ -144,9 +144,11 @@ class FunctionComponent:
             "logps": [sample.logps for sample in samples],
             "completion_ids": [sample.token_ids for sample in samples],
         }
+        references = [sample.reference for sample in samples]
         arguments = {  # what TRL would pass; columns hold one value per sample
             "trainer_state": SimpleNamespace(global_step=ctx.step, max_steps=ctx.total_steps),
             **ctx.extras,
+            **({"reference": references} if any(reference is not None for reference in references) else {}),
             **{
                 name: [s.columns.get(name) for s in samples] for name in sorted({n for s in samples for n in s.columns})
             },

@@ -26,8 +26,8 @@ SIDES = ("train", "heldout")
 class DataSplit:
     """Rows to train on, rows set apart, and the record of where they came from (what data.json holds).
 
-    Columns: `prompt` (a list of {"role", "content"}, or a text with `chat` off), `reference` (text or None), then the other
-    columns of the source. `train` is in source order, `heldout` in the order of a salted hash.
+    Columns: `prompt` (a list of {"role", "content"}, or a text with `chat` off), `reference` (text or None), the other columns
+    of the source, and the reference under its column's name. `train` is in source order, `heldout` in that of a salted hash.
 
     `info["rows"]`: `read` (looked at) = `used` + `skipped`, and `used` = `train` + `heldout` + `heldout_duplicates` +
     `too_long`; `without_reference` counts used rows whose reference is None. `info["sha256"]` is over the used rows, in

@@ -173,6 +173,8 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
             result.faults.append(Fault(record.number, str(error)))
             continue
         known = kind
+        if (column := mapping.reference) and column not in ("prompt", *mapping.extras.values(), *TAKEN_BY_TRAINER):
+            row[column] = row["reference"]  # reward functions written for TRL take the column by its name
         result.rows.append(row)
         result.keys.append(key)
         result.contents.append(content)

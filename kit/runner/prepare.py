@@ -304,8 +304,8 @@ def check_reward(
         reason = verdict.infos[name][0].get("reason", "no reason given")
         if isinstance(component, FunctionComponent):
             raise RewardError(
-                f"The reward function '{name}' failed on a trial completion of the first rows: {reason}. Mend the function; "
-                f"the columns that it is given are: {', '.join(columns)}. The column of right answers is always called reference."
+                f"The reward function '{name}' failed on a trial completion of the first rows: {reason}. Correct the "
+                f"function. It gets these columns: {', '.join(columns)}; `reference` is the correct answer."
             )
         raise RewardError(
             f"The reward '{name}' of preset '{preset.name}' cannot score the rows of {config.data.source}: {reason}. Choose "

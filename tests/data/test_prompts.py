@@ -38,5 +38,5 @@ def test_a_last_assistant_message_is_the_reference_if_no_column_is(jsonl, config
 
 def test_a_last_assistant_message_is_dropped_if_a_column_is_the_reference(jsonl, config):
     assert load_data(config(jsonl({"messages": [USER, ASSISTANT], "answer": "42"}))).train[0] == {
-        "prompt": [USER], "reference": "42",
+        "prompt": [USER], "reference": "42", "answer": "42",
     }  # fmt: skip

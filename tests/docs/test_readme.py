@@ -49,11 +49,11 @@ def test_the_scores_are_those_that_the_benchmark_wrote(monkeypatch: pytest.Monke
 def test_the_claim_of_speed_is_what_the_benchmark_wrote() -> None:
     rows = json.loads((ROOT / "benchmarks/results/real_model.json").read_text(encoding="utf-8"))["rows"]
     stock, kit = (row["step_seconds"] / sum(row["mean_tokens"]) for row in (rows["stock TRL"], rows["kit"]))
-    assert f"{stock / kit:.1f} times as fast by token" in " ".join(README.split())
-    assert f"takes {rows['kit']['memory_gib'] / rows['stock TRL']['memory_gib']:.2f} of its memory" in " ".join(
-        README.split()
-    )
-    assert rows["kit, TRL's generation"]["losses"] == pytest.approx(rows["stock TRL"]["losses"], abs=1e-6)
+    text, same = " ".join(README.split()), rows["kit, TRL's generation"]
+    assert f"{stock / kit:.1f} times as fast per token" in text
+    assert f"with {rows['kit']['memory_gib'] / rows['stock TRL']['memory_gib']:.2f} of the memory" in text
+    assert f"{rows['stock TRL']['step_seconds'] / same['step_seconds']:.1f} times with TRL's generation" in text
+    assert same["losses"] == pytest.approx(rows["stock TRL"]["losses"], abs=1e-6)
 
 
 # --- its code --------------------------------------------------------------------------------------------------------
@@ -106,6 +106,13 @@ def test_the_command_with_the_hooks_is_accepted(page: Path) -> None:
     if page == HOOKS:
         assert spec["clip"]["width"] == 0.3
         assert spec["regularizers"][0]["start"] == 40
+
+
+def test_the_reward_of_custom_reward_scores_as_it_says() -> None:
+    names: dict[str, Any] = {}
+    exec(the_block(ROOT / "docs/custom-reward.md", "python", "def ticket"), names)
+    texts = ['{"category": "bug", "summary": "it stops here"}', '{"category": "bug", "summary": "no"}', "[" * 9]
+    assert names["ticket"](texts, ["bug"] * 3) == [1.0, 0.2, 0.0]
 
 
 def test_the_trainer_of_ones_own_is_built(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,14 @@ def test_a_first_batch_of_which_nothing_can_be_scored_is_refused_with_the_reason
     assert rewards[0] == [0.0, 0.0]
 
 
+def test_a_function_gets_the_reference_by_both_names():
+    def right(completions, reference, category, **_):
+        return [float(text == a == b) for text, a, b in zip(completions, reference, category, strict=True)]
+
+    rewards = from_functions([(right, 1.0)]).trl(reference_column="category")
+    assert call(rewards, ["bug", "bill"], category=["bug", "bug"])[0][0] == [1.0, 0.0]
+
+
 def test_later_failures_and_those_of_single_rows_are_logged_once(caplog):
     rewards = load("gsm8k-hash").trl()
     columns, _ = call(rewards, ["#### 72"] * 2, answer=["72", "no number"])

@@ -58,7 +58,7 @@ def test_a_function_with_open_arguments_gets_all_of_them():
         return [1.0]
 
     _score(open_, "a")
-    assert set(got) == {"prompts", "completions", "completion_ids", "answer", "trainer_state"}
+    assert set(got) == {"prompts", "completions", "completion_ids", "answer", "reference", "trainer_state"}
 
 
 def test_conversational_completions_arrive_as_messages():
