@@ -1,17 +1,16 @@
-"""What the first optimiser steps prove, or else the run stops: that the hooks reach the weights.
+"""Check in the first optimiser steps that the gradient of the objective reaches the weights, or stop the run.
 
-A silently ignored hook is the worst defect there is. Before the first step:
+Before the first step:
 
-    the scorer       one unpadded completion through the model's plain logits agrees with the padded batch
-    old and new      log-probabilities from before the step equal those in it
+    the scorer       the padded batch agrees with one unpadded completion through the model's plain logits
+    old and new      log-probabilities from before the step equal those of the step
     the advantages   changing them changes the gradient of the loss
-    the backward     what arrives at the log-probabilities is the gradient of the objective, and of nothing else
+    the backward     the gradient that arrives at the log-probabilities is that of the objective
 
-(A term that a subclass adds from a scoring pass of its own, or a loss that it makes of another, is its own affair.)
+Terms that a subclass adds to the loss are not checked.
 
-After it: the objective was called; within three steps in which completions had advantages, gradients reached the
-weights; and the first that did were finite. Nothing is looked at from then on. Together this costs about one forward
-pass of three completions.
+After the first step: the objective was called, a gradient reached the weights within three steps with non-zero advantages,
+and the first such gradient was finite. The checks end then. They cost about one forward pass of three completions.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ if TYPE_CHECKING:
     from kit.objective import Hook
 
 PATIENCE = 3
-"""Steps without any gradient after which a run is taken for dead."""
+"""Steps without any gradient after which the run stops."""
 PROBE_TOKENS = 32
-"""Completion tokens scored through plain logits, at most: V numbers each."""
+"""Most completion tokens to score through plain logits, with V numbers each."""
 GRADIENT_TOLERANCE = 1e-2
-"""Relative: of the gradient that arrived to the one of the objective."""
-KEPT = ("losses", "had_advantage", "had_gradient", "steps_without", "batches_without", "scored", "probed")
-"""Attributes that a checkpoint keeps."""
-SWITCH = "(From Python, HookedGRPOTrainer(first_step_checks=False) goes on regardless.)"
+"""Largest relative difference between the gradient that arrived and that of the objective."""
+SAVED = ("losses", "had_advantage", "had_gradient", "steps_without", "batches_without", "scored", "probed")
+"""Attributes that a checkpoint contains."""
+SWITCH = "(In Python, HookedGRPOTrainer(first_step_checks=False) turns this check off.)"
 
 
 class SanityChecks(TrainerCallback):  # type: ignore[misc]
-    """The checks of one trainer. Each method is called by it, and raises `ObjectiveError` for what it finds."""
+    """The checks of one trainer, which calls each method. Raises `ObjectiveError` if a check fails."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
@@ -54,28 +53,28 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
         self.had_advantage = self.had_gradient = False
         self.steps_without = self.batches_without = 0
         self.scored = self.probed = False
-        self.expected: Tensor | None = None  # (B, T) d loss / d logps of the micro-batch that is watched
-        self.arrived: Tensor | None = None  # (B, T) what its backward passes have brought there
+        self.expected: Tensor | None = None  # (B, T) d loss / d logps of the watched micro-batch
+        self.arrived: Tensor | None = None  # (B, T) the gradient that its backward passes brought
         self.watching = False
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to look at while a loss is computed."""
+        """Whether all checks during the computation of a loss are done."""
         return self.scored and self.probed and self.had_gradient and bool(self.losses)
 
     def state_dict(self) -> dict[str, Any]:
-        """The proofs made so far, and the steps waited for the others."""
-        return {name: getattr(self, name) for name in KEPT}
+        """The checks done so far, and the steps waited for the others."""
+        return {name: getattr(self, name) for name in SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in KEPT:
+        for name in SAVED:
             setattr(self, name, state[name])
 
     # --- called while the loss of a training micro-batch is computed --------------------------------------------------
 
     def before_scoring(self, model: Any, batch: MicroBatch) -> None:
-        """Compares the scorer with plain logits, once; begins to watch a micro-batch, until one has a gradient."""
-        self.watching = not self.probed  # one micro-batch is looked at
+        """Compare the scorer with plain logits, once, and watch micro-batches until one has a gradient."""
+        self.watching = not self.probed
         if self.watching:
             ids = batch.completion_ids
             self.arrived = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
@@ -93,7 +92,7 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
             )
 
     def watch(self, logps: Tensor, rows: Tensor | None) -> None:
-        """Looks at the log-probabilities of the part `rows` (None: of all), as the scorer gives them, before they are used."""
+        """Watch the log-probabilities of the part `rows` (None: of all) before the loss uses them."""
         if not logps.requires_grad:
             raise ObjectiveError(
                 "The log-probabilities carry no gradient, so no hook could change the model. Something between the "
@@ -110,11 +109,11 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
             logps.register_hook(receive)  # type: ignore[no-untyped-call]
 
     def after_scoring(self, batch: TokenBatch, scale: LossScale) -> None:
-        """Looks at a micro-batch before its loss is used; from the first on that has a gradient, no more."""
+        """Check a micro-batch before its loss is used, until the first one that has a gradient."""
         self.losses += 1
         if not self.had_gradient:
-            # Where weights of the kit mask everything (all completions cut, say) there is nothing to learn; where one of
-            # the user's own does, time and again, it is taken for a defect.
+            # If weights of the kit mask all tokens (for example because all completions are cut), there is nothing to learn. If
+            # a user's own weight masks all tokens in several steps, that is a defect.
             learning = open_tokens(self.services.objective, batch, of_the_kit=True)
             self.had_advantage = self.had_advantage or bool((batch.advantages * learning).any())
         if self.probed:
@@ -130,33 +129,37 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
                 f"Changing the advantages changes nothing in the gradient, so {self.services.objective.advantage.title} is "
                 f"ignored: the clip does not use batch.advantages. {SWITCH}"
             )
-        if not expected.isfinite().all():  # the gradients of the weights will tell
+        if not expected.isfinite().all():  # `on_pre_optimizer_step` reports it
             return
-        if torch.equal(expected, logps_gradient(self.services.objective, batch, scale)):  # else a hook draws lots
+        if torch.equal(
+            expected, logps_gradient(self.services.objective, batch, scale)
+        ):  # else a hook uses random numbers
             self.expected = expected
 
     def _tolerance(self) -> float:
-        """Nats by which two passes may differ in the precision of the forward pass."""
+        """Largest difference in nats that rounding explains, in the precision of the forward pass."""
         half = self.services.accelerator.mixed_precision in ("bf16", "fp16")
         weights = (weight.dtype for weight in self.services.model.parameters() if weight.is_floating_point())
         return HALF_TOLERANCE if half else SCORE_TOLERANCE.get(next(weights, torch.float32), HALF_TOLERANCE)
 
     def _check_old_logps(self, batch: TokenBatch) -> None:
-        """Compares old and new log-probabilities at the very first step: nothing has moved the policy since the rollout."""
+        """Compare old and new log-probabilities in the first step, where the policy is still that of the rollout."""
         if has_dropout(self.services.model) or not batch.mask.any():
             return
         drift = float(batch.log_ratio.detach().abs()[batch.mask].mean())
         tolerance = self._tolerance()
         if not drift <= tolerance:
             raise ObjectiveError(
-                f"Before any step the policy's log-probabilities differ from those at the rollout by {drift:.3g} nats a "
-                f"token (at most {tolerance:g} is rounding), so that ratios and clipping would be wrong. Both must come "
-                f"from one scorer, with the same temperature. {SWITCH}"
+                f"Before the first step the policy's log-probabilities differ from those at the rollout by {drift:.3g} nats a "
+                f"token (rounding explains at most {tolerance:g}), so ratios and clipping would be wrong. Both must come "
+                f"from the same scorer with the same temperature. {SWITCH}"
             )
 
     def after_advantages(self, hook: Hook, advantages: Tensor) -> None:
-        """Looks at every generation batch in which rewards differ, until completions had advantages."""
-        if self.had_gradient or not hook.factory.custom:  # the kit's own have zeros for a reason, as with tied rewards
+        """Check generation batches in which rewards differ, until completions have non-zero advantages."""
+        if (
+            self.had_gradient or not hook.factory.custom
+        ):  # the kit's hooks give 0 only for a reason, such as tied rewards
             return
         self.batches_without = 0 if advantages.any() else self.batches_without + 1
         if self.batches_without >= PATIENCE:
@@ -179,15 +182,15 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
         self.steps_without += not self.had_gradient
         if self.steps_without >= PATIENCE:
             raise ObjectiveError(
-                f"In {PATIENCE} steps no weight got a gradient, although completions had advantages. Either nothing is "
-                "trainable (look at model.lora.targets), or a hook cuts the graph or multiplies everything by zero."
+                f"In {PATIENCE} steps no weight got a gradient, although completions had advantages. Either no weight is "
+                "trainable (check model.lora.targets), or a hook detaches its result or multiplies it by zero."
             )
         if self.had_gradient and self.services.accelerator.scaler is None:  # a loss scaler skips overflows by itself
             broken = [name for name, weight in weights if weight.grad is not None and not weight.grad.isfinite().all()]
             if broken:
                 raise ObjectiveError(
-                    f"The first gradient of {broken[0]} (and {len(broken) - 1} more weights) is NaN or infinite. Look at the "
-                    "model's precision (model.dtype), and at a hook that divides or exponentiates."
+                    f"The first gradient of {broken[0]} (and {len(broken) - 1} more weights) is NaN or infinite. Check the "
+                    "precision of the model (model.dtype) and hooks that divide or exponentiate."
                 )
 
     def _check_arrival(self, expected: Tensor, arrived: Tensor) -> None:
@@ -196,58 +199,56 @@ class SanityChecks(TrainerCallback):  # type: ignore[misc]
         scaled = self.services.accelerator.scaler is not None
         if not rest <= GRADIENT_TOLERANCE or not factor > 0 or not (scaled or abs(factor - 1.0) <= GRADIENT_TOLERANCE):
             raise ObjectiveError(
-                f"The gradient that arrived at the log-probabilities is not the objective's (a multiple of {factor:.3g} of "
-                f"it, and {rest:.2g} of its size is something else): something changed it on its way, a hook on the "
-                f"log-probabilities or a wrapper of the loss or of the backward pass. {SWITCH}"
+                f"The gradient that arrived at the log-probabilities is not that of the objective: it is {factor:.3g} times that "
+                f"gradient, and {rest:.2g} of its norm comes from elsewhere. A tensor hook on the log-probabilities or a "
+                f"wrapper of the loss or of the backward pass changed it. {SWITCH}"
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not self.losses:
             raise ObjectiveError(
-                "A step was made without calling the objective: something replaced compute_loss or _compute_loss "
-                "after the trainer was built. The run stops, because its hooks would be ignored."
+                "A step ran without calling the objective: other code replaced compute_loss or _compute_loss after the "
+                "trainer was built. The run stops, because its hooks would be ignored."
             )
         self.had_advantage = False
 
 
 def logps_gradient(objective: Objective, batch: TokenBatch, scale: LossScale) -> Tensor:
-    """d loss / d logps, (B, T): what a trainer's backward pass must bring to the log-probabilities.
+    """d loss / d logps, (B, T): the gradient that the backward pass must bring to the log-probabilities.
 
-    Everything else in the batch is held constant. State that hooks keep is left as it was.
+    The other fields of the batch are constants. The state of the hooks does not change.
     """
     state = copy.deepcopy(objective.state_dict())
     leaf = batch.logps.detach().requires_grad_()
     values = {item.name: getattr(batch, item.name) for item in dataclasses.fields(batch) if item.init}
-    held: dict[str, Any] = {
-        name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()
-    }
+    constants: dict[str, Any] = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
     with torch.enable_grad():
-        loss = objective.loss(TokenBatch(**held | {"logps": leaf}), scale).loss
+        loss = objective.loss(TokenBatch(**constants | {"logps": leaf}), scale).loss
         gradient = torch.autograd.grad(loss, leaf, allow_unused=True)[0] if loss.requires_grad else None
     objective.load_state_dict(state)
     return torch.zeros_like(leaf) if gradient is None else gradient
 
 
 def ignores_advantages(objective: Objective, batch: TokenBatch, scale: LossScale) -> bool:
-    """Whether no change of the advantages changes d loss / d logps by more than rounding: the clip does not use them.
+    """Whether other advantages leave d loss / d logps unchanged up to rounding, so that the clip does not use them.
 
-    False where nothing can be told: weights leave no token open, or the gradient has NaN.
+    False if this cannot be decided: weights mask all tokens, or the gradient has NaN.
     """
-    before = logps_gradient(objective, batch, scale)
-    if not before.isfinite().all() or not open_tokens(objective, batch).any():
+    gradient = logps_gradient(objective, batch, scale)
+    if not gradient.isfinite().all() or not open_tokens(objective, batch).any():
         return False
-    least, numbers = 1e-6 * before.abs().max(), torch.arange(batch.advantages.numel(), device=batch.advantages.device)
-    amounts = (1.0 + (numbers * 0.6180339887) % 1.0).view(batch.advantages.shape)  # between 1 and 2, nowhere the same
-    farther = batch.advantages + torch.where(batch.advantages < 0, -amounts, amounts)
-    for changed in (farther, -farther):  # a clip may use nothing but the sign
-        after = logps_gradient(objective, dataclasses.replace(batch, advantages=changed), scale)
-        if (after - before).abs().max() > least:
+    least, numbers = 1e-6 * gradient.abs().max(), torch.arange(batch.advantages.numel(), device=batch.advantages.device)
+    amounts = (1.0 + (numbers * 0.6180339887) % 1.0).view(batch.advantages.shape)  # between 1 and 2, all different
+    larger = batch.advantages + torch.where(batch.advantages < 0, -amounts, amounts)
+    for changed in (larger, -larger):  # a clip may use the sign alone
+        other = logps_gradient(objective, dataclasses.replace(batch, advantages=changed), scale)
+        if (other - gradient).abs().max() > least:
             return False
     return True
 
 
 def open_tokens(objective: Objective, batch: TokenBatch, *, of_the_kit: bool = False) -> Tensor:
-    """(B, T) bool: live tokens that no weight masks; `of_the_kit` looks at the kit's own weights alone."""
+    """(B, T) bool: trained tokens that no weight masks. With `of_the_kit` only the kit's own weights count."""
     state = copy.deepcopy(objective.state_dict())
     with torch.no_grad():
         live = batch.mask
@@ -261,16 +262,16 @@ def open_tokens(objective: Objective, batch: TokenBatch, *, of_the_kit: bool = F
 def scoring_error(services: Services, model: Any, batch: MicroBatch) -> float:
     """Mean difference (nats) between the scorer on the padded batch and plain logits on the row with most padding.
 
-    Dropout is off for both, and without any the scorer works as in training. The row is scored beside the longest one, with
-    the batch's padding; PROBE_TOKENS tokens of it go through the model's own logits, alone and unpadded.
+    Dropout is off for both; without dropout the scorer works as in training. The scorer gets the row next to the longest one,
+    with the batch's padding. PROBE_TOKENS tokens of the row go through the model's own logits, alone and unpadded.
     """
     prompt_mask, live = batch["prompt_mask"].bool(), batch.completion_mask.bool()
     candidates, length = live.any(1), prompt_mask.sum(1) + live.sum(1)
     row = int(torch.where(candidates, prompt_mask.shape[1] - prompt_mask.sum(1), -1).argmax())
     count = min(int(live[row].sum()), PROBE_TOKENS)
-    own = batch.select([row]).rows
+    rows = batch.select([row]).rows
     chosen_tokens = torch.cat([prompt_mask[row], live[row] & (live[row].cumsum(0) <= count)])
-    alone = own.ids[0][chosen_tokens]
+    alone = rows.ids[0][chosen_tokens]
 
     training = model.training
     try:
@@ -281,19 +282,21 @@ def scoring_error(services: Services, model: Any, batch: MicroBatch) -> float:
             bare = services.accelerator.unwrap_model(model)
             base = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
             takes = inspect.signature(base.forward).parameters
-            keep = {"logits_to_keep": count + 1} if "logits_to_keep" in takes else {}  # all may be more than fits
+            keep = (
+                {"logits_to_keep": count + 1} if "logits_to_keep" in takes else {}
+            )  # the logits of all tokens may not fit
             model_inputs = {
                 "input_ids": alone[None],
                 "attention_mask": torch.ones_like(alone)[None],
                 "use_cache": False,
             }
-            for name, value in own.model_inputs().items():
+            for name, value in rows.model_inputs().items():
                 if (rule := services.family.rule(name)) != "drop":
                     model_inputs[name] = value[:, chosen_tokens] if rule == "extend" else value
             with services.accelerator.autocast():
-                plainly = model(**model_inputs, **keep)
+                output = model(**model_inputs, **keep)
     finally:
         model.train(training)
-    chosen = (plainly.logits[0, -count - 1 : -1].float() / services.temperature).log_softmax(-1)
+    chosen = (output.logits[0, -count - 1 : -1].float() / services.temperature).log_softmax(-1)
     plain = chosen.gather(1, alone[-count:, None]).squeeze(1)
     return float((scored[0][live[row]][:count].float() - plain).abs().mean())

@@ -111,9 +111,10 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     check_anew: repeat the first-step checks in a resumed run, because something that matters has changed.
     fast_decoding: generate on a CPU with `kit.generation.decoding`: the distribution of TRL, but other samples for a seed.
 
-    A subclass may add terms to the result of `compute_loss`, but a factor would be ignored: the gradient of the objective is
-    in the weights before `compute_loss` returns. Raises `ObjectiveError` if arguments of TRL's own loss are set together with
-    an objective, or if the objective needs something that this run does not have; `EnvironmentUnsupported` for another TRL.
+    A subclass may add terms to the result of `compute_loss`. Scaling the result has no effect, because `compute_loss` has already
+    accumulated the gradient of the objective in `param.grad`. Raises `ObjectiveError` if arguments of TRL's own loss are set
+    together with an objective, or if the objective needs something that this run does not have; `EnvironmentUnsupported` for
+    another version of TRL.
     """
 
     def __init__(
