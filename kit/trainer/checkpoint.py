@@ -1,9 +1,9 @@
-"""What a checkpoint keeps beside transformers' files, so that a resumed run makes the very steps that the interrupted one would.
+"""The kit's files in a checkpoint, with which a resumed run makes the same steps as an uninterrupted one.
 
 objective_state.json      state of hooks and controllers
-value_head.safetensors    of `gae`
-progress.json             how far into a generation batch, what the first steps proved, the state of other parts of the run
-rollout.pt                the completions that steps are still to be made on (`optimisation.iterations` above 1)
+value_head.safetensors    the value head of `gae`
+progress.json             position in a generation batch, results of the first-step checks, state of other parts of the run
+rollout.pt                completions that have steps left (`optimisation.iterations` above 1)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROLLOUT_FILE = "rollout.pt"
 
 
 class Stateful(Protocol):
-    """A part of a run that keeps something between steps: plain values, exact in JSON."""
+    """A part of a run with state between steps: plain values that JSON represents exactly."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -64,25 +64,27 @@ class CheckpointState:
         was_stopped: Callable[[], bool] = lambda: False,
         check_anew: bool = False,
     ) -> None:
-        """Saves and restores what TRL's checkpoints leave out.
+        """Save and restore what TRL's checkpoints leave out.
 
-        stateful: further parts, by name.  services: None without an
-        objective. was_stopped: whether somebody ended the run. check_anew: the first steps are checked again.
+        `stateful` has further parts of the run by name. `services` is None without an objective. `was_stopped` returns whether a
+        user stopped the run. With `check_anew` a resumed run repeats the first-step checks.
         """
         self.trainer, self.stateful, self.memory = trainer, stateful, memory
         self.objective = services.objective if services is not None else None
         self.critic = services.critic if services is not None else None
         self.services, self.teacher, self.checks = services, teacher, checks
         self.was_stopped, self.check_anew = was_stopped, check_anew
-        self.sampler: Any = None  # of the training data
+        self.sampler: Any = None  # the sampler of the training data
         self.staging: Path | None = None
-        """Where the checkpoint in progress is written, aside while it is not whole."""
+        """Folder in which an incomplete checkpoint is being written."""
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def save(self, root: Path, write: Callable[[], None]) -> None:
-        """Writes a checkpoint of this step below `root`, whole or not at all. write: transformers' and TRL's part of it."""
-        if self.trainer.args.push_to_hub:  # transformers uploads it from where it wrote it, in the background
+        """Write a complete checkpoint of this step below `root`, or none. `write` writes the files of transformers and TRL."""
+        if (
+            self.trainer.args.push_to_hub
+        ):  # transformers uploads it in the background from the folder in which it wrote it
             self._write(write, root)
             return
         self.staging = root / STAGING
@@ -92,7 +94,7 @@ class CheckpointState:
             self.staging = None
 
     def _write(self, write: Callable[[], None], root: Path) -> None:
-        """First ours: TRL's part ends with trainer_state.json, by which a checkpoint is known to be whole."""
+        """Write the kit's files first: TRL's end with trainer_state.json, which marks a complete checkpoint."""
         trainer = self.trainer
         folder = root / f"{PREFIX}{trainer.state.global_step}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,11 +125,11 @@ class CheckpointState:
 
     @contextmanager
     def loading(self, checkpoint: str | None) -> Iterator[None]:
-        """Wraps transformers' loading of optimiser and schedule, and loads the rest of a checkpoint after it."""
+        """Wrap transformers' loading of optimiser and schedule; load the kit's files of the checkpoint afterwards."""
         trainer = self.trainer
         args, device = trainer.args, trainer.args.device
-        if device.type == "cpu":  # torch.load knows `cpu`, but not the `cpu:1` of several processes
-            vars(args)["_setup_devices"] = torch.device("cpu")  # where the cached property keeps it
+        if device.type == "cpu":  # torch.load accepts `cpu`, but not `cpu:1` as with several processes
+            vars(args)["_setup_devices"] = torch.device("cpu")  # the cached property stores it there
         try:
             yield
         finally:
@@ -136,13 +138,13 @@ class CheckpointState:
             return
         folder = Path(checkpoint)
         if self.objective is not None:
-            path = folder / STATE_FILE  # not written by an objective without state
+            path = folder / STATE_FILE  # an objective without state writes none
             self.objective.load_state_dict(json.loads(path.read_text()) if path.is_file() else {})
             if self.critic is not None:
                 self.critic.load(folder)
         if getattr(self.sampler, "shuffle", False):
-            # The orders of the epochs that are behind: TRL's sampler keeps a generator that a new one starts anew.
-            for _ in range(int(trainer.state.epoch or 0.0)):  # a whole number exactly at the end of an epoch
+            # Draw the permutations of past epochs again: TRL's new sampler starts with a new generator.
+            for _ in range(int(trainer.state.epoch or 0.0)):  # at the end of an epoch this is an integer
                 torch.randperm(self.sampler.num_samples, generator=self.sampler.generator)
         path = folder / PROGRESS_FILE
         if not path.is_file():
@@ -161,13 +163,13 @@ class CheckpointState:
                 self.restore_reference_head(batches[0])
             if "teacher_hidden" in batches[0]:
                 assert self.teacher is not None
-                self.teacher.see_head(MicroBatch(batches[0]))
+                self.teacher.restore_head(MicroBatch(batches[0]))
                 self.memory.teacher_head = self.teacher.head
 
     def restore_reference_head(self, inputs: dict[str, Any]) -> None:
-        """Scores one completion of a restored rollout with the reference policy: its head is in no checkpoint.
+        """Score one completion of a restored rollout with the reference policy, because checkpoints do not contain its head.
 
-        TRL has the reference policy as a model of its own, or as the policy with its adapters off.
+        TRL's reference policy is a separate model, or the policy with its adapters off.
         """
         from trl.trainer.utils import use_adapter
 
@@ -182,7 +184,7 @@ class CheckpointState:
         self.memory.reference_head = scores.projection.bare()
 
     def load_weights(self, checkpoint: Path) -> None:
-        """The weights and step of a checkpoint and nothing else: for a run that has no step left to make."""
+        """Load only the weights and the step of a checkpoint, for a run that has no steps left."""
         trainer = self.trainer
         trainer._load_from_checkpoint(str(checkpoint))
         trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
@@ -194,12 +196,12 @@ class CheckpointState:
 
 @contextmanager
 def checkpoint_on_failure(trainer: GRPOTrainer) -> Iterator[None]:
-    """Saves a checkpoint when the engine fails in a rollout, as it would have been written after the last step.
+    """Save a checkpoint of the last step if the engine fails in a rollout, and raise the failure again.
 
-    The failure goes on. Where steps were already made on the earlier completions, and of several processes, the last regular
-    checkpoint stands.
+    No checkpoint is saved if steps were already made on the current completions, or with several processes; the last regular
+    checkpoint remains.
     """
-    before = random.getstate(), numpy.random.get_state(), rng_state()
+    random_states = random.getstate(), numpy.random.get_state(), rng_state()
     try:
         yield
     except EngineError as error:
@@ -207,20 +209,20 @@ def checkpoint_on_failure(trainer: GRPOTrainer) -> Iterator[None]:
         if step == 0 or not trainer.is_in_train or trainer.accelerator.num_processes > 1 or trainer._step % every:
             raise
         if not is_whole(Path(trainer.args.output_dir) / f"{PREFIX}{step}"):
-            random.setstate(before[0])
-            numpy.random.set_state(before[1])
-            set_rng_state(before[2])
+            random.setstate(random_states[0])
+            numpy.random.set_state(random_states[1])
+            set_rng_state(random_states[2])
             try:
                 trainer._save_checkpoint(trainer.model, None)
                 trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
                 log.info("saved a checkpoint after step %d, because generation failed: %s", step, error)
-            except Exception as second:  # the engine's failure is what has to be reported
+            except Exception as second:  # the failure of the engine is the one to report
                 log.warning("no checkpoint after step %d (%s: %s)", step, type(second).__name__, second)
         raise
 
 
 def is_over(folder: Path) -> bool:
-    """Whether the run ended itself at this checkpoint before its last step; not where somebody stopped it."""
+    """Whether the run ended at this checkpoint before its last step without being stopped by a user."""
     try:
         return bool(json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))["over"])
     except (OSError, ValueError, KeyError):

@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or not there: written aside, brought to the disk, and put in place by one rename.
+"""Atomic checkpoints: written to a staging folder, synced to disk, and moved into place by one rename.
 
-A reader never sees half a checkpoint, whenever the process dies, and after a power failure every file of one that is in
-place has its content. What an interrupted write left is under `.saving`, which the next writer removes.
+A reader never sees an incomplete checkpoint, whenever the process dies, and after a power failure the files of a checkpoint
+have their content. An interrupted write leaves files in `.saving`, which the next write removes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kit")
 STAGING = ".saving"
-"""Folder beside the checkpoints in which they are written and taken apart; nothing in it is of any worth."""
+"""Folder next to the checkpoints in which they are written and removed. Its content may be deleted at any time."""
 
 
 def clear_staging(root: Path) -> None:
-    """Removes what an interrupted write left beside the checkpoints of `root`."""
+    """Remove the files of an interrupted write in `root`."""
     shutil.rmtree(root / STAGING, ignore_errors=True)
 
 
 def publish(staged: Path, final: Path) -> None:
-    """Puts a written checkpoint in its place, whole or not at all, and whatever was appended to beside it on the disk.
+    """Move a written checkpoint into place atomically, and sync it and the run's *.jsonl files to disk.
 
-    Raises `RunError` when the disk refuses; the checkpoint is then not there.
+    Raises `RunError` if the disk fails; the checkpoint then does not exist.
     """
     root = final.parent
     files = sorted(path for path in staged.rglob("*") if path.is_file() and path.name != MANIFEST)
@@ -51,18 +51,18 @@ def publish(staged: Path, final: Path) -> None:
 
 
 def rotate(checkpoints: Iterable[Path], limit: int | None, best: str | None) -> None:
-    """Removes the earliest checkpoints beyond `limit`; the last one and `best` stay, as with transformers."""
+    """Remove the earliest checkpoints beyond `limit`. The last one and `best` stay, as in transformers."""
     in_order = sorted(checkpoints, key=step_of)
     if limit is None or limit <= 0 or len(in_order) <= limit:
         return
-    needed = {in_order[-1], *(path for path in in_order if best and path.name == Path(best).name)}
-    spare = [path for path in in_order if path not in needed]
-    for path in spare[: len(in_order) - max(limit, len(needed))]:
+    protected = {in_order[-1], *(path for path in in_order if best and path.name == Path(best).name)}
+    removable = [path for path in in_order if path not in protected]
+    for path in removable[: len(in_order) - max(limit, len(protected))]:
         remove(path)
 
 
 def remove(checkpoint: Path) -> None:
-    """Removes a checkpoint, by a rename first: one that is taken apart must not look like one."""
+    """Remove a checkpoint. It is renamed first, so that a partly removed one does not look like a checkpoint."""
     try:
         _put_aside(checkpoint)
     except OSError as error:
@@ -74,16 +74,16 @@ def remove(checkpoint: Path) -> None:
 def _put_aside(path: Path) -> None:
     if not path.exists():
         return
-    rubbish = path.parent / STAGING / f"old-{path.name}"
-    shutil.rmtree(rubbish, ignore_errors=True)
-    rubbish.parent.mkdir(exist_ok=True)
-    path.rename(rubbish)
+    discarded = path.parent / STAGING / f"old-{path.name}"
+    shutil.rmtree(discarded, ignore_errors=True)
+    discarded.parent.mkdir(exist_ok=True)
+    path.rename(discarded)
 
 
 def save_aside(trainer: GRPOTrainer, root: Path, write: Callable[[], None]) -> None:
-    """Lets `write` write the checkpoint of this step below `.saving`, then puts it in place and removes old ones.
+    """Call `write` to write the checkpoint of this step to `.saving`, move it into place, and remove old ones.
 
-    `write` is the trainer's own, run while its output folder is `.saving`; called by every process of a run.
+    `write` is the trainer's method, called while its output folder is `.saving`. Every process of a run calls this function.
     """
     name, first = f"{PREFIX}{trainer.state.global_step}", trainer.args.should_save
     staged, final = root / STAGING / name, root / name
@@ -94,7 +94,7 @@ def save_aside(trainer: GRPOTrainer, root: Path, write: Callable[[], None]) -> N
     trainer.accelerator.wait_for_everyone()
     if first:
         if not is_whole(staged):
-            raise RunError(f"The checkpoint of step {trainer.state.global_step} was not written to its end.")
+            raise RunError(f"The checkpoint of step {trainer.state.global_step} was not written completely.")
         best = trainer.state.best_model_checkpoint
         if best is not None and Path(best) == staged:
             trainer.state.best_model_checkpoint = str(final)

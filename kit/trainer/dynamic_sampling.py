@@ -1,9 +1,9 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose completions all have one reward are made again from fresh prompts.
+"""Dynamic sampling (DAPO, arXiv 2503.14476): replace groups whose completions have equal rewards by groups of fresh prompts.
 
 1. `_sample` generates and scores a group for each prompt, with logging off.
-2. `_replace_flat` samples fresh prompts in the place of flat groups, until none is left or a limit is reached.
-3. The groups go through TRL's rollout once more as a `ReplayedRollout`: the generator and the reward functions give back what
-   they made, so that old and reference log-probabilities, advantages, logs and the loss are those of any other batch.
+2. `_replace_flat` samples fresh prompts for flat groups until no group is flat or a limit is reached.
+3. The groups go through TRL's rollout again as a `ReplayedRollout`: generator and reward functions return the stored results,
+   so that old and reference log-probabilities, advantages, logs and loss are computed as for any other batch.
 """
 
 from __future__ import annotations
@@ -31,39 +31,35 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 RollOut = Callable[[list[Row], ReplayedRollout | None], tuple[dict[str, Any], RewardResult]]
-"""TRL's batch of these rows, generated or replayed; and what the reward functions gave."""
+"""Function from rows and an optional replay to TRL's batch and the results of the reward functions."""
 LEARNS_FROM_FLAT = {
     "components": "compares the components of the reward",
     "token_rewards": "compares tokens over the whole batch",
     "values": "compares with a value head",
 }
-"""What an advantage may need that makes it differ from 0 in a flat group."""
+"""Needs with which an advantage may differ from 0 in a flat group, and why."""
 
 
 def check_dynamic_sampling(objective: Objective, *, turns: bool, processes: int, images: bool) -> None:
-    """Refuses what dynamic sampling cannot do. Raises `ConfigError`."""
-    seen_in_flat = [reason for need, reason in LEARNS_FROM_FLAT.items() if need in objective.advantage.needs]
+    """Raise `ConfigError` for a run in which dynamic sampling does not work."""
+    reasons = [reason for need, reason in LEARNS_FROM_FLAT.items() if need in objective.advantage.needs]
     refuse(
         ConfigError,
         (
             processes > 1,
-            f"selection.dynamic_sampling in a run of {processes} processes: each would choose for itself.",
+            f"selection.dynamic_sampling does not work with {processes} processes, which would choose different groups.",
             "Set it to null, or start one process.",
         ),
         (
             turns,
-            "selection.dynamic_sampling with generation.tools or .environment: their calls would act twice.",
-            "Set it to null, or leave those out.",
+            "selection.dynamic_sampling does not work with generation.tools or .environment: their calls would run twice.",
+            "Set it to null, or remove those.",
         ),
+        (images, "selection.dynamic_sampling does not work with pictures.", "Set it to null."),
         (
-            images,
-            "selection.dynamic_sampling does not work with pictures.",
-            "Set it to null, or data.image_column: none.",
-        ),
-        (
-            bool(seen_in_flat),
-            f"selection.dynamic_sampling takes a flat group for useless, but {objective.advantage.title} "
-            f"{' and '.join(seen_in_flat)}, and learns from it.",
+            bool(reasons),
+            f"selection.dynamic_sampling replaces flat groups, but {objective.advantage.title} "
+            f"{' and '.join(reasons)}, and learns from them.",
             "Set it to null, or set another advantage, e.g. group_zscore.",
         ),
     )
@@ -78,37 +74,37 @@ class Group:
     components: list[list[float]]  # (g, K) rewards, NaN where one does not apply
     totals: list[float]  # (g,) weighted sums, NaN without a score
     extra: dict[str, list[Any]]  # (g,) each, as reward functions logged them
-    sampler_logps: list[list[float]] | None  # (g,) as an engine apart from the trainer reported them, nats
+    sampler_logps: list[list[float]] | None  # (g,) log-probabilities that vLLM reported, nats
 
     @property
     def flat(self) -> bool:
-        """Whether no two scored completions differ in reward: nothing can be learned from it by comparison."""
+        """Whether all scored completions have the same reward, so that a comparison teaches nothing."""
         scored = [reward for reward in self.totals if not math.isnan(reward)]
         return not scored or min(scored) == max(scored)
 
 
 def key_of(row: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits for a row of the data: the same for the same content, in any process."""
+    """A hash of a row's content, 16 hexadecimal digits, equal in all processes."""
     text = json.dumps(row, sort_keys=True, default=repr, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class FreshPrompts:
-    """Training rows in orders of their own, one permutation after the other.
+    """Draws training rows, one random permutation after the other.
 
-    The trainer's sampler draws as it would without, and nothing is drawn from torch's random numbers. rows: a
+    It has its own random numbers, so that the trainer's sampler and torch's generator are not affected. `rows` is a
     `datasets.Dataset` or a list.
     """
 
     def __init__(self, rows: Any, seed: int) -> None:
         self.rows, self.seed = rows, seed
         self.passed = 0  # rows drawn so far
-        self._order: tuple[int, list[int]] | None = None  # of an epoch
+        self._order: tuple[int, list[int]] | None = None  # epoch, and its permutation
 
     def draw(self, count: int, taken: set[str]) -> list[Row]:
-        """Up to `count` rows whose keys are not among `taken`, which gets them."""
+        """Draw up to `count` rows whose keys are not in `taken`, and add their keys to it."""
         rows: list[Row] = []
-        for _ in range(2 * len(self.rows)):  # the end of one order and the whole of the next: every row
+        for _ in range(2 * len(self.rows)):  # the rest of one permutation and the next one: every row
             if len(rows) == count:
                 break
             epoch, position = divmod(self.passed, len(self.rows))
@@ -125,18 +121,18 @@ class FreshPrompts:
 
 
 class DynamicSampling:
-    """Makes the generation batches of one trainer, and logs the tokens that were spent. Saved with its checkpoints.
+    """Makes the generation batches of one trainer and logs the generated tokens. Its state is saved in checkpoints.
 
-    Raises `ConfigError` for a trainer that cannot follow.
+    Raises `ConfigError` for a trainer with which dynamic sampling does not work.
     """
 
     def __init__(
         self, trainer: GRPOTrainer, objective: Objective | None, metrics: MetricLog, config: DynamicSamplingConfig
     ) -> None:
         self.trainer, self.metrics, self.config = trainer, metrics, config
-        self._logged: dict[str, list[float]] = {}  # by the reward functions, for the replay
+        self._logged: dict[str, list[float]] = {}  # metrics of the reward functions, for the replay
         if objective is None:
-            raise ConfigError("selection needs an objective: pass one, e.g. objective='grpo', or leave selection out.")
+            raise ConfigError("selection needs an objective. Pass one, for example objective='grpo', or omit it.")
         check_dynamic_sampling(
             objective,
             turns=bool(trainer.tools or trainer.environment_factories or trainer.rollout_func),
@@ -145,56 +141,56 @@ class DynamicSampling:
         )
         if not hasattr(trainer.train_dataset, "__getitem__"):
             raise ConfigError(
-                "selection draws fresh prompts, and a streamed dataset cannot be drawn from. Load it whole."
+                "selection draws fresh prompts, which a streamed dataset does not allow. Load the dataset into memory."
             )
         self.fresh = FreshPrompts(trainer.train_dataset, trainer.args.seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """The state as plain values."""
         return {"passed": self.fresh.passed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.fresh.passed = int(state["passed"])
 
     def batch(self, rows: list[Row], roll_out: RollOut) -> dict[str, Any]:
-        """TRL's batch of the groups that are trained on. `rows` repeat each prompt."""
+        """Make TRL's batch of the groups to train on. `rows` has each prompt once per completion."""
         size = self.trainer.num_generations
         self._logged = {}
         passed = self.fresh.passed
         try:
-            groups, made, rounds = self._replace_flat(self._sample([dict(row) for row in rows[::size]]))
-        except EngineError:  # `checkpoint_on_failure` writes the state of a run that has not begun this step
+            groups, sampled, rounds = self._replace_flat(self._sample([dict(row) for row in rows[::size]]))
+        except EngineError:  # `checkpoint_on_failure` saves the state before this step
             self.fresh.passed = passed
             raise
         output, _ = roll_out([dict(group.row) for group in groups for _ in range(size)], self._replayed(groups))
         append = self.metrics.append
-        append("tokens/generated", float(sum(len(ids) for group in made for ids in group.completion_ids)))
-        append("groups/rolled_out", float(len(made)))
+        append("tokens/generated", float(sum(len(ids) for group in sampled for ids in group.completion_ids)))
+        append("groups/rolled_out", float(len(sampled)))
         append("groups/useful", float(sum(not group.flat for group in groups)))
         append("selection/rounds", float(rounds))
-        scored = [total for group in made for total in group.totals if not math.isnan(total)]
+        scored = [total for group in sampled for total in group.totals if not math.isnan(total)]
         if scored:
             append("selection/reward", sum(scored) / len(scored))
         return output
 
     def _replace_flat(self, groups: list[Group]) -> tuple[list[Group], list[Group], int]:
-        """The groups to train on, everything that was made for them, and the rounds of generation that it took."""
-        groups, made, rounds = list(groups), list(groups), 1
+        """The groups to train on, all sampled groups, and the number of generation rounds."""
+        groups, sampled, rounds = list(groups), list(groups), 1
         taken = {key_of(group.row) for group in groups}
         while rounds < self.config.max_rounds:
             flat = [number for number, group in enumerate(groups) if group.flat]
             rows = self.fresh.draw(len(flat), taken)
             if not rows:  # nothing is flat, or no prompt is left
                 break
-            again = self._sample(rows)
-            made += again
+            fresh = self._sample(rows)
+            sampled += fresh
             rounds += 1
-            for number, group in zip(flat, (group for group in again if not group.flat), strict=False):
+            for number, group in zip(flat, (group for group in fresh if not group.flat), strict=False):
                 groups[number] = group
-        return groups, made, rounds
+        return groups, sampled, rounds
 
     def _sample(self, rows: Sequence[Row]) -> list[Group]:
-        """Generates and scores a group for every row. Nothing reaches the logs but what reward functions log, in the replay."""
+        """Generate and score a group for every row. Only metrics of reward functions are logged, in the replay."""
         trainer, size = self.trainer, self.trainer.num_generations
         repeated = [dict(row) for row in rows for _ in range(size)]
         with _muted(trainer), trainer.rolling_out(repeated) as state:
@@ -238,17 +234,17 @@ class DynamicSampling:
 
 @contextmanager
 def _muted(trainer: GRPOTrainer) -> Iterator[None]:
-    """Inside, nothing that is generated or scored enters the trainer's logs and counts."""
+    """Keep generated and scored completions out of the trainer's logs and counts."""
     fresh: dict[str, Any] = {
         "_metrics": {"train": defaultdict(list), "eval": defaultdict(list)},
         "_pending_metrics": defaultdict(list),
         "_pending_extra_logs": defaultdict(list),
     }
-    before = {name: getattr(trainer, name) for name in fresh}
-    tokens_before = trainer.state.num_input_tokens_seen
+    original = {name: getattr(trainer, name) for name in fresh}
+    tokens = trainer.state.num_input_tokens_seen
     vars(trainer).update(fresh)
     try:
         yield
     finally:
-        vars(trainer).update(before)
-        trainer.state.num_input_tokens_seen = tokens_before
+        vars(trainer).update(original)
+        trainer.state.num_input_tokens_seen = tokens

@@ -181,7 +181,7 @@ PLAIN = {"turns": False, "processes": 1, "images": False}
     ("objective", "change", "words"),
     [
         ("grpo", {"processes": 2}, "2 processes.*start one process"),
-        ("grpo", {"turns": True}, "act twice"),
+        ("grpo", {"turns": True}, "run twice"),
         ("grpo", {"images": True}, "pictures"),
         ("gdpo", {}, "components of the reward.*another advantage"),
         ("reinforce_pp", {}, "tokens over the whole batch"),

@@ -187,5 +187,5 @@ def test_the_first_steps_still_see_a_defect_when_most_is_skipped(new_trainer: Ne
         return send(outputs, {name: 0.5 * grad for name, grad in grads.items()}, *rest)
 
     trainer.policy_loss._backward = halved
-    with pytest.raises(ObjectiveError, match="is not the objective's"):
+    with pytest.raises(ObjectiveError, match="is not that of the objective"):
         train(trainer)

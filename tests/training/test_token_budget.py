@@ -127,7 +127,7 @@ def test_the_first_steps_see_a_hook_that_is_wrongly_called_separable(new_trainer
     centred.row_separable = True  # type: ignore[attr-defined]
     trainer = new_trainer(objective=Objective(clip=centred), extra={"token_budget": 40}, per_device_train_batch_size=8)
     torch.manual_seed(0)
-    with pytest.raises(ObjectiveError, match="is not the objective's"):
+    with pytest.raises(ObjectiveError, match="is not that of the objective"):
         trainer.train()
 
 
