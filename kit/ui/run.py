@@ -135,7 +135,7 @@ def like(site: Site, run_id: Any, draft: Any) -> list[Any]:
         tree = read_tree(site.run(run_id).config)
         if not tree:
             raise RunError(f"config.yaml of '{run_id}' cannot be read.")
-        tree.get("run", {}).pop("id", None)
+        tree["run"] = {key: value for key, value in tree.get("run", {}).items() if key not in ("id", "root")}
         fresh = from_yaml(yaml.safe_dump(tree), site.settings)
         return [fresh.instead_of(kept_or_new(draft)).as_text(), "", "/new"]
     except KitError as problem:

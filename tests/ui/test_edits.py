@@ -195,7 +195,7 @@ def test_a_run_is_deleted_only_when_it_has_ended(tmp_path: Path) -> None:
 def test_a_new_run_like_another_has_its_settings_and_no_name(tmp_path: Path) -> None:
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
     made = site.store.create("seven")
-    config = load_config("quickstart", ["optimisation.steps=7", "run.id=seven", f"run.root={tmp_path / 'runs'}"])
+    config = load_config("quickstart", ["optimisation.steps=7", "run.id=seven", f"run.root={tmp_path / 'moved'}"])
     made.write_text("config.yaml", config.to_yaml())
     text, note, place = run.like(site, "seven", Draft().as_text())
     assert (note, place) == ("", "/new")
