@@ -181,14 +181,15 @@ class Change:
 
 
 BUDGET, MICRO_BATCH = "optimisation.token_budget", "optimisation.micro_batch_size"
+SHARE = "generation.vllm.gpu_memory_utilization"
 FOUR_BIT = Change("model.load_in_4bit=true", "frozen weights are rounded, slower; needs bitsandbytes")
 
 
 def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Change] | None:
-    """The changes that make `config` fit into `room` bytes, in order of least harm; None where nothing here does.
+    """The changes that make `config` fit into `room` bytes, the least harmful first; None if no changes do.
 
-    The first change that lowers what the phases exceed the room by is made, until it fits. Changes that turn out not to be
-    needed are dropped again, and the others made as small as fits, the most harmful first.
+    vLLM first gets the share with which it starts. Then the first change that lowers the excess of the phases is made, until all
+    fit. Changes that are not needed are dropped, and the others made as small as possible, the most harmful first.
     """
 
     def excess(changes: Mapping[str, Change]) -> float:
@@ -196,7 +197,14 @@ def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Ch
         return math.inf if changed is None else plan(changed).excess(room)
 
     chosen: dict[str, Change] = {}
-    ladder = list(_ladder(config, plan(config).workload, device))
+    first = plan(config)
+    ladder = list(_ladder(config, first.workload, device))
+    if first.engine_lacks:
+        for change in ladder:
+            changed = apply(config, [change]) if change.key == SHARE else None
+            if changed is not None and not plan(changed).engine_lacks:
+                chosen = {SHARE: change}
+                break
     while (now := excess(chosen)) > 0:
         # A smaller micro-batch lowers whatever a budget does.
         steps = (change for change in ladder if change.key != BUDGET)
@@ -241,15 +249,15 @@ def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
     colocated = config.generation.engine == "vllm"
     if device == "cuda":
         if colocated and not config.generation.vllm.standby:
-            yield Change("generation.vllm.standby=true", "same result; the engine takes its weights anew at each step")
+            yield Change("generation.vllm.standby=true", "same result; vLLM reloads its weights at each step")
         if colocated:
-            share, key = config.generation.vllm.gpu_memory_utilization, "generation.vllm.gpu_memory_utilization"
-            for more in (0.5, 0.7, 0.9):
-                if more > share:
-                    yield Change(f"{key}={more}", "vLLM takes more of the card")
-            for less in (0.7, 0.5, 0.3):
-                if less < share:
-                    yield Change(f"{key}={less}", "vLLM generates fewer answers at once")
+            share = config.generation.vllm.gpu_memory_utilization
+            for larger in (0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
+                if larger > share:
+                    yield Change(f"{SHARE}={larger}", "vLLM takes more of the card")
+            for smaller in (0.7, 0.5, 0.3):
+                if smaller < share:
+                    yield Change(f"{SHARE}={smaller}", "vLLM generates fewer answers at once")
         if config.model.dtype == "float32":
             yield Change("model.dtype=auto", "half precision, the usual choice on a GPU; faster")
         yield Change("optimisation.optimizer=adamw_8bit", "optimiser states are rounded; needs bitsandbytes")

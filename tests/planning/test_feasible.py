@@ -87,7 +87,24 @@ def test_vllm_gets_as_much_of_the_card_as_its_weights_need(shape: ModelShape, co
     assert memory.engine_lacks == pytest.approx(2 * large.parameters + 2 * 2 * 64 * 2 * 640 - 0.3 * room)
     changes = fixes(config, plan, room, "cuda")
     assert changes is not None
-    assert [change.override for change in changes] == ["generation.vllm.gpu_memory_utilization=0.5"]
+    assert [change.override for change in changes] == ["generation.vllm.gpu_memory_utilization=0.4"]
+
+
+def test_the_share_of_vllm_is_corrected_before_anything_else(shape: ModelShape, config: RunConfig) -> None:
+    """A model of 7B in 4 bits on a T4 needs a larger share and a smaller evaluation, but no shorter completions."""
+    large = replace(shape, parameters=76 * 10**8, linear=65 * 10**8, largest=545 * 10**6, layers=28, hidden=3584)
+    large = replace(large, intermediate=18944, query=3584, key=512, heads=28, vocab=152064)
+    room = 14.6 * 2**30
+    plan = Planned(large, "cuda", room)
+    config = load_config(config, ["generation.engine=vllm", "model.load_in_4bit=true", "model.dtype=float16"])
+    config = load_config(config, ["evaluation.batch_size=128", "generation.max_completion_tokens=1024"])
+    assert plan(config).engine_lacks > 0
+    assert plan(config).phase == "evaluation"
+    changes = fixes(config, plan, room, "cuda")
+    assert changes is not None
+    keys = ["evaluation.batch_size", "generation.vllm.gpu_memory_utilization"]
+    assert [change.key for change in changes if change.key != "optimisation.token_budget"] == keys
+    assert not plan(load_config(config, [change.override for change in changes])).excess(room)
 
 
 def test_a_model_that_is_too_large_has_no_fix(shape: ModelShape, config: RunConfig) -> None:
