@@ -41,7 +41,7 @@ def write(name: str, text: str) -> str:
         (["train", "quickstrat"], "Did you mean 'quickstart'"),
         (["train", "quickstart", "-o", "optimisation.stps=1"], "Did you mean 'steps'"),
         (["train", "quickstart", "-o", "nonsense"], "section.key=value"),
-        (["train", "quickstart", "-o", "optimisation.batch_size=100"], "cannot be made of groups of 8"),
+        (["train", "quickstart", "-o", "optimisation.batch_size=100"], "no multiple of the group size 8"),
         (["train", "quickstart", "-o", "run.id=../up"], "run.id"),
         (["quickstart", "--steps", "0"], "optimisation.steps"),
         (["validate", "nowhere.yaml"], "There is no file"),

@@ -46,12 +46,12 @@ def test_an_unknown_key_is_met_with_the_nearest_one(tree: dict, words: list[str]
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
-        ({"optimisation": {"batch_size": 100}}, ["batch_size", "groups of 8", "96 or 104"]),
+        ({"optimisation": {"batch_size": 100}}, ["batch_size", "group size 8", "96 or 104"]),
         ({"optimisation": {"batch_size": 4}}, ["use 8"]),
         ({"optimisation": {"micro_batch_size": 7}}, ["does not divide batch_size 64", "use 8"]),
         ({"generation": {"temperature": 0}}, ["generation.temperature", "greater than 0", "seen: 0"]),
         ({"optimisation": {"schedule": "cosin"}}, ["optimisation.schedule", "'cosine'", "seen: 'cosin'"]),
-        ({"reward": {"preset": None}}, ["nothing is rewarded"]),
+        ({"reward": {"preset": None}}, ["there is no reward"]),
         ({"reward": {"preset": "mine.py:score"}}, ["write functions: [mine.py:score]"]),
         ({"objective": {"clip": 3}}, ["objective.clip:", "string", "dictionary", "seen: 3"]),
         ({"model": None}, ["model: expected keys below it"]),
@@ -104,8 +104,8 @@ def test_an_override_reaches_an_item_of_a_list_by_its_number() -> None:
     [
         ("model: [", "not valid YAML"),
         ("model:\n\tname: x", "not valid YAML"),
-        ("- a\n- b", "holds a list"),
-        ("just text", "holds a str"),
+        ("- a\n- b", "found a list"),
+        ("just text", "found a str"),
         ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
         ("[" * 200_000, "nested too deep"),
         ("{a: " * 200_000, "nested too deep"),
@@ -176,8 +176,8 @@ def test_a_recipe_that_the_saved_hooks_would_win_over_is_refused_by_their_names(
     assert "advantage, clip, weights, regularizers, reduction" in message
     assert "-o 'objective={recipe: rloo}'" in message
     some = refusal(SAVED, "objective.recipe=rloo", "objective.clip=reinforce", "objective.weights=null")
-    assert "nothing of advantage, regularizers, reduction:" in some
-    assert "of advantage" in refusal(load_config(SAVED), "objective.recipe=rloo")
+    assert "not change advantage, regularizers, reduction:" in some
+    assert "change advantage" in refusal(load_config(SAVED), "objective.recipe=rloo")
 
 
 def test_a_recipe_may_replace_the_section_stay_the_same_or_change_a_recipe_with_changes() -> None:

@@ -1,6 +1,6 @@
-"""The command line. Every verb imports what it needs inside, so that `grpo-kit --help` answers at once.
+"""The command line. Verbs import their modules when they run, so that `grpo-kit --help` is fast.
 
-Exit codes: 0 done, 2 the user's error (one message on stderr, no traceback unless --debug), 130 Ctrl-C, 1 a crash.
+Exit codes: 0 success, 1 crash, 2 user error (one message on stderr, a traceback only with --debug), 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class KitGroup(TyperGroup):
-    """Turns the errors of all verbs into a message and an exit code."""
+    """Turns errors of all verbs into a message and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs a verb. Raises `typer.Exit` in place of user errors and Ctrl-C."""
+        """Run a verb. User errors and Ctrl-C become `typer.Exit`."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -47,12 +47,12 @@ app = typer.Typer(
     cls=KitGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: the rich one takes three times as long to import
+    rich_markup_mode=None,  # rich help takes three times as long to import
     add_completion=False,
     context_settings={"max_content_width": 110},
-    help="Fine-tune language models with GRPO on one GPU, or on this machine's CPU. Begin with: grpo-kit quickstart",
+    help="Fine-tune language models with GRPO on one GPU or on a CPU. Start with: grpo-kit quickstart",
 )
-config_app = typer.Typer(no_args_is_help=True, help="The configuration: schema, presets, what a file amounts to.")
+config_app = typer.Typer(no_args_is_help=True, help="The configuration: schema, presets, all values of a file.")
 data_app = typer.Typer(no_args_is_help=True, help="Datasets.")
 app.add_typer(config_app, name="config")
 app.add_typer(objective_app, name="objective")
@@ -68,10 +68,10 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of user errors, too.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of user errors.")] = False,
 ) -> None:
-    """Options of all verbs."""
+    """Options for all verbs."""
 
 
 @app.command()
@@ -81,19 +81,17 @@ def quickstart(
     detach: Detach = False,
     real: Annotated[
         bool,
-        typer.Option(
-            "--real", help="On SmolLM2-135M instead, trained to turn a sentence into JSON: many minutes on a CPU."
-        ),
+        typer.Option("--real", help="Train SmolLM2-135M to turn a sentence into JSON instead: some minutes on a CPU."),
     ] = False,
 ) -> None:
-    """Train and score the embedded model on a CPU, in about a minute; with --real, SmolLM2."""
-    shorter = [] if steps is None else [f"optimisation.steps={steps}"]
-    train("quickstart-real" if real else "quickstart", [*shorter, *(override or [])], detach)
+    """Train and score a tiny model on a CPU in about a minute, or SmolLM2 with --real."""
+    step_override = [] if steps is None else [f"optimisation.steps={steps}"]
+    train("quickstart-real" if real else "quickstart", [*step_override, *(override or [])], detach)
 
 
 @app.command()
 def train(config: Config, override: Overrides = None, detach: Detach = False) -> None:
-    """Train as CONFIG says. Ctrl-C saves a checkpoint and stops; closing the terminal does not."""
+    """Train with CONFIG. Ctrl-C saves a checkpoint and stops the run; closing the terminal does not stop it."""
     from kit.launch import launch, launch_detached
     from kit.runner import prepare
 
@@ -112,7 +110,7 @@ def train(config: Config, override: Overrides = None, detach: Detach = False) ->
 
 @app.command()
 def validate(config: Config, override: Overrides = None) -> None:
-    """Check CONFIG without running it."""
+    """Check CONFIG without starting a run."""
     loaded = _load(config, override or [])
 
     from kit.runner import prepare
@@ -136,11 +134,11 @@ def init(
 
     if str(path) in preset_names():
         raise ConfigError(
-            f"{path} is a preset, and init names the file to write: grpo-kit init {path}.yaml --preset {path}"
+            f"{path} is a preset, but init expects the file to write: grpo-kit init {path}.yaml --preset {path}"
         )
     text = commented_yaml(load_config(preset))
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give a file name, e.g. {path / 'run.yaml'}.")
+        raise ConfigError(f"{path} is a folder; expected a file name, e.g. {path / 'run.yaml'}.")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists already; choose another name, or overwrite it with --force.")
     write_atomic(path, text)
@@ -165,10 +163,10 @@ app.command()(cli_runs.compare)
     options_metavar="list|show|test|audit [OPTIONS] [ARGS]...",
 )
 def reward(context: typer.Context) -> None:
-    """List reward presets, show one, test one on known hacks, or audit one on your own rows.
+    """List reward presets, show one, test one with known hacks, or audit one on your own rows.
 
-    `test` and `audit` also take the YAML file of a run, and then the overrides of its keys. `grpo-kit reward VERB --help` has
-    the options of each; without the kit the command is `python -m rewards`.
+    `test` and `audit` also accept the YAML file of a run with overrides. `grpo-kit reward VERB --help` lists the options of a
+    verb. Without the kit, use `python -m rewards`.
     """
     from rewards.__main__ import main as rewards_main
 
@@ -186,15 +184,15 @@ def reward(context: typer.Context) -> None:
 def scale(
     config: Config,
     to: Annotated[Literal["verl"], typer.Option(help="The trainer.")] = "verl",
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where its files go.")] = Path("scaled"),
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs a machine.")] = 8,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write to.")] = Path("scaled"),
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs per machine.")] = 8,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     override: Overrides = None,
 ) -> None:
-    """Carry CONFIG over to a trainer for clusters.
+    """Convert CONFIG for a trainer for clusters.
 
-    Written are its YAML file, the rows, the reward and the objective. What has no place there is listed.
+    Writes its YAML file, the rows, the reward and the objective, and lists settings that it does not support.
     """
     from kit.planning.scaling import scale
 
@@ -202,32 +200,34 @@ def scale(
     for path in scaled.write(out, force=force):
         typer.echo(f"written: {path}")
     for line in scaled.left:
-        typer.echo(f"not carried: {line}")
+        typer.echo(f"not converted: {line}")
     typer.echo(f"next: {scaled.command}")
 
 
 @app.command()
 def ui(
-    host: Annotated[str, typer.Option(help="Address to serve at; any but 127.0.0.1 needs --auth.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve at.")] = 7860,
+    host: Annotated[str, typer.Option(help="Address of the server; others than 127.0.0.1 need --auth.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the server.")] = 7860,
     root: Annotated[Path, typer.Option(help="Folder that holds the runs.")] = Path("runs"),
     auth: Annotated[
         str | None,
-        typer.Option(metavar="FILE_OR_ENV", help="Lines `user:password`: a file, or an environment variable's name."),
+        typer.Option(
+            metavar="FILE_OR_ENV", help="Lines `user:password`, in a file or in an environment variable of this name."
+        ),
     ] = None,
     hooks: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A Python file whose functions the page may use as rewards and hooks."),
+        typer.Option(metavar="FILE", help="Python file with rewards and hooks for the page; may be repeated."),
     ] = None,
     folder: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="Also offer models and data below this folder; may be repeated."),
     ] = None,
     proxy: Annotated[
-        bool, typer.Option("--proxy", help="Behind a proxy that sets X-Forwarded-Host: believe that header.")
+        bool, typer.Option("--proxy", help="Trust the header X-Forwarded-Host of a proxy in front.")
     ] = False,
 ) -> None:
-    """Open the web page: make runs, watch them, try the results. Runs outlive the page."""
+    """Serve the web page: start runs, watch them, try the results. Runs continue without the page."""
     from kit.ui.server import serve
     from kit.ui.settings import Settings, read_accounts
 
@@ -250,14 +250,14 @@ def config_show(
     config: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="A YAML file, or a preset's name.")] = None,
     override: Overrides = None,
 ) -> None:
-    """Print CONFIG with every default, or list the presets."""
+    """Print CONFIG with all defaults, or list the presets."""
     from kit.config import find_config, preset_names
 
     if config is not None:
         typer.echo(_load(config, override or []).to_yaml(), nl=False)
         return
     print_table(
-        ["preset", "what it is"],
+        ["preset", "description"],
         [
             [name, find_config(name).read_text(encoding="utf-8").strip().partition("\n")[0].lstrip("# ")]
             for name in preset_names()
@@ -269,12 +269,12 @@ def config_show(
 def data_preview(
     config: Config,
     override: Overrides = None,
-    rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="Rows of each side to show.")] = 3,
+    rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="Training and held-out rows to show, each.")] = 3,
     as_seen: Annotated[
-        bool, typer.Option("--as-seen", help="Also rows as the model sees them, with lengths in its tokens.")
+        bool, typer.Option("--as-seen", help="Also show rows as the model sees them, with lengths in tokens.")
     ] = False,
 ) -> None:
-    """Show what is read: counts, columns, and rows of both sides."""
+    """Show the data of CONFIG: counts, columns, and training and held-out rows."""
     from kit.data import load_data, preview
 
     loaded = _load(config, override or [])
@@ -318,7 +318,7 @@ def _complain(message: str) -> None:
 
 
 def main() -> None:
-    """Entry of the console script."""
+    """Entry point of the console script."""
     try:
         app()
     except KeyboardInterrupt:

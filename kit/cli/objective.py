@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 
 KINDS = ("advantage", "clip", "weight", "regularizer", "reduction")
 CHANGING = ("schedule", "controller")
-"""Kinds of what may stand for a number: by the step, or by what was measured."""
+"""Kinds of values that change during a run: with the step, or with a measured value."""
 
 objective_app = typer.Typer(no_args_is_help=True, help="Recipes and hooks of the loss.")
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="A recipe, a hook, or your own as file.py:function.", show_default=False)
-]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe, a hook, or file.py:function.", show_default=False)]
 Kind = Annotated[
     str | None,
-    typer.Option(metavar="KIND", help=f"{', '.join(KINDS)}. Of your own: clip, unless function.kind is set."),
+    typer.Option(metavar="KIND", help=f"{', '.join(KINDS)}. For your own: clip, unless function.kind is set."),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -38,7 +36,7 @@ Settings = Annotated[
 @objective_app.command("list")
 def objective_list(
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help=f"One kind alone: {', '.join((*KINDS, *CHANGING))}.")
+        str | None, typer.Option(metavar="KIND", help=f"Only this kind: {', '.join((*KINDS, *CHANGING))}.")
     ] = None,
 ) -> None:
     """List recipes, hooks, schedules and controllers."""
@@ -62,7 +60,7 @@ def objective_list(
 
 @objective_app.command("show")
 def objective_show(name: Name, kind: Kind = None, override: Settings = None) -> None:
-    """Show one of them: formula, settings, needs, costs."""
+    """Show a recipe or a hook: formula, settings, needs, costs."""
     import inspect
 
     import yaml
@@ -96,7 +94,7 @@ def objective_show(name: Name, kind: Kind = None, override: Settings = None) -> 
 
 @objective_app.command("check")
 def objective_check(name: Name, kind: Kind = None, override: Settings = None) -> None:
-    """Try a hook, or all of a recipe, on random batches. Is it sound? Nothing is trained."""
+    """Check a hook, or all hooks of a recipe, on random batches. Nothing is trained."""
     from kit.errors import ConfigError, ObjectiveError
     from kit.objective import Objective
     from kit.objective.check import check_hook
@@ -125,7 +123,7 @@ def objective_check(name: Name, kind: Kind = None, override: Settings = None) ->
 
 
 def _find(name: str, kind: str | None, overrides: list[str]) -> type[Schedule] | Objective | list[Hook]:
-    """Finds the schedule, the recipe or the hooks of a name, with hyper-parameters; hooks of several kinds may share one.
+    """Find the schedule, the recipe or the hooks of a name. Hooks of several kinds may share a name.
 
     Raises `ConfigError`.
     """
@@ -160,7 +158,7 @@ def _find(name: str, kind: str | None, overrides: list[str]) -> type[Schedule] |
 
 
 def _registries(kind: str | None, known: Sequence[str] = KINDS) -> dict[str, HookRegistry]:
-    """The registries by kind, or the one that is asked for. Raises `ConfigError` for another word than those `known`."""
+    """The registries by kind, or that of one kind. Raises `ConfigError` for a kind that is not in `known`."""
     from kit import objective
     from kit.errors import ConfigError
     from kit.registry import did_you_mean
@@ -186,7 +184,7 @@ def _call_of(changing: type[Schedule]) -> str:
 
 
 def _summary(changing: type[Schedule]) -> str:
-    """The first paragraph of its docstring, in one line."""
+    """The first paragraph of a docstring in one line."""
     import inspect
 
     return " ".join((inspect.getdoc(changing) or "").partition("\n\n")[0].split()).replace("`", "")
@@ -243,7 +241,7 @@ def _call(spec: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """As one writes it in YAML."""
+    """A value as in YAML."""
     words = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):
         return words[value]

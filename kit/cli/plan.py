@@ -1,4 +1,4 @@
-"""The verbs `doctor`, `plan` and `model check`: is the machine fit, will the run learn and fit, does the architecture train."""
+"""The verbs `doctor`, `plan` and `model check`: check the machine, a run before it starts, and an architecture."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ GIB = 1024**3
 
 def doctor(
     config: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG]", help="Also: will this configuration learn?")
+        str | None, typer.Argument(metavar="[CONFIG]", help="Also check whether this configuration will learn.")
     ] = None,
     override: Overrides = None,
     prompts: Annotated[int, typer.Option(min=2, help="Training prompts to sample.")] = 32,
     as_json: AsJson = False,
-    root: Annotated[Path | None, typer.Option(help="Folder that holds the runs.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the runs.")] = None,
 ) -> None:
-    """Check this machine; with CONFIG also whether it will learn.
+    """Check this machine, and with CONFIG whether the run will learn.
 
-    The model is sampled, to see whether the task gives it anything to learn from.
+    For that the model is sampled, to measure whether the rewards of the task differ.
     """
     from kit.config import load_config
     from kit.planning.machine import check_machine, failed
@@ -39,7 +39,7 @@ def doctor(
     checks = check_machine(root or folder, model)
     result: dict[str, Any] = {"machine": {"failed": failed(checks), "checks": list(map(asdict, checks))}}
     if not as_json:
-        print_table(["check", "", "seen", "what to do"], [[c.name, c.level, c.seen, c.fix] for c in checks])
+        print_table(["check", "", "result", "what to do"], [[c.name, c.level, c.seen, c.fix] for c in checks])
     if loaded is not None and not failed(checks):
         from kit.planning.signal import check
 
@@ -56,10 +56,10 @@ def plan(
     config: Config,
     override: Overrides = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Plan for this GPU, e.g. 't4' or 'a100 80'.")] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Run 2 steps of the worst case here, and measure.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Train 2 steps of the worst case here and measure.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan memory and time of CONFIG, and what makes it fit."""
+    """Estimate memory and time of CONFIG, and settings with which it fits."""
     from kit.config import load_config
     from kit.planning.plan import find_gpu
     from kit.planning.plan import plan as make_plan
@@ -85,10 +85,10 @@ def _show_plan(name: str, result: dict[str, Any]) -> None:
     memory = result["memory"]
     rows = [["always", term, _gib(size)] for term, size in memory["always"].items()]
     for phase, terms in memory["phases"].items():
-        mark = f"{phase} (highest)" if phase == memory["phase"] else phase
-        rows += [[mark, term, _gib(size)] for term, size in terms.items() if size]
+        label = f"{phase} (highest)" if phase == memory["phase"] else phase
+        rows += [[label, term, _gib(size)] for term, size in terms.items() if size]
     typer.echo(f"{name}: {result['model']['parameters'] / 1e6:.1f}M weights, on {result['place']}")
-    print_table(["when", "what", "GiB"], rows)
+    print_table(["phase", "memory", "GiB"], rows)
     verdict = "fits" if result["fits"] else "does not fit"
     typer.echo(f"Peak {_gib(memory['peak_bytes'])} GiB of {_gib(result['room_bytes'])} GiB: {verdict}.")
     if result["fixes"]:
@@ -100,7 +100,7 @@ def _show_plan(name: str, result: dict[str, Any]) -> None:
     seconds = result["seconds_per_step"]
     step = seconds.get("measured", seconds["step"])
     typer.echo(
-        f"{result['time_is'].capitalize()}: {step:.1f} s a step, {duration(3600 * result['hours'])} in all, held-out scores "
+        f"{result['time_is'].capitalize()}: {step:.1f} s per step, {duration(3600 * result['hours'])} in all, held-out scores "
         "included."
     )
     if "probe" in result:
@@ -115,7 +115,7 @@ def _show_signal(signal: dict[str, Any]) -> None:
     rows = [
         [name, interval(signal[name])] for name in signal if isinstance(signal[name], dict) and "low" in signal[name]
     ]
-    rows.append(["seconds a batch", "completions {rollout:.1f}, rewards {reward:.1f}".format(**signal["seconds"])])
+    rows.append(["seconds per batch", "completions {rollout:.1f}, rewards {reward:.1f}".format(**signal["seconds"])])
     print_table([f"{signal['prompts']} prompts x {signal['k']}", "value [95 % interval]"], rows)
     for sample in signal["samples"]:
         reward = "none" if sample["reward"] is None else f"{sample['reward']:.2f}"
@@ -139,21 +139,21 @@ model_app = typer.Typer(no_args_is_help=True, help="Models: what an architecture
 
 @model_app.callback()
 def options() -> None:
-    """Verbs about models."""
+    """Verbs for models."""
 
 
 @model_app.command("check")
 def model_check(
     source: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or a model_type, e.g. qwen3.")],
-    weights: Annotated[bool, typer.Option("--weights", help="Try its real weights, not a tiny random copy.")] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Use real weights, not a random copy.")] = False,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+        bool, typer.Option("--trust-remote-code", help="Run Python code of the model's repository.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try whether a model trains here. Exit code 1 where not.
+    """Check whether a model trains here. Exits with 1 if it does not.
 
-    Tried are forward, padding, loss, LoRA, 4-bit, generation and a GRPO step.
+    Checks forward pass, padding, loss, LoRA, 4-bit, generation and a GRPO step.
     """
     from kit.model_check.check import check_model
 
@@ -172,24 +172,25 @@ def _show(findings: Findings) -> None:
     )
     typer.echo(f"tokenizer: {findings.tokenizer}")
     print_table(
-        ["found", ""], [[name, _said(value)] for name, value in findings.family.items() if value not in (None, [], {})]
+        ["property", ""],
+        [[name, _text(value)] for name, value in findings.family.items() if value not in (None, [], {})],
     )
     print_table(["support", "", "why"], [list(finding) for finding in findings.findings])
     typer.echo(verdict(findings))
 
 
 def verdict(findings: Findings) -> str:
-    """The last line: whether it trains, and on what not."""
+    """Whether the model trains, with or without pictures."""
     if not findings.trains:
-        return "It does not train; see what is failing above, and docs/models.md."
+        return "It does not train; see the failing checks above and docs/models.md."
     if findings.fails_on_pictures:
-        return "It trains on text; with pictures it does not: see vision above, and docs/models.md."
+        return "It trains on text, but not with pictures: see vision above and docs/models.md."
     return "It trains."
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_said(part)}" for name, part in value.items())
+        return ", ".join(f"{name} {_text(part)}" for name, part in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

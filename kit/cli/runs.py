@@ -1,4 +1,4 @@
-"""The verbs about runs: `ps`, `logs`, `stop`, `resume`, and what they have learned: `eval`, `report`, `compare`."""
+"""Verbs for runs: `ps`, `logs`, `stop`, `resume`, and for their results: `eval`, `report`, `compare`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 SHOWN = 20
-"""Ended runs that `ps` lists unless told otherwise; live ones are always listed."""
+"""Runs that `ps` lists by default, in addition to all live ones."""
 
 
 def ps(
     root: Root = Path("runs"),
     number: Annotated[
-        int | None, typer.Option("-n", min=1, metavar="N", help=f"The latest N; else live ones and the latest {SHOWN}.")
+        int | None, typer.Option("-n", min=1, metavar="N", help=f"The latest N. Default: live ones and {SHOWN} more.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List runs, the latest first: state, step, reward, time left."""
+    """List runs, latest first, with state, step, reward and time left."""
     from kit.runs.store import ALIVE, RunStore
 
     runs = RunStore(root).statuses()
@@ -57,10 +57,10 @@ def ps(
 def logs(
     run_id: RunId,
     root: Root = Path("runs"),
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run has ended.")] = False,
-    number: Annotated[int, typer.Option("-n", "--lines", min=0, metavar="N", help="Lines to begin with.")] = 40,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the run ends.")] = False,
+    number: Annotated[int, typer.Option("-n", "--lines", min=0, metavar="N", help="Last lines to show.")] = 40,
 ) -> None:
-    """Show what a run has printed and logged, crashes included."""
+    """Show the output and the log of a run, including crashes."""
     from kit.runs.files import Log
     from kit.runs.store import RunStore
 
@@ -77,9 +77,9 @@ def logs(
 
 
 def added_text(run: RunDir, lines: int, sleep: Callable[[float], Any] = time.sleep) -> Iterator[str]:
-    """The last lines of the run's log, then whatever is added to it, until the run has ended and all is told.
+    """Yield the last lines of the run's log, then everything that is appended until the run has ended.
 
-    A log that was replaced or cut is read from its start. Raises `RunError` when it cannot be read.
+    A log that was replaced or truncated is read from its start. Raises `RunError` if it cannot be read.
     """
     from kit.runs.files import Log
     from kit.runs.store import ALIVE
@@ -87,7 +87,7 @@ def added_text(run: RunDir, lines: int, sleep: Callable[[float], Any] = time.sle
     log = Log(run.log)
     yield log.tail(lines)
     while True:
-        ended = run.settled()["state"] not in ALIVE  # asked before reading: the last words come before the end
+        ended = run.settled()["state"] not in ALIVE  # check before reading, so that the last lines are not missed
         yield log.added()
         if ended:
             return
@@ -101,31 +101,30 @@ def _write(text: str) -> None:
 
 
 def ending(run: RunDir) -> str:
-    """`Run 'a' is stopped at step 7/80: control/stop. Go on with: grpo-kit resume a`."""
+    """`Run 'a' is stopped at step 7/80: control/stop. Continue with: grpo-kit resume a`."""
     status = run.settled()
     step, total, reason = (status.get(key) for key in ("step", "total_steps", "reason"))
-    at = "" if step is None else f" at step {step}/{total}" if total else f" at step {step}"
-    why = f": {reason}" if reason else ""
+    position = "" if step is None else f" at step {step}/{total}" if total else f" at step {step}"
+    because = f": {reason}" if reason else ""
     hint = ""
     if status["state"] not in ("finished", "queued", "starting", "running") and run.config.is_file():
-        how = "Go on with" if run.last_checkpoint is not None else "Start it again from the beginning with"
-        hint = f" {how}: grpo-kit resume {run.id}{run.root_option}"
-    refused = f" It was refused to go on: {status['refused']}" if status.get("refused") else ""
-    return f"Run '{run.id}' is {status['state']}{at}{why}.{refused}{hint}"
+        advice = "Continue with" if run.last_checkpoint is not None else "Start it again from the beginning with"
+        hint = f" {advice}: grpo-kit resume {run.id}{run.root_option}"
+    refused = f" Resuming was refused: {status['refused']}" if status.get("refused") else ""
+    return f"Run '{run.id}' is {status['state']}{position}{because}.{refused}{hint}"
 
 
 def stop(
     run_id: RunId,
     root: Root = Path("runs"),
     timeout: Annotated[
-        float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Before it is made to end; by default it is waited for."),
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Terminate it after this time. Default: wait.")
     ] = None,
     now: Annotated[
-        bool, typer.Option("--now", help="Do not wait for the step; what came after the last checkpoint is lost.")
+        bool, typer.Option("--now", help="Do not wait for the step; steps after the last checkpoint may be lost.")
     ] = False,
 ) -> None:
-    """Let a run finish its step, save and end. Make it end if it does not."""
+    """Let a run finish its step, save a checkpoint and end. With --timeout, terminate it if it does not."""
     from kit.runs.stopping import stop as stopping
     from kit.runs.stopping import what_is_saved
     from kit.runs.store import ALIVE, RunStore
@@ -147,36 +146,36 @@ def resume(
     run_id: RunId,
     root: Root = Path("runs"),
     force: Annotated[
-        bool, typer.Option("--force", help="Also where data, configuration or packages changed; it is recorded.")
+        bool, typer.Option("--force", help="Also if data, configuration or packages changed; recorded.")
     ] = False,
     detach: Detach = False,
     override: Annotated[
         list[str] | None,
-        typer.Option("-o", "--override", metavar="KEY=VALUE", help="Most changes need --force."),
+        typer.Option("-o", "--override", metavar="KEY=VALUE", help="Change a key; most changes need --force."),
     ] = None,
 ) -> None:
-    """Go on with a run that was stopped, killed or failed.
+    """Continue a run that was stopped, was killed or failed.
 
-    From its last whole checkpoint, or from the beginning where there is none.
+    It starts from the last complete checkpoint, or from the beginning if there is none.
     """
     from kit.launch import relaunch
     from kit.runs.store import RunStore
 
     run = RunStore(root).open(run_id)
-    where = run.where_resumed()
+    origin = run.where_resumed()
     outcome = relaunch(run_id, root, force=force, detached=detach, overrides=override or [])
     if outcome.error is not None and not outcome.shown:
         typer.echo(f"error: {outcome.error}", err=True)
     elif detach:
-        typer.echo(f"Run '{run_id}' {where}.")
+        typer.echo(f"Run '{run_id}' {origin}.")
         say_detached(run)
     raise typer.Exit(outcome.code)
 
 
 def say_detached(run: RunDir, *, err: bool = False) -> None:
-    """Says how to follow and stop a run that goes on by itself."""
-    follow, stop_it = (f"grpo-kit {verb} {run.id}{run.root_option}" for verb in ("logs -f", "stop"))
-    typer.echo(f"Follow it: {follow}    Stop it: {stop_it}", err=err)
+    """Print how to follow and stop a detached run."""
+    follow, end = (f"grpo-kit {verb} {run.id}{run.root_option}" for verb in ("logs -f", "stop"))
+    typer.echo(f"Follow it: {follow}    Stop it: {end}", err=err)
 
 
 def evaluate(
@@ -186,7 +185,7 @@ def evaluate(
         typer.Option("-o", "--override", metavar="KEY=VALUE", help="Override evaluation.* or generation.* keys."),
     ] = None,
     checkpoint: Checkpoint = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="The scores are filed as eval/NAME.json.")] = "again",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Write eval/NAME.json.")] = "again",
     as_json: AsJson = False,
     root: Root = Path("runs"),
 ) -> None:
@@ -195,7 +194,7 @@ def evaluate(
     from kit.evaluation.results import weights_of
     from kit.runs.store import RunStore
 
-    weights_of(RunStore(root).open(run_id), checkpoint)  # an answer at once where there is nothing to score
+    weights_of(RunStore(root).open(run_id), checkpoint)  # raises at once if there are no weights
     run = Run(run_id, root)
     result = run.evaluate(checkpoint=checkpoint, name=name, changes=override or [], progress=not as_json)
     if as_json:
@@ -205,63 +204,61 @@ def evaluate(
 def report(
     run_id: RunId,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to; else report.html in the run.")
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File. Default: RUN/report.html.")
     ] = None,
     no_completions: Annotated[
-        bool, typer.Option("--no-completions", help="Leave out samples, which hold rows of the data.")
+        bool, typer.Option("--no-completions", help="Leave out samples, which contain rows of the data.")
     ] = False,
     root: Root = Path("runs"),
 ) -> None:
-    """Write RUN_ID's report, one HTML file. It has scores, curves, samples, and how to do it again."""
+    """Write a report of RUN_ID as one HTML file with scores, curves, samples, and commands that repeat it."""
     from kit.api import Run
 
     typer.echo(Run(run_id, root).report(output, completions=not no_completions))
 
 
 def compare(
-    what: Annotated[
+    sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN... | CONFIG", help="Runs (seeds of one arm: a-s0,a-s1); or a YAML file with --change."
+            metavar="RUN... | CONFIG", help="Runs (seeds of one arm: a-s0,a-s1), or a YAML file with --change."
         ),
     ],
     change: Annotated[
         list[str] | None,
-        typer.Option(metavar="[ARM:]KEY=VALUE[,...]", help="Another arm of CONFIG: what it changes. Repeatable."),
+        typer.Option(metavar="[ARM:]KEY=VALUE[,...]", help="An arm: CONFIG with these changes. May be repeated."),
     ] = None,
-    seeds: Annotated[str, typer.Option(metavar="N|A,B,...", help="With CONFIG: so many seeds, or these.")] = "3",
-    steps: Annotated[int | None, typer.Option(min=1, help="With CONFIG: optimiser steps of every arm.")] = None,
+    seeds: Annotated[str, typer.Option(metavar="N|A,B,...", help="With CONFIG: number of seeds, or seeds.")] = "3",
+    steps: Annotated[int | None, typer.Option(min=1, help="With CONFIG: optimiser steps of each arm.")] = None,
     override: Annotated[
-        list[str] | None, typer.Option("-o", "--override", metavar="KEY=VALUE", help="With CONFIG: for every arm.")
+        list[str] | None, typer.Option("-o", "--override", metavar="KEY=VALUE", help="With CONFIG: for all arms.")
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the comparison and its runs.")] = None,
-    metric: Annotated[str | None, typer.Option(metavar="SCORE", help="The score that decides, e.g. pass@1.")] = None,
+    metric: Annotated[str | None, typer.Option(metavar="SCORE", help="Score to compare, e.g. pass@1.")] = None,
     evaluation: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Compare eval/NAME.json of each run, not the last one.")
+        str | None, typer.Option(metavar="NAME", help="Compare eval/NAME.json of each run, not the last.")
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Folder that holds the runs; else CONFIG's, or runs.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: that of CONFIG, or runs.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: better, worse or luck. With CONFIG and --change they are made first."""
+    """Compare runs: better, worse, or not distinguishable. With CONFIG and --change, train them first."""
     from kit.studies.arms import carry_out, make_plan
     from kit.studies.compare import compare_and_file, file_page, table
 
-    how = {"metric": metric, "evaluation": evaluation}
+    settings = {"metric": metric, "evaluation": evaluation}
     if change:
-        if len(what) != 1:
-            raise typer.BadParameter("with --change exactly one CONFIG is compared with its own changes")
+        if len(sources) != 1:
+            raise typer.BadParameter("--change expects exactly one CONFIG")
         plan = make_plan(
-            what[0], change, seeds=seeds, steps=steps, overrides=override or [], root=root, name=name, metric=metric
+            sources[0], change, seeds=seeds, steps=steps, overrides=override or [], root=root, name=name, metric=metric
         )
         try:
-            result, folder = carry_out(plan, _silent if as_json else typer.echo, quiet=as_json, **how), plan.folder
+            result, folder = carry_out(plan, _silent if as_json else typer.echo, quiet=as_json, **settings), plan.folder
         except KeyboardInterrupt:
-            typer.echo(
-                "Stopped. Give the same command again: finished runs are kept, and it goes on from here.", err=True
-            )
+            typer.echo("Stopped. To continue, run the same command again; finished runs are kept.", err=True)
             raise
     else:
-        result, folder = compare_and_file(what, root or Path("runs"), name, **how)
+        result, folder = compare_and_file(sources, root or Path("runs"), name, **settings)
     page = file_page(result, folder)
     if as_json:
         print_json(result)
@@ -269,7 +266,7 @@ def compare(
     print_table(*table(result))
     for line in [
         *(f"Warning: {warning}" for warning in result["warnings"]),
-        *(each["text"] for each in result["comparisons"]),
+        *(comparison["text"] for comparison in result["comparisons"]),
         *(f"Note: {note}" for note in result["notes"]),
     ]:
         typer.echo(line)
@@ -277,4 +274,4 @@ def compare(
 
 
 def _silent(_: str) -> None:
-    """Says nothing."""
+    """Print nothing."""

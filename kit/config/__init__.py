@@ -1,15 +1,15 @@
 """One schema for YAML, the command line, Python and the web form.
 
     RunConfig
-    ├── model         what is trained: weights, precision, LoRA
-    ├── data          where prompts and references come from, how they are split
-    ├── reward        a preset by name, or your own functions
+    ├── model         weights, precision, LoRA
+    ├── data          prompts and references, and their split
+    ├── reward        a preset, your own functions, or both
     ├── objective     recipe and hooks (resolved in kit.objective)
-    ├── teacher       whom the policy learns from beside its rewards
-    ├── generation    how completions are sampled
-    ├── selection     which of them are trained on
+    ├── teacher       a model from which the policy learns, in addition to rewards
+    ├── generation    sampling of completions
+    ├── selection     choice of the groups to train on
     ├── optimisation  steps, batch, learning rate
-    ├── evaluation    held-out score before, during and after
+    ├── evaluation    held-out score before, during and after training
     └── run           id, seed, folders, checkpoints, trackers
 
 Unknown keys are refused with the nearest valid one. This module imports pydantic and yaml only.
@@ -65,14 +65,14 @@ class RunConfig(Section):
     run: RunSection = Field(default_factory=RunSection)
 
     @model_validator(mode="after")
-    def _batch_is_whole(self) -> RunConfig:
+    def _check_batch(self) -> RunConfig:
         batch, group = self.optimisation.batch_size, self.generation.num_generations
         if batch % group:
             below, above = batch - batch % group, batch + group - batch % group
             nearest = " or ".join(str(size) for size in (below, above) if size)
             raise ValueError(
-                f"optimisation.batch_size: {batch} completions a step cannot be made of groups of "
-                f"{group} (generation.num_generations); use {nearest}"
+                f"optimisation.batch_size: {batch} is no multiple of the group size {group} (generation.num_generations); "
+                f"use {nearest}"
             )
         micro = self.optimisation.micro_batch_size
         if micro is not None and batch % micro:
@@ -84,7 +84,7 @@ class RunConfig(Section):
         return self
 
     def to_yaml(self) -> str:
-        """The configuration as YAML, every default written out."""
+        """The configuration as YAML, including all defaults."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -94,10 +94,10 @@ def preset_names() -> list[str]:
 
 
 def load_config(source: str | Path | Mapping[str, Any] | RunConfig, overrides: Sequence[str] = ()) -> RunConfig:
-    """A validated configuration from a preset's name, a YAML file, a mapping or a configuration, overrides applied.
+    """Load and validate a configuration from a preset's name, a YAML file, a mapping or a configuration.
 
-    `overrides` are `section.key=value` strings whose values are read as YAML (`objective.clip.eps_high=0.28`).
-    Raises `ConfigError` with one line a fault.
+    `overrides` are `section.key=value` strings whose values are YAML (`objective.clip.eps_high=0.28`). Raises `ConfigError`
+    with one line per fault.
     """
     if isinstance(source, RunConfig):
         tree, origin = source.model_dump(mode="json"), "the configuration"
@@ -106,10 +106,10 @@ def load_config(source: str | Path | Mapping[str, Any] | RunConfig, overrides: S
     else:
         path = find_config(source)
         tree, origin = read_yaml(path), path.name
-    before = copy.deepcopy(tree)
+    original = copy.deepcopy(tree)
     for override in overrides:
         apply_override(tree, override)
-    _check_recipe_change(before, tree, overrides)
+    _check_recipe_change(original, tree, overrides)
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -117,7 +117,7 @@ def load_config(source: str | Path | Mapping[str, Any] | RunConfig, overrides: S
 
 
 def non_defaults(tree: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(dotted key, value, default) of what a configuration sets otherwise, the run's id and folder aside.
+    """(dotted key, value, default) of all values that differ from the default, except the run's id and folder.
 
     The default of a key that the schema does not have is the text `not set`.
     """
@@ -126,25 +126,25 @@ def non_defaults(tree: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     return [row for row in rows if row[0] not in ("run.id", "run.root") and row[1] != row[2]]
 
 
-def _check_recipe_change(before: dict[str, Any], after: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Refuses a new recipe over a section that spells out every hook, as a saved run does: the hooks would win."""
-    old, new = before.get("objective"), after.get("objective")
+def _check_recipe_change(original: dict[str, Any], changed: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse a new recipe for a section that sets every hook, as that of a saved run: the hooks would override it."""
+    old, new = original.get("objective"), changed.get("objective")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or old.get("recipe") == new.get("recipe"):
         return
     hooks = [name for name in ObjectiveConfig.model_fields if name != "recipe"]
-    changed = {f"{override.partition('=')[0].strip()}." for override in overrides}
-    winning = [name for name in hooks if not any(key.startswith(f"objective.{name}.") for key in changed)]
-    if all(old.get(name) is not None for name in hooks) and winning and "objective." not in changed:
+    keys = {f"{override.partition('=')[0].strip()}." for override in overrides}
+    winning = [name for name in hooks if not any(key.startswith(f"objective.{name}.") for key in keys)]
+    if all(old.get(name) is not None for name in hooks) and winning and "objective." not in keys:
         recipe = new.get("recipe")
         raise ConfigError(
-            f"objective.recipe={recipe} would change nothing of {', '.join(winning)}: the configuration spells them out, as "
-            "every saved run does, and what is spelt out wins over the recipe. Replace the whole section with "
-            f"-o 'objective={{recipe: {recipe}}}', or set these hooks by overrides, too."
+            f"objective.recipe={recipe} would not change {', '.join(winning)}: the configuration sets these hooks, as that of "
+            "every saved run, and they override the recipe. Replace the complete section with "
+            f"-o 'objective={{recipe: {recipe}}}', or override these hooks, too."
         )
 
 
 def find_config(source: str | Path) -> Path:
-    """The file meant by a preset's name or a path. Raises `ConfigError` if there is none."""
+    """The file of a path or of a preset's name. Raises `ConfigError` if there is none."""
     path = Path(source)
     if path.is_file():
         return path

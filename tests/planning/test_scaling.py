@@ -159,7 +159,7 @@ def test_the_command_writes_and_tells(run: Tree, tmp_path: Path, monkeypatch: py
     Path("run.yaml").write_text(yaml.safe_dump(run))
     answer = CliRunner().invoke(app, ["scale", "run.yaml", "--to", "verl", "--out", "out", "--gpus", "2"])
     assert answer.exit_code == 0, answer.output
-    assert "not carried: generation.min_p: 0.1: verl has no such setting" in answer.output
+    assert "not converted: generation.min_p: 0.1: verl has no such setting" in answer.output
     assert f"--config-path={tmp_path / 'out'} --config-name=verl" in answer.output
     assert sorted(path.name for path in Path("out").iterdir()) == [
         "grpo_kit_objective.py", "grpo_kit_rewards.py", "train.parquet", "val.parquet", "verl.yaml"

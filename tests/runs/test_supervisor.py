@@ -218,7 +218,7 @@ def test_a_run_that_may_not_go_on_stays_as_it_was(running: RunDir, write_job: Ca
     wait_for(lambda: dead(supervisor_of))
     assert running.status()["state"] == "stopped"
     assert "the data changed" in running.log.read_text()
-    assert "It was refused to go on: the data changed" in ending(running)
+    assert "Resuming was refused: the data changed" in ending(running)
     with pytest.raises(RunError, match="was not resumed and is still stopped: the data changed"):
         api.Run("one").wait()
     write_job("run.write_status('finished')")

@@ -147,6 +147,6 @@ def test_unusable_start_adapters_are_refused(model_folder: Path, sft: Path, tmp_
     (odd / "adapter_config.json").write_text(text)
     with pytest.raises(ModelError, match=r"use_dora.*merge_and_unload"):
         find_model(config(adapter=str(odd)), chat=True)
-    with pytest.raises(ConfigError, match="lora: null"):
+    with pytest.raises(ConfigError, match="lora is null"):
         load_config({"model": {"adapter": str(sft), "lora": None}})
     assert issubclass(ModelError, KitError)
