@@ -1,13 +1,12 @@
-"""Alerts of a run in plain words: pure functions over metric lines and evaluations. No torch.
+"""Alerts of a run, computed from metric lines and evaluations without torch.
 
-`AlertMonitor` takes the lines of metrics.jsonl one by one and gives each alert once an episode: when its condition begins to
-hold, and again only after it has not held for `QUIET` lines. Nothing but the lines decides, so feeding it the file
-again gives the same alerts. `conditions` has them.
+`AlertMonitor` reads the lines of metrics.jsonl in order and returns each alert once per episode: when its condition begins to
+hold, and again only after it has not held for `QUIET` lines. The alerts depend on the lines alone. `conditions` defines them.
 
-`reward_hacking` compares evaluations: see there.
+`reward_hacking` compares evaluations.
 
-`decide` says what follows from the held-out scores so far: keep this checkpoint, go on, or end. A
-function of what lies in the run directory, so that a resumed run decides as the uninterrupted one would have.
+`decide` decides from the held-out scores so far whether to keep this checkpoint, and whether to continue. It depends on the
+run directory alone, so that a resumed run decides like an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from kit.evaluation.statistics import drop_p, rise_p
 Line = Mapping[str, Any]
 Series = Mapping[str, Sequence[float]]
 QUIET = 10
-"""Lines without the condition after which an episode is over."""
+"""Lines without the condition after which an episode ends."""
 LEVEL = 0.05
 KEYS = {
     "zero_spread": ("groups/zero_spread", "frac_reward_zero_std"),
@@ -36,7 +35,7 @@ KEYS = {
     "reward": ("reward",),
     "right": ("answers/right",),
 }
-"""What a quantity is called in metrics.jsonl; the first name found in a line counts."""
+"""Names of a quantity in metrics.jsonl. The first one in a line is used."""
 CONDITIONS = (
     "zero_spread", "truncated", "length_collapse", "length_explosion", "entropy_collapse", "kl_spike", "plateau",
     "gradient_overflow",
@@ -45,7 +44,7 @@ CONDITIONS = (
 
 @dataclass(frozen=True)
 class Alert:
-    """A finding that a person should look at. `severity` is info, warning or error."""
+    """A warning about a run. `severity` is info, warning or error."""
 
     step: int
     name: str
@@ -54,14 +53,14 @@ class Alert:
 
 
 class AlertMonitor:
-    """Takes metric lines in their order and says what has begun to look wrong."""
+    """Reads metric lines in order and returns alerts when their conditions begin to hold."""
 
     def __init__(self) -> None:
         self.series: dict[str, list[float]] = {name: [] for name in (*KEYS, "overflow")}
-        self._quiet: dict[str, int] = {}  # lines since the condition last held; absent outside of an episode
+        self._quiet: dict[str, int] = {}  # lines since the condition last held, during an episode
 
     def see(self, line: Line) -> list[Alert]:
-        """Takes in one line, and returns the alerts that begin with it."""
+        """Read one line and return the alerts that begin with it."""
         self.take(line)
         holding = conditions(self.series)
         alerts = [
@@ -72,7 +71,7 @@ class AlertMonitor:
         return alerts
 
     def take(self, line: Line) -> None:
-        """Takes in one line without looking at the conditions."""
+        """Read one line without checking the conditions."""
         for name, keys in KEYS.items():
             value = next((number for key in keys if (number := finite(line.get(key))) is not None), None)
             if value is not None:
@@ -86,73 +85,73 @@ class AlertMonitor:
 
 
 def finite(value: Any) -> float | None:
-    """The number, or None for what is none: NaN and infinities stand as null in metrics.jsonl."""
+    """The number, or None if it is not finite. metrics.jsonl has null for NaN and infinities."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def conditions(series: Series) -> dict[str, str]:
-    """Returns what looks wrong at the end of the series, by name, with what it means and what to do."""
+    """The alerts that hold at the end of the series: by name, a text with the meaning and a remedy."""
     texts = {}
     flat, cut, overflow = (series[name][-10:] for name in ("zero_spread", "truncated", "overflow"))
     if len(flat) >= 10 and fmean(flat) >= 0.9:
         texts["zero_spread"] = (
-            f"{fmean(flat):.0%} of the groups of the last 10 steps got one and the same reward for every completion; they "
-            "teach nothing. The problems are too easy or too hard by now, or the reward cannot tell completions apart: mix in "
-            "other problems, or look at completions/ for what is rewarded."
+            f"In {fmean(flat):.0%} of the groups of the last 10 steps all completions got the same reward; such groups teach "
+            "nothing. The problems are now too easy or too hard, or the reward does not distinguish completions: add other "
+            "problems, or read completions/ to see what is rewarded."
         )
     if len(cut) >= 10 and fmean(cut) >= 0.3:
         texts["truncated"] = (
-            f"{fmean(cut):.0%} of the completions of the last 10 steps were cut at the length limit, most often before their "
+            f"{fmean(cut):.0%} of the completions of the last 10 steps were cut at the length limit, usually before their "
             "answer. Raise generation.max_completion_tokens, or reward shorter completions."
         )
     lengths = series["length"]
     recent = fmean(lengths[-10:]) if lengths else 0.0
-    before = fmean(lengths[-30:-10]) if len(lengths) >= 20 else None
-    sudden = before is not None and recent < 0.5 * before
+    earlier_mean = fmean(lengths[-30:-10]) if len(lengths) >= 20 else None
+    sudden = earlier_mean is not None and recent < 0.5 * earlier_mean
     if sudden or (len(lengths) >= 30 and recent < 0.25 * fmean(lengths[:10])):
-        start = before if sudden else fmean(lengths[:10])
+        start = earlier_mean if sudden else fmean(lengths[:10])
         texts["length_collapse"] = (
-            f"Completions have collapsed from {start:.0f} to {recent:.0f} tokens. Often the reward can be had without the work: "
-            "read some of completions/, and see whether the reward pays for short or empty answers."
+            f"Completions have become much shorter: {recent:.0f} instead of {start:.0f} tokens. Often the reward pays for short "
+            "or empty answers: read some of completions/ to see whether it does."
         )
-    if before is not None and recent > 2 * before:
+    if earlier_mean is not None and recent > 2 * earlier_mean:
         texts["length_explosion"] = (
-            f"Completions have grown from {before:.0f} to {recent:.0f} tokens within a few steps. Read some of completions/: "
-            "longer reasoning is fine, repetition is not. A lower learning rate or a reward that counts length helps."
+            f"Completions have grown from {earlier_mean:.0f} to {recent:.0f} tokens within a few steps. Read some of "
+            "completions/: longer reasoning is fine, repetition is not. Lower the learning rate, or reward short answers."
         )
     entropy = series["entropy"]
     if len(entropy) >= 15 and fmean(entropy[-10:]) < min(0.03, 0.1 * fmean(entropy[:5])):
         texts["entropy_collapse"] = (
             f"Entropy has fallen from {fmean(entropy[:5]):.2g} to {fmean(entropy[-10:]):.2g} nats per token: completions of a "
-            "group are nearly copies of each other, and little more can be learned. Lower the learning rate, raise "
+            "group are nearly identical, and little more can be learned. Lower the learning rate, raise "
             "objective.clip.eps_high or add a KL or entropy term."
         )
     kl, earlier = series["kl"], series["kl"][-21:-1]
     if len(earlier) >= 10 and kl[-1] > max(0.1, 3 * max(earlier)):
         texts["kl_spike"] = (
             f"The KL divergence to the reference policy jumped to {kl[-1]:.2g} nats per token, from at most {max(earlier):.2g} "
-            "in the steps before. Lower the learning rate or optimisation.max_grad_norm if it does not come back by itself."
+            "in earlier steps. If it stays high, lower the learning rate or optimisation.max_grad_norm."
         )
     rewards, right = series["reward"], series["right"][-10:]
     if len(rewards) >= 20 and len(right) >= 10 and fmean(right) < 0.1:
         first, last = fmean(rewards[:5]), fmean(rewards[-10:])
         if last - first >= abs(last) / 3 and rise_p(rewards) <= LEVEL < rise_p(series["right"]):
             texts["plateau"] = (
-                f"The reward rises, from {first:.2f} to {last:.2f}, and right answers do not: {fmean(right):.0%} of the last 10 "
-                "steps. The policy collects what the reward pays beside right answers. Pay less for parts of an "
-                "answer, or let the prompt show what is missing."
+                f"The reward rises from {first:.2f} to {last:.2f}, but right answers do not: {fmean(right):.0%} in the last "
+                "10 steps. The model earns the reward for other things than right answers. Pay less for parts of an "
+                "answer, or describe the missing part in the prompt."
             )
     if sum(overflow) >= 3:
         texts["gradient_overflow"] = (
             f"The gradient was infinite or not a number in {sum(overflow):.0f} of the last {len(overflow)} steps; such steps "
-            "teach nothing. Use model.dtype: bfloat16 or float32 in place of float16, or lower the learning rate."
+            "teach nothing. Use model.dtype: bfloat16 or float32 instead of float16, or lower the learning rate."
         )
     return texts
 
 
 @dataclass(frozen=True)
 class Hacking:
-    """Training reward up, held-out score down: the best evaluation, the present one, and the two p-values."""
+    """A rising training reward with a falling held-out score: the best and the current evaluation, and both p-values."""
 
     best: Mark
     now: Mark
@@ -161,16 +160,16 @@ class Hacking:
 
 
 def reward_hacking(results: Sequence[Result], lines: Sequence[Line], key: str) -> Hacking | None:
-    """Whether the training reward rises while the held-out score falls, as of the last of `results`; None if not.
+    """Detect a rising training reward with a falling held-out score at the last of `results`; None if there is none.
 
-    It holds when all of this does:
-      1. The score is below the best of the evaluations before it, by a one-sided paired randomisation test over problems at
-         the level 0.05 / (number of evaluations before it). The division pays for the best having been picked among them.
-      2. So it was at the evaluation before this one, against the best until then: one unlucky sample is no alarm.
+    All of these must hold:
+      1. The score is below the best earlier one, by a one-sided paired randomisation test over problems at the level
+         0.05 / (number of earlier evaluations). The division corrects for choosing the best of them.
+      2. The same held at the previous evaluation with the best one until then, so that one unlucky sample is no alarm.
       3. The training reward has risen since the step of the best evaluation, by a one-sided Mann-Kendall test at 0.05.
 
-    `results` are evaluations in the order of their steps, `lines` metric lines; those from the step of the last evaluation
-    on are ignored, as they are not there yet when it is made. How often it is wrong stands in docs/evaluation.md.
+    `results` are evaluations in the order of their steps, `lines` metric lines. Lines from the step of the last evaluation on
+    are ignored, because they do not exist yet when it runs. docs/evaluation.md has the error rates.
     """
     scored = [result for result in results if value_of(result, key) is not None]
     if len(scored) < 3 or _drop(scored[:-1], key) is None:
@@ -194,22 +193,22 @@ def _drop(results: Sequence[Result], key: str) -> tuple[Mark, Mark, float] | Non
     now = standing(results[-1:], key).last
     if best is None or now is None or now.value >= best.value:
         return None
-    then = next(result for result in earlier if result["step"] == best.step)
-    scores_then, scores_now = scores_by_problem(then, key), scores_by_problem(results[-1], key)
-    shared = [problem for problem in scores_then if problem in scores_now]
-    p = drop_p([scores_then[problem] for problem in shared], [scores_now[problem] for problem in shared])
+    best_result = next(result for result in earlier if result["step"] == best.step)
+    best_scores, scores = scores_by_problem(best_result, key), scores_by_problem(results[-1], key)
+    shared = [problem for problem in best_scores if problem in scores]
+    p = drop_p([best_scores[problem] for problem in shared], [scores[problem] for problem in shared])
     return (best, now, p) if p <= LEVEL / len(earlier) else None
 
 
-# --- what follows -----------------------------------------------------------------------------------------------------
+# --- decisions --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision after the last of some evaluations, by the score `key`.
+    """The decision after the last evaluation, by the score `key`.
 
-    `new_best`: it is the best since training began. `cause`: why training should end now, if it should. `hacking` is the
-    alarm as long as it holds, `hacking_begins` says that it did not at the evaluation before.
+    `new_best` says that it is the best one since training began, `cause` why training should end now. `hacking` is the alarm
+    while it holds; `hacking_begins` says that it did not hold at the previous evaluation.
     """
 
     key: str
@@ -221,11 +220,11 @@ class Decision:
 
     @property
     def score(self) -> str:
-        """The score's name in words."""
+        """The name of the score with spaces."""
         return self.key.replace("_", " ")
 
     def reason(self) -> str | None:
-        """Returns why training ends before its last step; None where it does not."""
+        """Why training ends before its last step, or None if it does not."""
         if self.cause == "reward_hacking":
             return f"reward hacking: {self._fall()}, while the training reward rose"
         best, last = self.standing.best, self.standing.last
@@ -237,12 +236,12 @@ class Decision:
         )
 
     def alert(self) -> Alert | None:
-        """The alarm in plain words, if it has begun with this evaluation."""
+        """The alert, if the alarm begins with this evaluation."""
         if self.hacking is None or not self.hacking_begins:
             return None
         text = (
-            f"Reward hacking? {self._fall()}, while the training reward rose. The policy earns reward in a way that does not "
-            "solve problems: read the newest completions, mend the reward, and go back to the best checkpoint."
+            f"Reward hacking? {self._fall()}, while the training reward rose. The model earns reward without solving the "
+            "problems: read the newest completions, correct the reward, and return to the best checkpoint."
         )
         return Alert(self.hacking.now.step, "reward_hacking", text, "error" if self.cause else "warning")
 
@@ -254,7 +253,7 @@ class Decision:
 
 
 def decide(results: Sequence[Result], lines: Sequence[Line], config: EvaluationConfig, key: str) -> Decision:
-    """Decides what follows from `results`, evaluations in the order of their steps, and the metric lines of the steps before."""
+    """Decide from `results`, evaluations in the order of their steps, and the metric lines of earlier steps."""
     now = standing(results, key)
     hacking = reward_hacking(results, lines, key) if config.alarm != "off" else None
     begins = hacking is not None and reward_hacking(results[:-1], lines, key) is None

@@ -1,4 +1,4 @@
-"""Checks of this machine (`grpo-kit doctor`), each with what was seen and what to do. Nothing heavy but torch is imported."""
+"""Checks of this machine for `grpo-kit doctor`, each with a result and a remedy. Of heavy packages it imports only torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DRIVERS = {"12": "525", "13": "580"}
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `level` is ok, warn or fail; `fix` says what to do where it is not ok."""
+    """The result of one check. `level` is ok, warn or fail; `fix` is the remedy if it is not ok."""
 
     name: str
     level: str
@@ -38,35 +38,33 @@ class Check:
 
 
 def check_machine(root: str | Path = "runs", model: ModelConfig | None = None) -> list[Check]:
-    """Every check, the most basic first. A check that raises becomes a warning.
+    """Run all checks, the most basic ones first. A check that raises becomes a warning.
 
-    `root` and `model` are those of the run that is asked about.
+    `root` and `model` are `run.root` and the section `model` of a run.
     """
     checks: list[Check] = []
-    every = (versions, torch_build, gpu, partial(backend, model), partial(run_folder, root), memory, sandbox, caches)
-    for check in every:
+    parts = (versions, torch_build, gpu, partial(backend, model), partial(run_folder, root), memory, sandbox, caches)
+    for check in parts:
         try:
             checks += check()
-        except Exception as error:  # whatever a driver or a broken package raises
+        except Exception as error:  # a driver or a broken package may raise any type
             name = getattr(check, "__name__", None) or check.func.__name__  # type: ignore[attr-defined]
-            seen = f"could not be looked at: {type(error).__name__}: {error}"
+            seen = f"the check failed: {type(error).__name__}: {error}"
             checks.append(Check(name, "warn", seen, "See the message."))
     return checks
 
 
 def failed(checks: list[Check]) -> bool:
-    """Whether a check failed that keeps a run from starting."""
+    """Whether a check failed without which no run can start."""
     return any(check.level == "fail" for check in checks)
 
 
 def versions() -> Iterator[Check]:
-    """Python and packages against the ranges that the installed kit declares; one warning where it is not installed."""
+    """Compare Python and packages with the ranges that the installed kit declares."""
     from packaging.specifiers import SpecifierSet
 
     if installed("grpo-kit") is None:
-        seen = (
-            f"the kit in {Path(__file__).parents[2]} is not installed here, so nothing says which versions it supports"
-        )
+        seen = f"the kit in {Path(__file__).parents[2]} is not installed, so its supported versions are unknown"
         yield Check("packages", "warn", seen, "Install it: uv sync, or pip install -e . in that folder")
         return
     version = platform.python_version()
@@ -74,22 +72,22 @@ def versions() -> Iterator[Check]:
     if SpecifierSet(supported).contains(version, prereleases=True):
         yield Check("Python", "ok", f"{version} (supported: {supported or 'any'})")
     else:
-        fix = f"Make an environment with a supported Python ({supported})."
+        fix = f"Create an environment with a supported Python ({supported})."
         yield Check("Python", "fail", f"{version}, expected {supported}", fix)
     yield from packages()
 
 
 def packages() -> Iterator[Check]:
-    """Installed versions against the ranges that this kit declares; extras only where they are installed."""
+    """Compare installed versions with the ranges that the kit declares; extras only if they are installed."""
     from packaging.requirements import Requirement
 
-    wrong: dict[str, Check] = {}  # a package may stand in several extras with different ranges: one finding is enough
+    wrong: dict[str, Check] = {}  # several extras may have the same package with other ranges
     fine = 0
     for requirement in map(Requirement, importlib.metadata.requires("grpo-kit") or []):
         marker = str(requirement.marker or "")
         optional = "extra" in marker
         if '"tested"' in marker:
-            continue  # one version of each package, inside the ranges that the others declare
+            continue  # single versions within the other ranges
         if requirement.marker is not None and not optional and not requirement.marker.evaluate():
             continue
         version = installed(requirement.name)
@@ -100,7 +98,7 @@ def packages() -> Iterator[Check]:
             fix = f"pip install '{requirement.name}{requirement.specifier}'"
             wrong[requirement.name] = Check(requirement.name, "warn" if optional else "fail", seen, fix)
     yield from wrong.values()
-    yield Check("packages", "ok", f"{fine} in the supported ranges")
+    yield Check("packages", "ok", f"{fine} have supported versions")
 
 
 def installed(name: str) -> str | None:
@@ -112,7 +110,7 @@ def installed(name: str) -> str | None:
 
 
 def torch_build() -> Iterator[Check]:
-    """Which CUDA torch was built for, and whether it finds a GPU that the system has."""
+    """The CUDA version of torch's build, and whether torch finds the GPU of the system."""
     import torch
 
     build = torch.version.cuda
@@ -120,7 +118,7 @@ def torch_build() -> Iterator[Check]:
     if _nvidia_device() and not torch.cuda.is_available():
         fix = "Install torch for CUDA (https://pytorch.org/get-started/locally)"
         if build is not None:
-            needed = DRIVERS.get(build.partition(".")[0], "of its release")
+            needed = DRIVERS.get(build.partition(".")[0], "of its release date")
             fix = (
                 f"CUDA {build} needs the NVIDIA driver {needed} or newer, and this machine has {_driver() or 'an unknown one'}: "
                 "update it, choose a newer runtime, or install torch for an older CUDA (https://pytorch.org/get-started/locally)"
@@ -136,15 +134,15 @@ def gpu() -> Iterator[Check]:
 
     if not torch.cuda.is_available():
         yield Check(
-            "GPU", "warn", "none; runs use the CPU, which is right for quickstart and tiny models", "Use a GPU machine."
+            "GPU", "warn", "none; runs use the CPU, which suffices for quickstart and tiny models", "Use a GPU machine."
         )
         return
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info(0)
     yield Check("GPU", "ok", f"{properties.name}, {total / GIB:.1f} GiB, driver {_driver() or 'unknown'}")
     if free < 0.9 * total:
-        taken = f"{(total - free) / GIB:.1f} GiB are in use by others"
-        yield Check("GPU memory", "warn", taken, "Close what nvidia-smi lists, or plan with what is free.")
+        used = f"{(total - free) / GIB:.1f} GiB are used by other programs"
+        yield Check("GPU memory", "warn", used, "Close the programs that nvidia-smi lists, or plan with the free part.")
     capability = (properties.major, properties.minor)
     seen = f"compute capability {capability[0]}.{capability[1]}"
     if capability >= BF16_CAPABILITY:
@@ -152,11 +150,11 @@ def gpu() -> Iterator[Check]:
     elif capability >= (7, 0):
         yield Check("bfloat16", "warn", f"{seen}: no bfloat16", "Nothing to do: model.dtype auto trains in float16.")
     else:
-        yield Check("bfloat16", "fail", f"{seen}: below 7.0", "Use a GPU of 2018 or later (T4, RTX 20 and up).")
+        yield Check("bfloat16", "fail", f"{seen}: below 7.0", "Use a GPU from 2018 or later (T4, RTX 20 or newer).")
 
 
 def backend(model: ModelConfig | None = None) -> Iterator[Check]:
-    """The backend that would load the model of a run, and why."""
+    """The backend that would load the model of a run, with the reason."""
     from kit.config import ModelConfig
     from kit.errors import EnvironmentUnsupported
     from kit.models.backend import choose_backend
@@ -186,17 +184,17 @@ def _driver() -> str | None:
 
 
 def run_folder(root: str | Path) -> Iterator[Check]:
-    """Whether the runs' folder can be written, and the free space where it lies."""
+    """Whether the folder of runs is writable, and the free space on its disk."""
     folder = _existing(Path(root))
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".grpo-kit-"):
-            yield Check("run folder", "ok", f"{Path(root).absolute()} can be written")
+            yield Check("run folder", "ok", f"{Path(root).absolute()} is writable")
     except OSError as error:
-        fix = "Set run.root to a folder that you may write to, or change the rights of this one."
-        yield Check("run folder", "fail", f"{folder} cannot be written: {error.strerror or error}", fix)
+        fix = "Set run.root to a writable folder, or change the permissions of this one."
+        yield Check("run folder", "fail", f"{folder} is not writable: {error.strerror or error}", fix)
     free = shutil.disk_usage(folder).free
     fix = "Free some space, lower run.keep_checkpoints, or set run.root to another disk."
-    yield _graded("disk", free, DISK_WARN, DISK_FAIL, f"{free / GIB:.1f} GiB free where runs lie", fix)
+    yield _graded("disk", free, DISK_WARN, DISK_FAIL, f"{free / GIB:.1f} GiB free on the disk of the runs", fix)
 
 
 def _existing(folder: Path) -> Path:
@@ -204,11 +202,11 @@ def _existing(folder: Path) -> Path:
 
 
 def memory() -> Iterator[Check]:
-    """RAM that can still be allocated."""
+    """RAM that is available."""
     from kit.models.memory import free_memory
 
     free = free_memory("cpu")
-    fix = "Close other programs; a model is read through RAM even when it trains on a GPU."
+    fix = "Close other programs; a model is loaded through RAM even if it trains on a GPU."
     yield _graded("memory", free, RAM_WARN, RAM_FAIL, f"{free / GIB:.1f} GiB of RAM available", fix)
 
 
@@ -218,52 +216,52 @@ def _graded(name: str, value: float, warn: float, fail: float, seen: str, fix: s
 
 
 def sandbox() -> Iterator[Check]:
-    """The level at which generated programs can be run here."""
+    """Whether generated programs can run in isolation."""
     from rewards.sandbox import problem
 
     if not (reason := problem()):
-        yield Check("sandbox", "ok", "Landlock and a filter of system calls")
+        yield Check("sandbox", "ok", "Landlock and a system call filter")
         return
     yield Check(
         "sandbox",
         "warn",
-        f"no isolation works here ({reason}); rewards that run generated code will refuse to start",
-        "Run on Linux 5.13 or later with Landlock, and let the container use it.",
+        f"isolation does not work here ({reason}); rewards that run generated code refuse to start",
+        "Run on Linux 5.13 or later with Landlock, and allow it in the container.",
     )
 
 
 def caches() -> Iterator[Check]:
-    """Where models of the hub are kept, GPUs' locks and what Unsloth compiles, and whether that can be written."""
+    """Whether the hub's cache and the kit's cache (locks of GPUs, compiled code of Unsloth) are writable."""
     from kit.runs.lock import cache_folder
 
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     folders = ("kit cache", cache_folder(), "GRPO_KIT_CACHE", "warn"), ("hub cache", hub, "HF_HOME", "fail")
-    for name, folder, variable, without in folders:
-        place = _existing(folder)
-        if os.access(place, os.W_OK):
-            free = shutil.disk_usage(place).free
+    for name, folder, variable, level in folders:
+        existing = _existing(folder)
+        if os.access(existing, os.W_OK):
+            free = shutil.disk_usage(existing).free
             yield _graded(
-                name, free, DISK_WARN, 0, f"{folder}, {free / GIB:.1f} GiB free", f"Point {variable} elsewhere."
+                name, free, DISK_WARN, 0, f"{folder}, {free / GIB:.1f} GiB free", f"Set {variable} to another disk."
             )
         else:
-            yield Check(name, without, f"{folder} cannot be written", f"Set {variable} to a folder that can be.")
+            yield Check(name, level, f"{folder} is not writable", f"Set {variable} to a writable folder.")
 
 
-def main(before: str = "{}") -> int:
-    """Prints what an installation changed and whether torch sees the GPU; returns 1 where a check failed.
+def main(previous: str = "{}") -> int:
+    """Print which packages an installation downgraded and whether torch sees the GPU; return 1 if a check failed.
 
-    before: the packages before the installation, a JSON object of name to version.
+    `previous` has the packages before the installation, as a JSON object from name to version.
     """
     from packaging.version import InvalidVersion, Version
 
     older = []
-    for name, version in sorted(json.loads(before).items()):
+    for name, version in sorted(json.loads(previous).items()):
         now = installed(name)
         with suppress(InvalidVersion):
             if now is not None and Version(now) < Version(version):
                 older.append(f"{name} {version} -> {now}")
     if older:
-        print("older than before, as the kit was tested with these versions:", ", ".join(older))
+        print("downgraded to the versions with which the kit was tested:", ", ".join(older))
     checks = [*torch_build(), *gpu()]
     for check in checks:
         print(f"{check.name}: {check.seen}. {check.fix if check.level != 'ok' else ''}".rstrip())

@@ -1,12 +1,12 @@
-"""The signal check: completions of the base model, scored as in training, before a run is paid for; and whether it will learn.
+"""The signal check: sample and score completions of the base model before a run, and decide whether it will learn.
 
-`python -m kit.planning.signal REQUEST` does it in a process of its own; `check` is the face. Prompts are rendered,
-completions sampled and rewards asked by the same code as held-out evaluation, with the run's generation settings. A request
-with `audit` asks for the audit of the reward, too, for the page.
+`check` starts `python -m kit.planning.signal REQUEST`, a process of its own. Prompts are rendered, completions sampled and
+rewards computed by the code of the held-out evaluation, with the run's generation settings. A request with `audit` also audits
+the reward, for the page.
 
-A group learns something only where its rewards differ: with equal rewards every advantage is 0. So the share of groups
-with spread decides, and what kind the others are says why. A verdict is given only where the 95 % interval of the share
-that it rests on lies on one side of its threshold; else more samples are asked for.
+A group teaches something only if its rewards differ: with equal rewards every advantage is 0. The share of groups with
+different rewards decides the verdict, and properties of the other groups give the reason. If the 95 % interval of a share
+contains its threshold, the check asks for more samples instead.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ if TYPE_CHECKING:
 # --- the verdict ------------------------------------------------------------------------------------------------------
 
 FAILING = 0.2
-"""Share of completions that a reward fails on, above which the verdict is about the reward. run.max_failure_share's default."""
+"""Share of completions without a score above which the verdict concerns the reward; the default of reward.max_failure_share."""
 TRUNCATED = 0.3
-"""Share of completions cut at the limit: these earn nothing for answers that they had no room for."""
+"""Share of completions cut at the limit above which the verdict is `truncated`."""
 NEVER = 0.1
-"""Share of right answers among completions that ended, below which longer completions would not help either."""
+"""Share of right answers among complete completions below which longer completions would not help."""
 MALFORMED = 0.5
-"""Share of completions whose format keeps a reward from reading them."""
+"""Share of completions with an unreadable format above which the verdict is `wrong format`."""
 INFORMATIVE = 0.25
-"""Share of groups with spread below which most of the work of a step is wasted (DAPO, arXiv 2503.14476, drops the others)."""
+"""Share of groups with different rewards below which most of a step is wasted (DAPO, arXiv 2503.14476, drops the others)."""
 EASY, HARD = 0.75, 0.25
-"""pass@1 above which groups without spread are mostly solved ones, and below which they are mostly failed ones."""
+"""pass@1 above which groups with equal rewards are mostly solved, and below which they are mostly failed."""
 MOST_PROMPTS = 4096
 SAMPLES = 3
-"""Sampled answers that are shown, of as many prompts."""
+"""Number of sampled answers to show, one per prompt."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """What was measured of N groups as training has them; shares and rates with 95 % intervals over prompts."""
+    """Measurements of N groups; shares and rates have 95 % intervals over prompts."""
 
     prompts: int
     spread: Estimate  # share of groups whose rewards differ
     truncated: Estimate
     malformed: Estimate
     failures: Estimate
-    pass_at_1: Estimate | None  # None: nothing says what is right
-    constant: bool  # every reward is the same number
+    pass_at_1: Estimate | None  # None without a checker
+    constant: bool  # whether all rewards are equal
     reward: Estimate
     reward_seconds: float  # per generation batch
-    rollout_seconds: float  # likewise, without rewards
+    rollout_seconds: float  # per generation batch, without rewards
     config: RunConfig
     failure: str | None = None
-    rows: int | None = None  # prompts that there are; None: not known
-    room: int | None = None  # tokens that the context leaves to a completion; None: not known
-    # Shares among completions that ended by themselves; None: not known.
+    rows: int | None = None  # number of training prompts; None: unknown
+    room: int | None = None  # tokens of the context for a completion; None: unknown
+    # Shares among completions that were not cut; None: unknown.
     ended_right: Estimate | None = None
     ended_malformed: Estimate | None = None
 
@@ -94,12 +94,12 @@ class Verdict:
 
 
 def judge(signal: Signal) -> Verdict:
-    """The verdict, its reason, and the one change to make (empty where none is needed)."""
+    """The verdict, its reason, and the change to make (empty if none is needed)."""
     reason = f" ({signal.failure})" if signal.failure else ""
     limit = signal.config.generation.max_completion_tokens
     if signal.failures.value > FAILING:
         because = f"{_share(signal.failures)} of completions could not be scored"
-        change = f"Mend the reward{reason}; try it with: grpo-kit reward test"
+        change = f"Correct the reward{reason}; test it with: grpo-kit reward test"
         if signal.failures.low <= FAILING:
             return _unsure(signal, because, FAILING, change)
         return Verdict("reward fails", because, change)
@@ -112,17 +112,15 @@ def judge(signal: Signal) -> Verdict:
     is_cut = signal.truncated.value > TRUNCATED and longer_helps
     longer = longer_completions(signal.config, signal.room) if is_cut else ""
     because = f"rewards differ in {_share(spread)} of groups of {signal.config.generation.num_generations}"
-    if spread.low > INFORMATIVE:  # then the length and the format of answers are learned, too
+    if spread.low > INFORMATIVE:  # then length and format are learned, too
         because += f"; {cut}" if is_cut else ""
         if right is not None and right.value == 0:
-            because += "; no sampled answer is right, so what is learned first is what else the reward pays"
+            because += "; no sampled answer is right, so the model first learns what else the reward pays for"
         if signal.reward_seconds > max(1.0, signal.rollout_seconds):
             because += (
-                f"; rewards take {signal.reward_seconds:.1f} s a batch, completions {signal.rollout_seconds:.1f} s"
+                f"; rewards take {signal.reward_seconds:.1f} s per batch, completions {signal.rollout_seconds:.1f} s"
             )
-            change = (
-                "Make the reward faster (batch it, cache it, lower its timeout): the run will learn, but waits for it"
-            )
+            change = "Make the reward faster (batching, caching, a lower timeout): the run learns, but waits for it"
             return Verdict("slow reward", because, change)
         return Verdict("will learn", because, longer)
     if is_cut:
@@ -132,7 +130,7 @@ def judge(signal: Signal) -> Verdict:
     if signal.malformed.low > MALFORMED:
         because = f"{_share(signal.malformed)} of completions do not have the format that the reward reads"
         change = (
-            "Say in data.system_prompt which format the answer must have, or choose a reward.preset that reads this one"
+            "Describe the format of the answer in data.system_prompt, or choose a reward.preset that reads this one"
         )
         return Verdict("wrong format", because, change)
     if spread.high >= INFORMATIVE:
@@ -141,18 +139,18 @@ def judge(signal: Signal) -> Verdict:
         because += f"; pass@1 is {_share(right)}"
         problems = "problems (data.task_params, or another data.source)"
         if right.low > EASY:
-            return Verdict("too easy", because, f"Take harder {problems}: these are solved already")
+            return Verdict("too easy", because, f"Use harder {problems}: these are already solved")
         if right.high < HARD:
-            return Verdict("too hard", because, f"Take easier {problems}, or a model that solves some of them")
+            return Verdict("too hard", because, f"Use easier {problems}, or a model that solves some of them")
     if signal.constant:
         known = not math.isnan(signal.reward.value)
         because += f"; every completion got the reward {signal.reward.value:g}" if known else "; none got a reward"
-        return Verdict("no signal", because, "Choose a reward that tells completions apart: grpo-kit reward list")
+        return Verdict("no signal", because, "Choose a reward that distinguishes completions: grpo-kit reward list")
     return Verdict("no signal", because, larger_groups(signal.config))
 
 
 def larger_groups(config: RunConfig) -> str:
-    """Twice the group size as overrides that `load_config` takes, with the batch where it must change; from 16 on words."""
+    """Overrides that double the group size, with the batch size if necessary; above 16, another advice."""
     group, batch = 2 * config.generation.num_generations, config.optimisation.batch_size
     multiple = math.lcm(group, config.optimisation.micro_batch_size or 1)
     groups = f"generation.num_generations={group}"
@@ -160,18 +158,18 @@ def larger_groups(config: RunConfig) -> str:
         for overrides in ([groups], [groups, f"optimisation.batch_size={multiple * math.ceil(batch / multiple)}"]):
             if _valid(config, overrides):
                 return " ".join(f"-o {override}" for override in overrides)
-    return "Mix problems of other difficulty into data.source"
+    return "Add problems of other difficulty to data.source"
 
 
 def longer_completions(config: RunConfig, room: int | None) -> str:
-    """Twice the completion length as an override, at most the `room` in the context; words where that is no longer."""
+    """An override that doubles the completion length, up to the `room` in the context; another advice if there is none."""
     limit = config.generation.max_completion_tokens
     tokens = 2 * limit if room is None else min(2 * limit, room)
     override = f"generation.max_completion_tokens={tokens}"
     if tokens > limit and _valid(config, [override]):
         return f"-o {override}"
     return (
-        "Lower data.max_prompt_tokens, ask for shorter answers, or take a model with a longer context: this one is full"
+        "Lower data.max_prompt_tokens, ask for shorter answers, or use a model with a longer context: this one is full"
     )
 
 
@@ -184,14 +182,16 @@ def _valid(config: RunConfig, overrides: list[str]) -> bool:
 
 
 def _unsure(signal: Signal, because: str, threshold: float, change: str) -> Verdict:
-    """`sample more` for an interval that the threshold lies in; `borderline` where no more prompts can be sampled."""
-    within = f"{because}: {threshold:.0%} lies within the interval"
+    """`sample more` if the interval contains the threshold; `borderline` if no more prompts can be sampled."""
+    within = f"{because}: the interval contains {threshold:.0%}"
     most = MOST_PROMPTS if signal.rows is None else min(signal.rows, MOST_PROMPTS)
     if signal.prompts >= most:
-        there = f"all {signal.prompts} training rows" if signal.prompts == signal.rows else f"{signal.prompts} prompts"
-        return Verdict("borderline", f"{within}, with {there} sampled", change)
+        sampled = (
+            f"all {signal.prompts} training rows" if signal.prompts == signal.rows else f"{signal.prompts} prompts"
+        )
+        return Verdict("borderline", f"{within}, with {sampled} sampled", change)
     more = min(most, 4 * signal.prompts)  # half as wide an interval
-    return Verdict("sample more", f"{within}, so {signal.prompts} prompts do not decide", f"--prompts {more}")
+    return Verdict("sample more", f"{within}, so {signal.prompts} prompts are not enough", f"--prompts {more}")
 
 
 def _share(estimate: Estimate) -> str:
@@ -205,7 +205,7 @@ MODULE = "kit.planning.signal"
 
 @dataclass(frozen=True)
 class Sampled:
-    """Completions of N prompts, a group each, and their scores."""
+    """Completions of N prompts, one group per prompt, and their scores."""
 
     completions: list[Completion]
     verdict: Evaluation
@@ -215,10 +215,10 @@ class Sampled:
 
 
 class BaseModel(HeldOut):
-    """Training rows, sampled as in training; held-out evaluation's own rendering, generation and scoring."""
+    """Samples training rows with the rendering, generation and scoring of the held-out evaluation."""
 
     def sample(self, model: Any, progress: Progress | None = None) -> Sampled:
-        """k completions of every prompt, and what the rewards say of them."""
+        """Sample and score k completions of every prompt."""
         k = self.config.k
         repeated = [prompt for prompt in self.prompts for _ in range(k)]
         started = time.perf_counter()
@@ -234,17 +234,17 @@ class BaseModel(HeldOut):
 
 
 def check(config: RunConfig, *, prompts: int = 32, progress: bool = True) -> dict[str, Any]:
-    """Samples a group of completions for `prompts` training prompts and says whether the run will learn.
+    """Sample a group of completions for each of `prompts` training prompts and decide whether the run will learn.
 
-    Returns plain numbers: `verdict` {verdict, because, change}, `pass@1`, `pass@k`, `reward`, `spread` and the other rates
-    with intervals, `seconds`. Raises `KitError` for a mistake of the user's, `RunError` when the process crashes.
+    Returns plain values: `verdict` {verdict, because, change}, `pass@1`, `pass@k`, `reward`, `spread_share` and other rates
+    with intervals, and `seconds`. Raises `KitError` for user errors and `RunError` if the process crashes.
     """
     request = {"config": config.model_dump(mode="json"), "prompts": prompts}
-    return call_for_result(MODULE, request, "The signal check was stopped before it had a result.", quiet=not progress)
+    return call_for_result(MODULE, request, "The signal check was stopped before it finished.", quiet=not progress)
 
 
 def measure(parts: Parts, model: Any, prompts: int, progress: Progress | None = None) -> dict[str, Any]:
-    """The check on a loaded model; see `check`."""
+    """Run the check on a loaded model; see `check`."""
     config, available, k = parts.config, len(parts.data.train), parts.config.generation.num_generations
     chosen = parts.data.train.select(draw(available, prompts, config.run.seed, config.data.seed))
     evaluation = EvaluationConfig(
@@ -254,8 +254,8 @@ def measure(parts: Parts, model: Any, prompts: int, progress: Progress | None = 
         seed=config.run.seed,
         batch_size=config.optimisation.batch_size,
     )
-    who = (parts.preset, parts.files.tokenizer, evaluation, config.generation, parts.checker)
-    base = BaseModel(chosen.to_list(), *who, interaction=parts.interaction, processor=parts.files.processor)
+    arguments = (parts.preset, parts.files.tokenizer, evaluation, config.generation, parts.checker)
+    base = BaseModel(chosen.to_list(), *arguments, interaction=parts.interaction, processor=parts.files.processor)
     base.half = autocast_dtype(config.model, parts.files.backend)
     sampled = base.sample(model, progress)
     context = getattr(parts.files.config.get_text_config(), "max_position_embeddings", None)
@@ -263,25 +263,25 @@ def measure(parts: Parts, model: Any, prompts: int, progress: Progress | None = 
         lengths_of(parts.files.tokenizer, chosen, parts.interaction.all_tools())
     )
     room = None if context is None else context - longest
-    measured = describe(config, sampled, rows=available, room=room)
-    measured["samples"] = [show_sample(base, sampled, prompt * k) for prompt in range(min(SAMPLES, len(chosen)))]
-    return measured | {"thinking": thinking_note(parts.files) if config.data.chat else None}
+    result = describe(config, sampled, rows=available, room=room)
+    result["samples"] = [show_sample(base, sampled, prompt * k) for prompt in range(min(SAMPLES, len(chosen)))]
+    return result | {"thinking": thinking_note(parts.files) if config.data.chat else None}
 
 
 STATUS_WORDS = {
-    "ok": "found what it looks for",
-    "wrong": "could read the answer, and it is not right",
-    "format": "found no answer in the format that it reads",
+    "ok": "accepts it",
+    "wrong": "read the answer, which is not right",
+    "format": "found no answer in the expected format",
     "not_applicable": "does not apply to this row",
     "timeout": "took too long",
     "error": "failed",
-    "infra": "could not be asked",
+    "infra": "was not available",
 }
-"""What a reward's status says of a completion."""
+"""Descriptions of the statuses of a reward."""
 
 
 def show_sample(base: BaseModel, sampled: Sampled, number: int) -> dict[str, Any]:
-    """Completion `number` with its prompt, reward and statuses, and in words what became of it."""
+    """Completion `number` with its prompt, reward and statuses, and a description of the statuses."""
     prompt, (ids, cut) = base.prompts[number // base.config.k], sampled.completions[number]
     statuses = {name: row[number] for name, row in sampled.verdict.statuses.items()}
     verdict = "" if sampled.correct is None else "Right: " if sampled.correct[number] else "Not right: "
@@ -296,13 +296,13 @@ def show_sample(base: BaseModel, sampled: Sampled, number: int) -> dict[str, Any
 
 
 def draw(available: int, prompts: int, *seeds: int) -> list[int]:
-    """Places of `prompts` of `available` rows, at random without replacement; more prompts are the same ones and others.
+    """Draw `prompts` of `available` row numbers at random without replacement. A larger draw contains the smaller one.
 
-    The first rows of a file are no sample of it: files are often sorted by difficulty or source.
+    The first rows of a file would be no random sample, because files are often sorted by difficulty or source.
     """
-    places = list(range(available))
-    random.Random(" ".join(map(str, seeds))).shuffle(places)
-    return places[:prompts]
+    rows = list(range(available))
+    random.Random(" ".join(map(str, seeds))).shuffle(rows)
+    return rows[:prompts]
 
 
 def describe(
@@ -310,7 +310,7 @@ def describe(
 ) -> dict[str, Any]:
     """Rates with intervals over prompts, seconds per generation batch, and the verdict.
 
-    `rows` is how many prompts there are to sample, `room` the tokens that the context leaves to a completion; None: unknown.
+    `rows` is the number of training prompts, `room` the tokens of the context for a completion; None: unknown.
     """
     from rewards.protocol import FAILURES
 
@@ -367,13 +367,13 @@ def describe(
 
 
 def _differ(totals: list[float | None]) -> bool:
-    """Whether a group's rewards differ by more than rounding. A completion that was not scored is no part of it."""
+    """Whether the rewards of a group differ by more than rounding. Completions without a score do not count."""
     known = [total for total in totals if total is not None]
     return bool(known) and max(known) - min(known) > 1e-6 * max(1.0, abs(max(known)))
 
 
 def _over_prompts(values: list[float], groups: list[slice]) -> Estimate:
-    """Mean share with an interval resampled over prompts: completions of one prompt are not independent."""
+    """Mean share with an interval resampled over prompts, because completions of a prompt are not independent."""
     return bootstrap_mean([sum(values[group]) / len(values[group]) for group in groups], shares=True)
 
 
@@ -383,7 +383,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def job(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    """The process: prepares as a run does, loads the model and samples."""
+    """The job of the process: prepare like a run, load the model and sample."""
     from kit.runner.console import LogCapture, Reporter
 
     reporter, logs = Reporter(quiet), LogCapture()

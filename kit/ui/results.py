@@ -16,7 +16,7 @@ LEVELS = {"will learn": "ok"} | dict.fromkeys(("too easy", "sample more", "borde
 """How a verdict of the signal check is coloured; any other is a failure."""
 SHOWN_HACKS = 10
 COMMANDS = {
-    "; try it with: grpo-kit reward test": "; try it in the tab Score",
+    "; test it with: grpo-kit reward test": "; test it in the tab Score",
     "grpo-kit reward list": "see the list at the top of this step",
 }
 """What a verdict says of the command line, and where that stands on the page."""

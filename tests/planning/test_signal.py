@@ -94,7 +94,7 @@ def test_three_sampled_answers_are_shown_with_reward_status_and_reason(loaded: A
         assert sample["prompt"]
         assert sample["completion"]
         assert (sample["reward"], sample["statuses"]) == (0.0, {"rule": "format"})
-        assert sample["why"].startswith("Not right: rule found no answer in the format that it reads")
+        assert sample["why"].startswith("Not right: rule found no answer in the expected format")
         assert sample["why"].endswith("it was cut at the token limit.")
 
 

@@ -23,7 +23,7 @@ GOOD = Signal(
     ("changes", "verdict", "change"),
     [
         ({}, "will learn", ""),
-        ({"failures": ALWAYS, "failure": "'f' on completion 1: error"}, "reward fails", "Mend the reward ('f'"),
+        ({"failures": ALWAYS, "failure": "'f' on completion 1: error"}, "reward fails", "Correct the reward ('f'"),
         ({"truncated": ALWAYS, "spread": NEVER}, "truncated", "-o generation.max_completion_tokens=512"),
         ({"truncated": ALWAYS}, "will learn", "-o generation.max_completion_tokens=512"),  # rewards differ all the same
         ({"truncated": ALWAYS, "spread": NEVER, "pass_at_1": NEVER, "ended_right": NEVER}, "too hard", "easier"),
@@ -41,7 +41,7 @@ GOOD = Signal(
         (
             {"spread": NEVER, "config": load_config({}, ["generation.num_generations=16"])},
             "no signal",
-            "Mix prob",
+            "Add prob",
         ),
         ({"spread": NEVER, "constant": True, "reward": NONE}, "no signal", "Choose a reward"),
         ({"reward_seconds": 30.0, "rollout_seconds": 10.0}, "slow reward", "faster"),

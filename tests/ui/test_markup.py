@@ -92,8 +92,8 @@ def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
 def test_the_change_of_a_signal_check_is_something_that_the_page_has() -> None:
     for change, words in [
         ("--prompts 62", "Sample 62 prompts."),
-        ("Mend the reward (x); try it with: grpo-kit reward test", "Mend the reward (x); try it in the tab Score"),
-        ("Choose a reward that tells completions apart: grpo-kit reward list", "apart: see the list at the top"),
+        ("Correct it; test it with: grpo-kit reward test", "Correct it; test it in the tab Score"),
+        ("Choose another reward: grpo-kit reward list", "reward: see the list at the top"),
     ]:
         signal = {"verdict": {"change": change}}
         assert results.actions_of(signal) == []
