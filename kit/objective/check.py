@@ -1,28 +1,28 @@
-"""Is a hook sound? `check_hook` tries it on random batches and says what it found; nothing is trained.
+"""Check a hook on random batches with `check_hook`. Nothing is trained.
 
     finding             what must hold                                                     kinds of hook
-    runs                the contract of a run (`hook.checked`): shape, finite, gradient;   all
-                        float32 and float64, on and off policy, advantages (B, 1) and
-                        (B, T), on a batch that holds no more than it declares; `clipped` and
-                        `metrics` of its function
+    runs                the checks of a run (`hook.checked`): shape, finite, gradient; in  all
+                        float32 and float64, on and off policy, with advantages (B, 1)
+                        and (B, T), on a batch with only the declared fields; `clipped`
+                        and `metrics` of its function
     same again          same inputs, same output                                           all
-    gradient            reaches what it should                                             clip, regularizer, reduction
-    masked tokens       gradient exactly 0, no influence, through an objective             all but advantages
-    padding             more of it changes nothing                                         all
-    extreme ratios      finite, gradient too, at log ratios of ±80 nats in float32         clip, weight, regularizer
-    empty micro-batch   gives a differentiable 0                                           all but advantages
-    advantage           it moves the gradient, on policy; a note if in the wrong direction clip
+    gradient            it reaches the log-probabilities or another field                  clip, regularizer, reduction
+    masked tokens       gradient exactly 0, no influence, in an objective                  all but advantages
+    padding             more padding changes nothing                                       all
+    extreme ratios      output and gradient finite at log ratios of ±80 nats in float32    clip, weight, regularizer
+    empty micro-batch   a differentiable 0                                                 all but advantages
+    advantage           it changes the gradient on policy; a note if in the wrong direction clip
     accumulation        a note if micro-batches do not add up to the batch                 reduction
-    unscorable          a NaN reward: advantage 0, and no influence on others              advantage
-    order               groups interleaved, in any order, of any ids                       advantage
-    no spread           finite where rewards are equal or unknown, and for one completion  advantage
+    unscorable          a NaN reward gives advantage 0 and does not influence others       advantage
+    order               groups may be interleaved, in any order, with any ids              advantage
+    no spread           finite for equal or unknown rewards, and for one completion        advantage
 
-Schedules stand at step 0. State that a hook keeps is put back before every call: with it a hook must be deterministic,
-or no run could be resumed.
+Schedules are at step 0. The state of a hook is restored before every call: with the same state a hook must be deterministic,
+or runs could not be resumed.
 
-Inputs are small, ragged, and with rubbish wherever nothing may be read: five completions of up to nine tokens, one with a hole
-(as a tool call leaves), one of a single token, one without a live token. Fields are raw, as a trainer has them, so that what is
-left of the rubbish is `TokenBatch`'s doing.
+Inputs are small and ragged: five completions of up to nine tokens, one with a hole (as after a tool call), one with a single
+token, one without live tokens. Values that no hook may use are NaN, infinite or huge. Fields are those of a trainer, before
+`TokenBatch` cleans them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from kit.objective.reduction import LossScale
 __all__ = ["Finding", "check_hook"]
 
 EXACT = 1e-9
-"""Relative: of sums in another order."""
+"""Relative tolerance for sums in another order."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. A `note` is worth knowing and no failure."""
+    """The result of one check. A `note` is no failure."""
 
     name: str
     passed: bool
@@ -63,24 +63,24 @@ class Finding:
 
 
 class Fault(Exception):
-    """A check failed; the message says how."""
+    """Raised by a check that fails, with the reason."""
 
 
 class Note(str):
-    """The detail of a check that passed, but is worth a second look."""
+    """The detail of a check that passed with a note."""
 
 
 def check_hook(hook: Hook, seed: int = 0) -> list[Finding]:
-    """Tries a hook of any kind on random batches, with the checks of docs/objective.md. Takes a tenth of a second.
+    """Check a hook of any kind on random batches, as in docs/objective.md. Takes a tenth of a second.
 
-    If it does not run at all, that is the only finding. Raises nothing that the hook raises: that is a finding, too.
+    If the hook does not run at all, there is only that finding. Exceptions of the hook become findings.
     """
     subject = Subject(hook, seed)
     findings: list[Finding] = []
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         for name, check in CHECKS[hook.kind].items():
-            finding = _tried(name, check, subject)
+            finding = _run_check(name, check, subject)
             findings += [finding] if finding else []
             if name == "runs" and not findings[0].passed:
                 break
@@ -88,7 +88,7 @@ def check_hook(hook: Hook, seed: int = 0) -> list[Finding]:
     return findings
 
 
-def _tried(name: str, check: Check, subject: Subject) -> Finding | None:
+def _run_check(name: str, check: Check, subject: Subject) -> Finding | None:
     try:
         detail = check(subject)
     except (Fault, KitError) as fault:
@@ -104,14 +104,14 @@ Fields = dict[str, Any]
 
 TOKENS = 9
 _LENGTHS = (TOKENS, 5, 1, 7, 0)
-_RUBBISH = (torch.nan, torch.inf, -torch.inf, 1e30)
+_INVALID = (torch.nan, torch.inf, -torch.inf, 1e30)
 
 
 @torch.inference_mode(False)
 def token_fields(
     seed: int, dtype: torch.dtype = torch.float64, *, off_policy: bool = True, per_token: bool = False
 ) -> Fields:
-    """Every field of a `TokenBatch`. On-policy ones have little entropy, so that a floor under it is felt."""
+    """All fields of a `TokenBatch`. On-policy ones have little entropy, so that a lower bound of it has an effect."""
     mask, draw = _mask(), Draw(len(_LENGTHS), TOKENS, seed, off_policy=off_policy)
     fields: Fields = {
         "logps": draw.near(0.4) if off_policy else draw.old.clone(),
@@ -120,11 +120,11 @@ def token_fields(
         **{name: spec.sample(draw) for name, spec in TOKEN_FIELDS.items()},
     }
     fields = {name: value.to(dtype) if value.is_floating_point() else value for name, value in fields.items()}
-    return with_rubbish(fields | {"mask": mask, "step": 0})
+    return with_invalid_padding(fields | {"mask": mask, "step": 0})
 
 
 def extreme_fields(seed: int, reach: float = 80.0) -> Fields:
-    """Float32 fields whose log ratios, to the old, the reference and the engine's policy, are all `reach` or -`reach`."""
+    """Float32 fields whose log ratios to the old, the reference and the engine's policy are `reach` or -`reach`."""
     fields = token_fields(seed, torch.float32, per_token=True)
     sign = torch.ones(len(_LENGTHS), TOKENS)
     sign[1] = -1.0
@@ -134,24 +134,24 @@ def extreme_fields(seed: int, reach: float = 80.0) -> Fields:
     changes = {"logps": current, "old_logps": other, "ref_logps": other.clone(), "sampler_logps": current.clone()}
     changes["full_kl"] = changes["teacher_kl"] = torch.full_like(current, reach)
     changes["teacher_logps"] = other.clone()
-    return with_rubbish(fields | changes)
+    return with_invalid_padding(fields | changes)
 
 
-def with_rubbish(fields: Mapping[str, Any], shift: int = 0) -> Fields:
-    """The fields with NaN, infinities and huge numbers at padding; another `shift` puts others."""
+def with_invalid_padding(fields: Mapping[str, Any], shift: int = 0) -> Fields:
+    """The fields with NaN, infinities and huge numbers at padding, which depend on `shift`."""
     dead = ~fields["mask"]
     count = torch.arange(dead.numel()).view(dead.shape) + shift
-    rubbish = torch.tensor(_RUBBISH)[count % len(_RUBBISH)]
+    invalid = torch.tensor(_INVALID)[count % len(_INVALID)]
     changed = dict(fields)
     for name, value in fields.items():
-        over = isinstance(value, Tensor) and name != "mask" and value.is_floating_point()
-        if over and value.shape == dead.shape:
-            changed[name] = torch.where(dead, rubbish.to(value.dtype), value)
+        has_padding = isinstance(value, Tensor) and name != "mask" and value.is_floating_point()
+        if has_padding and value.shape == dead.shape:
+            changed[name] = torch.where(dead, invalid.to(value.dtype), value)
     return changed
 
 
 def widened(fields: Mapping[str, Any], by: int = 5) -> Fields:
-    """The same completions with more padding, full of rubbish."""
+    """The same completions with more padding."""
     shape = fields["mask"].shape
     wide = {
         name: torch.nn.functional.pad(value, (0, by))
@@ -159,11 +159,11 @@ def widened(fields: Mapping[str, Any], by: int = 5) -> Fields:
         else value
         for name, value in fields.items()
     }
-    return with_rubbish(wide, shift=1)
+    return with_invalid_padding(wide, shift=1)
 
 
 def token_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) -> tuple[TokenBatch, dict[str, Tensor]]:
-    """A `TokenBatch`, and the leaves whose gradient can be looked at. `keep`: leave out all optional fields but these."""
+    """A `TokenBatch`, and the leaf tensors of its gradients. `keep` has the optional fields to include; None: all."""
     leaves = {name: fields[name].detach().clone() for name in ("logps", *sorted(fields_where(gradient=True)))}
     if not torch.is_inference_mode_enabled():
         for leaf in leaves.values():
@@ -176,13 +176,13 @@ def token_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) 
 
 
 def scale_of(mask: Tensor, accumulation: float = 1.0) -> LossScale:
-    """The scale of a window that is this one micro-batch, whatever its padding."""
+    """The scale of a window with one micro-batch, independent of its padding."""
     return LossScale(accumulation, mask.sum(), TOKENS)
 
 
 @torch.inference_mode(False)
 def reward_fields(seed: int, dtype: torch.dtype = torch.float64) -> Fields:
-    """Every field of a `RewardBatch`: groups of 5, 4, 1 and 2, interleaved; two rewards unknown, one without tokens."""
+    """All fields of a `RewardBatch`: groups of 5, 4, 1 and 2, interleaved; two rewards are unknown, one row has no tokens."""
     group = torch.tensor([7, 3, 7, 3, 7, 12, 7, 3, 7, 3, 5, 5])
     size = group.shape[0]
     draw = Draw(size, TOKENS, seed)
@@ -197,11 +197,11 @@ def reward_fields(seed: int, dtype: torch.dtype = torch.float64) -> Fields:
     rewards[[6, 10]] = torch.nan
     fields |= {"rewards": rewards, "component_weights": weights}
     fields = {name: value.to(dtype) for name, value in fields.items()}
-    return with_rubbish(fields | {"group": group, "lengths": mask.sum(1), "mask": mask, "step": 0})
+    return with_invalid_padding(fields | {"group": group, "lengths": mask.sum(1), "mask": mask, "step": 0})
 
 
 def reward_batch(fields: Mapping[str, Any], keep: Collection[str] | None = None) -> RewardBatch:
-    """A `RewardBatch`. `keep`: leave out all optional fields but these."""
+    """A `RewardBatch`. `keep` has the optional fields to include; None: all."""
     names = None if keep is None else {"rewards", "group", "step", "mask", *keep}
     if names is not None and "components" in names:
         names.add("component_weights")
@@ -232,7 +232,7 @@ DTYPES = (torch.float64, torch.float32)
 
 
 def cases(kind: str, seed: int, keep: Collection[str]) -> Iterator[tuple[Any, ...]]:
-    """Arguments of calls that a hook of such a kind must be able to take. `keep`: without optional fields but these."""
+    """Arguments for calls of a hook of this kind. `keep` has the optional fields to include."""
     if kind == "advantage":
         for dtype in DTYPES:
             yield (reward_batch(reward_fields(seed, dtype), keep),)
@@ -261,41 +261,41 @@ def kind_of(fields: Fields) -> str:
 
 
 def losses(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """What a reduction is given: a per-token loss (B, T) that is 0 at padding, and the mask."""
+    """Arguments of a reduction: a per-token loss (B, T) that is 0 at padding, and the mask."""
     mask = _mask()
     return numbers(mask.shape, seed + 2).to(dtype).masked_fill(~mask, 0.0), mask
 
 
 def numbers(shape: torch.Size, seed: int) -> Tensor:
-    """Normally distributed, float64."""
+    """Normally distributed numbers in float64."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# --- the hook that is looked at, and what it is called with -----------------------------------------------------------
+# --- the hook under test ----------------------------------------------------------------------------------------------
 
 
 class Subject:
-    """The hook that is looked at.
+    """The hook under test.
 
-    Calling it calls the hook as a run calls a user's own, from the state in which it was handed over. Raises
-    `ObjectiveError` where the contract is broken.
+    Calling it calls the hook with its initial state and the checks for a user's own hook. Raises `ObjectiveError` if they
+    fail.
     """
 
     def __init__(self, hook: Hook, seed: int) -> None:
         self.hook, self.kind, self.seed = hook, hook.kind, seed
-        self.silent = hook.kind == "regularizer" and hook.values["coef"] == 0.0  # only logged: no gradient is asked for
+        self.silent = hook.kind == "regularizer" and hook.values["coef"] == 0.0  # only logged, without gradient
         self._contracted = copy.copy(hook)
         self._contracted.factory = replace(hook.factory, custom=True)
         self._state = {key: copy.deepcopy(part.state_dict()) for key, part in hook.stateful().items()}
         muted = hook.kind == "regularizer" and hook.coef_at(0) == 0.0 and not self.silent
         louder = hook.factory(**hook.values | {"coef": 1.0}) if muted else hook
         many = {"weight": "weights", "regularizer": "regularizers"}.get(hook.kind)
-        # An objective around the hook, of parts that hide nothing.
+        # An objective with the hook, whose other parts do not change its effect.
         plain: dict[str, Any] = {"advantage": "group_mean", "clip": "reinforce", "reduction": "global_token_mean"}
         self.objective = Objective(**plain | ({many: [louder]} if many else {hook.kind: louder}))
 
     def restore(self) -> None:
-        """Puts back the state that the hook had at first."""
+        """Restore the initial state of the hook."""
         for key, part in self.hook.stateful().items():
             part.load_state_dict(copy.deepcopy(self._state[key]))
 
@@ -309,51 +309,53 @@ class Subject:
             return call_on_tokens(self._contracted, *arguments)
 
     def cases(self) -> Iterator[tuple[Any, ...]]:
-        """Arguments of calls that it must be able to take, with the fields that it declares."""
+        """Arguments for calls of the hook, with the fields that it declares."""
         return cases(self.kind, self.seed, self.hook.needs)
 
     def loss(self, fields: Fields, scale: LossScale | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of an objective with this hook in it, and the leaves of its batch."""
+        """The loss of an objective with this hook, and the leaf tensors of its batch."""
         self.restore()
         batch, leaves = token_batch(fields)
         return self.objective.loss(batch, scale or scale_of(fields["mask"])).loss, leaves
 
     def advantages(self, fields: Fields) -> Tensor:
-        """The advantages as an objective passes them on; 0 at tokens that do not train."""
+        """The advantages of the objective, 0 at tokens that do not train."""
         advantages = self(reward_batch(fields))
         return advantages if advantages.dim() == 1 else advantages.masked_fill(~fields["mask"], 0.0)
 
 
-Check = Callable[[Subject], str | None]  # the detail, None where it does not apply; raises `Fault`
+Check = Callable[[Subject], str | None]  # returns the detail, None if it does not apply; raises `Fault`
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------------
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """To the last bit; NaN is equal to NaN."""
+    """Whether two tensors are bit-identical; NaN is equal to NaN."""
     return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def _alike(a: Tensor, b: Tensor, what: str, hint: str = "Count with the mask, not with the number of columns.") -> None:
-    """Raises `Fault` where two tensors differ by more than rounding."""
+def _require_close(
+    a: Tensor, b: Tensor, message: str, hint: str = "Count with the mask, not with the number of columns."
+) -> None:
+    """Raise `Fault` if two tensors differ by more than rounding."""
     if a.shape != b.shape or not torch.allclose(a, b, rtol=EXACT, atol=EXACT, equal_nan=True):
-        raise Fault(f"{what}. {hint}")
+        raise Fault(f"{message}. {hint}")
 
 
 def _require_finite(values: Tensor, where: str) -> None:
     if not torch.isfinite(values).all():
-        raise Fault(f"NaN or infinity {where}. Bound what is exponentiated, and what is divided by.")
+        raise Fault(f"NaN or infinity {where}. Bound exponents and denominators.")
 
 
 def _gradients(out: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """d (sum of `out`) by each leaf that it depends on."""
+    """The gradient of the sum of `out` for each leaf on which it depends."""
     gradients = torch.autograd.grad(out.sum(), list(leaves.values()), allow_unused=True)
     return {name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None}
 
 
 def _over_tokens(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of these gradients those over tokens (B, T)."""
+    """The gradients of shape (B, T)."""
     return {name: gradient for name, gradient in _gradients(loss, leaves).items() if gradient.dim() == 2}
 
 
@@ -364,7 +366,7 @@ def _runs(subject: Subject) -> str:
     for arguments in subject.cases():
         out = subject(*arguments)
     if subject.kind in ("clip", "regularizer"):
-        subject.loss(next(variants(subject.seed)))  # calls what its function reports, too
+        subject.loss(next(variants(subject.seed)))  # also calls `clipped` and `metrics`
     return f"finite, shape {tuple(out.shape)}, in float32 and float64"
 
 
@@ -372,10 +374,10 @@ def _same_again(subject: Subject) -> str:
     first, second = ([subject(*arguments) for arguments in subject.cases()] for _ in range(2))
     if not all(map(_equal, first, second)):
         raise Fault(
-            "gives something else the second time: a run could be neither repeated nor resumed. Draw from a generator "
-            "seeded with batch.step, or keep what changes in state_dict() and load_state_dict()."
+            "returns another result the second time, so that a run could be neither repeated nor resumed. Use a generator "
+            "seeded with batch.step, or save changing values with state_dict() and load_state_dict()."
         )
-    return "to the last bit"
+    return "bit-identical"
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -383,7 +385,7 @@ def _same_again(subject: Subject) -> str:
 
 def _gradient(subject: Subject) -> str | None:
     if subject.silent:
-        return Note("its coef is 0, so it is only logged")
+        return Note("coef is 0, so it is only logged")
     reached: set[str] = set()
     for fields in variants(subject.seed):
         batch, leaves = token_batch(fields)
@@ -391,9 +393,11 @@ def _gradient(subject: Subject) -> str | None:
             _require_finite(slope, f"in the gradient to {name}, {kind_of(fields)}")
             reached |= {name} if slope.any() else set()
     if subject.kind == "clip" and "logps" not in reached:
-        raise Fault("the gradient to logps is 0 at every token of every batch: the policy would not move.")
+        raise Fault("the gradient to logps is 0 at every token of every batch, so the policy would not change.")
     if not reached:
-        return Note(f"attached, but 0 at every token of these small batches ({TOKENS} tokens, rewards 0 to 2)")
+        return Note(
+            f"there is one, but it is 0 at every token of these small batches ({TOKENS} tokens, rewards 0 to 2)"
+        )
     return f"to {', '.join(sorted(reached))}"
 
 
@@ -404,7 +408,7 @@ def _gradient_of_reduction(subject: Subject) -> str:
     _require_finite(slope, "in the gradient to per_token")
     lost, live = int((mask & (slope == 0)).sum()), int(mask.sum())
     if lost == live:
-        raise Fault("the gradient is 0 at every token: the policy would not move.")
+        raise Fault("the gradient is 0 at every token, so the policy would not change.")
     return Note(f"{lost} of {live} live tokens get no gradient") if lost else "to every live token"
 
 
@@ -414,12 +418,12 @@ def _gradient_of_reduction(subject: Subject) -> str:
 def _masked_tokens(subject: Subject) -> str:
     for fields in variants(subject.seed):
         loss, leaves = subject.loss(fields)
-        other, _ = subject.loss(with_rubbish(fields, shift=2))
+        other, _ = subject.loss(with_invalid_padding(fields, shift=2))
         if not _equal(loss, other):
-            raise Fault("what stands at masked tokens changes the loss.")
+            raise Fault("values at masked tokens change the loss.")
         for name, slope in _over_tokens(loss, leaves).items():
             if not (slope[~fields["mask"]] == 0).all():
-                raise Fault(f"masked tokens get gradient to {name}.")
+                raise Fault(f"masked tokens get a gradient to {name}.")
     return "gradient exactly 0, no influence on the loss"
 
 
@@ -427,13 +431,13 @@ def _padding(subject: Subject) -> str:
     for per_token in (False, True):
         fields = token_fields(subject.seed, per_token=per_token)
         (loss, leaves), (wide, wide_leaves) = subject.loss(fields), subject.loss(widened(fields))
-        _alike(wide, loss, "more padding changes the loss")
+        _require_close(wide, loss, "more padding changes the loss")
         slopes, wide_slopes = _over_tokens(loss, leaves), _over_tokens(wide, wide_leaves)
         for name, slope in slopes.items():
-            _alike(wide_slopes[name][:, :TOKENS], slope, f"more padding changes the gradient to {name}")
+            _require_close(wide_slopes[name][:, :TOKENS], slope, f"more padding changes the gradient to {name}")
             if wide_slopes[name][:, TOKENS:].any():
-                raise Fault(f"padding gets gradient to {name}.")
-    return "more of it changes neither loss nor gradient"
+                raise Fault(f"padding gets a gradient to {name}.")
+    return "more padding changes neither loss nor gradient"
 
 
 def _extreme_ratios(subject: Subject) -> str:
@@ -449,59 +453,59 @@ def _extreme_ratios(subject: Subject) -> str:
 
 
 def _empty(subject: Subject) -> str:
-    what = "a micro-batch whose tokens are all masked"
+    micro_batch = "a micro-batch whose tokens are all masked"
     for window in (0.0, 5.0):
         fields = token_fields(subject.seed)
-        fields = with_rubbish(fields | {"mask": torch.zeros_like(fields["mask"])})
+        fields = with_invalid_padding(fields | {"mask": torch.zeros_like(fields["mask"])})
         loss, leaves = subject.loss(fields, LossScale(1.0, window, TOKENS))
         if loss != 0:
-            raise Fault(f"{what} has the loss {float(loss):g}, not 0.")
+            raise Fault(f"{micro_batch} has the loss {float(loss):g}, not 0.")
         for name, slope in _over_tokens(loss, leaves).items():
             if not (slope == 0).all():
-                raise Fault(f"{what} gives gradient to {name}.")
+                raise Fault(f"{micro_batch} gives a gradient to {name}.")
     return "a differentiable 0"
 
 
 def _advantage(subject: Subject) -> str:
-    """On policy, and of the loss's own gradient: whether it follows the advantages, and in which direction."""
+    """Whether the gradient of the loss follows the advantages on policy, and in which direction."""
     fields = token_fields(subject.seed, off_policy=False)
     original = fields["advantages"]
-    tried = (original, -original, numbers(original.shape, subject.seed + 1))
+    variations = (original, -original, numbers(original.shape, subject.seed + 1))
     slopes = []
-    for advantages in tried:
+    for advantages in variations:
         loss, leaves = subject.loss(fields | {"advantages": advantages})
         if not loss.requires_grad:
-            return Note("skipped: there is no gradient to compare")
+            return Note("skipped, because there is no gradient")
         slopes.append(_over_tokens(loss, leaves).get("logps", torch.zeros_like(fields["logps"])))
     if not any(slope.any() for slope in slopes):
-        return Note("not seen: on policy the gradient is 0 at every token, so the first step would change nothing")
+        return Note("not checked: on policy the gradient is 0 at every token, so the first step would change nothing")
     if all(_equal(slope, slopes[0]) for slope in slopes):
         raise Fault(
-            "ignores batch.advantages: on policy the gradient is the same whatever they are, so no reward is learned."
+            "ignores batch.advantages: on policy the gradient does not depend on them, so no reward is learned."
         )
-    moved = torch.cat([(slope * a)[slope != 0] for slope, a in zip(slopes[:2], tried[:2], strict=True)])
+    moved = torch.cat([(slope * a)[slope != 0] for slope, a in zip(slopes[:2], variations[:2], strict=True)])
     right, total = int((moved < 0).sum()), moved.numel()
     if 2 * right <= total:
         return Note(
             f"a positive advantage lowers the probability: is a sign missing? (at {total - right} of {total} tokens)"
         )
-    return f"on policy the gradient has the sign of -A at {right} of {total} tokens where it is not 0"
+    return f"on policy the gradient has the sign of -A at {right} of {total} tokens with a gradient"
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
 
 
 def _accumulation(subject: Subject) -> str:
-    """Two micro-batches of equally many full completions against one of all: here every mean agrees with every other."""
+    """Compare two micro-batches of two full completions with one of all four, where all kinds of means agree."""
     per_token = numbers(torch.Size([4, TOKENS]), subject.seed + 3)
     mask = torch.ones_like(per_token, dtype=torch.bool)
-    whole = subject(per_token, mask, scale_of(mask))
+    combined = subject(per_token, mask, scale_of(mask))
     halves = sum(subject(per_token[i : i + 2], mask[i : i + 2], LossScale(2.0, mask.sum(), TOKENS)) for i in (0, 2))
-    factor = float(halves / whole)
+    factor = float(halves / combined)
     if abs(factor - 1.0) > EXACT:
         return Note(
             f"two micro-batches of two completions add up to {factor:.3g} times the loss of one of four: the gradient "
-            f"depends on the accumulation. Divide by scale.accumulation, or by scale.window_tokens."
+            f"depends on gradient accumulation. Divide by scale.accumulation or by scale.window_tokens."
         )
     return "two micro-batches add up to the loss of one"
 
@@ -512,15 +516,15 @@ def _accumulation(subject: Subject) -> str:
 def _unscorable(subject: Subject) -> str:
     fields = reward_fields(subject.seed)
     unknown = fields["rewards"].isnan()
-    before = subject.advantages(fields)
+    original = subject.advantages(fields)
     changed = dict(fields)
     for name in REWARD_FIELDS.keys() - {"lengths"}:
         value = fields[name].clone()
         value[unknown] = value[unknown] + 3.0
         changed[name] = value
-    if not _equal(before, subject.advantages(changed)):
-        raise Fault("what a completion without a reward (NaN) brings along changes the advantages of others.")
-    return "a completion without a reward has 0 and no influence"
+    if not _equal(original, subject.advantages(changed)):
+        raise Fault("values of a completion without a reward (NaN) change the advantages of others.")
+    return "a completion without a reward has advantage 0 and no influence"
 
 
 def _order(subject: Subject) -> str:
@@ -528,11 +532,11 @@ def _order(subject: Subject) -> str:
     order = torch.randperm(fields["rewards"].shape[0], generator=torch.Generator().manual_seed(subject.seed))
     renamed = rows(fields, order)
     renamed["group"] = 100 - renamed["group"]
-    _alike(
+    _require_close(
         subject.advantages(renamed),
         subject.advantages(fields)[order],
         "another order of the completions, or other group ids, change the advantages",
-        "Tell groups by batch.group, not by position.",
+        "Identify groups by batch.group, not by position.",
     )
     return "groups may be interleaved, in any order"
 
@@ -540,11 +544,13 @@ def _order(subject: Subject) -> str:
 def _padding_of_advantages(subject: Subject) -> str:
     fields = reward_fields(subject.seed)
     length = fields["mask"].shape[1]
-    before = subject.advantages(fields)
-    for other in (with_rubbish(fields, shift=2), widened(fields)):
-        after = subject.advantages(other)
-        _alike(after if after.dim() == 1 else after[:, :length], before, "more padding changes the advantages")
-    return "more of it changes nothing"
+    original = subject.advantages(fields)
+    for other in (with_invalid_padding(fields, shift=2), widened(fields)):
+        result = subject.advantages(other)
+        _require_close(
+            result if result.dim() == 1 else result[:, :length], original, "more padding changes the advantages"
+        )
+    return "more padding changes nothing"
 
 
 def _no_spread(subject: Subject) -> str:
@@ -555,10 +561,10 @@ def _no_spread(subject: Subject) -> str:
             same = fields | {"rewards": rewards.to(dtype), "components": torch.ones_like(fields["components"])}
             subject(reward_batch(same))
         subject(reward_batch(rows(fields, torch.tensor([0]))))
-    return "finite where all rewards are equal, for groups of one, and without any reward"
+    return "finite for equal rewards, for groups of one, and without any reward"
 
 
-# --- what is checked, by kind -----------------------------------------------------------------------------------------
+# --- the checks by kind -----------------------------------------------------------------------------------------------
 
 _OF_EVERY_HOOK: dict[str, Check] = {
     "runs": _runs,

@@ -1,8 +1,8 @@
-"""A hook: a factory, the hyper-parameters that it was given, and the pure function that it makes of them.
+"""A hook: a factory, its hyper-parameters, and the pure function that the factory makes from them.
 
-Hyper-parameters are read off the factory's signature (name, type, default) and checked where they are set. What a user's
-own hook returns is checked at every call: right shape, finite where it counts, attached to the graph, inputs left alone.
-The kit's own hooks keep that by their tests, and are not checked at run time (each check waits for the device).
+Hyper-parameters come from the factory's signature (name, type, default) and are checked when they are set. The result of a
+user's own hook is checked at every call: its shape, finite values, a gradient, unchanged inputs. The kit's own hooks are
+checked by tests instead, because each check at run time waits for the device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EMPTY = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class HyperParameter:
-    """One keyword of a hook's factory. `required` ones have no default."""
+    """A parameter of a hook's factory. `required` says that it has no default."""
 
     name: str
     annotation: Any
@@ -42,13 +42,13 @@ class HyperParameter:
 
     @property
     def schedulable(self) -> bool:
-        """True for floats: they may follow a schedule."""
+        """Whether it may follow a schedule, as floats may."""
         return float in _alternatives(self.annotation)
 
     def coerce(self, value: Any, owner: str, origin: str = "") -> Any:
-        """`value` in the declared type, or a `Schedule`. Raises `ConfigError` naming hook, key and value.
+        """Convert `value` to the declared type or to a `Schedule`. Raises `ConfigError` with hook, key and value.
 
-        `origin` is where the value comes from, for that message.
+        `origin` says in the message where the value comes from.
         """
         if self.schedulable and is_schedule(value):
             return parse_schedule(value)
@@ -64,9 +64,9 @@ class HyperParameter:
 
 
 def discover(factory: Callable[..., Any], skip: int = 0) -> dict[str, HyperParameter]:
-    """The hyper-parameters of `factory`, in order, without its first `skip` parameters.
+    """The hyper-parameters of `factory` in order, without its first `skip` parameters.
 
-    One without an annotation is a float if its default is.
+    A parameter without annotation is a float if its default is one.
     """
     parameters = list(signature(factory).parameters.values())[skip:]
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY)]
@@ -75,7 +75,7 @@ def discover(factory: Callable[..., Any], skip: int = 0) -> dict[str, HyperParam
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Its signature with annotations resolved where they can be. Raises `ConfigError` for a C function without one."""
+    """The signature of a function, with resolved annotations if possible. Raises `ConfigError` for a C function without one."""
     try:
         return inspect.signature(function, eval_str=True)
     except NameError:
@@ -85,14 +85,14 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def complete(known: Mapping[str, HyperParameter], values: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Every hyper-parameter with its value: the one in `values`, or the default; both checked by the annotation.
+    """All hyper-parameters with their values from `values` or their defaults, checked by the annotations.
 
-    Raises `ConfigError` for an unknown key (with the nearest known one), a missing one, or a value of the wrong type.
+    Raises `ConfigError` for an unknown key (with the nearest known one), a missing key, and a value of the wrong type.
     """
     for key in values:
         if key not in known:
-            takes = ", ".join(known) or "no hyper-parameters"
-            raise ConfigError(f"{owner} has no hyper-parameter '{key}'.{did_you_mean(key, known)} It takes: {takes}.")
+            names = ", ".join(known) or "no hyper-parameters"
+            raise ConfigError(f"{owner} has no hyper-parameter '{key}'.{did_you_mean(key, known)} It has: {names}.")
     missing = [name for name, parameter in known.items() if parameter.required and name not in values]
     if missing:
         raise ConfigError(f"{owner} needs a value for {', '.join(missing)}.")
@@ -114,9 +114,9 @@ def check_range(
     open_low: bool = False,
     finite: bool = False,
 ) -> None:
-    """Raises `ConfigError` unless `low <= value < high`, or `low < value` if `open_low`.
+    """Raise `ConfigError` unless `low <= value < high`, or `low < value < high` if `open_low`.
 
-    No `high`: inf is fine, unless `finite`.
+    Without `high`, inf is valid unless `finite`.
     """
     if finite and math.isinf(value):
         raise ConfigError(f"{owner}: {name} must be finite, got {value!r}.")
@@ -146,31 +146,31 @@ def _fit(value: Any, kind: Any) -> tuple[bool, Any]:
         return value in typing.get_args(kind), value
     if isinstance(kind, type) and kind is not Schedule:
         return isinstance(value, kind), value
-    return True, value  # a type this module does not know: the factory checks it itself
+    return True, value  # an unknown type, which the factory checks itself
 
 
 def _spell(annotation: Any) -> str:
-    def one(kind: Any) -> str:
+    def name_of(kind: Any) -> str:
         if typing.get_origin(kind) is Literal:
             return "one of " + ", ".join(map(str, typing.get_args(kind)))
         names = {float: "a number or a schedule", int: "a whole number", bool: "true or false", type(None): "null"}
         return names.get(kind, getattr(kind, "__name__", str(kind)))
 
-    return " or ".join(one(kind) for kind in _alternatives(annotation))
+    return " or ".join(name_of(kind) for kind in _alternatives(annotation))
 
 
-# --- the cost of what a hook needs ------------------------------------------------------------------------------------
+# --- the costs of needs -----------------------------------------------------------------------------------------------
 
-ENTROPY_IN_LOSS = "one more matrix product per vocabulary tile in the scorer, as its gradient is wanted"
+ENTROPY_IN_LOSS = "one more matrix product per vocabulary tile in the scorer, for its gradient"
 
 
 def remedy(need: str) -> str:
-    """Message for a batch that lacks this field: what is missing, and what to do."""
+    """The message for a batch without this field: what is missing, and what to do."""
     return {**REWARD_FIELDS, **TOKEN_FIELDS}[need].remedy
 
 
 def costs(needs: Collection[str], *, entropy_in_loss: bool = False) -> dict[str, str]:
-    """Each need with its cost, in alphabetical order. `entropy_in_loss`: a term of the loss uses the entropy."""
+    """The cost of each need, in alphabetical order. `entropy_in_loss` says that a term of the loss uses the entropy."""
     by_need = {need: {**REWARD_FIELDS, **TOKEN_FIELDS}[need].cost for need in sorted(needs)}
     if "entropy" in by_need and entropy_in_loss:
         by_need["entropy"] = ENTROPY_IN_LOSS
@@ -184,51 +184,51 @@ HookFunction = Callable[..., Tensor]
 
 @dataclass(frozen=True, eq=False)
 class HookFactory:
-    """What a registry holds under a name. Calling it with hyper-parameters gives a `Hook`."""
+    """An entry of a registry. Calling it with hyper-parameters makes a `Hook`."""
 
     kind: str  # "clip", "weight", ...
     name: str  # as in YAML
     build: Callable[..., HookFunction]
     hyperparameters: Mapping[str, HyperParameter]
     needs: frozenset[str] = frozenset()
-    formula: str = ""  # for people; {name} stands for a hyper-parameter
-    filled: bool = False  # whether its output is 0 at padding, so that it need not be masked
-    on_policy: bool = False  # whether it is right for the policy that generated only, as it has no ratio
+    formula: str = ""  # for documentation; {name} is replaced by a hyper-parameter
+    filled: bool = False  # whether its output is 0 at padding without masking
+    on_policy: bool = False  # whether it is valid only on policy, because it has no ratio
     row_separable: bool = False  # whether a completion's gradient depends on no other completion's log-probabilities
     zero_at_zero_advantage: bool = False  # whether a completion with advantages 0 has loss 0 and gradient 0
-    source: str = ""  # where it comes from: paper, or the option of TRL that it equals
-    custom: bool = False  # the user's own: its outputs are checked at every call
-    importable: bool = True  # False for a lambda or closure: it works, but cannot be written to YAML
+    source: str = ""  # a paper, or the option of TRL to which it is equal
+    custom: bool = False  # a user's own hook, whose outputs are checked at every call
+    importable: bool = True  # False for a lambda or closure, which cannot be written to YAML
 
     def __call__(self, *args: Any, **kwargs: Any) -> Hook:
-        """The hook with these hyper-parameters. Raises `ConfigError` on an unknown, missing or invalid one."""
+        """Make a hook with these hyper-parameters. Raises `ConfigError` for an unknown, missing or invalid one."""
         names = list(self.hyperparameters)
         if len(args) > len(names):
             raise ConfigError(f"{self.title} takes {len(names)} hyper-parameters, got {len(args)}.")
         twice = set(names[: len(args)]) & set(kwargs)
         if twice:
-            raise ConfigError(f"{self.title}: {', '.join(sorted(twice))} is given twice.")
+            raise ConfigError(f"{self.title}: {', '.join(sorted(twice))} is set twice.")
         values = {**dict(zip(names, args, strict=False)), **kwargs}
         return Hook(self, complete(self.hyperparameters, values, self.title))
 
     @property
     def title(self) -> str:
-        """For messages: `clip 'ppo_clip'`."""
+        """Kind and name for messages: `clip 'ppo_clip'`."""
         return f"{self.kind} '{self.name}'"
 
 
 class Hook:
-    """A hook with its hyper-parameters, some of which may be schedules. Called like the pure function that it makes."""
+    """A hook with its hyper-parameters, which may be schedules. It is called like its pure function."""
 
     def __init__(self, factory: HookFactory, values: Mapping[str, Any]) -> None:
         self.factory = factory
         self.values = dict(values)
         self._function = self._build({})
-        for key, value in self.values.items():  # a schedule must not leave the valid range at some later step
+        for key, value in self.values.items():  # check that schedules stay in the valid range
             if isinstance(value, Schedule) and key != "coef" and "" in self.stateful():
                 raise ConfigError(
-                    f"{self.title} keeps state, so {key} cannot follow a schedule: the function is built anew for every "
-                    "value and would forget. Compute the schedule inside the hook, from batch.step."
+                    f"{self.title} has state, so {key} cannot follow a schedule: a new function is made for every value, "
+                    "without the state. Compute the schedule inside the hook, from batch.step."
                 )
             if isinstance(value, Controller) and key != "coef":
                 raise ConfigError(f"{self.title}: {value.name} controls a regularizer's coef, not {key}.")
@@ -245,21 +245,21 @@ class Hook:
 
     @property
     def on_policy(self) -> bool:
-        """Whether it is right only for the policy that generated: registered so, or its function says `on_policy`."""
+        """Whether it is valid only on policy, by its registration or its function's attribute `on_policy`."""
         return self.factory.on_policy or bool(attribute(self._function, "on_policy", False))
 
     @property
     def row_separable(self) -> bool:
         """Whether the gradient of a completion depends on no other completion's log-probabilities, entropies or full KL.
 
-        Registered so, or its function says `row_separable`; never with state, which more calls would change.
+        Declared by registration or the function's attribute; never true with state, which further calls would change.
         """
         separable = self.factory.row_separable or bool(attribute(self._function, "row_separable", False))
         return separable and "" not in self.stateful()
 
     @property
     def zero_at_zero_advantage(self) -> bool:
-        """Whether completions whose advantages are all 0 have loss 0 and gradient 0: registered so, or said likewise."""
+        """Whether completions with advantages 0 have loss and gradient 0, by registration or the function's attribute."""
         return self.factory.zero_at_zero_advantage or bool(attribute(self._function, "zero_at_zero_advantage", False))
 
     @property
@@ -272,16 +272,16 @@ class Hook:
 
     @property
     def short_name(self) -> str:
-        """Name under which its metrics are logged: the function's name for `file.py:function`."""
+        """The name of its metrics; for `file.py:function` the name of the function."""
         return self.name.rpartition(":")[2]
 
     def at(self, step: int) -> HookFunction:
-        """The pure function at an optimiser step, with every schedule evaluated."""
+        """The pure function at an optimiser step, with all schedules evaluated."""
         scheduled = {k: v(step) for k, v in self.values.items() if isinstance(v, Schedule) and k != "coef"}
         return self._build(scheduled) if scheduled else self._function
 
     def __call__(self, *args: Any) -> Tensor:
-        """The pure function at the step of the batch, which is the first argument."""
+        """Call the pure function at the step of the batch, which is the first argument."""
         return self.at(getattr(args[0], "step", 0))(*args)
 
     def coef_at(self, step: int) -> float:
@@ -290,25 +290,25 @@ class Hook:
         return float(coef(step) if isinstance(coef, Schedule) else coef)
 
     def to_spec(self) -> dict[str, Any]:
-        """`{"name": ..., **hyper-parameters}`, plain and complete. Raises `ConfigError` for a lambda or closure."""
+        """The hook as `{"name": ..., **hyper-parameters}`. Raises `ConfigError` for a lambda or closure."""
         if not self.factory.importable:
             raise ConfigError(
-                f"{self.title} cannot be written down: it is defined inside another function. "
-                f"Put it at the top level of a file and name it 'file.py:{self.short_name}'."
+                f"{self.title} cannot be written to YAML: it is defined inside another function. "
+                f"Move it to the top level of a file and name it 'file.py:{self.short_name}'."
             )
         return {"name": self.name, **{key: _plain(value) for key, value in self.values.items()}}
 
     def describe(self) -> str:
-        """Its formula with the hyper-parameters filled in, or its call."""
+        """Its call with the hyper-parameters, and its formula if it has one."""
         shown = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in self.values.items()}
         call = f"{self.name}({', '.join(f'{k}={v}' for k, v in shown.items())})"
         return f"{call}  {self.factory.formula.format(**shown)}".rstrip()
 
     def stateful(self) -> dict[str, Any]:
-        """Whatever of it keeps state between steps (has `state_dict` and `load_state_dict`), by a stable key."""
+        """Its parts with state (`state_dict` and `load_state_dict`), by a stable key."""
         parts = {"": underlying(self._function), **self.values}
-        keeps = ("state_dict", "load_state_dict")
-        return {key: part for key, part in parts.items() if all(hasattr(part, method) for method in keeps)}
+        methods = ("state_dict", "load_state_dict")
+        return {key: part for key, part in parts.items() if all(hasattr(part, method) for method in methods)}
 
     def _build(self, scheduled: Mapping[str, float]) -> HookFunction:
         values = {k: v for k, v in self.values.items() if k != "coef"} | dict(scheduled)
@@ -328,37 +328,37 @@ class Hook:
 
 
 def check_needs(needs: Collection[str], kind: str, title: str) -> frozenset[str]:
-    """`needs` as a set. Raises `ConfigError` for a need that no batch given to hooks of this kind has."""
+    """`needs` as a set. Raises `ConfigError` for a field that batches for this kind of hook do not have."""
     if isinstance(needs, str):
         needs = {needs}
     known = REWARD_FIELDS if kind == "advantage" else TOKEN_FIELDS
     for need in needs:
         if need not in known:
             raise ConfigError(
-                f"{title} declares a need for '{need}'.{did_you_mean(need, known)} Known: {', '.join(known)}."
+                f"{title} needs the unknown field '{need}'.{did_you_mean(need, known)} Known: {', '.join(known)}."
             )
     return frozenset(needs)
 
 
 def attribute(function: Any, name: str, default: Any = None) -> Any:
-    """An attribute of a function, looked for also below `functools.partial`."""
+    """An attribute of a function, also below `functools.partial`."""
     return getattr(underlying(function), name, default)
 
 
 def report_of(hook: Hook, name: str, batch: TokenBatch) -> Mapping[str, Tensor]:
-    """What `function.NAME(batch)` of the hook's function returns, given those hyper-parameters that it takes; empty without one.
+    """Call `function.NAME(batch)` of the hook's function with the hyper-parameters that it accepts; {} if there is none.
 
-    Raises `ObjectiveError` if it raises, or returns anything but tensors (B, T), (B, 1) or () by name.
+    Raises `ObjectiveError` if it raises, or returns anything but a dict of tensors (B, T), (B, 1) or ().
     """
     function = hook.at(batch.step)
     report = attribute(function, name)
     if report is None:
         return {}
     values = function.keywords if isinstance(function, functools.partial) else {}
-    taken = signature(report).parameters if values else {}
+    accepted = signature(report).parameters if values else {}
     title, rows = f"{hook.short_name}.{name} of {hook.title}", len(batch.mask)
     try:
-        out = report(batch, **{key: value for key, value in values.items() if key in taken})
+        out = report(batch, **{key: value for key, value in values.items() if key in accepted})
     except Exception as error:
         raise ObjectiveError(f"{title} raised {type(error).__name__}: {error}.") from error
     shapes = {(), (rows, 1), tuple(batch.mask.shape)}
@@ -366,8 +366,8 @@ def report_of(hook: Hook, name: str, batch: TokenBatch) -> Mapping[str, Tensor]:
         if not key or not isinstance(value, Tensor) or tuple(value.shape) not in shapes:
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
             raise ObjectiveError(
-                f"{title} returned {type(value).__name__}{shape}{f' for {key}' if key else ''}. It returns a dict of tensors "
-                f"(B, T), (B, 1) or (), here B = {rows} and T = {batch.mask.shape[1]}."
+                f"{title} returned {type(value).__name__}{shape}{f' for {key}' if key else ''}. Expected a dict of tensors "
+                f"(B, T), (B, 1) or (), here with B = {rows} and T = {batch.mask.shape[1]}."
             )
     return dict(out)
 
@@ -385,20 +385,20 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-# --- what a user's own hook must keep ---------------------------------------------------------------------------------
+# --- checks of a user's own hook --------------------------------------------------------------------------------------
 
 
 def require_needs(hook: Hook, batch: TokenBatch | RewardBatch) -> None:
-    """Raises `ObjectiveError` if the batch lacks something that the hook needs."""
+    """Raise `ObjectiveError` if the batch lacks a field that the hook needs."""
     for need in sorted(hook.needs):
         if getattr(batch, need, None) is None:
             raise ObjectiveError(f"{hook.short_name} needs {need}, but {remedy(need)}, or remove the {hook.kind}.")
 
 
 def call_on_tokens(hook: Hook, batch: TokenBatch) -> Tensor:
-    """A hook's per-token output (B, T); of the user's own, checked, and 0 at padding. Raises `ObjectiveError`.
+    """The per-token output (B, T) of a hook. That of a user's own hook is checked, and 0 at padding. Raises `ObjectiveError`.
 
-    A regularizer may also return a scalar (): a penalty on the whole rather than on tokens.
+    A regularizer may also return a scalar (): a penalty on the batch instead of on tokens.
     """
     if not hook.factory.custom:
         return hook(batch)
@@ -407,7 +407,7 @@ def call_on_tokens(hook: Hook, batch: TokenBatch) -> Tensor:
     sources: list[Tensor | None] = []
     if hook.kind == "clip":
         sources = [batch.logps]
-    elif hook.kind == "regularizer":  # it may pull on the log-probabilities, or on what else it needs
+    elif hook.kind == "regularizer":  # its gradient may reach the log-probabilities, or another field
         shapes.append(())
         sources = [getattr(batch, name) for name in fields_where(gradient=True) & hook.needs] or [batch.logps]
     return checked(hook, lambda: hook(batch), vars(batch), shapes, sources=sources, mask=batch.mask)
@@ -422,14 +422,14 @@ def checked(
     sources: Collection[Tensor | None] = (),
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The result of a hook's function, 0 outside of `mask`, which has one dimension less where each row is one value.
+    """Call a hook's function and check the result, which is set to 0 outside of `mask`.
 
-    shapes: those that it may have; a name in one, such as "T", stands for any number.
+    `mask` has one dimension less if each row is one value. In the valid `shapes`, a name such as "T" means any number.
 
-    Raises `ObjectiveError` if the function raises, edits an input in place, returns no tensor, one of another shape, one without
-    gradient although one of `sources` has some, or one that is not finite.
+    Raises `ObjectiveError` if the function raises, edits an input in place, or returns no tensor, one of another shape, one
+    without gradient although one of `sources` has one, or one that is not finite.
     """
-    before = {
+    versions = {
         name: value._version for name, value in inputs.items() if isinstance(value, Tensor) and not value.is_inference()
     }
     try:
@@ -437,16 +437,16 @@ def checked(
     except ObjectiveError:
         raise
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         absent = [name for name, value in inputs.items() if value is None]
         raise ObjectiveError(
-            f"{hook.title} raised {type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno}). "
-            f"It declares needs={sorted(hook.needs)}; what no hook needs is None in the batch, now: {', '.join(absent)}. "
-            f'A field is asked for by {hook.short_name}.needs = {{"..."}}.'
+            f"{hook.title} raised {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}). "
+            f"It declares needs={sorted(hook.needs)}. Fields that no hook needs are None in the batch, now: {', '.join(absent)}. "
+            f'To get a field, set {hook.short_name}.needs = {{"..."}}.'
         ) from error
-    edited = [name for name, version in before.items() if inputs[name]._version != version]
+    edited = [name for name, version in versions.items() if inputs[name]._version != version]
     if edited:
-        raise ObjectiveError(f"{hook.title} edited {', '.join(edited)} in place. Make a new tensor instead.")
+        raise ObjectiveError(f"{hook.title} edited {', '.join(edited)} in place. Return a new tensor instead.")
     if not isinstance(out, Tensor):
         hint = " If it is a factory, give its parameters defaults." if callable(out) else ""
         raise ObjectiveError(f"{hook.title} returned {type(out).__name__}, expected a tensor.{hint}")
@@ -457,9 +457,9 @@ def checked(
         raise ObjectiveError(f"{hook.title} returned shape {tuple(out.shape)}, expected {expected}.{hint}")
     has_gradient = any(source is not None and source.requires_grad for source in sources)
     if torch.is_grad_enabled() and has_gradient and not out.requires_grad:
-        hint = " A regularizer that is only logged has coef: 0." if hook.kind == "regularizer" else ""
+        hint = " To log a regularizer only, set coef: 0." if hook.kind == "regularizer" else ""
         raise ObjectiveError(
-            f"{hook.title} returned a tensor that carries no gradient, so nothing would be learned. "
+            f"{hook.title} returned a tensor without gradient, so nothing would be learned. "
             f"Compute it from {'per_token' if hook.kind == 'reduction' else 'batch.logps'} without .detach(), .item() or "
             f"torch.no_grad().{hint}"
         )
@@ -469,12 +469,14 @@ def checked(
         of_tokens = [name for name in inputs if name in {"logps", "old_logps", "advantages", "ref_logps", "entropy"}]
         broken = [name for name in of_tokens if inputs[name] is not None and not torch.isfinite(inputs[name]).all()]
         if broken:
-            raise ObjectiveError(f"{hook.title} returned NaN or infinity: the batch holds some in {', '.join(broken)}.")
+            raise ObjectiveError(
+                f"{hook.title} returned NaN or infinity, because the batch has some in {', '.join(broken)}."
+            )
         if hook.kind == "advantage":
-            hint = "A reward may be NaN: leave it out of means and deviations, with batch.scorable or nanmean. Bound"
-            raise ObjectiveError(f"{hook.title} returned NaN or infinity. {hint} what it divides by.")
+            hint = "A reward may be NaN: exclude it from means and deviations, with batch.scorable or nanmean."
+            raise ObjectiveError(f"{hook.title} returned NaN or infinity. {hint} Bound denominators away from 0.")
         raise ObjectiveError(
-            f"{hook.title} returned NaN or infinity, from a finite batch. Bound what it divides by and what it exponentiates: "
-            "batch.ratio and batch.sequence_ratio stay finite, as does kit.objective.batch.bounded_exp in place of exp."
+            f"{hook.title} returned NaN or infinity for a finite batch. Bound denominators and exponents: batch.ratio, "
+            "batch.sequence_ratio and kit.objective.batch.bounded_exp stay finite."
         )
     return out

@@ -139,10 +139,10 @@ CLIPS: list[tuple[Callable[..., Any], str, str]] = [
     (no_tensor, "runs", "returned float, expected a tensor"),
     (undeclared, "runs", "undeclared.needs = {"),
     (edits, "runs", "edited old_logps in place"),
-    (draws_lots, "same again", "something else the second time"),
-    (infinite, "runs", "NaN or infinity, from a finite batch"),
+    (draws_lots, "same again", "another result the second time"),
+    (infinite, "runs", "NaN or infinity for a finite batch"),
     (root_of_zero, "gradient", "NaN or infinity in the gradient to logps, on policy"),
-    (detached, "runs", "carries no gradient"),
+    (detached, "runs", "without gradient"),
     (unmoved, "gradient", "is 0 at every token"),
     (counts_columns, "padding", "more padding changes the loss"),
     (plain_product, "extreme ratios", "bounded_exp"),
@@ -167,7 +167,7 @@ def test_what_a_hook_reports_wrongly_fails_under_one_heading(name: str) -> None:
     (finding,) = failed(check_hook(objective.clips.build(own)))
     assert finding.name == "runs"
     assert f"own.{name} of clip" in finding.detail
-    assert "returned int for up. It returns a dict of tensors" in finding.detail
+    assert "returned int for up. Expected a dict of tensors" in finding.detail
 
 
 def test_a_mean_over_no_tokens_is_found() -> None:
@@ -296,11 +296,11 @@ def noisy(batch: RewardBatch) -> Tensor:
         (mean_with_nan, "runs", "batch.scorable or nanmean"),
         (by_position, "order", "by batch.group, not by position"),
         (divides_by_spread, "no spread", "NaN or infinity"),
-        (counts_the_unscored, "unscorable", "changes the advantages of others"),
+        (counts_the_unscored, "unscorable", "change the advantages of others"),
         (averages_over_columns, "padding", "more padding changes the advantages"),
         (reads_lengths, "runs", "reads_lengths.needs = {"),
         (edits_rewards, "runs", "edited rewards in place"),
-        (noisy, "same again", "something else the second time"),
+        (noisy, "same again", "another result the second time"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -324,7 +324,7 @@ def reduction(function: Callable[[Tensor, Tensor, LossScale], Any]) -> Hook:
         (lambda per_token, mask, scale: per_token.add_(1.0).sum(), "runs", "edited per_token in place"),
         (lambda per_token, mask, scale: per_token.sum() * torch.rand(()), "same again", "the second time"),
         (lambda per_token, mask, scale: (per_token.sum(1) / mask.sum(1)).mean(), "runs", "NaN or infinity"),
-        (lambda per_token, mask, scale: per_token.detach().sum(), "gradient", "carries no gradient"),
+        (lambda per_token, mask, scale: per_token.detach().sum(), "gradient", "without gradient"),
         (lambda per_token, mask, scale: per_token.sum() * 0, "gradient", "is 0 at every token"),
         (lambda per_token, mask, scale: per_token.mean(), "padding", "with the mask, not with the number of columns"),
         (
@@ -335,7 +335,7 @@ def reduction(function: Callable[[Tensor, Tensor, LossScale], Any]) -> Hook:
         (
             lambda per_token, mask, scale: per_token.sum() if mask.any() else torch.zeros(()),
             "empty micro-batch",
-            "carries no gradient",
+            "without gradient",
         ),
     ],
 )

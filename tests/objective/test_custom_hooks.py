@@ -163,8 +163,8 @@ def late_factory(batch: Any) -> Any:
     ("function", "message"),
     [
         (in_place, r"clip '.*in_place' edited old_logps in place"),
-        (nan_at_live, r"clip '.*nan_at_live' returned NaN or infinity, from a finite batch"),
-        (detached, r"clip '.*detached' returned a tensor that carries no gradient"),
+        (nan_at_live, r"clip '.*nan_at_live' returned NaN or infinity for a finite batch"),
+        (detached, r"clip '.*detached' returned a tensor without gradient"),
         (per_sequence, r"clip '.*per_sequence' returned shape \(4, 1\), expected \(4, 7\). Use .expand"),
         (no_tensor, r"clip '.*no_tensor' returned float, expected a tensor"),
         (late_factory, r"clip '.*late_factory' returned function, .* If it is a factory"),
@@ -179,7 +179,7 @@ def test_nan_in_the_batch_is_not_blamed_on_the_hook() -> None:
     drawn = sample()
     old = drawn.old_logps.clone()
     old[drawn.mask] = float("nan")
-    with pytest.raises(ObjectiveError, match="the batch holds some in old_logps"):
+    with pytest.raises(ObjectiveError, match="the batch has some in old_logps"):
         Objective(clip=lambda batch: -batch.ratio).loss(drawn.batch(old_logps=old))
 
 
@@ -202,7 +202,7 @@ def test_an_exception_of_a_hook_says_which_hook_and_what_it_declared() -> None:
         Objective(regularizers=[forgot_needs]).loss(sample().batch(ref_logps=None))
     assert "regularizer 'forgot_needs' raised TypeError" in str(caught.value)
     assert "(test_custom_hooks.py, line" in str(caught.value)
-    assert "It declares needs=[]; what no hook needs is None in the batch, now: ref_logps" in str(caught.value)
+    assert "It declares needs=[]. Fields that no hook needs are None in the batch, now: ref_logps" in str(caught.value)
     assert 'forgot_needs.needs = {"..."}' in str(caught.value)
     assert isinstance(caught.value.__cause__, TypeError)
 
@@ -213,7 +213,7 @@ def detached(batch: TokenBatch) -> Tensor:
 
 @pytest.mark.parametrize("term", [detached, lambda batch: torch.ones_like(batch.logps), lambda batch: torch.ones(())])
 def test_a_term_that_pulls_on_nothing_is_refused(term: Any) -> None:
-    with pytest.raises(ObjectiveError, match=r"carries no gradient.*coef: 0"):
+    with pytest.raises(ObjectiveError, match=r"without gradient.*coef: 0"):
         Objective(regularizers=[{"name": "kl", "coef": 0.0}, term]).loss(sample().batch())
 
 
@@ -241,7 +241,7 @@ def test_a_hook_with_state_takes_no_schedule(hooks: Path) -> None:
         return Counter()
 
     clips._custom(factory, "factory", importable=False)(rate=0.2)
-    with pytest.raises(ConfigError, match="keeps state, so rate cannot follow a schedule"):
+    with pytest.raises(ConfigError, match="has state, so rate cannot follow a schedule"):
         clips._custom(factory, "factory", importable=False)(rate="linear(0.1, 0.0, 10)")
 
 
@@ -265,7 +265,7 @@ def takes_coef(batch: TokenBatch, coef: float = 1.0) -> Tensor:
     [
         (two_required, r"has the parameters without default \(batch, power\). Expected either a function of \(batch\)"),
         (takes_coef, "'coef' is taken by the kit"),
-        (unknown_need, r"declares a need for 'ref_logp'. Did you mean 'ref_logps'\?"),
+        (unknown_need, r"needs the unknown field 'ref_logp'\. Did you mean 'ref_logps'\?"),
         (lambda scale=1.0: scale, r"regularizer '<lambda>' returned float, not a function"),
         (torch.abs, "has no Python signature; wrap it in a function"),
         ({"name": regularizers.kl()}, "is a hook that has its hyper-parameters already; name kl instead"),
@@ -286,7 +286,7 @@ def test_what_cannot_be_a_hook_is_refused_when_it_is_named(entry: Any, message: 
 def test_a_lambda_works_but_cannot_be_written_down() -> None:
     objective = Objective(clip=lambda batch: -batch.advantages * batch.ratio)
     gradient(objective, sample())
-    with pytest.raises(ConfigError, match="clip '<lambda>' cannot be written down"):
+    with pytest.raises(ConfigError, match="clip '<lambda>' cannot be written to YAML"):
         objective.to_spec()
 
 

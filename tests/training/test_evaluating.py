@@ -138,7 +138,7 @@ def test_alerts_on_the_metric_lines_are_filed_once(attempt: Any) -> None:
     assert [(event["step"], event["severity"]) for event in alerts if event["name"] == "zero_spread"] == [
         (10, "warning")
     ]
-    assert "Alert at step 10: 100% of the groups of the last 10 steps" in result.shown
+    assert "Alert at step 10: In 100% of the groups of the last 10 steps" in result.shown
 
 
 def test_a_finished_run_is_scored_again_with_more_samples_and_from_its_best_checkpoint(
