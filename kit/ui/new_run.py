@@ -1,4 +1,4 @@
-"""New run: data, reward, model and training; beside them one verdict with Start, and the YAML of every setting."""
+"""The New run screen: data, reward and training in tabs, and a side column with the checks, Start and the YAML."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ STEPS = {
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:
-    """The screen."""
+    """Build the screen."""
     form = Form(site, blocks)
     form.learns = gr.HTML(elem_id="verdict-learns", render=False)
     form.suggested = gr.Button(visible=False, size="sm", render=False, elem_id="verdict-change")
-    # Not in a tab: what stands in one that was never opened is not there. It ticks only while something is waited for.
+    # Outside the tabs, whose contents Gradio does not render before they are opened. The timer rests unless a check or run is on.
     form.timer = gr.Timer(POLL_SECONDS, active=False)
     form.training = run_box()
     with gr.Row(elem_classes="tight low"):
         form.preset = gr.Dropdown(preset_names(), value=FIRST, label="Start from", scale=3, elem_id="preset")
-        over = gr.Button("Start over", size="md", scale=1, min_width=110)
+        start_over = gr.Button("Start over", size="md", scale=1, min_width=110)
     with gr.Row(elem_classes="tight middle"):
         form.aside = gr.HTML(elem_id="aside")
         form.back = gr.Button("Restore", size="md", visible=False, scale=0, min_width=150, elem_id="aside-back")
     with gr.Row(equal_height=False):
         with gr.Column(scale=7, min_width=320):
-            form.said = gr.HTML()
+            form.message = gr.HTML()
             with gr.Tabs() as form.tabs:
                 for number, (title, step) in enumerate(STEPS.items()):
-                    with gr.Tab(title, id=number) as each:
+                    with gr.Tab(title, id=number) as tab:
                         step(form)
-                    each.select(None, [], [], js=STEP_TO_ADDRESS.format(number + 1))
+                    tab.select(None, [], [], js=STEP_TO_ADDRESS.format(number + 1))
         with gr.Column(scale=4, min_width=300, elem_classes="side"):
             state, command, yaml = _side(form)
     blocks.load(None, [], [form.tabs], js=STEP_FROM_ADDRESS)
     blocks.load(None, [], [], js=OTHER_TAB)
     form.replaces(form.preset.input, _from_preset, [form.preset])
-    form.replaces(over.click, lambda sent: (Draft().instead_of(sent.valid()), ""))
+    form.replaces(start_over.click, lambda sent: (Draft().instead_of(sent.valid()), ""))
     form.replaces(form.back.click, _bring_back)
-    form.wire(lambda sent: written(sent), [form.said, state, command, yaml])
+    form.wire(lambda sent: show_draft(sent), [form.message, state, command, yaml])
 
 
 STEP_FROM_ADDRESS = """() => {
@@ -66,7 +66,8 @@ STEP_FROM_ADDRESS = """() => {
   return {...(step >= 1 && step <= STEPS ? {selected: step - 1} : {}), __type__: 'update'};
 }""".replace("STEPS", str(len(STEPS)))
 STEP_TO_ADDRESS = "() => window.stepIsRead && history.replaceState(null, '', '/new?step={}')"
-"""JavaScript: a reload opens the step that was open. A tab is also selected when the page is built."""
+"""JavaScript that writes the open step into the address, so that a reload opens it. Gradio fires `select` also while it builds
+the page: ignored until `STEP_FROM_ADDRESS` has run."""
 
 
 OTHER_TAB = """() => addEventListener('storage', event => {
@@ -75,16 +76,16 @@ OTHER_TAB = """() => addEventListener('storage', event => {
   document.querySelector('#verdict').insertAdjacentHTML(
     'afterbegin', `<div class="k" id="other-tab"><div class="note warn">${words}</div></div>`);
 })"""
-"""JavaScript: two tabs of a browser share the draft, and the one that is edited last replaces the other's."""
+"""JavaScript that warns if New run is open in two tabs: they share one draft, and the last edit overwrites the other tab's."""
 
 
 def _from_preset(sent: Sent, name: Any) -> tuple[Draft, str]:
-    """A preset as it is: changes of another would not fit it, and are kept aside."""
+    """Return the preset without changes. Changes of another preset would not fit, so the old draft is put aside."""
     return Draft.read({"preset": name}).instead_of(sent.valid()), ""
 
 
 def _bring_back(sent: Sent) -> tuple[Draft | None, str]:
-    """What was put aside takes the place of the draft, which is put aside if it has changes."""
+    """Restore the draft that was put aside. The current draft is put aside if it has changes."""
     old = sent.valid()
     return (old.aside.instead_of(old) if old.aside else None), ""
 
@@ -95,61 +96,61 @@ SCROLLED = """() => {
     if (lines) { clearInterval(waiting); lines.setAttribute('tabindex', '0'); }
   }, 50);
 }"""
-"""The editor's lines can be scrolled by keyboard: Gradio's component lets nothing that scrolls have the focus."""
+"""JavaScript that makes the YAML editor scrollable by keyboard: in Gradio's component no scrolling element can have the focus."""
 
 
 CHECKING = m.page(m.tag("p", "Checking …", class_="dim"))
 
 
 def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
-    """Beside every step: the verdict with Start, the command, the YAML. Gives what `written` fills."""
+    """Build the side column: checks, Start, command and YAML. Return the three components that `show_draft` fills."""
     site = form.site
     with gr.Column(elem_id="verdict", elem_classes="verdict-card"):
         state = gr.HTML()
         reward, fits = gr.HTML(CHECKING, elem_id="verdict-reward"), gr.HTML(CHECKING, elem_id="verdict-fits")
         fixes = gr.State([])
         apply = gr.Button("Make these changes", visible=False, size="sm")
-        now = gr.Button("Plan it now", visible=False, size="sm", elem_id="plan-now")
+        plan_now = gr.Button("Plan it now", visible=False, size="sm", elem_id="plan-now")
         form.learns.render()
         form.suggested.render()
         form.add("run.id", "Name of the run", kind="text", elem_id="run-name", placeholder="from preset and time")
         start = gr.Button("Start", variant="primary", size="lg", elem_id="start")
         note = gr.HTML(elem_id="start-said")
-        place = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
+        target = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
     command = gr.Textbox(
         label="The same on the command line", lines=1, max_lines=3, interactive=False, buttons=["copy"],
         elem_id="command",
     )  # fmt: skip
     with gr.Accordion("YAML: every setting", open=False, elem_id="yaml-fold") as fold:
         yaml = gr.Code(language="yaml", lines=12, max_lines=28, interactive=True, elem_id="yaml", label="run.yaml")
-        take = gr.Button("Apply this YAML", size="sm")
+        apply_yaml = gr.Button("Apply this YAML", size="sm")
     fold.expand(None, js=SCROLLED)
-    form.replaces(take.click, _from_text, [yaml])
-    # A verdict is of the draft that it was made for: it goes as soon as something is edited. The answer to a click on Start
-    # stays until the next one: the last letter of a name may be checked after the click.
+    form.replaces(apply_yaml.click, _from_yaml_box, [yaml])
+    # An edit clears both results at once, because they belong to the previous draft. The answer to a click on Start stays until
+    # the next click: the last letter of a name may arrive after the click.
     form.draft.change(lambda: [CHECKING, CHECKING], [], [reward, fits], **QUIET)
-    form.follows(lambda draft: scores(site, draft), reward, concurrency_limit=4)
-    plan: dict[str, Any] = {"concurrency_limit": 4} | UNSEEN
-    planned = [fits, fixes, apply, now]
-    form.follows(functools.partial(measured, site), *planned, concurrency_limit=4)
-    for event, beside in ((form.training.change, False), (now.click, True)):
+    form.follows(lambda draft: check_reward(site, draft), reward, concurrency_limit=4)
+    outputs = [fits, fixes, apply, plan_now]
+    form.follows(functools.partial(plan_run, site), *outputs, concurrency_limit=4)
+    for event, while_training in ((form.training.change, False), (plan_now.click, True)):
         event(lambda: CHECKING, [], [fits], **QUIET)
-        event(functools.partial(measured, site, beside=beside), [form.draft], planned, **plan)
-    form.replaces(apply.click, lab.made, [fixes])
+        call = functools.partial(plan_run, site, while_training=while_training)
+        event(call, [form.draft], outputs, concurrency_limit=4, **UNSEEN)
+    form.replaces(apply.click, lab.apply_actions, [fixes])
     starting = m.page(m.note("Checking data, reward and memory, then it starts …", "live"))
     start.click(None, [], [note], js=f"() => {json.dumps(starting)}")
-    form.on(start.click, lambda sent: steps.begun(site, sent.draft), [], [note, place], concurrency_limit=2,
+    form.on(start.click, lambda sent: steps.start_run(site, sent.draft), [], [note, target], concurrency_limit=2,
             trigger_mode="once", show_progress="hidden", show_progress_on=[])  # fmt: skip
-    place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
+    target.change(None, [target], [], js="(address) => { if (address) window.location.href = address; }")
     return state, command, yaml
 
 
-def _from_text(sent: Sent, text: Any) -> tuple[Draft, str]:
+def _from_yaml_box(sent: Sent, text: Any) -> tuple[Draft, str]:
     return from_yaml(str(text), sent.form.site.settings).instead_of(sent.valid()), ""
 
 
-def written(sent: Sent) -> list[Any]:
-    """[what the last click said, what is wrong or that nothing is, command, YAML, the draft's text or None]."""
+def show_draft(sent: Sent) -> list[Any]:
+    """Return [message of the last click, whether the settings are valid, command, YAML, draft as JSON or None]."""
     settings = sent.form.site.settings
     try:
         draft = sent.draft()
@@ -166,12 +167,12 @@ def written(sent: Sent) -> list[Any]:
     return [message, m.page(m.tag("p", text, class_="dim")), command, config.to_yaml(), draft.as_text()]
 
 
-def scores(site: Site, value: Any) -> str:
-    """What the reward says of the first row: whether it scores, tells right from wrong, and can be cheated."""
+def check_reward(site: Site, value: Any) -> str:
+    """Describe the reward on the first row: whether it scores, separates right from wrong, and pays known attacks."""
     try:
         config = Draft.read(value).config(site.settings)
     except KitError:
-        return ""  # it is said above
+        return ""  # `show_draft` reports the error
     try:
         check = site.benches.ask("check", config)
     except KitError as problem:
@@ -195,17 +196,18 @@ def scores(site: Site, value: Any) -> str:
     return m.page(m.tag("div", m.join(lines), class_="stack-notes"))
 
 
-def measured(site: Site, value: Any, *, beside: bool = False) -> list[Any]:
-    """[whether it fits and how long it takes, overrides that make it fit, their button, the button that plans beside a run].
+def plan_run(site: Site, value: Any, *, while_training: bool = False) -> list[Any]:
+    """Return [memory and time of the run, overrides that make it fit, their button, the "Plan it now" button].
 
-    While a run trains nothing is planned unless `beside` is set: the child that plans would take its time and memory.
+    While another run trains, nothing is planned unless `while_training` is set: the planning process would take time and memory
+    from that run.
     """
     hidden = gr.Button(visible=False)
     try:
         draft = Draft.read(value)
         config = draft.config(site.settings)
-        if not beside and (live := site.live()):
-            return [m.page(m.note(_who_trains(site, live[0]), "live")), [], hidden, gr.Button(visible=True)]
+        if not while_training and (live := site.live()):
+            return [m.page(m.note(_training_note(site, live[0]), "live")), [], hidden, gr.Button(visible=True)]
     except KitError:
         return ["", [], hidden, hidden]
     try:
@@ -217,10 +219,10 @@ def measured(site: Site, value: Any, *, beside: bool = False) -> list[Any]:
     return [m.page(memory_card(config, plan)), changes, button, hidden]
 
 
-def _who_trains(site: Site, run_id: str) -> Markup:
-    """Which run trains, until when, and what is waited for."""
-    left = site.run(run_id).status().get("eta_seconds")
-    until = f" until about {m.when(time.time() + left)}" if isinstance(left, (int, float)) and left > 0 else ""
+def _training_note(site: Site, run_id: str) -> Markup:
+    """Name the run that trains, its expected end, and what a new run would do meanwhile."""
+    eta = site.run(run_id).status().get("eta_seconds")
+    until = f" until about {m.when(time.time() + eta)}" if isinstance(eta, (int, float)) and eta > 0 else ""
     start = "waits for the GPU" if gpus() else "shares the cores"
     link = m.tag("a", run_id, href=address("run", run_id))
     return m.join(
@@ -229,16 +231,20 @@ def _who_trains(site: Site, run_id: str) -> Markup:
 
 
 def memory_card(config: RunConfig, plan: dict[str, Any]) -> Markup:
-    """Planned peak against what is free, what would make it fit, and how long it will take."""
+    """Show the planned peak memory, the free memory, changes that make the run fit, and the expected time."""
     memory = plan["memory"]
-    peak, room = memory["peak_bytes"], max(1, plan["room_bytes"])
-    level, word = (
-        ("fail", "Does not fit") if not plan["fits"] else ("warn", "Tight") if peak > 0.9 * room else ("ok", "Fits")
+    peak, available = memory["peak_bytes"], max(1, plan["room_bytes"])
+    level, label = (
+        ("fail", "Does not fit")
+        if not plan["fits"]
+        else ("warn", "Tight")
+        if peak > 0.9 * available
+        else ("ok", "Fits")
     )
-    fits = m.note(f"{word}: {m.gib(peak)} of {m.gib(room)} free on {plan['place']}.", level)
-    seconds_of = plan["run_seconds"]
-    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in seconds_of.items() if seconds)
-    time = m.note(f"Takes about {duration(sum(seconds_of.values()))}: {parts}. A rough estimate.")
+    fits = m.note(f"{label}: {m.gib(peak)} of {m.gib(available)} free on {plan['place']}.", level)
+    seconds = plan["run_seconds"]
+    parts = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items() if value)
+    time_note = m.note(f"Takes about {duration(sum(seconds.values()))}: {parts}. A rough estimate.")
     fixes = []
     if plan["fixes"]:
         fixes = [
@@ -249,4 +255,4 @@ def memory_card(config: RunConfig, plan: dict[str, Any]) -> Markup:
             m.note("No change of these settings makes it fit: choose a smaller model or a larger machine.", "fail")
         ]
     notes = [m.note(text[0].upper() + text[1:], "warn") for text in plan["notes"]]
-    return m.tag("div", m.join([fits, *fixes, time, *notes]), class_="stack-notes")
+    return m.tag("div", m.join([fits, *fixes, time_note, *notes]), class_="stack-notes")

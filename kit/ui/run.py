@@ -20,7 +20,7 @@ from kit.runs.store import ALIVE, RunDir
 from kit.ui import explorer
 from kit.ui import markup as m
 from kit.ui.draft import from_yaml
-from kit.ui.form import kept_draft, kept_or_new
+from kit.ui.form import stored_draft, stored_or_new
 from kit.ui.run_texts import alerts, checkpoint_table, configuration, head, log_tail
 from kit.ui.site import POLL_SECONDS, QUIET, Site, is_id, run_box, stamp
 
@@ -94,7 +94,7 @@ def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], gr.HTML,
     )
     resumed = made["resume"].click(lambda run_id: go_on(site, run_id), [chosen], [said], concurrency_limit=1, **listen)
     chosen.input(lambda: "", [], [said], **QUIET)  # it was said of another run
-    draft = kept_draft()
+    draft = stored_draft()
     made["like"].click(
         lambda run_id, kept: like(site, run_id, kept), [chosen, draft], [draft, said, place], queue=False, **listen
     )
@@ -137,7 +137,7 @@ def like(site: Site, run_id: Any, draft: Any) -> list[Any]:
             raise RunError(f"config.yaml of '{run_id}' cannot be read.")
         tree["run"] = {key: value for key, value in tree.get("run", {}).items() if key not in ("id", "root")}
         fresh = from_yaml(yaml.safe_dump(tree), site.settings)
-        return [fresh.instead_of(kept_or_new(draft)).as_text(), "", "/new"]
+        return [fresh.instead_of(stored_or_new(draft)).as_text(), "", "/new"]
     except KitError as problem:
         return [gr.skip(), m.error(problem), ""]
 

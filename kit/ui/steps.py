@@ -328,7 +328,7 @@ MOST_LIVE = 8
 _STARTING = threading.Lock()
 
 
-def begun(site: Site, read: Callable[[], Draft]) -> list[str]:
+def start_run(site: Site, read: Callable[[], Draft]) -> list[str]:
     """[what happened, where to go]: starts a run in a process of its own, which outlives this server."""
     from kit.api import start
 

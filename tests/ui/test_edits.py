@@ -13,8 +13,8 @@ from kit.config import load_config
 from kit.errors import ConfigError
 from kit.ui import run
 from kit.ui.draft import Draft
-from kit.ui.form import Form, Sent, kept_or_new
-from kit.ui.new_run import _bring_back, _from_preset, measured, written
+from kit.ui.form import Form, Sent, stored_or_new
+from kit.ui.new_run import _bring_back, _from_preset, plan_run, show_draft
 from kit.ui.settings import Settings
 from kit.ui.site import Site
 
@@ -69,7 +69,7 @@ def test_what_differs_from_what_was_filled_in_was_changed(form: Form) -> None:
 
 @pytest.mark.parametrize("value", ["many", "", "[&a 1, *a]"])
 def test_an_invalid_value_is_reported_and_stays_in_its_box(form: Form, value: str) -> None:
-    note, state, command, _, draft = written(sent(form, steps=value, seed="4"))
+    note, state, command, _, draft = show_draft(sent(form, steps=value, seed="4"))
     assert "optimisation.steps: Input should be a valid integer" in state
     assert note == ""
     assert "optimisation.steps=" in command
@@ -135,22 +135,22 @@ def test_what_another_preset_takes_the_place_of_is_kept_aside(form: Form) -> Non
     again, _ = _bring_back(sent(form, other))
     assert again is not None
     assert again.aside is None
-    assert kept_or_new(third.as_dict()).aside == mine, "a reload keeps it"
+    assert stored_or_new(third.as_dict()).aside == mine, "a reload keeps it"
 
 
 def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     import kit.api
     from kit.ui import children
-    from kit.ui.steps import begun
+    from kit.ui.steps import start_run
 
     monkeypatch.setattr(
         children.Benches, "ask", lambda self, *args, **named: {"problem": None, "run_seconds": {"steps": 9.0}}
     )
     monkeypatch.setattr(kit.api, "start", lambda config: form.site.store.create(config.run.id))
-    note, place = begun(form.site, sent(form, id="typed-last").draft)
+    note, place = start_run(form.site, sent(form, id="typed-last").draft)
     assert place == "/run?run=typed-last", note
     assert form.site.run("typed-last").record()["forecast"] == {"steps": 9.0}
-    note, place = begun(form.site, sent(form, id="typed-last").draft)
+    note, place = start_run(form.site, sent(form, id="typed-last").draft)
     assert "There is a run &#39;typed-last&#39; already. Give another name" in note
     assert "-o " not in note, "the page has a box for it"
     assert place == ""
@@ -170,12 +170,12 @@ def test_nothing_is_planned_while_a_run_trains_unless_asked_for(form: Form, monk
     monkeypatch.setattr(form.site.benches, "ask", lambda question, *_, **__: questions.append(question) or answer)
     live = form.site.store.create("busy")
     live.write_status("running", eta_seconds=60.0)
-    html, fixes, apply, now = measured(form.site, Draft().as_text())
+    html, fixes, apply, now = plan_run(form.site, Draft().as_text())
     assert ">busy</a> trains until about" in html
     assert (questions, fixes, apply.visible, now.visible) == ([], [], False, True)
-    assert "Fits: " in measured(form.site, Draft().as_text(), beside=True)[0]
+    assert "Fits: " in plan_run(form.site, Draft().as_text(), while_training=True)[0]
     live.write_status("finished")
-    html, _, _, now = measured(form.site, Draft().as_text())
+    html, _, _, now = plan_run(form.site, Draft().as_text())
     assert "Takes about 3 s" in html
     assert "Prompts were not measured: the folder has no tokenizer" in html
     assert (questions, now.visible) == (["plan"] * 2, False)

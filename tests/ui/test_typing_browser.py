@@ -94,7 +94,7 @@ def test_two_concurrent_edits_both_stay(here: Any, tab: Callable[..., Tab]) -> N
 def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
     here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, answered = new_run.written, threading.Event()
+    known, answered = new_run.show_draft, threading.Event()
 
     def late(sent: Any) -> Any:
         answer = known(sent)
@@ -103,7 +103,7 @@ def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
             answered.set()
         return answer
 
-    monkeypatch.setattr(new_run, "written", late)
+    monkeypatch.setattr(new_run, "show_draft", late)
     new = tab(here, "/new")
     sees(new, "Settings are valid")
     step(new, "3 Training")
