@@ -42,10 +42,10 @@ from rewards.hacks import (
     ANSWER_STYLES,
     CONSTANTS,
     SLOW,
-    answered,
     echoes,
     known_hacks,
     near_misses,
+    render_answer,
     same_answer,
     spellings,
 )
@@ -371,7 +371,7 @@ def _best_style(preset: Preset, rows: Sequence[_Usable], scored: Callable[[list[
     if own is not None:
         return own
     made = [
-        Case(at, style, "", answered(style, each.reference))
+        Case(at, style, "", render_answer(style, each.reference))
         for style in ANSWER_STYLES
         for at, each in enumerate(rows[:8])
     ]
@@ -399,7 +399,7 @@ def _attempts(rows: Sequence[_Usable], attacks: Sequence[str], style: str, drawn
                 continue
             for answer in _ANSWERS[attack](prompt, text, references, drawn):
                 if attack in ("right", "spellings") or not same_answer(answer, text):
-                    yield Case(at, attack, answer, answered(style, answer))
+                    yield Case(at, attack, answer, render_answer(style, answer))
             if attack == "echo":
                 yield Case(at, attack, "the prompt itself", prompt)
 

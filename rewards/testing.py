@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 from rewards.components.math_text import reference_text
 from rewards.errors import RewardsError, UnknownPresetError
 from rewards.functions import from_function
-from rewards.hacks import ANSWER_STYLES, answered, known_hacks
+from rewards.hacks import ANSWER_STYLES, known_hacks, render_answer
 from rewards.preset import Preset
 from rewards.presets import load, names
 from rewards.protocol import FAILURES, Status
@@ -175,12 +175,12 @@ def _style_notes(preset: Preset, rows: Sequence[Row]) -> list[str]:
     texts = [reference_text(answer) or "" for answer in answers]
     for style in ANSWER_STYLES:
         cases = [
-            Case(0, "good", style, _shaped(row, answered(style, text))) for row, text in zip(rows, texts, strict=True)
+            Case(0, "good", style, _shaped(row, render_answer(style, t))) for row, t in zip(rows, texts, strict=True)
         ]
         if all(case.statuses[preset.checker or ""] == "ok" for case in score_cases(preset, rows, cases)):
             return [
                 "No good completion holds an answer where the reward looks for it. It accepts every right answer in the "
-                f"style '{style}', such as {answered(style, texts[0])!r}."
+                f"style '{style}', such as {render_answer(style, texts[0])!r}."
             ]
     return []
 
@@ -191,7 +191,7 @@ def _cases(number: int, row: Row, hacks: bool) -> list[Case]:
     for kind, answer in (("good", "right"), ("bad", "wrong"), ("completion", "")):
         completions[kind] = list(_completions(row.get(kind)))
         if "style" in row and isinstance(row.get(answer), str):
-            completions[kind].append(_shaped(row, answered(row["style"], row[answer])))
+            completions[kind].append(_shaped(row, render_answer(row["style"], row[answer])))
     cases = [Case(number, kind, _title(each), each) for kind, some in completions.items() for each in some]
     if not cases:
         raise RewardsError(f"Row {number} has no completions. Give some in `good`, `bad` or `completion`.")

@@ -212,7 +212,7 @@ def presets() -> str:
 
 def _golden_row(name: str) -> list[str]:
     """The first row that `grpo-kit reward test` scores, with one completion that must win and one that must lose."""
-    from rewards.hacks import answered
+    from rewards.hacks import render_answer
     from rewards.testing import golden
 
     if not (rows := golden(name)):
@@ -227,7 +227,7 @@ def _golden_row(name: str) -> list[str]:
         else:
             example = examples
         if example is None and "style" in row and answer in row:
-            example = answered(row["style"], row[answer])
+            example = render_answer(row["style"], row[answer])
         lines += [f"{kind}: {_short(example)}"] if example is not None else []
     return [
         "A row of data, with a completion that must win and one that must lose:",

@@ -338,14 +338,14 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
 
 def examples(config: RunConfig, request: Request) -> list[str]:
     """Completions to begin with: right, wrong, right without the asked layout, cut off."""
-    from rewards.hacks import answered
+    from rewards.hacks import render_answer
 
     (row,) = pick(config, [int(request.get("row", 0))])
     right, style = str(row.get("reference") or "42"), style_of(config)
-    answer_text = answered(style, right)
+    answer_text = render_answer(style, right)
     return [
         answer_text,
-        answered(style, another(right)),
+        render_answer(style, another(right)),
         f"The answer is {right}.",
         answer_text[: max(1, 2 * len(answer_text) // 3)],
     ]

@@ -8,7 +8,7 @@ from pairwise import rest_in_matrix
 import rewards
 from rewards import Preset, RewardsError, from_function, testing
 from rewards.__main__ import main
-from rewards.hacks import STYLES, answered, known_hacks
+from rewards.hacks import STYLES, known_hacks, render_answer
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 
@@ -109,9 +109,9 @@ def test_completions_have_the_shape_that_the_rows_have():
 def test_hacks_fit_the_style_and_have_names_of_their_own(style):
     hacks = known_hacks("6 x 12?", "72", "70", style)
     assert len({hack.name for hack in hacks}) == len(hacks) >= 13
-    assert answered(style, "72") not in {hack.completion for hack in hacks}
+    assert render_answer(style, "72") not in {hack.completion for hack in hacks}
     assert {"missing", "empty", "prompt echo", "keyword stuffed", "huge text"} <= {hack.name for hack in hacks}
-    assert answered(style, " \n ") in {hack.completion for hack in hacks}
+    assert render_answer(style, " \n ") in {hack.completion for hack in hacks}
 
 
 def test_a_reward_that_fails_is_one_problem_and_not_a_list_of_hacks():

@@ -9,7 +9,7 @@ import pytest
 from pairwise import rest_in_matrix
 
 from rewards import build_samples, load
-from rewards.hacks import answered
+from rewards.hacks import render_answer
 
 
 class Row(NamedTuple):
@@ -56,19 +56,19 @@ class TestEveryPreset:
         preset = load(row.preset, **row.params)
         for value in (None, "", 7, -1.5, True, [], [None], {}, "\ud800", "\x00", "x" * 1_000_000, object(), b"x"):
             spoilt = row._replace(columns=dict.fromkeys(row.columns, value))
-            evaluation = evaluate(spoilt, answered(row.style, row.right))
+            evaluation = evaluate(spoilt, render_answer(row.style, row.right))
             assert evaluation.statuses[preset.checker] != ["ok"], value
             assert evaluation.values[preset.checker] in ([preset.components[0].component.floor], [None]), value
 
     def test_rows_without_their_columns_are_errors(self, row):
         preset = load(row.preset, **row.params)
-        evaluation = evaluate(row._replace(columns={}), answered(row.style, row.right))
+        evaluation = evaluate(row._replace(columns={}), render_answer(row.style, row.right))
         assert evaluation.statuses[preset.checker] == ["error"]
 
     @pytest.mark.parametrize("size", rest_in_matrix(2, [1_000_000, 10_000_000]))
     def test_huge_completions_are_refused_at_once(self, row, size):
         checker = load(row.preset, **row.params).checker
-        assert evaluate(row, answered(row.style, row.right)).statuses[checker] == ["ok"]
+        assert evaluate(row, render_answer(row.style, row.right)).statuses[checker] == ["ok"]
         for piece in ("<answer>", "{", " ", "\\boxed{", "</think>", "a", "\ud800", "```\n"):
             start = time.process_time()
             evaluation = evaluate(row, piece * (size // len(piece)))
