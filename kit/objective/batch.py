@@ -275,8 +275,8 @@ class TokenBatch:
     def of(cls, **values: Any) -> TokenBatch:
         """A batch of these fields, those that were added to `TOKEN_FIELDS` included."""
         declared = {f.name for f in fields(cls)}
-        own = {name: value for name, value in values.items() if name in declared}
-        return cls(**own, extra={name: value for name, value in values.items() if name not in declared})
+        declared_values = {name: value for name, value in values.items() if name in declared}
+        return cls(**declared_values, extra={name: value for name, value in values.items() if name not in declared})
 
     def __post_init__(self) -> None:
         if self.logps.dim() != 2:
@@ -334,8 +334,8 @@ class TokenBatch:
         values = {name: getattr(self, name) for name in ("logps", *names)}
         with torch.enable_grad():
             masked = {name: v.masked_fill(~self.mask, 0.0) for name, v in values.items() if v is not None}
-        own = {name: value for name, value in masked.items() if name not in self.extra}
-        return replace(self, **own, extra={name: masked.get(name, value) for name, value in self.extra.items()})
+        declared = {name: value for name, value in masked.items() if name not in self.extra}
+        return replace(self, **declared, extra={name: masked.get(name, value) for name, value in self.extra.items()})
 
     # Kept after the first use, by whichever hook comes first: hence with gradient, even if that one asked without.
 
@@ -406,8 +406,8 @@ class RewardBatch:
                 raise ObjectiveError(f"RewardBatch.{present[0]} is given without mask, which tells its live tokens.")
             return
         if self.mask.dim() != 2 or self.mask.shape[0] != size or self.mask.dtype != torch.bool:
-            seen = f"{tuple(self.mask.shape)} {self.mask.dtype}"
-            raise ObjectiveError(f"RewardBatch.mask is {seen}, expected ({size}, T) torch.bool.")
+            actual = f"{tuple(self.mask.shape)} {self.mask.dtype}"
+            raise ObjectiveError(f"RewardBatch.mask is {actual}, expected ({size}, T) torch.bool.")
         for name in present:
             value = getattr(self, name)
             _check_shape(name, value, self.mask.shape, "RewardBatch")

@@ -262,14 +262,14 @@ def gmpo(eps_low: float = 0.4, eps_high: float = 0.4) -> ClipFunction:
     check_range("gmpo", "eps_high", eps_high, 0.0)
 
     def advantage(batch: TokenBatch) -> Tensor:
-        each = batch.advantages
-        return each if each.shape[-1] == 1 else sequence_mean(each, batch.mask)
+        advantages = batch.advantages
+        return advantages if advantages.shape[-1] == 1 else sequence_mean(advantages, batch.mask)
 
     def function(batch: TokenBatch) -> Tensor:
-        whole = advantage(batch)
+        mean_advantage = advantage(batch)
         drift = batch.log_ratio
-        bounded = torch.where(whole > 0, drift.clamp(max=eps_high), drift.clamp(min=-eps_low))
-        return over_tokens(-whole * bounded_exp(sequence_mean(bounded, batch.mask)), batch)
+        bounded = torch.where(mean_advantage > 0, drift.clamp(max=eps_high), drift.clamp(min=-eps_low))
+        return over_tokens(-mean_advantage * bounded_exp(sequence_mean(bounded, batch.mask)), batch)
 
     def clipped(batch: TokenBatch) -> dict[str, Tensor]:
         return beyond(batch.log_ratio, advantage(batch), -eps_low, eps_high)

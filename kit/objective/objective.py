@@ -1,4 +1,4 @@
-"""`Objective`: the parts of a loss put together.
+"""`Objective`: a loss composed of hooks.
 
 loss = reduction( Π weights · clip  +  Σ coef_i · regularizer_i )
 
@@ -165,11 +165,11 @@ class Objective:
 
         def targets() -> Tensor:
             if returns:
-                found: Tensor = returns(batch)
+                output: Tensor = returns(batch)
             else:
                 assert rewards is not None
-                found = discounted_returns(rewards, mask, 1.0)
-            return torch.where(batch.scorable[:, None], found, values) if found.shape == mask.shape else found
+                output = discounted_returns(rewards, mask, 1.0)
+            return torch.where(batch.scorable[:, None], output, values) if output.shape == mask.shape else output
 
         with torch.no_grad():
             return checked(hook, targets, vars(batch), [tuple(mask.shape)], mask=mask)
@@ -187,26 +187,26 @@ class Objective:
             meter.log(f"weight/{hook.short_name}", multiplier)
             meter.log(f"masked/{hook.short_name}", multiplier == 0)
             per_token = per_token * multiplier
-        whole: Tensor | None = None
+        scalar: Tensor | None = None
         for index, hook in enumerate(self.regularizers):
             coef = hook.coef_at(batch.step)
             with torch.set_grad_enabled(torch.is_grad_enabled() and coef != 0.0):
                 penalty = _live_part(hook, batch)
             meter.log_term(f"regularizers.{index}", hook, penalty, coef)
             if coef != 0.0 and penalty.dim() == 0:
-                whole = coef * penalty if whole is None else whole + coef * penalty
+                scalar = coef * penalty if scalar is None else scalar + coef * penalty
             elif coef != 0.0:
                 per_token = per_token + coef * penalty
         loss = call_on_losses(self.reduction, per_token, batch.mask, scale, batch.step)
-        if whole is not None:
-            loss = loss + whole / scale.accumulation
+        if scalar is not None:
+            loss = loss + scalar / scale.accumulation
         for hook in (self.clip, *self.regularizers):
             meter.log_reports(hook)
         meter.log_batch()
         return LossOutput(loss, meter.means, meter.samples, meter.observed)
 
     def observe(self, observed: Mapping[str, Mean], completions: int) -> None:
-        """Tell the controllers what an optimiser step measured.
+        """Pass the means of an optimiser step to the controllers.
 
         `observed` is `LossOutput.observed`, added up over micro-batches and processes; `completions` is their number.
         """
@@ -286,8 +286,8 @@ def to_skipping(objective: Objective) -> str | None:
     for hook in (objective.clip, *_acting(objective)):
         if not hook.zero_at_zero_advantage:
             if hook.factory.custom:
-                own = f"{hook.short_name}.zero_at_zero_advantage = True"
-                return f"{hook.title} may have a gradient for completions without an advantage (if not: {own})"
+                declaration = f"{hook.short_name}.zero_at_zero_advantage = True"
+                return f"{hook.title} may have a gradient for completions without an advantage (if not: {declaration})"
             return f"{hook.title} has a gradient for completions without an advantage"
     for hook in objective.regularizers:
         if isinstance(hook.values["coef"], Controller):

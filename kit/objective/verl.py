@@ -130,9 +130,9 @@ def policy_loss(objective: Objective, length: int | None = None) -> Callable[...
         rollout_is_weights: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
         mask = response_mask.bool()
-        whole = getattr(config, "global_batch_info", None) or {}
-        processes = whole.get("dp_size") or 1
-        rows, tokens = whole.get("global_batch_size"), whole.get("batch_num_tokens")
+        batch_info = getattr(config, "global_batch_info", None) or {}
+        processes = batch_info.get("dp_size") or 1
+        rows, tokens = batch_info.get("global_batch_size"), batch_info.get("batch_num_tokens")
         weights = torch.ones_like(old_log_prob) if rollout_is_weights is None else rollout_is_weights
         batch = TokenBatch(
             logps=log_prob,
@@ -160,7 +160,7 @@ def advantage_estimator(objective: Objective) -> Callable[..., tuple[Tensor, Ten
     ) -> tuple[Tensor, Tensor]:
         mask = response_mask.bool()
         ids: dict[Any, int] = {}
-        group = torch.tensor([ids.setdefault(one, len(ids)) for one in index], device=mask.device)
+        group = torch.tensor([ids.setdefault(prompt, len(ids)) for prompt in index], device=mask.device)
         batch = RewardBatch(
             rewards=token_level_rewards.sum(-1),
             group=group,
@@ -179,12 +179,12 @@ def register(settings: Path) -> Objective:
     """Put the objective of verl's YAML file `settings` (section `grpo_kit`) into verl's registries. Raises `ConfigError`."""
     from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
-    held: Mapping[str, Any] = yaml.safe_load(settings.read_text(encoding="utf-8")).get(NAME) or {}
-    if "loss" not in held:
+    section: Mapping[str, Any] = yaml.safe_load(settings.read_text(encoding="utf-8")).get(NAME) or {}
+    if "loss" not in section:
         raise ConfigError(
             f"{settings} holds no section {NAME} with a loss. Write it with: grpo-kit scale CONFIG --to verl"
         )
-    objective = Objective.from_spec(held["loss"], base=settings.parent)
-    register_policy_loss(NAME)(policy_loss(objective, held.get("max_completion_tokens")))
+    objective = Objective.from_spec(section["loss"], base=settings.parent)
+    register_policy_loss(NAME)(policy_loss(objective, section.get("max_completion_tokens")))
     register_adv_est(NAME)(advantage_estimator(objective))
     return objective

@@ -16,12 +16,12 @@ BOXED = "Think step by step, then put the final answer in \\boxed{}."
 NUMBER = re.compile(r"[-+$€]?[\d,.\s]*\d\s*%?")
 MOST_LABELS, FEWEST_A_LABEL = 20, 2
 SHORT = 60
-"""Letters of a reference that is still a short answer, on average."""
+"""Largest mean length of references, in characters, that counts as short answers."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """Values for the configuration, and why. `reward` is None where nothing in the data says what is right."""
+    """Guessed values of the configuration, and the reason. `reward` is None if no column holds correct answers."""
 
     prompt: str
     reference: str | None
@@ -32,11 +32,11 @@ class Guess:
 
 
 def guess(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Guess:
-    """The guess for some rows with these columns. Raises `DataError` where no column holds texts."""
+    """Guess from sample rows and the column names. Raises `DataError` if no column holds text."""
     prompt, reference = _roles(names, rows)
     if any(name in ("tests", "test_cases", "test_list") for name in names):
-        return Guess(prompt, reference, "code-function", {}, None, "a column holds tests, so programs are run on them")
-    values = [str(_plain(row.get(reference))).strip() for row in rows if reference and row.get(reference) is not None]
+        return Guess(prompt, reference, "code-function", {}, None, "a column holds tests, which can run programs")
+    values = [str(_as_text(row.get(reference))).strip() for row in rows if reference and row.get(reference) is not None]
     values = [value for value in values if value]
     if reference is None or not values:
         return Guess(prompt, None, None, {}, None, "no column holds right answers; choose a reward that needs none")
@@ -45,7 +45,7 @@ def guess(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Guess:
 
 
 def _by_values(values: Sequence[str]) -> tuple[str, dict[str, Any], str, str]:
-    """(reward, its parameters, system prompt, why) for the texts of a reference column."""
+    """Return (reward, its parameters, system prompt, reason) for the texts of a reference column."""
     if all(_is_json(value) for value in values):
         params = {"schema": json.dumps(schema_of([json.loads(value) for value in values])), "partial": True}
         return (
@@ -71,12 +71,12 @@ def _by_values(values: Sequence[str]) -> tuple[str, dict[str, Any], str, str]:
         "text-overlap",
         {},
         "Answer in plain words.",
-        "are whole texts, so answers are compared by the characters they share",
+        "are longer texts, so completions are compared with them by shared characters",
     )
 
 
 def _roles(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
-    """(prompt column, reference column): by their names, else the longest texts and the shortest of the others."""
+    """Return (prompt column, reference column): by name, else the columns with the longest and the shortest texts."""
     from kit.data.rows import map_columns
 
     try:
@@ -87,12 +87,12 @@ def _roles(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str
         pass
     lengths = {}
     for name in names:
-        values = [str(_plain(row[name])) for row in rows if row.get(name) not in (None, "")]
+        values = [str(_as_text(row[name])) for row in rows if row.get(name) not in (None, "")]
         lengths[name] = sum(map(len, values)) / len(values) if values else 0.0
     texts = sorted((name for name in names if lengths[name]), key=lambda name: -lengths[name])
     if not texts:
-        raise DataError("No column holds texts that could be asked.")
-    as_json = [name for name in texts if all(_is_json(str(_plain(row.get(name)))) for row in rows)]
+        raise DataError("No column holds text, and a prompt column is needed. Add one.")
+    as_json = [name for name in texts if all(_is_json(str(_as_text(row.get(name)))) for row in rows)]
     reference = as_json[0] if as_json and len(texts) > 1 else texts[-1] if len(texts) > 1 else None
     return next(name for name in texts if name != reference), reference
 
@@ -108,7 +108,7 @@ TYPES: dict[type, str] = {
 
 
 def schema_of(values: Sequence[Any]) -> dict[str, Any]:
-    """A JSON schema that all these values follow: types, and for objects the keys that all of them have."""
+    """Return a JSON schema that all values match. Keys that all objects have are required."""
     if not all(isinstance(value, dict) for value in values):
         kinds = sorted({TYPES.get(type(value), "object") for value in values})
         return {"type": kinds[0] if len(kinds) == 1 else kinds}
@@ -118,7 +118,7 @@ def schema_of(values: Sequence[Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required}
 
 
-def _plain(value: Any) -> Any:
+def _as_text(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, (dict, list)) else value
 
 

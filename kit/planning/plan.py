@@ -1,7 +1,7 @@
-"""`grpo-kit plan`: memory by terms, whether it fits, seconds a step, and the changes that make a run fit.
+"""`grpo-kit plan`: memory by terms, whether a run fits, seconds per step, and the changes that make the run fit.
 
-Needs a model's config.json and nothing else of it. Where its tokenizer and the data can be read, the longest prompt is
-measured; else `data.max_prompt_tokens` stands for it.
+A plan needs the model's config.json only. If the tokenizer and the data can be read, the longest prompt is measured;
+otherwise the plan uses `data.max_prompt_tokens`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Planner = Callable[[RunConfig], MemoryPlan]
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `usable` is what torch reports as its total memory, less than the number on the box."""
+    """A GPU model. `usable` is the total memory that torch reports, less than the nominal one."""
 
     name: str
     usable: float  # GiB
@@ -60,7 +60,7 @@ GPUS = (
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU whose name contains every word of `name` ("t4", "a100 80", "rtx3060"). Raises `ConfigError`."""
+    """Return the GPU whose name contains every word of `name` ("t4", "a100 80", "rtx3060"). Raises `ConfigError`."""
     words = name.lower().replace("-", " ").replace("rtx", "rtx ").split()
     matches = [gpu for gpu in GPUS if all(word in gpu.name.lower() for word in words)]
     if words and matches:
@@ -70,17 +70,17 @@ def find_gpu(name: str) -> Gpu:
 
 
 GPU_EFFICIENCY = 0.35
-"""Share of a GPU's stated arithmetic that transformers reaches in training."""
+"""Share of a GPU's nominal FLOPS that transformers reaches in training."""
 GPU_LAYER_SECONDS = 0.9e-3
-"""Time of one decoder layer for one token when only the launching of kernels counts (transformers' generate)."""
+"""Time of one decoder layer per token if kernel launches dominate (transformers' generate)."""
 CPU_LAYER_SECONDS = 0.5e-3
-CPU_BANDWIDTH = 8e9  # bytes a second
+CPU_BANDWIDTH = 8e9  # bytes per second
 CPU_EFFICIENCY = 0.5
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What a device does in a second, as far as it is reached."""
+    """The throughput that a device reaches: FLOP per second, bytes per second, and seconds per layer and token."""
 
     flops: float
     bandwidth: float
@@ -88,25 +88,25 @@ class Speed:
 
 
 def speed_of(gpu: Gpu) -> Speed:
-    """A share of what the maker states."""
+    """Return the reachable share of the manufacturer's figures."""
     return Speed(GPU_EFFICIENCY * gpu.teraflops * 1e12, 0.6 * gpu.bandwidth * 1e9, GPU_LAYER_SECONDS)
 
 
 def cpu_speed(compute_bytes: int = 4) -> Speed:
-    """The arithmetic of this CPU, in float32 or (2 bytes) bfloat16, on the threads that torch would use.
+    """Measure this CPU's matrix multiplication in float32 or, with 2 bytes, bfloat16, scaled to torch's threads.
 
-    Measured on one thread by the time that it was running, so that other programs do not make it slower.
+    The time is the CPU time of one thread, so that other programs do not lower the result.
     """
     import torch
 
     threads = torch.get_num_threads()
-    left = torch.ones(512, 512, dtype=torch.bfloat16 if compute_bytes == 2 else torch.float32)
+    matrix = torch.ones(512, 512, dtype=torch.bfloat16 if compute_bytes == 2 else torch.float32)
     torch.set_num_threads(1)
     try:
-        torch.mm(left, left)
-        running, count = time.thread_time(), 0
-        while (spent := time.thread_time() - running) < 0.1:
-            torch.mm(left, left)
+        torch.mm(matrix, matrix)
+        started, count = time.thread_time(), 0
+        while (spent := time.thread_time() - started) < 0.1:
+            torch.mm(matrix, matrix)
             count += 1
     finally:
         torch.set_num_threads(threads)
@@ -115,7 +115,7 @@ def cpu_speed(compute_bytes: int = 4) -> Speed:
 
 
 def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 1) -> dict[str, float]:
-    """Estimated seconds of an optimiser step, by part. Completions are taken to be of full length."""
+    """Estimate the seconds of an optimiser step, by part. Assumes completions of full length."""
     prefill = 2 * shape.parameters * work.batch * work.prompt / speed.flops
     rollout = prefill + work.completion * _token(shape, work, speed)
     passes = int(work.reference) + int(work.old_logps)
@@ -125,29 +125,29 @@ def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 
             work.teacher.prompt_with_completions(work.completion) + work.completion
         )
     scoring = 2 * scored * work.batch / speed.flops
-    # Forward 2, backward 4 operations a weight and token; 2 less where weights are frozen, 2 more with checkpointing.
+    # Operations per weight and token: forward 2, backward 4; 2 less if weights are frozen, 2 more with checkpointing.
     per_weight = (6 if work.rank is None else 4) + (2 if work.checkpointing else 0)
-    prompt = work.prompt / work.group if work.packed else work.prompt  # in packs, once for a group
+    prompt = work.prompt / work.group if work.packed else work.prompt  # a group shares its prompt in packs
     update = per_weight * shape.parameters * work.batch * (prompt + work.completion) / speed.flops
     parts = {"rollout": rollout / iterations, "scoring": scoring / iterations, "update": update}
     return parts | {"step": sum(parts.values())}
 
 
 def _token(shape: ModelShape, work: Workload, speed: Speed) -> float:
-    """One token of every completion: arithmetic, reading weights and cache, or launching, whichever takes longest."""
+    """Seconds to generate one token of every completion: the maximum of arithmetic, memory traffic and kernel launches."""
     cache = 2 * shape.layers * shape.key * work.weight_bytes * work.batch * (work.prompt + work.completion / 2)
     traffic = (fixed_terms(shape, work)["weights"] + cache) / speed.bandwidth
     return max(2 * shape.parameters * work.batch / speed.flops, traffic, shape.layers * speed.layer_seconds)
 
 
 START_SECONDS = 20.0
-"""Python, torch and the weights, before a run's first answer."""
+"""Time to start Python, import torch and load the weights."""
 
 
 def run_seconds(config: RunConfig, step: float, completion: float) -> dict[str, float]:
-    """Estimated seconds of a whole run, by part: its start, its held-out scores, its steps.
+    """Estimate the seconds of a run, by part: start, held-out scores, steps.
 
-    `step` is the seconds of an optimiser step, `completion` those of a completion when a batch is sampled.
+    `step` is the seconds per optimiser step, `completion` the seconds per completion of a sampled batch.
     """
     evaluation, steps = config.evaluation, config.optimisation.steps
     between = (steps - 1) // evaluation.every if evaluation.every else 0
@@ -158,7 +158,7 @@ def run_seconds(config: RunConfig, step: float, completion: float) -> dict[str, 
 
 
 def this_gpu(name: str) -> Gpu:
-    """The listed GPU that a GPU's name stands for, else a middling one."""
+    """Return the listed GPU that `name` (as torch reports it) belongs to, else one with average speed."""
     words = name.lower().replace("-", " ").replace("gb", " ").split()
     matches = [gpu for gpu in GPUS if gpu.name.lower().split()[-2] in words]
     return matches[-1] if matches else Gpu(name, 0.0, 100, 600)
@@ -169,14 +169,14 @@ def this_gpu(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Change:
-    """One override, and what it costs."""
+    """A configuration override and its drawback."""
 
     override: str
     harm: str
 
     @property
     def key(self) -> str:
-        """The key of the configuration that it changes."""
+        """The configuration key that it changes."""
         return self.override.partition("=")[0]
 
 
@@ -186,10 +186,10 @@ FOUR_BIT = Change("model.load_in_4bit=true", "frozen weights are rounded, slower
 
 
 def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Change] | None:
-    """The changes that make `config` fit into `room` bytes, the least harmful first; None if no changes do.
+    """Return the changes that make `config` fit into `room` bytes, the least harmful first; None if no changes do.
 
-    vLLM first gets the share with which it starts. Then the first change that lowers the excess of the phases is made, until all
-    fit. Changes that are not needed are dropped, and the others made as small as possible, the most harmful first.
+    First vLLM gets the memory share that it needs to start. Then the least harmful change that lowers the excess is added until
+    every phase fits. Finally, starting with the most harmful, each change is dropped or made as small as possible.
     """
 
     def excess(changes: Mapping[str, Change]) -> float:
@@ -206,15 +206,15 @@ def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Ch
                 chosen = {SHARE: change}
                 break
     while (now := excess(chosen)) > 0:
-        # A smaller micro-batch lowers whatever a budget does.
-        steps = (change for change in ladder if change.key != BUDGET)
-        lower = next((change for change in steps if excess(chosen | {change.key: change}) < now), None)
-        if lower is None:
+        # A smaller micro-batch lowers everything that a token budget lowers.
+        candidates = (change for change in ladder if change.key != BUDGET)
+        helpful = next((change for change in candidates if excess(chosen | {change.key: change}) < now), None)
+        if helpful is None:
             return None
-        chosen[lower.key] = lower
+        chosen[helpful.key] = helpful
     for key in sorted(chosen, key=lambda key: -ladder.index(chosen[key])):
         rest = {other: change for other, change in chosen.items() if other != key}
-        # Where a token budget does as well as a smaller micro-batch, it is better: short completions go through together.
+        # A token budget that suffices is better than a smaller micro-batch: short completions share a forward pass.
         keys = [BUDGET, MICRO_BATCH] if key == MICRO_BATCH else [key]
         milder = [rest | {other.key: other} for each in keys for other in ladder if other.key == each]
         chosen = next((changes for changes in [rest, *milder] if not excess(changes)), chosen)
@@ -222,7 +222,7 @@ def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Ch
 
 
 def apply(config: RunConfig, changes: Sequence[Change]) -> RunConfig | None:
-    """The changed configuration; None where the parts do not go together."""
+    """Return the changed configuration, or None if it is invalid."""
     try:
         changed = load_config(config, [change.override for change in changes])
     except KitError:
@@ -238,10 +238,10 @@ def apply(config: RunConfig, changes: Sequence[Change]) -> RunConfig | None:
 def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
     batch, group = config.optimisation.batch_size, config.generation.num_generations
     for budget in budgets(work):
-        yield Change(f"{BUDGET}={budget}", "same result but for rounding; long completions go through in smaller parts")
+        yield Change(f"{BUDGET}={budget}", "same result up to rounding; long completions are split")
     for size in range(work.micro_batch - 1, 0, -1):
         if batch % size == 0:
-            yield Change(f"{MICRO_BATCH}={size}", "same result but for rounding")
+            yield Change(f"{MICRO_BATCH}={size}", "same result up to rounding")
     evaluation = config.evaluation.batch_size
     while (evaluation := evaluation // 2) >= 1:
         yield Change(f"evaluation.batch_size={evaluation}", "slower evaluation, other random draws in it")
@@ -264,7 +264,7 @@ def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
         if config.model.lora is not None and not colocated:
             yield FOUR_BIT
     if config.model.lora is None:
-        yield Change("model.lora={rank: 64, alpha: 128}", "trains adapters in place of all weights")
+        yield Change("model.lora={rank: 64, alpha: 128}", "trains adapters instead of all weights")
         if device == "cuda" and not colocated:
             yield FOUR_BIT
     fewer = batch
@@ -277,7 +277,7 @@ def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
 
 
 def budgets(work: Workload) -> list[int]:
-    """Token budgets that lower the largest pass, the largest first: powers of two, and at last one whole completion."""
+    """Return the token budgets that shrink the largest pass, in descending order: powers of two, then one full completion."""
     powers = [1 << bits for bits in range(work.tokens_at_once.bit_length(), -1, -1)]
     return [
         size
@@ -293,8 +293,8 @@ def budgets(work: Workload) -> list[int]:
 class Subject:
     """The input of a plan: a configuration, the shape of its model, its objective and its longest prompts.
 
-    lengths: as `kit.runner.prepare.longest_prompts` has them. teacher_shape: of another model that teaches.
-    overflows: in float16, so that a GPU without bfloat16 computes it in float32.
+    `lengths` comes from `kit.runner.prepare.longest_prompts`. `teacher_shape` is the shape of a separate teacher model.
+    `overflows` is true if the model overflows in float16, so that a GPU without bfloat16 computes in float32.
     """
 
     config: RunConfig
@@ -311,7 +311,7 @@ class Subject:
         return prompt_tokens(self.config, self.lengths.get("policy"))
 
     def work(self, place: Place, config: RunConfig | None = None) -> Workload:
-        """With the token budget and generation batch that a run would choose there."""
+        """Return the workload with the token budget and generation batch that a run would choose on `place`."""
         config = config or self.config
         float16 = config.model.dtype == "float16" or (config.model.dtype == "auto" and not place.bf16)
         return planned_workload(
@@ -332,7 +332,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run would be: `room`, the bytes that it may take, `card`, all those of a GPU, and whether that has bfloat16."""
+    """The device of a run: `room` is the bytes that the run may use, `card` all bytes of the GPU."""
 
     device: str
     name: str
@@ -342,7 +342,7 @@ class Place:
 
 
 def subject(config: RunConfig) -> Subject:
-    """Reads what planning needs. Raises `KitError`."""
+    """Read the input of a plan. Raises `KitError`."""
     from kit.runner.prepare import build_objective, teacher_model
     from kit.trainer.teacher import SELF
 
@@ -356,18 +356,18 @@ def subject(config: RunConfig) -> Subject:
 
 
 def known_shape(name: str, model_config: Any) -> ModelShape:
-    """The shape of a model. Raises `ModelError` where it is remote code."""
+    """Return the shape of a model. Raises `ModelError` if the model needs remote code."""
     shape = shape_of(model_config)
     if shape is None:
         raise ModelError(
-            f"{name} is made of Python code of its own, so its shape is not known before that code runs. "
-            "Plan with a model of a family that transformers knows."
+            f"{name} brings its own Python code, so its shape is unknown until that code runs. "
+            "Plan with a model of an architecture in transformers."
         )
     return shape
 
 
 def read_config(model: ModelConfig) -> Any:
-    """The model's configuration; the folder may hold nothing else. Raises `ModelError`."""
+    """Read the model's configuration, without its weights. Raises `ModelError`."""
     from transformers import AutoConfig
 
     from kit.models.embedded import source_of
@@ -384,9 +384,9 @@ def read_config(model: ModelConfig) -> Any:
 
 
 def measured_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str]]:
-    """Tokens of the longest prompts (`kit.runner.prepare.longest_prompts`); none and a note where they cannot be measured.
+    """Return the tokens of the longest prompts (`kit.runner.prepare.longest_prompts`); nothing and a note if that fails.
 
-    A function of the user's is not called: its prompts are taken to be as long as the policy's.
+    User functions are not called; their prompts are assumed to be as long as the policy's.
     """
     from kit.data import load_data
     from kit.generation.tools import load_tools
@@ -401,7 +401,7 @@ def measured_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str
 
 
 def tokenizer_of(config: RunConfig) -> Any:
-    """The tokenizer alone. Raises `ModelError` where it cannot be read."""
+    """Load the tokenizer without the model. Raises `ModelError` if it cannot be read."""
     from kit.models.embedded import source_of
     from kit.models.loading import load_tokenizer
 
@@ -411,9 +411,9 @@ def tokenizer_of(config: RunConfig) -> Any:
 
 
 def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None) -> dict[str, Any]:
-    """The plan as plain values, for this machine, or for `gpu`.
+    """Return the plan as plain values, for this machine or for `gpu`.
 
-    `room` (bytes) replaces what is free on this machine. Raises `KitError`.
+    `room` (bytes) replaces the free memory. Raises `KitError`.
     """
     planned = subject(config if gpu else with_own_engine(config))
     place = _place(gpu, room)
@@ -445,8 +445,8 @@ def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None
 
 
 def gpu_notes(config: RunConfig, gpu: Gpu | None, memory: MemoryPlan) -> Iterator[str]:
-    """What a reader of a plan for a GPU should know. gpu: another machine's; None: this machine's."""
-    yield "figures for GPUs follow from formulas that were checked against measurements on the CPU only"
+    """Yield the notes of a plan for a GPU; `gpu` is None for this machine's."""
+    yield "figures for GPUs come from formulas that were compared with measurements on the CPU only"
     if memory.engine_lacks:
         yield (
             f"vLLM's share (generation.vllm.gpu_memory_utilization) is {memory.engine_lacks / GIB:.1f} GiB too small for its "
@@ -455,11 +455,11 @@ def gpu_notes(config: RunConfig, gpu: Gpu | None, memory: MemoryPlan) -> Iterato
     if gpu is not None and config.generation.engine == "auto":
         yield "completions are planned with transformers' generate; for vLLM add -o generation.engine=vllm"
     if gpu is None and (holder := gpu_holder()):
-        yield f"{holder}, counts as free: a run that is started now waits for it"
+        yield f"{holder}, counts as free: a run started now waits for it"
 
 
 def with_own_engine(config: RunConfig) -> RunConfig:
-    """With the engine that a run would choose on this machine; as it is where the run would be refused."""
+    """Set the engine that a run would choose on this machine; return `config` unchanged if the run would be refused."""
     from kit.generation.engine import choose_engine, resolve
     from kit.runner.prepare import build_objective
 
@@ -471,7 +471,7 @@ def with_own_engine(config: RunConfig) -> RunConfig:
 
 
 def _place(gpu: Gpu | None, room: float | None) -> Place:
-    """This machine, or another one with that GPU; `room` replaces what may be taken there."""
+    """Return this machine, or one with `gpu`; `room` replaces the bytes that a run may use."""
     import torch
 
     from kit.models.memory import card_of, room_of

@@ -1,6 +1,6 @@
-"""Measures the worst case with the real trainer: two steps with the longest prompts and completions of full length.
+"""Measure the worst case with the real trainer: two steps with the longest prompts and completions of full length.
 
-`python -m kit.planning.probe REQUEST` does it in a process of its own; `probe` is the face.
+`probe` starts `python -m kit.planning.probe REQUEST`, a separate process that measures.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ STEPS = 2
 
 
 def probe(config: RunConfig, *, progress: bool = True) -> dict[str, Any]:
-    """Runs two steps and returns `peak_bytes` and `seconds` (of each step), measured. Nothing of them is kept.
+    """Run two steps and return the measured `peak_bytes` and `seconds` (per step). Leaves no files.
 
-    Raises `KitError` for a mistake of the user's, out of memory included.
+    Raises `KitError` for user errors, including out of memory.
     """
     with tempfile.TemporaryDirectory(prefix="grpo-kit-probe-") as folder:
         request = {"config": config.model_dump(mode="json"), "folder": folder}
-        stopped = "The probe was stopped before it had a result."
-        return call_for_result(MODULE, request, stopped, quiet=not progress)
+        return call_for_result(MODULE, request, "The probe was stopped before it had a result.", quiet=not progress)
 
 
 def worst_rows(parts: Parts) -> Any:
-    """The training rows with the longest prompts, as many as two steps need."""
+    """Return the training rows with the longest prompts, as many as two steps need."""
     from kit.generation.prompts import lengths_of
 
     config = parts.config
@@ -45,15 +44,15 @@ def worst_rows(parts: Parts) -> Any:
     lengths = lengths_of(parts.files.tokenizer, train, parts.interaction.all_tools())
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     count = STEPS * max(1, config.optimisation.batch_size // config.generation.num_generations)
-    return train.select([order[place % len(order)] for place in range(count)])
+    return train.select([order[index % len(order)] for index in range(count)])
 
 
 def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Trains two steps of the trainer that a run would have, and measures."""
+    """Train two steps with the trainer that a run would have, and measure memory and time."""
     from kit.models.backend import activate_backend
 
     standby = parts.config.generation.vllm.standby
-    with activate_backend(parts.files.backend, standby=standby):  # Unsloth comes before TRL
+    with activate_backend(parts.files.backend, standby=standby):  # Unsloth must be imported before TRL
         from transformers import TrainerCallback
 
         from kit.models.failures import backoff_message
@@ -85,16 +84,16 @@ def two_steps(parts: Parts, folder: Path, say: Callable[[str], None] = print) ->
             memory=ready.backoff,
             teacher=ready.teacher,
             token_budget=ready.token_budget,
-            skip_flat_groups=False,  # with this data every group may be flat
+            skip_flat_groups=False,  # all groups of these rows may be flat
         )
         trainer.add_callback(Clock())
         trainer.train()
-        seconds = [after - before for before, after in itertools.pairwise(times)]
+        seconds = [end - start for start, end in itertools.pairwise(times)]
         return {"peak_bytes": peak(parts.files.backend.device), "seconds": seconds, "steps": STEPS}
 
 
 def peak(device: str) -> int:
-    """The most memory of this process so far, in bytes: what the allocator reserved on a GPU, else resident."""
+    """Return the peak memory of this process in bytes: reserved by the allocator on a GPU, else resident."""
     if device == "cuda":
         import torch
 
@@ -103,7 +102,7 @@ def peak(device: str) -> int:
 
 
 def job(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    """The process."""
+    """Prepare as a run does and measure, in the separate process."""
     from kit.models.backend import expand_segments, use_threads
     from kit.models.failures import explained
     from kit.models.libraries import load_libraries
@@ -114,7 +113,7 @@ def job(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
     with held_gpu("a probe"), logs.collecting(), explained():
         config = load_config(request["config"])
         config.optimisation.steps = STEPS
-        expand_segments(standby=config.generation.vllm.standby)  # as a run does: what is reserved depends on it
+        expand_segments(standby=config.generation.vllm.standby)  # reserved memory depends on it
         use_threads(config.run.threads, config.model.name)
         load_libraries(config.model)
         parts = prepare(config, fresh=False)

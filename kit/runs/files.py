@@ -18,7 +18,7 @@ from kit.errors import RunError
 
 
 def free_bytes(path: Path) -> int | None:
-    """Free bytes on the file system of `path` or of its nearest existing parent; None when the system does not tell."""
+    """Free bytes on the file system of `path` or of its nearest existing parent; None if the system call fails."""
     for folder in (path, *path.absolute().parents):
         if folder.exists():
             try:
@@ -45,7 +45,7 @@ def clock(seconds: float) -> str:
 
 
 def duration(seconds: Any) -> str:
-    """`45 s`, `12 min` or `3.4 h`; a dash for what is no number of seconds."""
+    """`45 s`, `12 min` or `3.4 h`; a dash for anything that is not a number of seconds."""
     if not isinstance(seconds, (int, float)) or not seconds >= 0:
         return "–"
     if seconds < 60:
@@ -54,7 +54,7 @@ def duration(seconds: Any) -> str:
 
 
 def shorten(text: str, limit: int = 2500) -> str:
-    """The text, or its first `limit` characters and how many more there are."""
+    """The text, or its first `limit` characters and the number of the remaining ones."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
 
 
@@ -66,7 +66,7 @@ def one_line(text: str, limit: int) -> str:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns disk errors (full, read-only, no permission, ...) into a `RunError` that says what to do."""
+    """Turn disk errors (full, read-only, no permission, ...) into a `RunError` that says what to do."""
     try:
         yield
     except OSError as error:
@@ -88,15 +88,15 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replaces `path` as a whole: readers see the old text or the new one. Raises `RunError` when the disk refuses.
+    """Replace the file `path` atomically: readers see the old text or the new one. Raises `RunError` if writing fails.
 
-    `durable` waits until the disk has it; without that a power cut may leave the file empty.
+    durable: wait until the text is on the disk; otherwise the file may be empty after a power cut.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with disk_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Models write lone surrogates, which UTF-8 has no bytes for.
+            # Completions may contain lone surrogates, which UTF-8 cannot encode.
             with open(temporary, "w", encoding="utf-8", errors="replace") as file:
                 file.write(text)
                 file.flush()
@@ -110,21 +110,21 @@ def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Waits until the disk has a file or folder (fsync)."""
+    """Wait until a file or folder is on the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError:
-        if not path.is_dir():  # some file systems have no fsync of folders
+        if not path.is_dir():  # some file systems do not support fsync of folders
             raise
     finally:
         os.close(handle)
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Adds one JSON line. A line that a crash or a full disk left half-written is taken back first.
+    """Append one JSON line. An incomplete last line, which a crash or a full disk left, is removed first.
 
-    Raises `RunError` when the disk refuses; the file then ends with its last whole line.
+    Raises `RunError` if writing fails; the file then ends with its last complete line.
     """
     data = (to_json(record) + "\n").encode("utf-8", "replace")
     with disk_errors(path):
@@ -150,9 +150,9 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole JSON lines; a half-written last one is left out, no file means none.
+    """All complete JSON lines, without an incomplete last one; an empty list if there is no file.
 
-    Raises `RunError` when a line before the last is broken: then the file was damaged, not cut short.
+    Raises `RunError` if a line before the last is invalid: an interrupted write cannot be the reason.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -173,7 +173,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of held-out scores. Raises `RunError` when it cannot be read."""
+    """The JSON object in a file of held-out scores. Raises `RunError` if the file cannot be read."""
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -182,9 +182,9 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def read_last_lines(path: Path, size: int = 65536) -> Iterator[dict[str, Any]]:
-    """The whole JSON lines among the last `size` bytes, the last first; what is broken is left out, no file means none.
+    """The complete JSON lines in the last `size` bytes, the last first, without invalid ones; none if there is no file.
 
-    Raises `RunError` when the file cannot be read.
+    Raises `RunError` if the file cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -203,7 +203,7 @@ def read_last_lines(path: Path, size: int = 65536) -> Iterator[dict[str, Any]]:
 
 
 class Log:
-    """A text file and how far it has been read."""
+    """A growing text file and the position up to which it was read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -211,12 +211,12 @@ class Log:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def tail(self, lines: int) -> str:
-        """The last `lines` lines; nothing where there is no file. What follows is `added`."""
+        """The last `lines` lines, or an empty text if there is no file. `added` returns the text after them."""
         text = self.added()
         return "".join(text.splitlines(keepends=True)[-lines:]) if lines else ""
 
     def added(self) -> str:
-        """Returns the text added since the last call; all of it where the file was made anew."""
+        """Return the text added since the last call; the complete text if the file was replaced by a shorter one."""
         try:
             with open(self.path, "rb") as file:
                 if file.seek(0, os.SEEK_END) < self._position:
@@ -232,7 +232,7 @@ class Log:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: NaN and infinities become null, numbers of other libraries become plain ones, paths become text."""
+    """Strict JSON: NaN and infinities become null, arrays and tensors become lists or numbers, paths become text."""
     return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
@@ -245,6 +245,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # arrays and tensors of any library, scalars of theirs included
+    if hasattr(value, "tolist"):  # arrays, tensors and scalars of numpy, torch, ...
         return _plain(value.tolist())
     return str(value)

@@ -1,7 +1,7 @@
-"""File locks (flock(2)), which the kernel releases when their holder dies, for whatever reason.
+"""File locks (flock(2)). The kernel releases a lock when the process that holds it ends, even by SIGKILL.
 
-One lock file stands for one physical GPU of this machine, for this user. A lock is held by open files: the supervisor's,
-and the training process's, which inherits it, so that a GPU stays taken when the supervisor alone has died.
+Each physical GPU of this machine has one lock file per user. The supervisor locks it through an open file, which the training
+process inherits: the GPU stays locked if only the supervisor dies.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kit.errors import RunError
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """A mutex between processes, one per folder. On a file system without locks it excludes nobody."""
+    """Hold a mutex between processes, one per folder. It has no effect on a file system without locks."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
-        yield  # whoever wants to write there hears of it from the writing
+        yield  # a write to this folder raises the error
         return
     try:
         with contextlib.suppress(OSError):
@@ -38,9 +38,9 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> int | None:
-    """A handle on `path`, locked; None while another holds it. Closing it (all copies of it) gives the lock back.
+    """Lock the file `path` and return its handle, or None if it is locked already. Closing all copies releases the lock.
 
-    Raises `OSError` where the file cannot be opened or the file system has no locks.
+    Raises `OSError` if the file cannot be opened or the file system has no locks.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -55,35 +55,35 @@ def try_lock(path: Path) -> int | None:
 
 
 def gpus(environment: Mapping[str, str] | None = None, devices: Path = Path("/dev")) -> list[str]:
-    """The GPUs that a run started in this environment may use, as CUDA_VISIBLE_DEVICES names them; torch is not imported.
+    """Names of the GPUs that a run started in this environment may use, as in CUDA_VISIBLE_DEVICES; without torch.
 
-    None without an NVIDIA device, or where all are hidden. Without a choice it is the first, as the trainer is shown.
+    [] without an NVIDIA device or if all are hidden. Without the variable only the first GPU, as in the training process.
     """
     environment = os.environ if environment is None else environment
     numbered = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    if not numbered and not (devices / "dxg").exists():  # dxg: the GPU below Windows' Linux
+    if not numbered and not (devices / "dxg").exists():  # dxg: the GPU in WSL
         return []
     visible = environment.get("CUDA_VISIBLE_DEVICES", "0")
     chosen = []
     for name in (part.strip() for part in visible.split(",")):
         if name in ("", "-1"):
-            break  # CUDA, too, looks no further than the first that is invalid
-        alone = len(numbered) == 1 and name.startswith("GPU-")  # the only GPU by its UUID: one lock for both names
-        chosen.append("0" if alone else name)
+            break  # CUDA, too, ignores everything after the first invalid name
+        is_only_gpu = len(numbered) == 1 and name.startswith("GPU-")  # its UUID and its number share one lock
+        chosen.append("0" if is_only_gpu else name)
     return sorted(set(chosen))
 
 
 class GpuLock:
-    """Locks all of `names` or none. `handles`: the open files while it is held, which the training process inherits."""
+    """A lock on all GPUs in `names`, or on none. `handles`: the open lock files, which the training process inherits."""
 
     def __init__(self, names: list[str], folder: Path | None = None) -> None:
         self.names, self.folder = names, folder or (cache_folder() / "locks" if names else Path())
         self.handles: list[int] = []
 
     def take(self, holder: Mapping[str, Any]) -> str | None:
-        """Takes the lock and returns None, or says who has it: `GPU 0, which run 'a' (process 12) uses`.
+        """Take the lock and return None, or return its current holder: `GPU 0, which run 'a' (process 12) uses`.
 
-        `holder` is what others are told: run, pid. Where nothing can be locked the lock counts as taken.
+        `holder` (run or what, and pid) is written to the lock file. Without locks of the file system it counts as taken.
         """
         for name in self.names:
             path = self.folder / f"gpu-{re.sub(r'[^A-Za-z0-9_-]+', '-', f'{socket.gethostname()}-{name}')}.lock"
@@ -94,12 +94,12 @@ class GpuLock:
                 continue
             if handle is None:
                 self.release()
-                who = "another run"
+                user = "another run"
                 with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                    known = json.loads(path.read_text(encoding="utf-8"))
-                    what = f"run '{known['run']}'" if "run" in known else known["what"]
-                    who = f"{what} (process {known['pid']})"
-                return f"GPU {name}, which {who} uses"
+                    record = json.loads(path.read_text(encoding="utf-8"))
+                    task = f"run '{record['run']}'" if "run" in record else record["what"]
+                    user = f"{task} (process {record['pid']})"
+                return f"GPU {name}, which {user} uses"
             self.handles.append(handle)
             with contextlib.suppress(OSError):
                 os.ftruncate(handle, 0)
@@ -107,7 +107,7 @@ class GpuLock:
         return None
 
     def release(self) -> None:
-        """Releases the lock, also for processes that have inherited it."""
+        """Release the lock, also for processes that inherited it."""
         while self.handles:
             handle = self.handles.pop()
             _unlock(handle)
@@ -116,9 +116,9 @@ class GpuLock:
 
 @contextlib.contextmanager
 def held_gpu(what: str) -> Iterator[None]:
-    """Holds this process's GPUs while `what` (e.g. "an evaluation") uses them. Raises `RunError` where another has one.
+    """Lock this process's GPUs for a task `what` (e.g. "an evaluation"). Raises `RunError` if another process has one.
 
-    What shared a card with a run unasked could push it out of memory, and so change the run for good.
+    A task on the GPU of a run could use up its memory and make the run fail.
     """
     lock = GpuLock(gpus())
     holder = lock.take({"what": what, "pid": os.getpid()})
@@ -134,7 +134,7 @@ def held_gpu(what: str) -> Iterator[None]:
 
 
 def gpu_holder() -> str | None:
-    """Names the holder of a GPU that this process would use; None: nobody holds one."""
+    """Name the holder of a GPU that this process would use; None if all are free."""
     lock = GpuLock(gpus())
     holder = lock.take({"what": "a look at who has it", "pid": os.getpid()})
     lock.release()
@@ -142,9 +142,9 @@ def gpu_holder() -> str | None:
 
 
 def cache_folder() -> Path:
-    """`$GRPO_KIT_CACHE`, else `$XDG_CACHE_HOME/grpo-kit`, else `~/.cache/grpo-kit`: GPUs' locks, and what Unsloth compiles.
+    """The folder of GPU locks and compiled code: `$GRPO_KIT_CACHE`, `$XDG_CACHE_HOME/grpo-kit` or `~/.cache/grpo-kit`.
 
-    For a user without a home it is `grpo-kit-UID` in the folder for temporary files.
+    For a user without a home folder it is `grpo-kit-UID` in the folder for temporary files.
     """
     if folder := os.environ.get("GRPO_KIT_CACHE"):
         return Path(folder)
@@ -156,6 +156,6 @@ def cache_folder() -> Path:
 
 
 def _unlock(handle: int) -> None:
-    """Unlocks explicitly: closing is not enough while a forked process holds a copy of the file."""
+    """Unlock explicitly: closing the file is not enough while a forked process has a copy of the handle."""
     with contextlib.suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_UN)

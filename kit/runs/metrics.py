@@ -1,4 +1,4 @@
-"""The numbers of a run: points of curves, and the steps of lines and evaluations."""
+"""Metrics of a run: points of curves, and evaluations by step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Evaluations = Mapping[str, Mapping[str, Any]]
 
 
 def points(metrics: Metrics, *names: str, factor: float = 1.0) -> list[Point]:
-    """(step, value) of the first of `names` that has any, by step; lines without it or with no finite value left out."""
+    """(step, value) of the first of `names` that has finite values, sorted by step. Lines without one are left out."""
     for name in names:
         values = {
             float(line.get("step", index)): factor * line[name]
@@ -25,22 +25,21 @@ def points(metrics: Metrics, *names: str, factor: float = 1.0) -> list[Point]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a finite number, and not a bool."""
+    """Whether a value is a finite number and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def placed(evaluations: Evaluations) -> list[tuple[int, Mapping[str, Any]]]:
-    """(step, scores) of the evaluations that belong to a step, in order; those made anew later are none of them."""
-    own = [scores for name, scores in evaluations.items() if name in ("before", "after") or name.startswith("step-")]
-    return sorted(
-        ((int(scores["step"]), scores) for scores in own if is_number(scores.get("step"))), key=lambda pair: pair[0]
-    )
+    """(step, scores) of the run's evaluations, sorted by step, without those of `grpo-kit eval`."""
+    names = [name for name in evaluations if name in ("before", "after") or name.startswith("step-")]
+    results = [evaluations[name] for name in names if is_number(evaluations[name].get("step"))]
+    return sorted(((int(scores["step"]), scores) for scores in results), key=lambda pair: pair[0])
 
 
 def result_of(evaluations: Evaluations) -> str | None:
-    """The name of the evaluation of a run's result: `after` where there is one, else that of the latest step.
+    """The name of the evaluation of a run's result: `after` if there is one, else that of the latest step.
 
-    None where nothing was scored after training began.
+    None if there is no evaluation after the start of training.
     """
     if evaluations.get("after"):
         return "after"

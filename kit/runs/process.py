@@ -1,7 +1,7 @@
-"""Identity of processes: whether the process that wrote a status still runs. A pid alone does not tell, as pids are reused.
+"""Identity of processes: whether the process that wrote a status still runs. A pid alone is not enough, as pids are reused.
 
-A process is identified by its pid and its creation time. Creation times are counted from the boot, whose time of day moves
-when the clock is set; so the boot time that was read stands beside them.
+A process is identified by its pid and its creation time. psutil computes the creation time from the boot time, which changes
+when the clock is set; the identity therefore includes the boot time, too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 
 TICK_TOLERANCE = 0.05
-"""Seconds by which two readings of a creation time, counted from the boot, may differ: they are whole ticks of about 10 ms."""
+"""Largest difference in seconds of two readings of a creation time since boot, which has a resolution of about 10 ms."""
 
 
 def identity(pid: int | None = None) -> dict[str, Any]:
-    """`{pid, create_time, boot: {time}}` of process `pid` (default: this one); None for what the system hides."""
+    """`{pid, create_time, boot: {time}}` of process `pid` (default: this one); None for values that the system hides."""
     created = None
     with contextlib.suppress(psutil.Error):
         created = psutil.Process(pid).create_time()
@@ -28,9 +28,9 @@ def identity(pid: int | None = None) -> dict[str, Any]:
 
 
 def runs(who: Mapping[str, Any] | None) -> bool:
-    """Whether the process of an `identity` runs on this machine. False for None and for what is no identity.
+    """Whether the process of an `identity` runs on this machine. False for a zombie, for None and for any other mapping.
 
-    A zombie does not run. The answer does not depend on the clock.
+    The answer does not depend on the clock.
     """
     pid, created, boot = (who or {}).get("pid"), (who or {}).get("create_time"), (who or {}).get("boot") or {}
     if not isinstance(pid, int) or pid <= 0:
@@ -50,7 +50,7 @@ def runs(who: Mapping[str, Any] | None) -> bool:
 
 
 def send_signal(who: Mapping[str, Any], number: int) -> bool:
-    """Signals the process of an `identity`, and never another that got its pid. False if it does not run (any more).
+    """Send a signal to the process of an `identity`, never to a later one with its pid. False if it does not run.
 
     Raises `PermissionError` for a process of another user.
     """
@@ -58,7 +58,7 @@ def send_signal(who: Mapping[str, Any], number: int) -> bool:
         process = psutil.Process(who["pid"])
         if not runs(who):
             return False
-        process.send_signal(number)  # to the process that it was when it was looked up, or to none
+        process.send_signal(number)  # psutil checks that the pid was not reused since the look-up
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied as error:
@@ -67,29 +67,29 @@ def send_signal(who: Mapping[str, Any], number: int) -> bool:
 
 
 def kill_all(who: Mapping[str, Any]) -> None:
-    """Sends SIGKILL to the process of an `identity`, the group it leads, and all descendants.
+    """Send SIGKILL to the process of an `identity`, the group that it leads, and all descendants.
 
     Raises `PermissionError` for a process of another user.
     """
     if not runs(who):
         return
-    offspring = [identity(pid) for pid in descendants(who["pid"])]
+    children = [identity(pid) for pid in descendants(who["pid"])]
     with contextlib.suppress(ProcessLookupError):
         if os.getpgid(who["pid"]) == who["pid"]:
             kill_group(who["pid"])
     send_signal(who, signal.SIGKILL)
-    for each in offspring:
-        send_signal(each, signal.SIGKILL)
+    for child in children:
+        send_signal(child, signal.SIGKILL)
 
 
 def kill_group(group: int) -> None:
-    """Sends SIGKILL to all that is left of a process group; call it while its leader is alive or not yet collected."""
+    """Send SIGKILL to all processes of a group. The group's leader must be alive or not yet collected."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
-    """Pids of children, grandchildren and so on, in whatever group or session; empty where the process is gone."""
+    """Pids of children, grandchildren and so on, in any group or session; empty if the process has ended."""
     with contextlib.suppress(psutil.Error):
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     return []

@@ -1,4 +1,4 @@
-"""Keeping secrets out of what leaves a run: reports that are passed on, configurations that are sent to a tracker."""
+"""Removes secrets from everything that leaves a run: reports, and configurations that are sent to a tracker."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ NAMES = re.compile(
     r"(?:^|[^a-z])(?:api|access|private|secret)?[_-]?(?:key|token|secret|password|passwd|credentials?|authorization)$",
     re.I,
 )
-"""Names under which a text is a secret. Numbers are none: `max_completion_tokens` is a length."""
+"""Names of keys and variables whose text is a secret. Numbers are not secrets: `max_completion_tokens` is a length."""
 VALUES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
     r"|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[0-9A-Z]{16}|AIza[0-9A-Za-z_-]{30,})"
 )
-"""What keys of well-known services look like."""
+"""Keys of well-known services."""
 LOGIN = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 SHORTEST = 8
-"""Letters from which on the value of an environment variable is looked for: a shorter one may stand anywhere by chance."""
+"""Shortest value of an environment variable, in characters, that is hidden: a shorter one may occur in any text."""
 
 
 def redact(text: str) -> str:
-    """The text without keys, logins within addresses, and values of this process's secret environment variables."""
+    """The text without keys, logins in addresses, and values of this process's secret environment variables."""
     for value in _environment():
         escaped = html.escape(value)
         for form in (value, escaped, escaped.replace("&quot;", "&#34;").replace("&#x27;", "&#39;")):
@@ -34,7 +34,7 @@ def redact(text: str) -> str:
 
 
 def redacted(tree: Any, name: str = "") -> Any:
-    """A copy of plain data in which every text is `redact`ed, and those under a secret's name are hidden altogether."""
+    """A copy of plain data in which every text is `redact`ed, and a text under a secret's name is replaced completely."""
     if isinstance(tree, Mapping):
         return {key: redacted(value, str(key)) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
@@ -45,6 +45,6 @@ def redacted(tree: Any, name: str = "") -> Any:
 
 
 def _environment() -> list[str]:
-    """Values of the environment variables that are secrets by their names, the longest first."""
+    """Values of the environment variables whose names mark secrets, the longest first."""
     values = {value for name, value in os.environ.items() if NAMES.search(name) and len(value) >= SHORTEST}
     return sorted(values, key=len, reverse=True)

@@ -1,7 +1,7 @@
-"""Stopping a run from outside: a request, and where that is not waited for SIGTERM, a second SIGTERM, SIGKILL of the whole group.
+"""Stops a run from outside: a request, then SIGTERM, a second SIGTERM, and SIGKILL of the process group.
 
-At `control/stop` or a first SIGTERM the trainer finishes its step, saves a checkpoint and ends. A second SIGTERM ends it at
-once, without a checkpoint.
+At `control/stop` or a first SIGTERM, the trainer finishes its step, saves a checkpoint and ends. At a second SIGTERM, it ends
+at once, without a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kit.runs.store import ALIVE, RunDir, is_elsewhere
 
 POLL_SECONDS = 0.1
 STARTING_SECONDS = 10.0
-"""For a run that does not train yet: there is nothing to save, and a download does not poll the sentinel."""
+"""Wait for a run that does not train yet: there is nothing to save, and a download does not poll the sentinel."""
 TERM_SECONDS = 10.0
 NOW_SECONDS = 1.0
 FACE_SECONDS = 30.0
-"""For the process that starts the run (a notebook, a web server) to hand it over or to see the sentinel: no signals."""
+"""Wait for the process that starts the run (a notebook, a web server), which is never signalled, to hand it over or end."""
 SETTLE_SECONDS = 5.0
-"""What a supervisor gets to write the end of a process that was killed."""
+"""Wait for the supervisor of a killed process to record how it ended."""
 
 
 def stop(
@@ -35,14 +35,14 @@ def stop(
     now: bool = False,
     on_message: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
-    """Stops the run, waits until it has ended, and returns its status; of a run that has ended, the status as it is.
+    """Stop the run, wait until it has ended, and return its status. A run that has ended already is left unchanged.
 
     Args:
-        timeout: seconds to let it finish its step and save before signals follow; None: as long as it takes.
-        now: do not wait for the step: what was learned since the last checkpoint is lost.
+        timeout: seconds to let it finish its step and save before signals follow; None: no limit.
+        now: do not wait for the step: the steps since the last checkpoint are lost.
 
     Raises:
-        RunError: the run lives on another machine and does not end, or belongs to another user.
+        RunError: the run is on another machine and does not end, or belongs to another user.
     """
     status = run.status()
     if status["state"] not in ALIVE:
@@ -61,14 +61,14 @@ def stop(
 
 
 def what_is_saved(status: Mapping[str, Any]) -> str:
-    """Whether a live run saves before it stops, as a sentence."""
+    """A clause that says whether a live run saves before it stops."""
     if status["state"] in ("queued", "starting"):
         return "it has not begun to train, so there is nothing to save"
     return "its step is finished and saved first"
 
 
 def ask(run: RunDir) -> bool:
-    """Leaves the sentinel, and returns at once. False where the disk is full or read-only: a first SIGTERM does for it."""
+    """Write the sentinel `control/stop` without waiting. False if the disk is full or read-only; then send SIGTERM."""
     try:
         run.write_text("control/stop", f"{os.getpid()}\n")
     except RunError:
@@ -81,9 +81,9 @@ def ask(run: RunDir) -> bool:
 
 
 def escalate(run: RunDir, pauses: tuple[float | None, float], on_message: Callable[[str], object]) -> dict[str, Any]:
-    """Sends ever stronger signals until the run has ended; returns its status. `pauses`: seconds after each SIGTERM.
+    """Send SIGTERM twice, then SIGKILL, until the run has ended; return its status. `pauses`: seconds after each SIGTERM.
 
-    The process that only starts the run is never signalled; it gets `FACE_SECONDS` to hand the run over.
+    The process that only starts the run is never signalled; it has `FACE_SECONDS` to hand the run over.
     """
     begun = time.monotonic()
     while run.status()["state"] in ALIVE and run.record().get("face"):
@@ -119,7 +119,7 @@ def escalate(run: RunDir, pauses: tuple[float | None, float], on_message: Callab
 
 
 def _has_ended(run: RunDir, seconds: float | None) -> bool:
-    """Waits for the end of the run, at most so many seconds. Returns whether it has ended."""
+    """Wait at most `seconds` for the end of the run. Return whether it has ended."""
     begun = time.monotonic()
     while (state := run.status()["state"]) in ALIVE:
         if seconds is not None and time.monotonic() - begun >= seconds:
@@ -131,7 +131,7 @@ def _has_ended(run: RunDir, seconds: float | None) -> bool:
 
 
 def _settle(run: RunDir) -> None:
-    """Sees to it that a run whose process died of the stop says so: by its supervisor, else from here."""
+    """Record `stopped` for a run whose process was killed, unless its supervisor records the end."""
 
     def killed(record: dict[str, Any]) -> dict[str, Any] | None:
         how = (record.get("stop") or {}).get("how")

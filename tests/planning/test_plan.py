@@ -57,7 +57,7 @@ def test_prompts_are_measured_where_data_and_tokenizer_are_there(tree: Any) -> N
 
 def test_code_of_its_own_is_refused_with_the_reason(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.planning.plan.shape_of", lambda config: None)
-    with pytest.raises(ModelError, match="Python code of its own"):
+    with pytest.raises(ModelError, match="its own Python code"):
         plan(load_config(tree))
 
 
