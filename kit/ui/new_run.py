@@ -33,7 +33,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     form = Form(site, blocks)
     form.learns = gr.HTML(elem_id="verdict-learns", render=False)
     form.suggested = gr.Button(visible=False, size="sm", render=False, elem_id="verdict-change")
-    # Outside the tabs, whose contents Gradio does not render before they are opened. The timer rests unless a check or run is on.
+    # Outside the tabs, whose contents Gradio renders only when they are opened. The timer rests unless a check or run is on.
     form.timer = gr.Timer(POLL_SECONDS, active=False)
     form.training = run_box()
     with gr.Row(elem_classes="tight low"):
@@ -66,8 +66,7 @@ STEP_FROM_ADDRESS = """() => {
   return {...(step >= 1 && step <= STEPS ? {selected: step - 1} : {}), __type__: 'update'};
 }""".replace("STEPS", str(len(STEPS)))
 STEP_TO_ADDRESS = "() => window.stepIsRead && history.replaceState(null, '', '/new?step={}')"
-"""JavaScript that writes the open step into the address, so that a reload opens it. Gradio fires `select` also while it builds
-the page: ignored until `STEP_FROM_ADDRESS` has run."""
+"""JavaScript that writes the open step into the address. Ignored until `STEP_FROM_ADDRESS` has run, as Gradio fires it early."""
 
 
 OTHER_TAB = """() => addEventListener('storage', event => {
@@ -199,8 +198,7 @@ def check_reward(site: Site, value: Any) -> str:
 def plan_run(site: Site, value: Any, *, while_training: bool = False) -> list[Any]:
     """Return [memory and time of the run, overrides that make it fit, their button, the "Plan it now" button].
 
-    While another run trains, nothing is planned unless `while_training` is set: the planning process would take time and memory
-    from that run.
+    While another run trains, nothing is planned unless `while_training` is set: planning would slow that run down.
     """
     hidden = gr.Button(visible=False)
     try:
@@ -233,15 +231,11 @@ def _training_note(site: Site, run_id: str) -> Markup:
 def memory_card(config: RunConfig, plan: dict[str, Any]) -> Markup:
     """Show the planned peak memory, the free memory, changes that make the run fit, and the expected time."""
     memory = plan["memory"]
-    peak, available = memory["peak_bytes"], max(1, plan["room_bytes"])
+    peak, room = memory["peak_bytes"], max(1, plan["room_bytes"])
     level, label = (
-        ("fail", "Does not fit")
-        if not plan["fits"]
-        else ("warn", "Tight")
-        if peak > 0.9 * available
-        else ("ok", "Fits")
+        ("fail", "Does not fit") if not plan["fits"] else ("warn", "Tight") if peak > 0.9 * room else ("ok", "Fits")
     )
-    fits = m.note(f"{label}: {m.gib(peak)} of {m.gib(available)} free on {plan['place']}.", level)
+    fits = m.note(f"{label}: {m.gib(peak)} of {m.gib(room)} free on {plan['place']}.", level)
     seconds = plan["run_seconds"]
     parts = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items() if value)
     time_note = m.note(f"Takes about {duration(sum(seconds.values()))}: {parts}. A rough estimate.")
