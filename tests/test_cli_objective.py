@@ -110,7 +110,7 @@ def test_the_list_names_every_recipe_and_hook_with_defaults_needs_and_source() -
     assert set(CHANGING) == set(schedules)
     (adaptive,) = [line for line in lines if line.split()[:1] == ["adaptive_kl"]]
     assert "target, horizon=10000, start=0.1" in adaptive
-    assert "Steers the KL to the reference towards target" in adaptive
+    assert "Multiplies the coefficient after every step" in adaptive
 
 
 def test_a_kind_can_be_listed_alone() -> None:

@@ -323,7 +323,7 @@ def test_what_has_changed_is_refused_with_its_reason_or_forced_and_noted(forks: 
     other = mine | {"data": mine["data"] | {"seed": 5}, "run": mine["run"] | {"save_every": 3}}
     refused = forks.run(other, resume=True)
     assert refused["code"] == 2
-    for words in ("torch: 1.0 when it was started", "data.seed: 0", "the rows of", "--force"):
+    for words in ("torch: 1.0 at the start", "data.seed: 0", "the rows of", "--force"):
         assert words in refused["error"]
     assert "save_every" not in refused["error"]
     assert before == {name: (folder(mine) / name).read_bytes() for name in before}, "a refusal changes nothing"

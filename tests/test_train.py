@@ -84,7 +84,7 @@ def test_the_terminal_shows_our_lines_and_nothing_else(quickstart: kit.Run) -> N
     assert lines[2].startswith("embedded: ")
     for word in ("{'", "Warning", "warning", "Loading weights", "it/s", "\r", "\x1b", "Failed"):
         assert word not in shown
-    for word in ("Held-out score, before", "Training  3/3", "eta 0:00", "greedy accuracy", "curves", "talk to it"):
+    for word in ("Held-out score, before", "Training  3/3", "eta 0:00", "greedy accuracy", "curves", "grpo-kit chat"):
         assert word in shown
 
 
@@ -189,7 +189,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_
         status = ended.status()
         assert (status["state"], status["exit"], status["reason"]) == ("stopped", 130, "SIGINT")
         assert [path.name for path in ended.checkpoints] == [f"checkpoint-{status['step']}"]
-        assert "Stopping: a step in progress is finished and saved first" in shown
+        assert "Stopping after the current step, which is saved first" in shown
         assert f"Stopped by SIGINT; the checkpoint is {ended.checkpoints[0]}" in shown
         _, errors = killed.communicate(timeout=60)
         assert killed.returncode == 1

@@ -108,7 +108,7 @@ def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_s
                 patch.setenv(name, value)
             outcome = attempt()
         assert outcome.code == 2
-        assert f"sees 2 GPUs, and a run trains on one. Set CUDA_VISIBLE_DEVICES={named};" in outcome.message
+        assert f"sees 2 GPUs, but a run trains on one. Set CUDA_VISIBLE_DEVICES={named};" in outcome.message
     monkeypatch.setenv("LOCAL_RANK", "0")
     check_environment(load_config(tree), trains=True)
 
@@ -117,7 +117,7 @@ def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_s
 
 
 def test_a_clip_that_cannot_act_is_noted(tree: Any) -> None:
-    assert "Set optimisation.iterations: 2 for clipping to matter" in notes_of(tree)
+    assert "It has one with optimisation.iterations: 2" in notes_of(tree)
     assert "on-policy" not in notes_of(tree, "optimisation.iterations=2")
     assert "on-policy" not in notes_of(tree, "objective.recipe=rloo")
 
@@ -136,8 +136,8 @@ def test_reinforce_over_several_iterations_is_refused(tree: Any) -> None:
 )
 def test_a_reduction_that_undoes_a_clip_is_noted(tree: Any, clip: str, reduction: str, meant: str) -> None:
     overrides = [f"objective.clip={clip}", f"objective.reduction={reduction}"]
-    assert f"{clip} weighs completions as wholes and is meant for reduction {meant}" in notes_of(tree, *overrides)
-    assert "as wholes" not in notes_of(tree, overrides[0], f"objective.reduction={meant.split()[0]}")
+    assert f"{clip} clips whole completions and is made for reduction {meant}" in notes_of(tree, *overrides)
+    assert "whole completions" not in notes_of(tree, overrides[0], f"objective.reduction={meant.split()[0]}")
 
 
 # --- what an objective needs of a run ---------------------------------------------------------------------------------

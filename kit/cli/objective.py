@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +52,8 @@ def objective_list(
     for name in schedules:
         if kind in (None, which := _kind_of(schedules[name])):
             settings = _call_of(schedules[name]).partition("(")[2].rstrip(")")
-            rows.append([name, which, settings, "-", _summary(schedules[name])])
+            summary = " ".join((inspect.getdoc(schedules[name]) or "").partition("\n\n")[0].split()).replace("`", "")
+            rows.append([name, which, settings, "-", summary])
     if kind is None:
         parts = ("advantage", "clip", "reduction")
         print_table(["recipe", *parts], [[n, *(_call(recipe(n)[part]) for part in parts)] for n in recipe_names()])
@@ -181,13 +183,6 @@ def _call_of(changing: type[Schedule]) -> str:
     fields = [field for field in dataclasses.fields(changing) if field.init]
     parts = [f.name if f.default is dataclasses.MISSING else f"{f.name}={_value(f.default)}" for f in fields]
     return f"{changing.name}({', '.join(parts)})"
-
-
-def _summary(changing: type[Schedule]) -> str:
-    """The first paragraph of a docstring in one line."""
-    import inspect
-
-    return " ".join((inspect.getdoc(changing) or "").partition("\n\n")[0].split()).replace("`", "")
 
 
 def _show_hook(hook: Hook) -> None:

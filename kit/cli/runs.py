@@ -253,7 +253,10 @@ def compare(
             sources[0], change, seeds=seeds, steps=steps, overrides=override or [], root=root, name=name, metric=metric
         )
         try:
-            result, folder = carry_out(plan, _silent if as_json else typer.echo, quiet=as_json, **settings), plan.folder
+            result, folder = (
+                carry_out(plan, (lambda _: None) if as_json else typer.echo, quiet=as_json, **settings),
+                plan.folder,
+            )
         except KeyboardInterrupt:
             typer.echo("Stopped. To continue, run the same command again; finished runs are kept.", err=True)
             raise
@@ -271,7 +274,3 @@ def compare(
     ]:
         typer.echo(line)
     typer.echo(f"\n{page}\n{folder / 'comparison.json'}")
-
-
-def _silent(_: str) -> None:
-    """Print nothing."""

@@ -129,9 +129,9 @@ def checkpoint_now(run: RunDir, which: str | int | None) -> str | int | None:
 
 def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
     """Step and folder of a run's weights: its result (None), `best`, `last`, or a checkpoint's step. Raises `RunError`."""
-    from kit.runs.store import is_whole
+    from kit.runs.store import is_complete
 
-    by_step = {int(path.name.partition("-")[2]): path for path in run.checkpoints if is_whole(path)}
+    by_step = {int(path.name.partition("-")[2]): path for path in run.checkpoints if is_complete(path)}
     there = f"Its checkpoints: {', '.join(map(str, by_step)) or 'none yet'}."
     if which is None:
         if not any((run.adapter / name).is_file() for name in ("config.json", "adapter_config.json")):
@@ -142,7 +142,9 @@ def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
         return int(run.status().get("step") or 0), run.adapter
     if which == "last":
         if not by_step:
-            raise RunError(f"Run '{run.id}' has no whole checkpoint yet; the first comes after run.save_every steps.")
+            raise RunError(
+                f"Run '{run.id}' has no complete checkpoint yet; the first comes after run.save_every steps."
+            )
         return max(by_step), by_step[max(by_step)]
     step = read_best(run).get("step") if which == "best" else int(which) if str(which).isdigit() else None
     if which == "best" and step is None:

@@ -99,7 +99,7 @@ class Workload:
     token_budget: int | None = None
     packed: bool = False  # no padding, a prompt once per group, and LoRA layers without copies (`kit.models.fused`)
     single_pass: bool = (
-        True  # whether parts of a micro-batch need one forward pass (`kit.objective.objective.to_parts`)
+        True  # whether parts of a micro-batch need one forward pass (`kit.objective.objective.parts_obstacle`)
     )
     teacher: TeacherLoad | None = None
     generated_at_once: int | None = None  # completions; None: the batch
@@ -402,7 +402,7 @@ def workload(
     (`Backend.computes_in_float32`) and loads weights that are not quantised in it.
     """
     from kit.objective.batch import fields_where
-    from kit.objective.objective import to_parts
+    from kit.objective.objective import parts_obstacle
 
     optimisation, generation, lora = config.optimisation, config.generation, config.model.lora
     compute = 4 if float32 else precision(config.model.dtype, device)
@@ -438,7 +438,7 @@ def workload(
         vllm_shares_weights=config.model.backend == "unsloth",
         token_budget=optimisation.token_budget or None,
         packed=device == "cuda" and optimisation.packing,  # the constants for the CPU were measured with padded rows
-        single_pass=to_parts(objective) is None,
+        single_pass=parts_obstacle(objective) is None,
         teacher=teacher,
         reward_models=reward_model_bytes(config, device),
     )
@@ -513,12 +513,6 @@ def budget_of(config: RunConfig, shape: ModelShape | None, work: Workload, room:
     if config.optimisation.token_budget is not None:
         return config.optimisation.token_budget or None
     return None if shape is None else choose_budget(shape, work, room)
-
-
-def with_chosen_sizes(config: RunConfig, shape: ModelShape, work: Workload, room: float) -> Workload:
-    """Returns the workload with the token budget and generation batch that a run chooses for `room` bytes."""
-    budget, at_once = budget_of(config, shape, work, room), generation_batch_of(config, shape, work, room)
-    return replace(work, token_budget=budget, generated_at_once=at_once)
 
 
 def reward_model_bytes(config: RunConfig, device: str) -> float:
@@ -635,9 +629,9 @@ def planned_workload(
     """Returns the workload with the sizes chosen for `room` bytes. lengths: from `kit.runner.prepare.longest_prompts`."""
     prompt = prompt_tokens(config, lengths.get("policy"))
     load = teacher_load(config, device, objective, lengths.get("teacher") or prompt, teacher)
-    return with_chosen_sizes(
-        config, shape, workload(config, device, objective, prompt, card, load, float32=float32), room
-    )
+    work = workload(config, device, objective, prompt, card, load, float32=float32)
+    at_once = generation_batch_of(config, shape, work, room)
+    return replace(work, token_budget=budget_of(config, shape, work, room), generated_at_once=at_once)
 
 
 def note(plan: MemoryPlan, room: float) -> str:

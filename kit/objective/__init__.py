@@ -1,18 +1,19 @@
-"""The loss of GRPO, made of parts: advantage, clip, weights, regularizers, reduction.
+"""The GRPO loss, composed of an advantage, a clip, weights, regularizers and a reduction.
 
-    file                 what is in it
-    objective.py         Objective: the parts put together; the loss, its state, and what work may be left out
-    batch.py             TokenBatch, RewardBatch: what a hook is given; arithmetic on ratios
-    advantage.py         rewards -> advantages; whole completions, then tokens; the maths of a value head
+    file                 contents
+    objective.py         Objective: the loss, its state, and which work may be skipped for the same gradient
+    batch.py             TokenBatch, RewardBatch: the inputs of hooks; arithmetic on ratios
+    advantage.py         rewards -> advantages of completions or tokens; returns and value loss of a value head
     clip.py              TokenBatch -> per-token surrogate loss
     weight.py            TokenBatch -> detached per-token multiplier
     regularizer.py       TokenBatch -> per-token penalty
     reduction.py         per-token loss -> scalar; LossScale
-    schedules.py         hyper-parameters that change with the optimiser step, or react to what was measured
-    recipes.py           named recipes as plain data, and how a spec is merged over one (no torch)
-    metrics.py           what is logged of a micro-batch
-    check.py, probe.py   is a hook sound, and which gradient must arrive at the log-probabilities?
-    hook.py, registry.py what a hook is: hyper-parameters, needs, contract; from what a user writes to one
+    schedules.py         hyper-parameters that follow the optimiser step or a measured mean
+    recipes.py           named recipes as plain data, and merging a spec over one (no torch)
+    metrics.py           the logged metrics of a micro-batch
+    check.py             checks of a hook on random batches
+    hook.py, registry.py hyper-parameters, needs and run-time checks of a hook; hooks by name, path or callable
+    verl.py              the objective as functions of verl's registries
 
 Names are imported on first use, so that `import kit.objective` does not load torch.
 """

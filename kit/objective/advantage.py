@@ -1,7 +1,7 @@
-"""Advantage estimators: `RewardBatch` -> (N,), or (N, T) for those over tokens, at the end.
+"""Advantage estimators: `RewardBatch` -> (N,), or (N, T) for the estimators per token.
 
 A completion without a score (NaN reward) gets advantage 0 and does not count in its group's statistics, as in TRL.
-Groups are told by id: they may differ in size and come in any order.
+Groups are identified by id: they may differ in size and be in any order.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from kit.objective.registry import HookRegistry
 
 # --- rewards over time, and the maths of a value head -----------------------------------------------------------------
 #
-# Time is counted in live tokens: holes in a mask, which tool calls leave, and padding do not discount. Every function takes
-# and returns (N, T) tensors and knows nothing of hooks.
+# Time is counted in live tokens: padding and holes in a mask (after tool calls) do not discount. All functions take and
+# return (N, T) tensors.
 
 
 @dataclass(frozen=True)
 class ValueSettings:
-    """How a value head is trained: `learning_rate` > 0, and `clip` > 0 as in `value_loss`, or None.
+    """Settings of a value head: `learning_rate` > 0, and `clip` > 0 (see `value_loss`) or None.
 
-    Raises `ConfigError` with what was seen.
+    Raises `ConfigError` for other values.
     """
 
     learning_rate: float = 1e-3
@@ -66,7 +66,7 @@ def generalized_advantages(rewards: Tensor, values: Tensor, mask: Tensor, gamma:
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
     """0.5·max((V - R)², (V_clipped - R)²) at each token, V_clipped = V within `clip` of the value at the rollout.
 
-    (B, T) all; gradient through `values` alone. `clip` None: 0.5·(V - R)². Source: the implementation behind PPO,
+    All tensors are (B, T); only `values` carries gradient. `clip` None: 0.5·(V - R)². Source: the implementation of PPO,
     arXiv 1707.06347.
     """
     old_values, returns = old_values.detach(), returns.detach()
@@ -80,19 +80,19 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float 
 def explained_variance(returns: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """1 - Var(R - V) / Var(R) over live tokens, a detached scalar: 1 is perfect, 0 no better than a constant.
 
-    0 also where there is nothing to explain: returns that are all equal, or no live token.
+    Also 0 if all returns are equal or no token is live.
     """
     live, error = returns.detach()[mask], (returns - values).detach()[mask]
     if live.numel() == 0:
         return returns.new_zeros(())
-    # The mean of equal numbers may be off by rounding, which would make their variance more than 0.
+    # Rounding of the mean could give equal numbers a variance above 0.
     variance = torch.where(live.max() > live.min(), live.var(correction=0), 0.0)
     unexplained = error.var(correction=0) / torch.where(variance > 0, variance, 1.0)
     return torch.where(variance > 0, 1.0 - unexplained, 0.0)
 
 
 def _live_first(mask: Tensor) -> Tensor:
-    """(N, T) int64: positions of each row, live ones before the others, each kind in order."""
+    """(N, T) int64: positions of each row in order, live ones first."""
     return torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
 
 
@@ -110,7 +110,7 @@ def _discounted_sum(packed: Tensor, discount: float) -> Tensor:
 
 
 def _shifted(packed: Tensor, by: int) -> Tensor:
-    """The row moved left, 0 coming in from the right."""
+    """The row shifted left and filled with 0."""
     return torch.nn.functional.pad(packed[:, by:], (0, by))
 
 
@@ -145,7 +145,7 @@ def group_zscore() -> AdvantageFunction:
     source="Dr. GRPO, arXiv 2503.20783; TRL's scale_rewards='none'",
 )
 def group_mean() -> AdvantageFunction:
-    """R - mean within each group, not divided by the spread. Source: Dr. GRPO, arXiv 2503.20783."""
+    """R - mean within each group, not divided by the standard deviation. Source: Dr. GRPO, arXiv 2503.20783."""
 
     def function(batch: RewardBatch) -> Tensor:
         return centred_in_group(batch.rewards, batch.group)[0]
@@ -191,15 +191,16 @@ def leave_one_out() -> AdvantageFunction:
     "opo", needs={"lengths"}, formula="A = R - Σ length·R / Σ length over the group", source="OPO, arXiv 2505.23585"
 )
 def opo() -> AdvantageFunction:
-    """R - the mean of the group's rewards weighed by length (tokens): the baseline of least gradient variance.
+    """R - the length-weighted mean of the group's rewards, the baseline of minimal gradient variance.
 
-    That holds where the squared norm of a completion's gradient grows with its length. 0 in a group without a token.
+    It is minimal if the squared norm of a completion's gradient is proportional to its length in tokens. A group without
+    tokens has advantage 0.
     Source: OPO, arXiv 2505.23585.
     """
 
     def function(batch: RewardBatch) -> Tensor:
         assert batch.lengths is not None
-        # The baseline of centred rewards, where nothing cancels: a constant added to the rewards leaves no trace.
+        # Rewards are centred first, so that a constant added to all rewards changes nothing, not even by rounding.
         centred, count, index = centred_in_group(batch.rewards, batch.group)
         lengths = batch.lengths.to(centred.dtype).masked_fill(~batch.scorable, 0.0)
         total = _group_sum(lengths, index, count.shape[0])
@@ -218,8 +219,8 @@ def opo() -> AdvantageFunction:
 def gdpo() -> AdvantageFunction:
     """Each component's z-score in its group, their weighted sum, and the z-score of that over the batch.
 
-    z(x) = (x - mean) / (unbiased std + 1e-4) over what has a score; a component that could not score adds 0. Weights
-    are `component_weights`, or 1. No group mean is taken of the sum, nor of `rewards`, which only tell who has a score.
+    z(x) = (x - mean) / (unbiased std + 1e-4) over completions with a score; a component without a score adds 0. Weights are
+    `component_weights`, or 1. `rewards` only determine which completions have a score.
     Source: GDPO, arXiv 2601.05242, as TRL computes it (`multi_objective_aggregation="normalize_then_sum"`).
     """
 
@@ -238,7 +239,7 @@ def gdpo() -> AdvantageFunction:
 
 
 def centred_in_group(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Values less the mean of their group: (values (N,), NaNs per group (groups,), index of the group (N,)).
+    """Subtract the group mean: (values (N,), number of NaN per group (groups,), index of the group (N,)).
 
     NaN values do not count in the mean and become 0.
     """
@@ -251,7 +252,7 @@ def centred_in_group(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def whitened(values: Tensor, mask: Tensor) -> Tensor:
-    """(values - mean) / (unbiased std + 1e-4), both of all values in the mask, and 0 elsewhere. Any shape."""
+    """(values - mean) / (unbiased std + 1e-4) over the values in the mask; 0 elsewhere. Any shape."""
     inside = values[mask]
     if inside.numel() == 0:
         return torch.zeros_like(values)
@@ -277,9 +278,9 @@ def _std(values: Tensor) -> Tensor:
     "token_returns", needs={"token_rewards"}, formula="A_t = Σ_(u >= t) {gamma}^(u-t)·r_u", source="Williams 1992"
 )
 def token_returns(gamma: float = 1.0) -> AdvantageFunction:
-    """G_t = r_t + gamma·r_(t+1) + ...: the rewards from each token on, neither centred nor whitened.
+    """G_t = r_t + gamma·r_(t+1) + ...: the sum of rewards from each token on, neither centred nor whitened.
 
-    For process rewards, which are given at tokens. 0 <= gamma <= 1. Source: Williams 1992, doi 10.1007/BF00992696.
+    Use it for process rewards, which are assigned to tokens. 0 <= gamma <= 1. Source: Williams 1992, doi 10.1007/BF00992696.
     """
     _check_share("token_returns", "gamma", gamma)
 
@@ -297,7 +298,7 @@ def token_returns(gamma: float = 1.0) -> AdvantageFunction:
     source="REINFORCE++, arXiv 2501.03262",
 )
 def reinforce_pp(gamma: float = 1.0) -> AdvantageFunction:
-    """The returns of `token_returns`, less their mean, over their unbiased std + 1e-4; both over the batch's tokens.
+    """(G - mean) / (unbiased std + 1e-4) with the returns G of `token_returns`, over all tokens of the batch.
 
     0 <= gamma <= 1. A KL term goes into `regularizers`, not into the rewards. Source: REINFORCE++, arXiv 2501.03262.
     """
@@ -318,9 +319,9 @@ def reinforce_pp(gamma: float = 1.0) -> AdvantageFunction:
     source="REINFORCE++-baseline, arXiv 2501.03262",
 )
 def reinforce_pp_baseline(gamma: float = 1.0) -> AdvantageFunction:
-    """`reinforce_pp` with each completion's own reward, at its last token, less the mean of its group.
+    """`reinforce_pp`, where the group mean is subtracted from the reward of each completion at its last token.
 
-    Process rewards at other tokens stay as they are. 0 <= gamma <= 1. Source: arXiv 2501.03262.
+    Process rewards at other tokens do not change. 0 <= gamma <= 1. Source: arXiv 2501.03262.
     """
     _check_share("reinforce_pp_baseline", "gamma", gamma)
 
@@ -350,12 +351,16 @@ def gae(
 ) -> AdvantageFunction:
     """Generalized advantage estimation with a value head V, which is trained along with the policy.
 
-    The value after a completion's last token is 0. `whiten`: less the mean, over the unbiased std + 1e-4, of all tokens
-    of the batch. 0 <= gamma, lam <= 1; lam 1 is returns less values, lam 0 the one-step error δ.
-    `value_learning_rate` > 0 and `value_clip` > 0 (how far a value may move from the one at the rollout before its loss
-    stops to pull; None: any) are the head's own and follow no schedule.
+    The value after a completion's last token is 0. lam 1 gives returns minus values, lam 0 the one-step error δ.
 
-    `function.returns(batch)` (N, T) are the head's targets, A + V before whitening; `function.value` its settings.
+    Args:
+        gamma: discount per token, 0 <= gamma <= 1.
+        lam: weight of longer estimates, 0 <= lam <= 1.
+        whiten: whether to subtract the mean and divide by the unbiased std + 1e-4 over all tokens of the batch.
+        value_learning_rate: learning rate of the head, > 0, constant.
+        value_clip: maximal useful change of a value since the rollout, > 0 (see `value_loss`); None: no limit. Constant.
+
+    `function.returns(batch)` (N, T) are the targets of the head, A + V before whitening; `function.value` its settings.
     Sources: arXiv 1506.02438; PPO, arXiv 1707.06347.
     """
     _check_share("gae", "gamma", gamma)
@@ -381,14 +386,14 @@ def gae(
 
 # --- with a teacher ---------------------------------------------------------------------------------------------------
 #
-# A teacher gives every token of a completion a log-probability: another model, or the policy itself shown more
-# (`kit.trainer.teacher`). Its gap to the policy, log p_teacher - log p_old, says of each token whether the teacher would
-# rather have written it. A completion without a teacher, and a token whose log-probability is not known, has gap 0.
+# A teacher assigns a log-probability to every token of a completion. It is another model, or the policy with a longer prompt
+# (`kit.trainer.teacher`). The gap log p_teacher - log p_old is positive at tokens that the teacher prefers. It is 0 for a
+# completion without a teacher and for a token of unknown log-probability.
 
 
 @advantages.register("none", formula="A = 0", source="for losses made of regularizers alone, e.g. distillation")
 def none() -> AdvantageFunction:
-    """0 for every completion, whatever its reward: the clip has no gradient, and regularizers are the whole loss."""
+    """0 for every completion: the clip has no gradient, and the loss consists of the regularizers."""
     return lambda batch: torch.zeros_like(batch.rewards)
 
 
@@ -401,9 +406,9 @@ def none() -> AdvantageFunction:
 def sdpo(mix: float = 0.0, base: Literal["group_zscore", "group_mean"] = "group_zscore") -> AdvantageFunction:
     """mix·A_group + (1 - mix)·(log p_teacher - log p_old) at each token, in nats; (N, T).
 
-    `mix` 0: the gradient is that of the reverse KL to the teacher, estimated from the sampled tokens. `mix` 1: `base` to the
-    bit. In between, the verifier and the teacher both have a say; `mix` may follow a schedule. 0 <= mix <= 1. A completion
-    without a teacher keeps mix·A. Source: SDPO, arXiv 2601.20802, and its mix with GRPO's advantage there.
+    With `mix` 0 the gradient is that of the reverse KL to the teacher, estimated from the sampled tokens. With `mix` 1 the
+    result equals `base` exactly. 0 <= mix <= 1; it may follow a schedule. A completion without a teacher has the advantage
+    mix·A. Source: SDPO, arXiv 2601.20802, with its mix with GRPO's advantage.
     """
     _check_share("sdpo", "mix", mix)
     estimate = _BASES[base]

@@ -1,8 +1,7 @@
-"""What a hook is given: `TokenBatch` for terms of the loss, `RewardBatch` for advantages.
+"""The inputs of hooks: `TokenBatch` for terms of the loss, `RewardBatch` for advantages.
 
-And arithmetic on log-probability ratios that neither overflows nor loses its gradient.
-
-Both batches are checked once, when they are built, so that a hook can be written as plain maths.
+Both are checked when they are built, so that a hook needs no checks of its own. `bounded_exp` computes ratios that neither
+overflow nor lose their gradient.
 """
 
 from __future__ import annotations
@@ -43,24 +42,24 @@ class Draw:
         return self.old + distance * self.normal()
 
     def replaced(self, values: Tensor, row: int, value: float) -> Tensor:
-        """The values with another one in a row."""
+        """The values, with those of one row set to `value`."""
         values[row] = value
         return values
 
 
 @dataclass(frozen=True)
 class Field:
-    """A quantity that a hook may ask for by `needs`. Checks, sample batches, memory counts and the trainer read this."""
+    """A field that a hook may request by `needs`. Checks, sample batches, memory estimates and the trainer read this."""
 
     shape: Literal["(B, T)", "(B, 1)", "(N,)", "(N, K)"]
     sample: Callable[[Draw], Tensor]  # values for `grpo-kit objective check`
-    remedy: str  # what is missing where a batch lacks it, and what to do
-    cost: str = NO_COST  # what a run does beyond a run without it
+    remedy: str  # message for a batch without it: the cause, and what to do
+    cost: str = NO_COST  # additional work of a run that computes it
     source: str | Callable[[Any], Tensor | None] | None = None
     """Key of the trainer's micro-batch, or a function of it; None: the trainer computes it in the scoring pass."""
     gradient: bool = False  # whether it carries a gradient to the policy
     hidden: bool = False  # whether it is computed from hidden states (N, H), which are kept for it
-    model: Literal["reference", "teacher"] | None = None  # that it needs beside the policy
+    model: Literal["reference", "teacher"] | None = None  # the other model that it needs
     dtype: torch.dtype | None = None  # None: a floating point number
 
 
@@ -87,7 +86,7 @@ TOKEN_FIELDS: dict[str, Field] = {
         "(B, T)",
         lambda draw: draw.near(0.2).index_put_((torch.tensor(1), torch.tensor(0)), torch.tensor(torch.nan).double()),
         "the generation engine reported no log-probabilities. Generate with an engine that does",
-        "nothing, but an engine that reports them",
+        "nothing, but it requires an engine that reports them",
         source="sampling_per_token_logps",
     ),
     "entropy": Field(
@@ -128,7 +127,7 @@ TOKEN_FIELDS: dict[str, Field] = {
         model="teacher",
     ),
 }
-"""Fields of a `TokenBatch`. An entry that is added here is read from the micro-batch by its `source`, and hooks see it."""
+"""Fields of a `TokenBatch`. An entry added here is read from the micro-batch by its `source` and passed to hooks."""
 
 REWARD_FIELDS: dict[str, Field] = {
     "components": Field(
@@ -168,7 +167,7 @@ REWARD_FIELDS: dict[str, Field] = {
         model="teacher",
     ),
 }
-"""Fields of a `RewardBatch`, which advantages may ask for."""
+"""Fields of a `RewardBatch` that advantages may request."""
 
 
 def fields_where(**attributes: Any) -> set[str]:
@@ -180,7 +179,7 @@ def fields_where(**attributes: Any) -> set[str]:
 # --- arithmetic ---------------------------------------------------------------------------------------------------------
 
 LOG_RATIO_LIMIT = 20.0
-"""Nats. Up to here `bounded_exp` is `exp`. Squares of e^20 = 4.9e8 still add up in float32: finite gradient norms."""
+"""Nats. `bounded_exp` equals `exp` up to this limit. Sums of squares of e^20 = 4.9e8 are finite in float32."""
 
 
 class _BoundedExp(torch.autograd.Function):
@@ -204,14 +203,14 @@ def bounded_exp(x: Tensor) -> Tensor:
     A clamp would be finite too, but its gradient is zero: a token far above the limit would never be pulled back.
     Differentiable once.
     """
-    # Looking first is cheaper than the tangent's arithmetic, but on an accelerator it would wait for the device.
+    # On a CPU, testing the values is cheaper than the tangent's arithmetic. On an accelerator it would synchronise.
     below = x.device.type == "cpu" and x.numel() > 0 and x.detach().amax().item() <= LOG_RATIO_LIMIT
     result: Tensor = torch.exp(x) if below else _BoundedExp.apply(x)  # type: ignore[no-untyped-call]
     return result
 
 
 def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bool mask as 0 and 1. Through int8: on a CPU the direct way is five times slower."""
+    """A bool mask as 0 and 1. The conversion goes through int8, which is five times faster on a CPU."""
     return mask.view(torch.int8).to(dtype)
 
 
@@ -223,11 +222,12 @@ def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Which divergence from the teacher `TokenBatch.teacher_kl` holds, between distributions of the next token.
+    """The divergence from the teacher in `TokenBatch.teacher_kl`, between distributions of the next token.
 
-    kind: `reverse` KL(policy || teacher), `forward` KL(teacher || policy), or `jensen_shannon`, the mean of the KLs of policy
-    and teacher to their even mixture. top_k: of the so many tokens that the policy finds likeliest and one for all others
-    together; None: of the whole vocabulary.
+    Args:
+        kind: `reverse` KL(policy || teacher), `forward` KL(teacher || policy), or `jensen_shannon`, the mean of the KLs of
+            policy and teacher to their even mixture.
+        top_k: the number of the policy's likeliest tokens to compare, plus one bin for all others; None: the vocabulary.
     """
 
     kind: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
@@ -241,13 +241,13 @@ class Divergence:
 class TokenBatch:
     """`B` completions of one micro-batch, `T` completion tokens, right-padded.
 
-    Half precision is raised to float32; float64 is kept. At padding (mask False) every field is replaced by 0, which
-    keeps `-inf` and NaN of padded positions out of sums and gives exactly zero gradient to masked tokens, whatever
-    finite gradient a hook has there (`shielded`: whatever gradient). `sampler_logps` and `teacher_logps` keep NaN (unknown) at
-    live positions.
+    Half precision is converted to float32; float64 stays. At padding (mask False) every field is replaced by 0. This
+    keeps `-inf` and NaN of padded positions out of sums and gives masked tokens a gradient of exactly 0, provided that the
+    gradient of the hook is finite there (`shielded` does not need that). `sampler_logps` and `teacher_logps` keep NaN
+    (unknown) at live positions.
 
-    A completion that was not `scored` has stand-ins for what the policy says of it (log ratio 0, entropy 0). It counts in
-    the denominators of the loss as any other; what is logged of the policy is of the scored ones.
+    A completion that was not `scored` has placeholders for the values of the policy (log ratio 0, entropy 0). It counts in
+    the denominators of the loss; logged means of the policy's values are over scored completions.
 
     Raises `ObjectiveError` on a wrong shape or dtype; the message names the field.
     """
@@ -258,22 +258,22 @@ class TokenBatch:
     mask: Tensor  # (B, T) bool: tokens that train
     ref_logps: Tensor | None = None  # (B, T) nats, reference policy
     sampler_logps: Tensor | None = None  # (B, T) nats, as the generation engine reported them; NaN where unknown
-    entropy: Tensor | None = None  # (B, T) nats, of the policy at each token; carries gradient if asked
+    entropy: Tensor | None = None  # (B, T) nats, of the policy at each token; carries gradient if a term needs it
     full_kl: Tensor | None = None  # (B, T) nats, KL(policy || reference) over the whole vocabulary; carries gradient
     teacher_logps: Tensor | None = (
-        None  # (B, T) nats, the teacher's at the rollout; NaN where a completion has no teacher
+        None  # (B, T) nats, of the teacher at the rollout; NaN where a completion has no teacher
     )
     teacher_kl: Tensor | None = None  # (B, T) nats, divergence from the teacher; 0 without one; carries gradient
     rewards: Tensor | None = None  # (B, 1) weighted sum of the reward components; NaN where none could score
     truncated: Tensor | None = None  # (B, 1) bool: completions cut at the length limit
     scored: Tensor | None = None  # (B, 1) bool: completions that the policy has scored; None: all
     step: int = 0  # optimiser step
-    extra: Mapping[str, Tensor | None] = field(default_factory=dict)  # of fields that were added to `TOKEN_FIELDS`
+    extra: Mapping[str, Tensor | None] = field(default_factory=dict)  # fields that were added to `TOKEN_FIELDS`
     live: Tensor = field(init=False)  # (B, T) the mask as 0 and 1, in the precision of logps
 
     @classmethod
     def of(cls, **values: Any) -> TokenBatch:
-        """A batch of these fields, those that were added to `TOKEN_FIELDS` included."""
+        """A batch of these fields, including those that were added to `TOKEN_FIELDS`."""
         declared = {f.name for f in fields(cls)}
         declared_values = {name: value for name, value in values.items() if name in declared}
         return cls(**declared_values, extra={name: value for name, value in values.items() if name not in declared})
@@ -312,7 +312,7 @@ class TokenBatch:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in TOKEN_FIELDS:  # one that was added, and that this batch lacks
+            if name in TOKEN_FIELDS:  # an added field that this batch does not have
                 return None
             raise AttributeError(f"TokenBatch has no field '{name}'")
 
@@ -328,7 +328,7 @@ class TokenBatch:
     def shielded(self) -> TokenBatch:
         """The same batch for custom hooks: masked tokens get exactly no gradient.
 
-        This holds even where the gradient of what a hook does with them is NaN.
+        This holds even if the gradient of the hook's own arithmetic is NaN there.
         """
         names = [name for name, spec in TOKEN_FIELDS.items() if spec.gradient and spec.shape == "(B, T)"]
         values = {name: getattr(self, name) for name in ("logps", *names)}
@@ -337,7 +337,7 @@ class TokenBatch:
         declared = {name: value for name, value in masked.items() if name not in self.extra}
         return replace(self, **declared, extra={name: masked.get(name, value) for name, value in self.extra.items()})
 
-    # Kept after the first use, by whichever hook comes first: hence with gradient, even if that one asked without.
+    # Cached at the first use, with gradient: a later hook may need it although the first one does not.
 
     @cached_property
     @torch.enable_grad()
@@ -370,11 +370,11 @@ class RewardBatch:
     components: Tensor | None = None  # (N, K) each component; NaN where it could not score
     component_weights: Tensor | None = None  # (K,)
     lengths: Tensor | None = None  # (N,) completion tokens that train
-    mask: Tensor | None = None  # (N, T) bool: tokens that train; there whenever a field below is
-    token_rewards: Tensor | None = None  # (N, T) reward given at each token, the completion's own at its last one
-    values: Tensor | None = None  # (N, T) value of the state in which each token was chosen, at the rollout
+    mask: Tensor | None = None  # (N, T) bool: tokens that train; required by the fields below
+    token_rewards: Tensor | None = None  # (N, T) reward at each token; the reward of the completion is at its last one
+    values: Tensor | None = None  # (N, T) value before each token, at the rollout
     old_logps: Tensor | None = None  # (N, T) nats, policy at the rollout
-    teacher_logps: Tensor | None = None  # (N, T) nats, the teacher's of the same tokens; NaN where there is none
+    teacher_logps: Tensor | None = None  # (N, T) nats, of the teacher; NaN where there is none
     step: int = 0  # optimiser step
 
     def __post_init__(self) -> None:
@@ -391,7 +391,7 @@ class RewardBatch:
             _check_shape("lengths", self.lengths, torch.Size([size]), "RewardBatch")
         if self.components is None:
             if self.component_weights is not None:
-                raise ObjectiveError("RewardBatch.component_weights are given without components.")
+                raise ObjectiveError("RewardBatch.component_weights need components. Pass both.")
         else:
             if self.components.dim() != 2 or self.components.shape[0] != size:
                 raise _wrong_shape("components", self.components, f"({size}, K)", "RewardBatch")
@@ -403,7 +403,7 @@ class RewardBatch:
         present = [name for name in names if getattr(self, name) is not None]
         if self.mask is None:
             if present:
-                raise ObjectiveError(f"RewardBatch.{present[0]} is given without mask, which tells its live tokens.")
+                raise ObjectiveError(f"RewardBatch.{present[0]} needs RewardBatch.mask. Pass both.")
             return
         if self.mask.dim() != 2 or self.mask.shape[0] != size or self.mask.dtype != torch.bool:
             actual = f"{tuple(self.mask.shape)} {self.mask.dtype}"
@@ -420,7 +420,7 @@ class RewardBatch:
         return ~torch.isnan(self.rewards)
 
     def zero_spread(self) -> Tensor:
-        """(groups,) bool: groups whose scored completions all have one reward, so that nothing can be compared."""
+        """(groups,) bool: groups whose scored completions all have the same reward."""
         ids, index = torch.unique(self.group, return_inverse=True)
         edge = self.rewards.new_full((ids.shape[0],), torch.inf)
         low = edge.scatter_reduce(0, index, self.rewards.nan_to_num(nan=torch.inf), "amin")

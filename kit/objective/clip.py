@@ -2,12 +2,12 @@
 
 With r = exp(logp - old) the token ratio, s its geometric mean over a completion, and A the advantage:
 
-    each token by itself   ppo_clip, two_sided, dual_clip, cispo, sapo, reinforce
+    single tokens          ppo_clip, two_sided, dual_clip, cispo, sapo, reinforce
     whole completions      gspo, gmpo, vespo
 
-A clip may carry `function.clipped(batch) -> {"low": bool, "high": bool, ...}`, each (B, T), or (B, 1) when whole
-completions are clipped; the objective logs the fractions as `clip_fraction/low`, `/high`, ..., and `/region` for any of
-them. It may also carry `function.metrics(batch) -> {name: (B, T), (B, 1) or ()}`, logged as masked means.
+A clip may define `function.clipped(batch) -> {"low": bool, "high": bool, ...}`, each (B, T), or (B, 1) when whole
+completions are clipped. The objective logs the fractions as `clip_fraction/low`, `/high`, ..., and their union as
+`/region`. It may also define `function.metrics(batch) -> {name: (B, T), (B, 1) or ()}`, logged as masked means.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def ratio_at(batch: TokenBatch, level: Level) -> Tensor:
 
 
 def over_tokens(values: Tensor, batch: TokenBatch) -> Tensor:
-    """A value for each completion (B, 1) laid out over its tokens (B, T); one of shape (B, T) as it is."""
+    """Values (B, 1) or (B, T), expanded to (B, T)."""
     return values.expand(batch.logps.shape)
 
 
@@ -44,9 +44,9 @@ def pessimistic(bounded: Tensor, ratio: Tensor, advantages: Tensor, eps_low: flo
 
 
 def beyond(values: Tensor, advantages: Tensor, low: float, high: float) -> dict[str, Tensor]:
-    """Where a bound was active, 1, else 0: `values` below `low` with A < 0, or above `high` with A > 0.
+    """1 where a bound is active, else 0: `values` below `low` with A < 0, or above `high` with A > 0.
 
-    Finite numbers only, at padding too. In numbers rather than booleans: on a CPU that is twice as fast.
+    All inputs must be finite, also at padding. Numbers are twice as fast as booleans on a CPU.
     """
     return {"low": above(-values, -advantages, -low), "high": above(values, advantages, high)}
 
@@ -62,7 +62,7 @@ def _step(gap: Tensor) -> Tensor:
 
 
 def with_fractions(function: ClipFunction, level: Level, eps_low: float, eps_high: float) -> ClipFunction:
-    """Give a clip the report of where the ratio left [1-eps_low, 1+eps_high] in the direction of the advantage."""
+    """Add a `clipped` report: where the ratio is outside [1-eps_low, 1+eps_high] in the direction of the advantage."""
 
     def clipped(batch: TokenBatch) -> dict[str, Tensor]:
         return beyond(ratio_at(batch, level), batch.advantages, 1.0 - eps_low, 1.0 + eps_high)
@@ -82,7 +82,7 @@ def check_bounds(owner: str, eps_low: float, eps_high: float) -> None:
     check_range(owner, "eps_high", eps_high, 0.0)
 
 
-# --- each token by itself: PPO's family and soft gates -----------------------------------------------------------------
+# --- clips of single tokens: PPO, its variants and soft gates -----------------------------------------------------------
 
 
 @clips.register(
@@ -113,7 +113,7 @@ def ppo_clip(eps_low: float = 0.2, eps_high: float = 0.2) -> ClipFunction:
     source="INTELLECT-2, arXiv 2505.07291; TRL's delta",
 )
 def two_sided(eps_low: float = 0.2, eps_high: float = 0.2, delta: float = 4.0, level: Level = "token") -> ClipFunction:
-    """`ppo_clip` with r bounded by delta before the min, so that a bad completion cannot push without limit.
+    """`ppo_clip` with r bounded by delta before the min, which bounds the gradient of completions with A < 0.
 
     delta > 1 + eps_high. `level="sequence"` puts s in place of r, as TRL's `importance_sampling_level`.
     Source: INTELLECT-2, arXiv 2505.07291; TRL's `delta`.
@@ -181,10 +181,10 @@ def cispo(eps_high: float = 5.0, level: Level = "token") -> ClipFunction:
     source="SAPO, arXiv 2511.20347; TRL's loss_type sapo",
 )
 def sapo(tau_pos: float = 1.0, tau_neg: float = 1.05, level: Level = "token") -> ClipFunction:
-    """-sigmoid(τ·(r-1))·4/τ·A: a gate that fades the gradient out smoothly instead of cutting it off.
+    """-sigmoid(τ·(r-1))·4/τ·A: a soft gate, which reduces the gradient smoothly instead of setting it to 0.
 
-    τ is tau_pos where A > 0, else tau_neg; both > 0, without unit. On policy the slope in r is 1, whatever τ. A larger
-    τ closes the gate faster. `level="sequence"` puts s in place of r. Source: SAPO, arXiv 2511.20347, with its values;
+    τ is tau_pos where A > 0, else tau_neg; both > 0, without unit. On policy the slope in r is 1 for any τ. A larger τ
+    makes the gate narrower. `level="sequence"` puts s in place of r. Source: SAPO, arXiv 2511.20347, with its values;
     TRL's `sapo_temperature_pos` and `sapo_temperature_neg`.
     """
     check_range("sapo", "tau_pos", tau_pos, 0.0, open_low=True)
@@ -208,7 +208,7 @@ def sapo(tau_pos: float = 1.0, tau_neg: float = 1.05, level: Level = "token") ->
     source="Williams 1992, doi 10.1007/BF00992696",
 )
 def reinforce() -> ClipFunction:
-    """-A·logp: no ratio, hence only for on-policy batches. Source: Williams 1992, doi 10.1007/BF00992696."""
+    """-A·logp. It has no ratio, so batches must be on-policy. Source: Williams 1992, doi 10.1007/BF00992696."""
 
     def function(batch: TokenBatch) -> Tensor:
         return -batch.advantages * batch.logps
@@ -216,7 +216,7 @@ def reinforce() -> ClipFunction:
     return function
 
 
-# --- a completion as a whole: GSPO's family, GMPO, VESPO --------------------------------------------------------------
+# --- clips of whole completions: GSPO, LUSPO, GMPO, VESPO ---------------------------------------------------------------
 
 
 @clips.register(
@@ -227,10 +227,10 @@ def reinforce() -> ClipFunction:
     source="GSPO, arXiv 2507.18071; TRL's importance_sampling_level sequence",
 )
 def gspo(eps_low: float = 3e-4, eps_high: float = 4e-4) -> ClipFunction:
-    """`ppo_clip` on s, the geometric mean ratio of a completion, which is weighed and clipped as a whole.
+    """`ppo_clip` on s, the geometric mean ratio of a completion, so that a completion is clipped as a whole.
 
-    Under the reduction `sequence_sum` it is LUSPO's loss, arXiv 2602.05261: under `sequence_mean` the gradient of a token
-    shrinks with the length of its completion, which favours short ones.
+    With the reduction `sequence_sum` it is LUSPO's loss, arXiv 2602.05261. With `sequence_mean` the gradient of a token is
+    divided by the length of its completion, which favours short completions.
 
     0 <= eps_low < 1, eps_high >= 0. Source: GSPO, arXiv 2507.18071, with its bounds; TRL's
     `importance_sampling_level="sequence"`.
@@ -255,8 +255,8 @@ def gmpo(eps_low: float = 0.4, eps_high: float = 0.4) -> ClipFunction:
     """-A · geometric mean of the token ratios, each of them bounded first, at every token of the completion.
 
     eps_low, eps_high >= 0 are nats: where A > 0 a ratio counts at most exp(eps_high), where A < 0 at least
-    exp(-eps_low). With advantages (B, T) their mean over the live tokens stands for A. Source: GMPO, arXiv 2507.20673,
-    with its bounds.
+    exp(-eps_low). A is the mean over live tokens if advantages are (B, T). Source: GMPO, arXiv 2507.20673, with its
+    bounds.
     """
     check_range("gmpo", "eps_low", eps_low, 0.0)
     check_range("gmpo", "eps_high", eps_high, 0.0)
@@ -300,12 +300,12 @@ def vespo(
 ) -> ClipFunction:
     """-sg(φ(w))·A·logp with w the product of a completion's token ratios and φ(w) = w^k · exp(λ·(1-w)), so φ(1) = 1.
 
-    φ falls off on both sides: a larger k dampens w < 1, a larger λ dampens w > 1. k, λ >= 0, without unit; λ counts as
-    at least 1e-4. Token log ratios are bounded to ±20 nats, and log w to [log 1e-8, 20].
+    φ decreases on both sides of 1: a larger k reduces it for w < 1, a larger λ for w > 1. k, λ >= 0, without unit; the
+    minimum of λ is 1e-4. Token log ratios are bounded to ±20 nats, and log w to [log 1e-8, 20].
 
-    With `sampler_cap` >= 1 the ratios of the old policy to the generation engine, each truncated at the cap, join w (a
-    token whose engine log-probability is unknown counts as 1); this needs `sampler_logps`, and takes the place of a
-    `sampler_correction` among the weights. It is TRL's `vllm_importance_sampling_mode="token_truncate"`.
+    With `sampler_cap` >= 1, w also includes the ratios of the old policy to the generation engine, each truncated at the cap
+    (1 for a token of unknown engine log-probability). This needs `sampler_logps` and replaces a `sampler_correction` among
+    the weights. It is TRL's `vllm_importance_sampling_mode="token_truncate"`.
 
     The mean of φ is logged as `vespo/phi`. Source: VESPO, arXiv 2602.10693; TRL's `vespo_k_pos`, ... with its defaults.
     """

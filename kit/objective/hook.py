@@ -299,13 +299,13 @@ class Hook:
         return {"name": self.name, **{key: _plain(value) for key, value in self.values.items()}}
 
     def describe(self) -> str:
-        """Its call with the hyper-parameters, and its formula if it has one."""
+        """The hook as a call with its hyper-parameters, and its formula if it has one."""
         shown = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in self.values.items()}
         call = f"{self.name}({', '.join(f'{k}={v}' for k, v in shown.items())})"
         return f"{call}  {self.factory.formula.format(**shown)}".rstrip()
 
     def stateful(self) -> dict[str, Any]:
-        """Its parts with state (`state_dict` and `load_state_dict`), by a stable key."""
+        """Objects with state (`state_dict` and `load_state_dict`) of this hook, by a stable key."""
         parts = {"": underlying(self._function), **self.values}
         methods = ("state_dict", "load_state_dict")
         return {key: part for key, part in parts.items() if all(hasattr(part, method) for method in methods)}

@@ -1,4 +1,4 @@
-"""What is logged about a micro-batch: sums with their counts, which add up exactly over micro-batches and processes."""
+"""Metrics of a micro-batch: sums with their counts, which add up exactly over micro-batches and processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.objective.schedules import Controller, Schedule
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean as its two halves, detached scalars. Means add up exactly over micro-batches and processes."""
+    """A mean as total and count, two detached scalars. They add up exactly over micro-batches and processes."""
 
     total: Tensor
     count: Tensor
@@ -27,25 +27,25 @@ class Mean:
 
     @property
     def value(self) -> Tensor:
-        """total / count; 0 when nothing was counted."""
+        """total / count; 0 if the count is 0."""
         return self.total / self.count.clamp(min=1.0)
 
 
 class Sums:
-    """Means added up over micro-batches: few operations, however many names."""
+    """Sums of means over micro-batches, in few operations for any number of names."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, ...], Tensor] = {}
 
     def copy(self) -> Sums:
-        """The sums so far, which go on apart from these."""
+        """An independent copy of the sums."""
         other = Sums()
         other._sums = dict(self._sums)
         return other
 
     @torch.no_grad()
     def add(self, means: Mapping[str, Mean]) -> None:
-        """Takes in the means of one micro-batch, which lie on one device."""
+        """Add the means of one micro-batch. All are on one device."""
         if not means:
             return
         names = tuple(means)
@@ -53,7 +53,7 @@ class Sums:
         self._sums[names] = self._sums[names] + stacked if names in self._sums else stacked
 
     def take(self) -> dict[str, Tensor]:
-        """(2,) total and count of every name, float64; it then starts again from nothing."""
+        """The total and count of each name, (2,) float64. The sums then start again at 0."""
         halves: dict[str, Tensor] = {}
         for names, stacked in self._sums.items():
             for name, pair in zip(names, stacked.view(-1, 2), strict=True):
@@ -63,35 +63,34 @@ class Sums:
 
 
 SAMPLED_TOKENS = 1024
-"""Tokens of a micro-batch that quantiles are taken from, at most; evenly spaced over the batch."""
+"""Maximum number of tokens of a micro-batch for quantiles, evenly spaced over the batch."""
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 RATIO_QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-"""Of the ratio that the clip sees: more of them, as they are drawn under its curve."""
+"""Quantiles of the log ratio. The page draws them under the curve of the clip."""
 
 
 class Meter:
     """Collects the masked means of one micro-batch. Two terms of one name get `_2`, `_3`, ... in order.
 
-    What is measured of the policy (entropy, ratios, penalties, weights) is a mean over the completions that were scored.
-    The clip's loss, where it clips, and the advantages are known of the others too, and are means over all.
+    Means of the policy's values (entropy, ratios, penalties, weights) are over the completions that were scored. Means of the
+    clip's loss, of its clip fractions and of the advantages are over all completions.
     """
 
     def __init__(self, batch: TokenBatch) -> None:
         self.means: dict[str, Mean] = {}
         self.observed: dict[str, Mean] = {}  # for controllers, by part
-        self.samples: dict[str, Tensor] = {}  # values of single tokens, for quantiles
+        self.samples: dict[str, Tensor] = {}  # values of individual tokens, for quantiles
         self._batch = batch
-        self._seen = batch.live if batch.scored is None else batch.live * as_numbers(batch.scored, batch.live.dtype)
-        self._tokens = self._seen.sum()
+        self._scored = batch.live if batch.scored is None else batch.live * as_numbers(batch.scored, batch.live.dtype)
+        self._tokens = self._scored.sum()
 
     def log(self, name: str, values: Tensor, *, filled: bool = False, of_all: bool = False) -> str:
-        """Log the mean of (B, T) over live tokens, of (B, 1) over completions that have some, or of one value ().
+        """Log the mean of (B, T) over live tokens, of (B, 1) over completions with live tokens, or a scalar ().
 
-        `filled` says that the values are 0 at padding already, `of_all` that completions without scores count as well.
-        Returns the key.
+        `filled`: the values are already 0 at padding. `of_all`: completions that were not scored count too. Returns the key.
         """
         everything = of_all or self._batch.scored is None
-        values, live = values.detach(), self._batch.live if everything else self._seen
+        values, live = values.detach(), self._batch.live if everything else self._scored
         if values.dtype == torch.bool:
             values = as_numbers(values, live.dtype)
         elif values.dtype != live.dtype:
@@ -100,12 +99,12 @@ class Meter:
             total, count = values, torch.ones_like(values)
         elif values.shape == live.shape:
             masked = values if filled and everything else values * live
-            total, count = masked.sum(), self._tokens if live is self._seen else live.sum()
+            total, count = masked.sum(), self._tokens if live is self._scored else live.sum()
         else:
             scored = self._batch.scored
             rows = self._rows if of_all or scored is None else self._rows * as_numbers(scored, live.dtype)
             total, count = (values * rows).sum(), rows.sum()
-        key = self._free(name)
+        key = self._unique(name)
         self.means[key] = Mean(total, count)
         return key
 
@@ -115,14 +114,14 @@ class Meter:
         return self._batch.live.amax(-1, keepdim=True) if self._batch.live.numel() else self._batch.live[:, :1]
 
     def log_term(self, part: str, hook: Hook, values: Tensor, coef: float) -> None:
-        """Log a regularizer (0 at padding), unscaled, as `objective/<name>`, and under its function's `label` if it has one.
+        """Log a regularizer (0 at padding), unscaled, as `objective/<name>` and as its function's `label`, if it has one.
 
-        A coefficient that changes is logged as `coef/<name>`; what its controller observes is kept under `part`.
+        A coefficient that changes is logged as `coef/<name>`; the mean that its controller observes is stored as `part`.
         """
         name = self.log(f"objective/{hook.short_name}", values, filled=True)
         label = attribute(hook.at(self._batch.step), "label")
         if label is not None:
-            self.means[self._free(str(label))] = self.means[name]
+            self.means[self._unique(str(label))] = self.means[name]
         setting = hook.values["coef"]
         if isinstance(setting, Schedule):
             self.log(f"coef/{hook.short_name}", values.new_tensor(coef))
@@ -131,26 +130,26 @@ class Meter:
 
     @torch.no_grad()
     def log_reports(self, hook: Hook) -> None:
-        """Log what the hook's function reports of itself: `clipped` as fractions, `metrics` under their names."""
+        """Log the reports of the hook's function: `clipped` as fractions, `metrics` under their names."""
         if clipped := report_of(hook, "clipped", self._batch):
-            where = {name: self._own(hook, inside) for name, inside in clipped.items()}
+            where = {name: self._prepared(hook, inside) for name, inside in clipped.items()}
             keys = [self.log(f"clip_fraction/{name}", inside, of_all=True) for name, inside in where.items()]
             if hook.factory.custom:
                 self.log("clip_fraction/region", functools.reduce(torch.maximum, where.values()), of_all=True)
-            else:  # never both: the advantage has one sign
+            else:  # a token is in one region at most, since its advantage has one sign
                 fractions = [self.means[key] for key in keys]
                 total = functools.reduce(torch.add, (mean.total for mean in fractions))
                 self.means["clip_fraction/region"] = Mean(total, fractions[0].count)
         for name, values in report_of(hook, "metrics", self._batch).items():
-            self.log(name, self._own(hook, values))
+            self.log(name, self._prepared(hook, values))
 
     def log_batch(self) -> None:
-        """Log what holds for every objective: ratio, advantage, and the entropy if there is one.
+        """Log the metrics of every objective: ratio, advantage, and the entropy if the batch has it.
 
-        Means of ratios only where a hook asked for them: for the others the exponentials would be the dearest part.
+        Means of ratios are logged only if a hook computed the ratios: otherwise the exponentials would cost the most.
         """
         batch = self._batch
-        # The user's own hooks read theirs off the shielded batch.
+        # A user's own hooks read the fields of the shielded batch.
         read = vars(batch).keys() | vars(vars(batch).get("shielded", batch)).keys()
         if "ratio" in read and batch.scored is not None:
             self.log("ratio/mean", batch.ratio.detach())
@@ -168,8 +167,8 @@ class Meter:
         scored = batch.mask if batch.scored is None else batch.mask & batch.scored
         self.samples["log_ratio"] = torch.where(scored.reshape(-1)[::every], drawn, torch.nan)
 
-    def _own(self, hook: Hook, values: Tensor) -> Tensor:
-        """A report in the numbers of the batch. What a user's own hook reports at padding may be anything."""
+    def _prepared(self, hook: Hook, values: Tensor) -> Tensor:
+        """A report in the dtype of the batch. The values of a user's own hook are set to 0 at padding."""
         if hook.factory.custom and values.shape == self._batch.mask.shape:
             values = torch.where(self._batch.mask, values, torch.zeros_like(values))
         return as_numbers(values, self._batch.live.dtype) if values.dtype == torch.bool else values
@@ -177,12 +176,12 @@ class Meter:
     def _entropy(self, hook: Hook) -> Mean:
         if self._batch.entropy is None:
             raise ObjectiveError(
-                f"{hook.title} has a coef that follows the entropy, which the batch lacks: "
-                f"{remedy('entropy')}, or steer entropy_bonus, which asks for it."
+                f"The coef of {hook.title} follows the entropy, but {remedy('entropy')}, or use this controller for "
+                "entropy_bonus, which needs the entropy."
             )
-        return Mean((self._batch.entropy.detach() * self._seen).sum(), self._tokens)
+        return Mean((self._batch.entropy.detach() * self._scored).sum(), self._tokens)
 
-    def _free(self, name: str) -> str:
+    def _unique(self, name: str) -> str:
         number, candidate = 1, name
         while candidate in self.means:
             number += 1

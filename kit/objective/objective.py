@@ -2,7 +2,7 @@
 
 loss = reduction( Π weights · clip  +  Σ coef_i · regularizer_i )
 
-A regularizer that returns a scalar (a penalty on the weights, say) is added after the reduction, once a step.
+A regularizer that returns a scalar, e.g. a penalty on the weights, is added after the reduction, once a step.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ __all__ = ["LossOutput", "Mean", "Objective"]
 
 
 class LossOutput(NamedTuple):
-    """The loss of one micro-batch, and what to log about it."""
+    """The loss of one micro-batch and its metrics."""
 
     loss: Tensor  # scalar, carries gradient
-    metrics: dict[str, Mean]  # add up over micro-batches and processes, then divide
+    metrics: dict[str, Mean]  # sums and counts; add them over micro-batches and processes, then divide
     samples: dict[str, Tensor]  # detached (n,) values of up to 1024 tokens each, NaN at padding, for quantiles
     observed: dict[str, Mean]  # for `Objective.observe`; empty without controllers
 
 
 class Objective:
-    """A loss of hooks: advantage, clip, weights, regularizers and reduction.
+    """A loss composed of hooks: an advantage, a clip, weights, regularizers and a reduction.
 
     Each is a name, a dict `{"name": ..., **hyper-parameters}`, an import path, a `Hook` (`clips.ppo_clip(eps_high=0.28)`) or a
     Python callable (see `kit.objective.registry`).
 
-    A relative `file.py:function` is looked for below `base`. Raises `ConfigError` on an unknown name or hyper-parameter
+    A relative `file.py:function` is resolved against `base`. Raises `ConfigError` on an unknown name or hyper-parameter
     and on a value out of range.
     """
 
@@ -75,11 +75,11 @@ class Objective:
 
     @classmethod
     def from_spec(cls, spec: str | Mapping[str, Any], *, base: Path | None = None) -> Objective:
-        """From the name of a recipe, or a dict that changes one: see `kit.objective.recipes`. Raises `ConfigError`."""
+        """Build one from the name of a recipe or a dict that changes one (`kit.objective.recipes`). Raises `ConfigError`."""
         return cls(**resolve(spec), base=base)
 
     def to_spec(self) -> dict[str, Any]:
-        """A plain dict, every default spelled out, that `from_spec` reads back. Raises `ConfigError` for lambdas."""
+        """A plain dict with all defaults, which `from_spec` reads. Raises `ConfigError` for a lambda or closure."""
         return {
             "advantage": self.advantage.to_spec(),
             "clip": self.clip.to_spec(),
@@ -98,12 +98,12 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Names of the fields that the batches must carry, of `kit.objective.batch.TOKEN_FIELDS` and `REWARD_FIELDS`."""
+        """Names of the required fields of the batches, from `kit.objective.batch.TOKEN_FIELDS` and `REWARD_FIELDS`."""
         return frozenset().union(*(hook.needs for _, hook in self.hooks))
 
     @property
     def needs_entropy_gradient(self) -> bool:
-        """True if a term of the loss itself uses the entropy; weights are detached and do not count."""
+        """Whether a term of the loss uses the entropy. Weights do not count: they are detached."""
         return any("entropy" in hook.needs for hook in (self.clip, *self.regularizers))
 
     def compute_advantages(self, batch: RewardBatch) -> Tensor:
@@ -117,41 +117,43 @@ class Objective:
 
     @property
     def value_settings(self) -> ValueSettings | None:
-        """How the value head is trained, or None where the advantage needs none.
+        """The settings of the value head, or None if the advantage needs none.
 
-        The advantage's function may carry them as `function.value`. Raises `ConfigError` if one follows a schedule.
+        The advantage's function may define them as `function.value`. Raises `ConfigError` if one follows a schedule.
         """
         hook = self.advantage
         if "values" not in hook.needs:
             return None
         for name in ("value_learning_rate", "value_clip"):
             if isinstance(hook.values.get(name), Schedule):
-                raise ConfigError(f"{hook.title}: {name} is the same at every step, got {hook.values[name]}.")
+                raise ConfigError(
+                    f"{hook.title}: {name} cannot follow a schedule, got {hook.values[name]}. Set a number."
+                )
         settings = attribute(hook.at(0), "value")
         return settings if isinstance(settings, ValueSettings) else ValueSettings()
 
     @property
     def divergence(self) -> Divergence | None:
-        """The divergence that `TokenBatch.teacher_kl` holds, or None where no hook needs it.
+        """The divergence in `TokenBatch.teacher_kl`, or None if no hook needs it.
 
-        `function.divergence` of the hook says it; the default is KL(policy || teacher) over the whole vocabulary. Raises
-        `ConfigError` where two hooks want different ones.
+        A hook sets it by `function.divergence`; the default is KL(policy || teacher) over the whole vocabulary. Raises
+        `ConfigError` if two hooks need different ones.
         """
         hooks = [hook for hook in (self.clip, *self.weights, *self.regularizers) if "teacher_kl" in hook.needs]
         by_divergence = {attribute(hook.at(0), "divergence", Divergence()): hook for hook in hooks}
         if len(by_divergence) > 1:
             raise ConfigError(
-                f"{' and '.join(hook.title for hook in by_divergence.values())} want different divergences from the teacher "
-                f"({', '.join(map(str, by_divergence))}); one is computed. Leave one of them out."
+                f"{' and '.join(hook.title for hook in by_divergence.values())} need different divergences from the teacher "
+                f"({', '.join(map(str, by_divergence))}); only one is computed. Remove one of the hooks."
             )
         return next(iter(by_divergence), None)
 
     def value_targets(self, batch: RewardBatch) -> Tensor:
-        """(N, T), detached: what the value head learns; 0 at tokens that do not train.
+        """The targets of the value head (N, T), detached; 0 at tokens that do not train.
 
-        `function.returns(batch)` of the advantage, or else the undiscounted sums of the rewards from each token on. A
-        completion without a score teaches nothing: its targets are the values at the rollout. Raises `ObjectiveError`
-        where the batch lacks what this takes, and on a result of another shape or that is not finite.
+        They are `function.returns(batch)` of the advantage, if it is defined, or the undiscounted sums of the rewards from
+        each token on. The targets of a completion without a score are its values at the rollout, so that it has no effect.
+        Raises `ObjectiveError` if the batch lacks a field, and if the result has another shape or is not finite.
         """
         hook = self.advantage
         require_needs(hook, batch)
@@ -175,7 +177,7 @@ class Objective:
             return checked(hook, targets, vars(batch), [tuple(mask.shape)], mask=mask)
 
     def loss(self, batch: TokenBatch, scale: LossScale | None = None) -> LossOutput:
-        """The scalar loss of a micro-batch, and its metrics. Raises `ObjectiveError` on an unmet need or contract."""
+        """The scalar loss of a micro-batch and its metrics. Raises `ObjectiveError` for a missing field or an invalid hook."""
         scale = scale or LossScale()
         for hook in (self.clip, *self.weights, *self.regularizers):
             require_needs(hook, batch)
@@ -216,11 +218,11 @@ class Objective:
                 hooks[part].values["coef"].observe(float(mean.value), completions)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of whatever keeps some between steps, by part and hyper-parameter; empty for pure objectives."""
+        """The state of controllers and hooks with state, by part and hyper-parameter; empty if there are none."""
         return {key: part.state_dict() for key, part in self._stateful().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict()`. Raises `ObjectiveError` if the state belongs to an objective with other parts."""
+        """Restore `state_dict()`. Raises `ObjectiveError` if it is the state of an objective with other parts."""
         parts = self._stateful()
         if set(parts) != set(state):
             raise ObjectiveError(
@@ -232,7 +234,7 @@ class Objective:
 
     @property
     def hooks(self) -> list[tuple[str, Hook]]:
-        """Every hook with its place: `advantage`, `clip`, `weights.0`, ..., `regularizers.0`, ..., `reduction`."""
+        """All hooks with their keys: `advantage`, `clip`, `weights.0`, ..., `regularizers.0`, ..., `reduction`."""
         listed = [(f"weights.{i}", hook) for i, hook in enumerate(self.weights)]
         listed += [(f"regularizers.{i}", hook) for i, hook in enumerate(self.regularizers)]
         return [("advantage", self.advantage), ("clip", self.clip), *listed, ("reduction", self.reduction)]
@@ -243,7 +245,7 @@ class Objective:
 
 
 def call_on_losses(hook: Hook, per_token: Tensor, mask: Tensor, scale: LossScale, step: int = 0) -> Tensor:
-    """A reduction's scalar for a per-token loss (B, T); of the user's own, checked. Raises `ObjectiveError`."""
+    """Reduce a per-token loss (B, T) to a scalar. The result of a user's own reduction is checked: `ObjectiveError`."""
     function = hook.at(step)
     if not hook.factory.custom:
         return function(per_token, mask, scale)
@@ -252,25 +254,25 @@ def call_on_losses(hook: Hook, per_token: Tensor, mask: Tensor, scale: LossScale
 
 
 def _live_part(hook: Hook, batch: TokenBatch) -> Tensor:
-    """A term with 0 at padding (B, T), or a scalar. A user's own hook was selected by the mask when it was checked."""
+    """A term (B, T) with 0 at padding, or a scalar. The check of a user's own hook has already applied the mask."""
     out = call_on_tokens(hook, batch)
     return out if hook.factory.custom or hook.factory.filled or out.dim() == 0 else out * batch.live
 
 
 # --- what work may be left out for the same gradient ------------------------------------------------------------------
 
-# Two properties of hooks decide. Both are declared where a hook is registered (the user's own say it as attributes of their
-# function), and tests over the registries hold every declaration:
+# Two properties of hooks decide. They are declared at registration, or by a user as attributes of the function. Tests over
+# the registries verify each declaration:
 #
-#     row_separable            the gradient of a completion depends on no other completion's log-probabilities, entropies or
-#                              full KL: on its own, and on what is known without scoring (masks, advantages, old
-#                              log-probabilities). Then a micro-batch can be scored a part at a time, in one pass.
-#     zero_at_zero_advantage   a completion whose advantages are all 0 has loss 0 and gradient 0. Where every term that the
-#                              loss has is so, and all are separable, nobody would notice if it were not scored.
+#     row_separable            the gradient of a completion depends on its own log-probabilities, entropies and full KL, and
+#                              on values that are known before scoring (masks, advantages, old log-probabilities), but not
+#                              on other completions. A micro-batch can then be scored in parts, in one pass each.
+#     zero_at_zero_advantage   a completion whose advantages are all 0 has loss 0 and gradient 0. If this holds for every
+#                              term, and all terms are separable, such completions need no scoring.
 
 
-def to_parts(objective: Objective) -> str | None:
-    """Why the gradient of one completion may depend on the scores of others, in a sentence; None where it does not."""
+def parts_obstacle(objective: Objective) -> str | None:
+    """Why the gradient of a completion may depend on the scores of others, as a message; None if it does not."""
     for hook in (objective.clip, *objective.weights, *_acting(objective), objective.reduction):
         if not hook.row_separable:
             if hook.factory.custom:
@@ -279,9 +281,9 @@ def to_parts(objective: Objective) -> str | None:
     return None
 
 
-def to_skipping(objective: Objective) -> str | None:
-    """Why completions without an advantage must be scored, in a sentence; None where leaving them out is exact."""
-    if (across := to_parts(objective)) is not None:
+def skipping_obstacle(objective: Objective) -> str | None:
+    """Why completions without an advantage must be scored, as a message; None if skipping them is exact."""
+    if (across := parts_obstacle(objective)) is not None:
         return across
     for hook in (objective.clip, *_acting(objective)):
         if not hook.zero_at_zero_advantage:
@@ -291,17 +293,17 @@ def to_skipping(objective: Objective) -> str | None:
             return f"{hook.title} has a gradient for completions without an advantage"
     for hook in objective.regularizers:
         if isinstance(hook.values["coef"], Controller):
-            return f"the coef of {hook.title} follows what is measured over all completions"
+            return f"the coef of {hook.title} follows a mean over all completions"
     return None
 
 
 WHOLE_WINDOW = {"sequence_mean", "global_token_mean", "fixed_length", "sequence_sum"}
-"""Reductions whose sum over the equal micro-batches of a step is the same in any division."""
+"""Reductions whose sum over micro-batches of equal size does not depend on how completions are assigned to them."""
 
 
-def to_regrouping(objective: Objective) -> str | None:
-    """Why it matters which completions of a step share a micro-batch, in a sentence; None where their sum does not tell."""
-    if (across := to_parts(objective)) is not None:
+def regrouping_obstacle(objective: Objective) -> str | None:
+    """Why the gradient depends on which completions share a micro-batch, as a message; None if it does not."""
+    if (across := parts_obstacle(objective)) is not None:
         return across
     if objective.reduction.factory.name not in WHOLE_WINDOW:
         return f"{objective.reduction.title} divides by the tokens of a micro-batch"
@@ -309,5 +311,5 @@ def to_regrouping(objective: Objective) -> str | None:
 
 
 def _acting(objective: Objective) -> list[Hook]:
-    """Regularizers that are not only logged."""
+    """Regularizers with an effect on the loss."""
     return [hook for hook in objective.regularizers if hook.values["coef"] != 0]

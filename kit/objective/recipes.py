@@ -1,4 +1,4 @@
-"""Named objectives as plain data. No torch here: forms and the command line read this too.
+"""Named objectives as plain data. The module does not import torch, because forms and the command line use it too.
 
     name          advantage      clip                   reduction          source
     grpo          group_zscore   ppo_clip(0.2, 0.2)     sequence_mean      DeepSeekMath, arXiv 2402.03300
@@ -13,27 +13,26 @@
     gmpo          group_zscore   gmpo(0.4, 0.4)         sequence_mean      GMPO, arXiv 2507.20673
     rloo          leave_one_out  reinforce              sequence_sum       RLOO, arXiv 2402.14740
     opo           opo            ppo_clip(0.2, 0.2)     global_token_mean  OPO, arXiv 2505.23585
-    gdpo          gdpo           ppo_clip(0.2, 0.2)     sequence_mean      GDPO, arXiv 2601.05242, as TRL has it
+    gdpo          gdpo           ppo_clip(0.2, 0.2)     sequence_mean      GDPO, arXiv 2601.05242, as in TRL
     reinforce_pp  reinforce_pp   ppo_clip(0.2, 0.2)     global_token_mean  REINFORCE++, arXiv 2501.03262
     ppo           gae            ppo_clip(0.2, 0.2)     global_token_mean  PPO, arXiv 1707.06347
     opd           none           ppo_clip(0.2, 0.2)     global_token_mean  on-policy distillation, arXiv 2306.13649
     sdpo          none           ppo_clip(0.2, 0.2)     global_token_mean  SDPO, arXiv 2601.20802
     grpo_sdpo     sdpo(0.5)      ppo_clip(0.2, 0.2)     global_token_mean  its mix with GRPO, arXiv 2601.20802
 
-RLOO treats a whole completion as one action: its loss is -A · (sum of the token logps), averaged over completions,
-which is `reinforce` under `sequence_sum`. There is no ratio, so it is meant for one optimiser step per rollout, as in
-the paper, where clipping was found to be hardly ever active. `opo` is on-policy too; there every token
-counts alike, so that over a whole batch the direction is that of the sum of the token logps. `ppo` trains a value head.
-No recipe has a KL term to a reference; add one to `regularizers`.
+RLOO treats a completion as one action: its loss is -A · (sum of the token logps), averaged over completions, i.e.
+`reinforce` with `sequence_sum`. It has no ratio, so use one optimiser step per rollout, as in the paper, where clipping
+was hardly ever active. `opo` is on-policy too. It weighs all tokens equally, so that over a batch the direction is that of
+the sum of the token logps. `ppo` trains a value head. No recipe has a KL term to a reference; add one to `regularizers`.
 
-`opd`, `sdpo` and `grpo_sdpo` learn from a teacher (section `teacher`). In the first two the divergence from it is the whole
-loss: the reverse KL of `distill`, and Jensen-Shannon's. `grpo_sdpo` has the teacher in the advantage.
+`opd`, `sdpo` and `grpo_sdpo` learn from a teacher (section `teacher`). The loss of the first two is the divergence from the
+teacher: the reverse KL of `distill`, and the Jensen-Shannon divergence. `grpo_sdpo` uses the teacher in the advantage.
 
 A spec is the name of a recipe, or a dict that changes one (`resolve`):
 
-    recipe: dapo                    # the default if left out
-    clip: {eps_high: 0.3}           # without `name`: changes the recipe's own clip
-    advantage: {name: group_mean}   # with `name`, or as a bare name: replaces the recipe's, from its own defaults
+    recipe: dapo                    # optional; this is the default
+    clip: {eps_high: 0.3}           # without `name`: changes hyper-parameters of the recipe's clip
+    advantage: {name: group_mean}   # with `name`, or only a name: replaces the recipe's advantage
     regularizers:                   # a list replaces the recipe's list
       - {name: kl, coef: 0.01}
 """
@@ -57,7 +56,7 @@ def _distill(divergence: str) -> dict[str, Any]:
     return {"name": "distill", "coef": 1.0, "divergence": divergence}
 
 
-# Advantage, clip and reduction, and regularizers where a recipe has some.
+# Advantage, clip and reduction, and the regularizers if a recipe has any.
 _RECIPES: dict[str, tuple[Any, ...]] = {
     "grpo": ("group_zscore", _PPO, "sequence_mean"),
     "bnpo": ("group_zscore", _PPO, "token_mean"),
@@ -86,7 +85,7 @@ def recipe_names() -> tuple[str, ...]:
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """A copy of a recipe: every part, lists included. Raises `ConfigError` with the nearest name if there is none."""
+    """A deep copy of a recipe. Raises `ConfigError` with the nearest name if the name is unknown."""
     if name not in _RECIPES:
         raise ConfigError(f"No recipe is called '{name}'.{did_you_mean(name, _RECIPES)} Known: {', '.join(_RECIPES)}.")
     advantage, clip, reduction, *more = copy.deepcopy(_RECIPES[name])

@@ -1,7 +1,7 @@
 """Reductions: (per-token loss (B, T), mask (B, T) bool, scale) -> scalar.
 
-Gradients of the micro-batches of one accumulation window add up; each reduction says what they add up to. The per-token
-loss is 0 at padding. A micro-batch without live tokens gives a differentiable 0.
+The gradients of the micro-batches of an accumulation window are added; each docstring defines the sum. The per-token loss is
+0 at padding. A micro-batch without live tokens gives a differentiable 0.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ reductions = HookRegistry("reduction", ("per_token", "mask", "scale"))
 
 
 _NO_TOKENS = 1e-6
-"""Stands for a window of no tokens: its loss is 0, divided by anything."""
+"""The denominator of a window without tokens, whose loss is 0."""
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """What a reduction must know beyond its micro-batch; the trainer fills it in."""
+    """The inputs of a reduction beyond its micro-batch. The trainer sets them."""
 
     accumulation: float = 1.0  # micro-batches whose gradients add up to one optimiser step; 1 in evaluation
     window_tokens: Tensor | float | None = None  # live tokens of the whole accumulation window, per process
@@ -66,7 +66,7 @@ def sequence_mean() -> ReductionFunction:
 def token_mean() -> ReductionFunction:
     """Mean over the live tokens of the micro-batch, divided by the accumulation; TRL's `bnpo`.
 
-    Tokens of a micro-batch with few of them weigh more; `global_token_mean` has no such dependence.
+    A token in a micro-batch with few tokens weighs more; `global_token_mean` does not have this dependence.
     """
 
     def function(per_token: Tensor, mask: Tensor, scale: LossScale) -> Tensor:
@@ -84,7 +84,7 @@ def token_mean() -> ReductionFunction:
 def global_token_mean() -> ReductionFunction:
     """Sum over live tokens, divided by the live tokens of the whole accumulation window; TRL's `dapo`.
 
-    However the window is split, the micro-batches add up to the same. Raises `ObjectiveError` without
+    The sum does not depend on how the window is split into micro-batches. Raises `ObjectiveError` without
     `scale.window_tokens`. Source: DAPO, arXiv 2503.14476.
     """
 
@@ -110,7 +110,7 @@ def global_token_mean() -> ReductionFunction:
 def fixed_length(length: int | None = None) -> ReductionFunction:
     """Sum over live tokens, divided by completions · `length` tokens and by the accumulation; TRL's `dr_grpo`.
 
-    `length` None stands for the run's maximal completion length. Raises `ObjectiveError` if neither is known.
+    `length` None: the run's maximal completion length. Raises `ObjectiveError` if neither is known.
     Source: Dr. GRPO, arXiv 2503.20783.
     """
     if length is not None:

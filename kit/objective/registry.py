@@ -1,9 +1,9 @@
-"""One registry for each kind of hook, and the way from what a user writes to a `Hook`.
+"""One registry for each kind of hook. It builds a `Hook` from a name, an import path, a dict or a callable.
 
-Your own hook goes wherever a name goes: as `file.py:function`, as `package.module:function`, or as a Python callable.
-It takes one of two forms, told apart by the parameters without a default:
+Your own hook can stand in place of a name: as `file.py:function`, as `package.module:function`, or as a Python callable.
+It has one of two forms, which are distinguished by the parameters without a default:
 
-1. the pure function itself: the batch comes first, further parameters have defaults and are its hyper-parameters
+1. the pure function itself: the first parameter is the batch; the others have defaults and are its hyper-parameters
 
        def my_clip(batch, power=2.0):
            return -batch.advantages * batch.ratio**power
@@ -15,10 +15,10 @@ It takes one of two forms, told apart by the parameters without a default:
                return -batch.advantages * batch.ratio**power
            return function
 
-A reduction's pure function takes `(per_token, mask, scale)` instead of the batch. What a hook needs beyond the current
-and old log-probabilities is declared as an attribute of the function, `my_clip.needs = {"ref_logps"}`. So is what saves
-work, `my_clip.row_separable = True` and `my_clip.zero_at_zero_advantage = True` (see `kit.objective.objective`): without
-it nothing is assumed.
+A reduction's pure function takes `(per_token, mask, scale)` instead of the batch. If a hook needs more than the current
+and old log-probabilities, an attribute of the function lists the fields, `my_clip.needs = {"ref_logps"}`. Two further
+attributes save work, `my_clip.row_separable = True` and `my_clip.zero_at_zero_advantage = True` (see
+`kit.objective.objective`); both are False by default.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class HookRegistry(Registry[HookFactory]):
     def register(
         self, name: str, *, needs: Collection[str] = (), coef: float = 1.0, **properties: Any
     ) -> Callable[[Callable[..., HookFunction]], HookFactory]:
-        """Decorator that files a factory under `name`.
+        """Return a decorator that registers a factory as `name`.
 
-        `needs` is what the batch must carry, and `coef` the default coefficient of a regularizer. `properties` are fields of
-        `HookFactory`: `formula`, `source`, `filled`, `on_policy`, `row_separable`, `zero_at_zero_advantage`. Needs and the last
-        two may also be attributes of the returned function, where they depend on a hyper-parameter.
+        `needs` lists required fields of the batch, and `coef` is the default coefficient of a regularizer. `properties` are
+        fields of `HookFactory`: `formula`, `source`, `filled`, `on_policy`, `row_separable`, `zero_at_zero_advantage`. If
+        `needs` or the last two depend on a hyper-parameter, they may be attributes of the returned function instead.
         Raises `ConfigError` if the name is taken or a need is unknown.
         """
 
@@ -86,13 +86,13 @@ class HookRegistry(Registry[HookFactory]):
         raise AttributeError(f"No {self.__dict__.get('kind')} is called '{name}'.{did_you_mean(name, items)}")
 
     def build(self, entry: Entry, base: Path | None = None) -> Hook:
-        """The hook meant by a name, an import path, a dict `{"name": ..., **hyper-parameters}` or a callable.
+        """Build a hook from a name, an import path, a dict `{"name": ..., **hyper-parameters}` or a callable.
 
-        A relative file is looked for below `base`. Raises `ConfigError` with what was seen and the nearest valid name.
+        A relative file is resolved against `base`. Raises `ConfigError` with the nearest valid name.
         """
         if isinstance(entry, Hook):
             if entry.kind != self.kind:
-                raise ConfigError(f"{entry.title} stands where a {self.kind} is expected.")
+                raise ConfigError(f"{entry.title} is no {self.kind}. Pass a {self.kind} here.")
             return entry
         values: dict[str, Any] = {}
         target: Any = entry
@@ -110,7 +110,7 @@ class HookRegistry(Registry[HookFactory]):
             name = path or str(getattr(target, "__name__", type(target).__name__))
             target = self._custom(target, name, importable=path is not None)
         elif target.kind != self.kind:
-            raise ConfigError(f"{target.title} stands where a {self.kind} is expected.")
+            raise ConfigError(f"{target.title} is no {self.kind}. Pass a {self.kind} here.")
         hook: Hook = target(**values)
         return hook
 
@@ -119,7 +119,9 @@ class HookRegistry(Registry[HookFactory]):
         if not callable(target):
             raise ConfigError(f"{title} is {type(target).__name__}, not a function.")
         if isinstance(target, Hook):
-            raise ConfigError(f"{title} is a hook that has its hyper-parameters already; name {target.name} instead.")
+            raise ConfigError(
+                f"{title} is a hook whose hyper-parameters are set already. Pass the name {target.name} instead."
+            )
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         positionals = [p for p in signature(target).parameters.values() if p.kind in positional]
         required = [p.name for p in positionals if p.default is p.empty]
@@ -141,7 +143,7 @@ class HookRegistry(Registry[HookFactory]):
         reserved = {"name", "coef"} if self.scaled else {"name"}
         if reserved & set(parameters):
             word = min(reserved & set(parameters))
-            raise ConfigError(f"{title}: '{word}' is taken by the kit; rename the parameter.")
+            raise ConfigError(f"{title}: the kit uses the name '{word}' itself. Rename the parameter.")
         return parameters | ({"coef": HyperParameter("coef", float, coef, False)} if self.scaled else {})
 
 

@@ -1,7 +1,7 @@
 """Regularizers: `TokenBatch` -> per-token penalty (B, T), added to the loss with a coefficient `coef` >= 0.
 
-`coef` is a number or a schedule. A term with `coef` 0 is still computed and logged: leave it out to save its cost. A
-scalar penalty is added after the reduction, divided by the accumulation. A regularizer may carry
+`coef` is a number or a schedule. A term with `coef` 0 is computed and logged; remove it to save its cost. A scalar penalty
+is divided by the accumulation and added after the reduction. A regularizer may define
 `function.metrics(batch) -> {name: (B, T), (B, 1) or ()}`, logged as masked means.
 """
 
@@ -44,15 +44,15 @@ def kl(
 ) -> RegularizerFunction:
     """KL(policy || reference) in nats: exact over the vocabulary, or estimated from the sampled token's d = logp - ref.
 
-    - `k1`: d. Unbiased as a number, but as a loss its gradient is zero on average: log it, do not train on it.
+    - `k1`: d. An unbiased estimate, but its gradient is zero on average. Use it for logging, not for training.
     - `k2`: d²/2. On-policy, its gradient is that of the KL.
-    - `k3`: exp(-d) + d - 1, never negative; TRL's and DeepSeekMath's.
+    - `k3`: exp(-d) + d - 1, never negative; used by TRL and DeepSeekMath.
     - `abs`: |d|.
-    - `full`: the divergence of the two distributions of the next token, `TokenBatch.full_kl`; no variance from
-      sampling, at the cost of both models' logits.
+    - `full`: the divergence of the two distributions of the next token, `TokenBatch.full_kl`. It has no variance from
+      sampling but needs the logits of both models.
 
-    `bias_corrected` multiplies by the ratio of current to old policy, of the token or (`level="sequence"`) of the
-    completion; TRL's `use_bias_correction_kl`. Logged also as `kl/<estimator>`.
+    `bias_corrected` multiplies by the ratio of current to old policy of the token or (`level="sequence"`) of the
+    completion, as TRL's `use_bias_correction_kl`. The term is also logged as `kl/<estimator>`.
     Sources: Schulman, "Approximating KL divergence" (2020); arXiv 2402.03300; the correction: arXiv 2512.02556.
     """
 
@@ -84,10 +84,10 @@ def kl(
     source="A3C, arXiv 1602.01783; TRL's entropy_coef",
 )
 def entropy_bonus(average: Literal["objective", "tokens"] = "objective") -> RegularizerFunction:
-    """-entropy of the policy at each token, in nats: minimising it keeps the policy from collapsing.
+    """-entropy of the policy at each token, in nats. The term keeps the policy from becoming deterministic.
 
-    `average="objective"`: averaged like the other terms, by the objective's reduction. `"tokens"`: a scalar, the mean
-    over the live tokens of the micro-batch whatever the reduction, as TRL's `entropy_coef`. Source: A3C, arXiv
+    `average="objective"` averages by the objective's reduction, as for other terms. `"tokens"` gives a scalar, the mean over
+    the live tokens of the micro-batch for any reduction, as TRL's `entropy_coef`. Source: A3C, arXiv
     1602.01783.
     """
 
@@ -111,21 +111,22 @@ def distill(
     tokens: Literal["full", "top_k", "sampled"] = "full",
     k: int = 100,
 ) -> RegularizerFunction:
-    """The divergence of the policy's next-token distribution from the teacher's, at the tokens that the policy wrote, in nats.
+    """The divergence of the policy's next-token distribution from the teacher's, at the sampled tokens, in nats.
 
-    - `reverse`: KL(policy || teacher), which seeks one of the teacher's ways; `forward`: KL(teacher || policy), which covers
-      them all; `jensen_shannon`: the mean of the KLs of both to their even mixture, at most ln 2.
-    - tokens `full`: over the whole vocabulary. `top_k`: over the `k` >= 1 tokens that the policy finds likeliest, and one for
-      all others together. `sampled`: sg(log p - log p_teacher)·ratio at the token that was sampled, whose gradient is that of
-      the reverse KL in expectation, and only of that.
+    Args:
+        divergence: `reverse` is KL(policy || teacher), which is mode-seeking; `forward` is KL(teacher || policy), which is
+            mode-covering; `jensen_shannon` is the mean of the KLs of both to their even mixture, at most ln 2.
+        tokens: `full` compares the whole vocabulary; `top_k` the policy's `k` likeliest tokens, plus one bin for all others;
+            `sampled` is sg(log p - log p_teacher)·ratio at the sampled token, an estimate for `reverse` only.
+        k: number of tokens for `top_k`, >= 1.
 
-    The teacher is a constant. Completions without a teacher add 0. Raises `ConfigError` for `sampled` with another divergence.
-    Sources: GKD, arXiv 2306.13649; SDPO, arXiv 2601.20802.
+    The teacher has no gradient. Completions without a teacher add 0. Raises `ConfigError` for `sampled` with another
+    divergence. Sources: GKD, arXiv 2306.13649; SDPO, arXiv 2601.20802.
     """
     check_range("distill", "k", k, 1)
     if tokens == "sampled" and divergence != "reverse":
         raise ConfigError(
-            f"distill: the sampled tokens estimate the reverse KL only, got divergence {divergence}. Set tokens: full or top_k."
+            f"distill: tokens: sampled estimates the reverse KL only, got divergence {divergence}. Set tokens: full or top_k."
         )
 
     def over_the_vocabulary(batch: TokenBatch) -> Tensor:
@@ -157,8 +158,8 @@ def nll_on_correct(threshold: float = 1.0) -> RegularizerFunction:
     """-logp at the tokens of completions whose reward reaches `threshold`, 0 at the others, in nats.
 
     A supervised term on the policy's own correct completions. A completion without a score is not correct. `threshold`
-    is in units of the weighted sum of the rewards. The objective's reduction averages it over all tokens; the paper takes
-    the mean over those of correct completions, which weighs more where these are rare. Source: VAPO, arXiv 2504.05118,
+    is in units of the weighted sum of the rewards. The objective's reduction averages it over all tokens; the mean of the
+    paper is over tokens of correct completions, so that rare correct completions weigh more. Source: VAPO, arXiv 2504.05118,
     with its coefficient 0.1.
     """
 

@@ -1,9 +1,9 @@
-"""Hyper-parameters that change with the optimiser step, `linear(0.1, 0.0, 100)`, or react to what was measured.
+"""Hyper-parameters that follow the optimiser step, as `linear(0.1, 0.0, 100)`, or a measured mean.
 
 Any float hyper-parameter, and any regularizer's `coef`, may be a schedule, given as an object, as a dict
-`{"schedule": "linear", "start": 0.1, "end": 0.0, "steps": 100}` or as the string `"linear(0.1, 0.0, 100)"`, with names
-if one likes. A `coef` may also be a controller, which is told the mean of every optimiser step (`Objective.observe`) and
-answers from the next one on:
+`{"schedule": "linear", "start": 0.1, "end": 0.0, "steps": 100}` or as the string `"linear(0.1, 0.0, 100)"`, with or without
+parameter names. A `coef` may also be a controller. It receives a mean after every optimiser step (`Objective.observe`) and
+sets the coefficient of the next one:
 
     regularizers:
       - {name: kl, coef: "adaptive_kl(target=0.05, horizon=10000)"}
@@ -40,10 +40,10 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def extremes(self) -> tuple[float, ...]:
-        """Values between which the schedule stays: what a hyper-parameter's range is checked against."""
+        """The bounds of the schedule. They must lie in the range of the hyper-parameter."""
 
     def to_spec(self) -> dict[str, Any]:
-        """A plain dict that `parse_schedule` reads back."""
+        """A plain dict, which `parse_schedule` reads."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         return {"schedule": self.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}}
 
@@ -54,7 +54,7 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class _Ramp(Schedule):
-    """From `start` at step 0 to `end` at step `steps`, and `end` from there on."""
+    """From `start` at step 0 to `end` at step `steps`, then constant."""
 
     start: float
     end: float
@@ -78,7 +78,7 @@ class _Ramp(Schedule):
 @schedules.register("linear")
 @dataclass(frozen=True)
 class Linear(_Ramp):
-    """A straight line from `start` at step 0 to `end` at step `steps`; `end` from there on."""
+    """A straight line from `start` at step 0 to `end` at step `steps`, then constant."""
 
     name: ClassVar[str] = "linear"
 
@@ -90,7 +90,7 @@ class Linear(_Ramp):
 @schedules.register("cosine")
 @dataclass(frozen=True)
 class Cosine(_Ramp):
-    """Half a cosine wave from `start` at step 0 to `end` at step `steps`; `end` from there on."""
+    """Half a cosine wave from `start` at step 0 to `end` at step `steps`, then constant."""
 
     name: ClassVar[str] = "cosine"
 
@@ -101,10 +101,10 @@ class Cosine(_Ramp):
 
 @dataclass(frozen=True)
 class Controller(Schedule):
-    """A coefficient with state: it looks at a mean of each optimiser step, and answers in the next one.
+    """A coefficient with state, which changes after each optimiser step according to a mean of that step.
 
-    `observes` names what: "term" is the unscaled mean of the regularizer that it is the `coef` of, "entropy" that of
-    the policy's entropy. The state is part of checkpoints; `to_spec` gives the setting that it started from.
+    `observes` names the mean: "term" is the unscaled mean of the regularizer whose `coef` it is, "entropy" the mean entropy
+    of the policy. Checkpoints contain the state; `to_spec` returns the initial setting.
     """
 
     observes: ClassVar[str] = "term"
@@ -113,36 +113,36 @@ class Controller(Schedule):
     @property
     @abstractmethod
     def initial(self) -> dict[str, float]:
-        """The state that it starts from."""
+        """The initial state."""
 
     @abstractmethod
     def observe(self, mean: float, completions: int) -> None:
-        """Take in the mean of one optimiser step (nats), over so many completions."""
+        """Update the state with the mean of one optimiser step (nats) over this number of completions."""
 
     def reset(self) -> None:
-        """Go back to the setting that it started from, as for a new run."""
+        """Restore the initial state."""
         self._state.update(self.initial)
 
     def state_dict(self) -> dict[str, float]:
-        """What it has learned so far; plain numbers."""
+        """The current state as plain numbers."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore `state_dict()`. Raises `ConfigError` for the state of another controller."""
+        """Restore `state_dict()`. Raises `ConfigError` if it is the state of another controller."""
         if set(state) != set(self._state):
             raise ConfigError(f"The saved state of {self.name} has {sorted(state)}, expected {sorted(self._state)}.")
         self._state.update({key: float(value) for key, value in state.items()})
 
 
 def is_schedule(value: object) -> bool:
-    """True for a schedule, and for a dict or string that means one."""
+    """Whether a value is a schedule, or a dict or string that describes one."""
     if isinstance(value, Mapping):
         return "schedule" in value
     return isinstance(value, Schedule) or (isinstance(value, str) and _CALL.fullmatch(value.strip()) is not None)
 
 
 def parse_schedule(value: Schedule | Mapping[str, Any] | str) -> Schedule:
-    """The schedule meant by an object, a dict or a string. Raises `ConfigError` with what was seen."""
+    """Build a schedule from an object, a dict or a string. Raises `ConfigError`."""
     if isinstance(value, Schedule):
         return value
     if isinstance(value, Mapping):
@@ -180,16 +180,16 @@ def _build(name: str, arguments: tuple[Any, ...], fields: Mapping[str, Any]) -> 
 # --- controllers ------------------------------------------------------------------------------------------------------
 
 ERROR_BOUND = 0.2
-"""`adaptive_kl` takes a relative error for no more than this, as in arXiv 1909.08593."""
+"""Bound of the relative error in `adaptive_kl`, as in arXiv 1909.08593."""
 
 LEAST_FACTOR = 0.5
-"""`adaptive_kl` at most halves the coefficient in a step: at 0, where a short horizon would bring it, it would stay."""
+"""`adaptive_kl` at most halves the coefficient in a step. A short horizon could set it to 0, where it would stay."""
 
 
 @schedules.register("adaptive_kl")
 @dataclass(frozen=True)
 class AdaptiveKL(Controller):
-    """Steers the KL to the reference towards `target` by multiplying the coefficient after every step.
+    """Multiplies the coefficient after every step so that the KL to the reference approaches `target`.
 
     coef <- coef * (1 + clip(KL / target - 1, -0.2, 0.2) * completions / horizon), at least half
 
@@ -226,11 +226,10 @@ class AdaptiveKL(Controller):
 @schedules.register("adaptive_entropy")
 @dataclass(frozen=True)
 class AdaptiveEntropy(Controller):
-    """Keeps the policy's entropy at `target` or above: for `entropy_bonus`.
+    """A coefficient for `entropy_bonus` that keeps the policy's entropy at `target` or above.
 
-    After a step whose mean entropy was at or below `target` the coefficient rises by `delta` and is applied in the next
-    step; otherwise it falls by `delta` and the next step goes without. It stays in [`min`, `max`]; in the first step
-    there is no bonus.
+    After a step with mean entropy at or below `target` the coefficient rises by `delta` and applies to the next step.
+    Otherwise it falls by `delta` and the next step has no bonus. It stays in [`min`, `max`]. The first step has no bonus.
 
     Args: target (nats), delta, min, max, start (the first coefficient, `min` if left out).
     Source: Skywork-OR1, arXiv 2505.22312, as TRL computes it (`use_adaptive_entropy`).
@@ -274,7 +273,7 @@ class AdaptiveEntropy(Controller):
 
 
 def _check(schedule: Schedule, *names: str, least: float = -math.inf, above: bool = False) -> None:
-    """Raises `ConfigError` unless these fields are finite numbers of at least, or `above`, `least`."""
+    """Raise `ConfigError` unless these fields are finite numbers >= `least`, or > `least` with `above`."""
     for name in names:
         value = getattr(schedule, name)
         usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

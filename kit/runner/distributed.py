@@ -1,13 +1,14 @@
-"""Data parallel: the processes that torchrun or `accelerate launch` has started, each with its share of a batch.
+"""Data parallelism: processes started by torchrun or `accelerate launch`, each with its share of a batch.
 
-The first process runs `kit.train.run` and writes the run directory. The others `follow`: they build the same trainer from the
-configuration that the first one has checked, on a run directory that keeps nothing, and make the same steps. What the first one
-does alone (held-out scores, the report) they wait for in the next collective of the trainer. All else is TRL's and accelerate's.
+The first process runs `kit.train.run` and writes the run directory. The others (`follow`) build the same trainer from the
+configuration that the first one has checked, and make the same steps, without writing files. During work of the first process
+alone (held-out scores, the report) they wait in the next collective of the trainer. TRL and accelerate do everything else.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,16 @@ from kit.errors import ConfigError, EnvironmentUnsupported
 from kit.runs.store import RunDir
 
 PATIENCE = timedelta(days=2)
-"""Timeout of collectives, in which the others wait while the first process evaluates."""
+"""Timeout of collectives, where the other processes wait while the first one evaluates."""
 
 
 def world_size() -> int:
-    """Processes of this run, as the launcher says; 1 without one."""
+    """Number of processes of this run, set by the launcher; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def note() -> str:
-    """A suffix for the first line that is printed; empty for one process."""
+    """Suffix of the first printed line; empty for one process."""
     return "" if world_size() == 1 else f" on {world_size()} processes"
 
 
@@ -36,7 +37,7 @@ def is_first() -> bool:
 
 
 def join() -> None:
-    """Connects the processes that a launcher has started. Raises `EnvironmentUnsupported`."""
+    """Connects the processes of a launcher. Raises `EnvironmentUnsupported`."""
     if world_size() == 1:
         return
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
@@ -52,15 +53,18 @@ def join() -> None:
 
 
 def announce(config: RunConfig, resumption: Any, threads: int, folder: RunDir) -> None:
-    """Lets the other processes begin. Called in the first one, once everything is checked and the run directory is there."""
+    """Starts the other processes. The first one calls it after all checks, when the run directory exists."""
     if world_size() > 1 and is_first():
         from accelerate.utils import broadcast_object_list
 
-        broadcast_object_list([(config, resumption and resumption.seen_from(FollowersRunDir(folder.path)), threads)])
+        if resumption:
+            previous = replace(resumption.previous, run=FollowersRunDir(folder.path))
+            resumption = replace(resumption, previous=previous)
+        broadcast_object_list([(config, resumption, threads)])
 
 
 def announced() -> tuple[RunConfig, Any, int]:
-    """Waits in another process for the first one's `announce`."""
+    """Waits for `announce` of the first process and returns its values."""
     from accelerate.utils import broadcast_object_list
 
     message: tuple[RunConfig, Any, int] = broadcast_object_list([None])[0]
@@ -68,7 +72,7 @@ def announced() -> tuple[RunConfig, Any, int]:
 
 
 def check_division(config: RunConfig, processes: int) -> None:
-    """Raises `ConfigError` for a batch that the processes cannot share evenly, with the nearest sizes that they can."""
+    """Raises `ConfigError` with the nearest valid sizes if the batch cannot be divided evenly by the processes."""
     batch, micro = config.optimisation.batch_size, config.optimisation.micro_batch_size
     unit = processes * (micro or 1)
     if batch % unit == 0:
@@ -85,7 +89,7 @@ def check_division(config: RunConfig, processes: int) -> None:
 
 
 class FollowersRunDir(RunDir):
-    """The run directory in the processes that write nothing."""
+    """The run directory of the other processes, which write nothing."""
 
     def write_status(self, state: str, **fields: Any) -> None:
         """Does nothing."""

@@ -1,7 +1,7 @@
-"""Scores a run's weights on its held-out problems again: `python -m kit.runner.evaluate REQUEST`, a process of its own.
+"""Scores a run's weights on its held-out problems again, in a child process: `python -m kit.runner.evaluate REQUEST`.
 
-The request: run_dir, overrides (`section.key=value` strings), checkpoint (`best`, `last`, a step, or null for the run's
-result) and name (the result is eval/NAME.json).
+Keys of the request: run_dir, overrides (`section.key=value` strings), checkpoint (`best`, `last`, a step, or null for the
+run's result) and name (the result is written to eval/NAME.json).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kit.runs.store import RunDir
 
 
 def evaluate_run(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    """Scores a run's weights with the run's own data, reward and settings, `overrides` aside."""
+    """Scores a run's weights with its own data, reward and settings, changed by `overrides`."""
     from kit.runner.console import LogCapture, Reporter
     from kit.runner.trained import open_source
 

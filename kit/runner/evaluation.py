@@ -1,4 +1,4 @@
-"""Held-out scores during training and at its end, and what follows from them: best checkpoint, early stop."""
+"""Held-out scores during and after training, the best checkpoint, and early stopping."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from kit.trainer.trainer import HookedGRPOTrainer
 
 
-Score = Callable[[Any, str, int], dict[str, Any]]  # (model, name of the evaluation, its step) -> what was filed
+Score = Callable[[Any, str, int], dict[str, Any]]  # (model, name of the evaluation, its step) -> the written result
 
 
 class HeldOutScores:
-    """The held-out scores of a run, by name: those of an earlier start, and those that are made when it is called.
+    """The held-out scores of a run by name, including those of earlier starts. Calling it makes and writes a score.
 
-    memory: generate in smaller batches after running out of memory.
+    memory: generates in smaller batches after running out of memory.
     """
 
     def __init__(self, job: Job, memory: BatchSizeBackoff) -> None:
@@ -52,7 +52,7 @@ class HeldOutScores:
         self.heldout.half = autocast_dtype(parts.config.model, parts.files.backend)
 
     def __call__(self, model: Any, name: str, step: int) -> dict[str, Any]:
-        """Scores the model as it is after `step`, and files the result as `eval/NAME.json`. Raises `Stopped`."""
+        """Scores the model after `step` and writes the result to `eval/NAME.json`. Raises `Stopped`."""
         job = self.job
         again = name == "before" and job.config.evaluation.after  # the same problems, after training
         rest = 0.0 if name in ("before", "after") else job.folder.record().get("eta_seconds") or 0.0  # steps to come
@@ -75,11 +75,11 @@ class HeldOutScores:
 
 
 class Evaluator(TrainerCallback):  # type: ignore[misc]
-    """Scores the held-out problems every `evaluation.every` steps and acts on the results: best checkpoint, alerts, early end.
+    """Scores the held-out problems every `evaluation.every` steps, and handles best checkpoint, alerts and early stopping.
 
-    What follows is decided from the evaluations on disk alone, so that a resumed run decides as an uninterrupted one.
+    Decisions depend only on the evaluations on disk, so that a resumed run decides like an uninterrupted one.
 
-    key: the score that `evaluation.metric` names. score: makes and files an evaluation.
+    Args: key: the score named by `evaluation.metric`. score: makes and writes an evaluation.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
         self.on_message(f"Alert at step {alert.step}: {alert.message}")
 
     def file_best(self, best: Mark | None) -> None:
-        """Writes best.json, once the checkpoint is on disk."""
+        """Writes best.json if the checkpoint is on disk."""
         if not self.config.every or best is None or not (self.run.path / f"checkpoint-{best.step}").is_dir():
             return
         noted = {"step": best.step, "metric": self.key, "value": best.value, "checkpoint": f"checkpoint-{best.step}"}
@@ -115,7 +115,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
             self.run.append_event("best", step=best.step, metric=self.key, value=best.value)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Restores alerts and best score of a resumed run from its files, and makes the evaluation that a stop had cut short."""
+        """Restores alerts and best score of a resumed run from its files, and makes an evaluation that a stop interrupted."""
         step, self.monitor = state.global_step, AlertMonitor()
         if not step:
             return
@@ -128,15 +128,15 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
         self.file_best(self.decision(step).standing.best_trained)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """Records the alerts that a metric line gives, each once per episode."""
-        if logs and "train_runtime" not in logs:  # the closing summary of the trainer is no step
+        """Records the alerts of a line of metrics, each once per episode."""
+        if logs and "train_runtime" not in logs:  # not for the closing summary of the trainer
             for alert in self.monitor.see({"step": state.global_step, **logs}):
                 if alert.name == "plateau":
                     alert = replace(alert, message=alert.message + wrong_answer(self.run))
                 self.alert(alert)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Evaluates where it is due, before the step is saved."""
+        """Evaluates if an evaluation is due, before the step is saved."""
         if self._is_due(state.global_step, state):
             self._evaluate(model, state, control)
 
@@ -151,7 +151,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
         step = state.global_step
         try:
             result = self.score(model, f"step-{step:05d}", step)
-        except Stopped:  # the score is given up, but what was learned is saved
+        except Stopped:  # the score is abandoned, the trained weights are saved
             self.run.write_status("stopping", step=step)
             control.should_save = control.should_training_stop = True
             return
@@ -174,26 +174,26 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_training_stop = True
 
     def _mark_best(self, state: Any, decision: Decision) -> None:
-        """Tells the trainer which checkpoint is the best, which it keeps when it removes old ones."""
+        """Tells the trainer which checkpoint is the best, so that it does not remove it."""
         best = decision.standing.best_trained
         if best is not None:
-            # Not best_global_step: it makes the trainer of this process wait for the others, which have not got one.
+            # Do not set best_global_step: the trainer of this process would wait for the others, which do not have it.
             state.best_metric = best.value
             state.best_model_checkpoint = str(self.run.path / f"checkpoint-{best.step}")
 
     def conclude(self, trainer: HookedGRPOTrainer) -> None:
-        """The end of training: the result goes to adapter/, and unless somebody stopped the run its score follows."""
+        """Ends training: saves the result to adapter/ and scores it, unless the run was stopped."""
         step = trainer.state.global_step or max((step_of(path) for path in self.run.checkpoints), default=0)
         trainer.save_model(str(self.run.adapter))
         if self.stop.is_requested():
             return
         decision = self.decision(step)
         if decision.standing.last is not None and decision.standing.last.step == step:
-            self.stop.ended = decision.reason()  # said already, unless this is a resumed run
+            self.stop.ended = decision.reason()  # reported already, unless this is a resumed run
         if not self.config.after:
             return
         result = next((result for result in course(self.run) if result["step"] == step), None)
-        if result is not None:  # it is there under another name
+        if result is not None:  # the score exists under another name
             self.run.write_json("eval/after.json", result)
             return
         self.score(trainer.model, "after", step)
@@ -204,7 +204,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
 
 
 def wrong_answer(run: RunDir) -> str:
-    """The most frequent reason for which completions of the newest step are wrong, and one of them; empty where none is saved."""
+    """The most frequent reason for wrong completions in the newest step, with an example; empty if none is saved."""
     import pyarrow.parquet as pq
 
     files = sorted(run.path.glob("completions/step-*.parquet"))
@@ -223,6 +223,6 @@ def wrong_answer(run: RunDir) -> str:
     (reason, count), *_ = Counter(reason for reason, _ in rows).most_common(1)
     number = dict(rows)[reason]
     return (
-        f" Most often ({count} of {len(table['step'])} in step {table['step'][0]}): {reason}. For example "
-        f"{table['completion'][number][:300]!r}, where {table['reference'][number]!r} is expected."
+        f" Most frequent reason ({count} of {len(table['step'])} in step {table['step'][0]}): {reason}. Example: "
+        f"{table['completion'][number][:300]!r}, expected {table['reference'][number]!r}."
     )

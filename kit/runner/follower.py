@@ -1,4 +1,4 @@
-"""The loop of every process but the first in a run that several share (`kit.runner.distributed`): the same trainer's steps."""
+"""The training loop of all processes but the first in a data-parallel run (`kit.runner.distributed`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kit.runner.distributed import FollowersRunDir, announced
 
 
 def follow() -> None:
-    """Builds the trainer of the run that the first process announces, and makes its steps."""
+    """Waits for the first process, builds the same trainer, and trains."""
     from kit.models.failures import explained
 
     config, resumption, threads = announced()
@@ -22,7 +22,7 @@ def follow() -> None:
     stop = lifecycle.StopSignal(folder)
     backend = activate_backend(parts.files.backend, standby=config.generation.vllm.standby)
     with explained(), stop.listening(lambda text: None), backend:
-        from kit.runner import build, recording  # TRL, once the backend is active
+        from kit.runner import build, recording  # imports TRL, so after the backend is active
 
         trainer, _ = build.build(build.Job(parts, folder, console.Reporter(quiet=True), stop, resumption), threads)
         trainer.add_callback(recording.SharedStop(stop, folder))

@@ -1,4 +1,4 @@
-"""Start and end of a run: its directory, its final status whatever ends it, and requests to stop by signal or by file."""
+"""Start and end of a run: its directory, its final status, and requests to stop by signal or by file."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import RunError
-from kit.runs.store import MANIFEST, RunDir, RunStore, is_whole
+from kit.runs.store import MANIFEST, RunDir, RunStore, is_complete
 from kit.trainer.checkpoint_writer import clear_staging
 
 if TYPE_CHECKING:
     from kit.runner.console import LogCapture, Reporter
 
 SPACE_AT_START = 200 * 1024 * 1024
-"""Bytes that must be free before a run is begun."""
+"""Bytes that must be free at the start of a run."""
 RESERVE = 64 * 1024
-"""Bytes of a placeholder file that is removed at the end, so that the final status can be written on a full disk."""
+"""Size of a placeholder file. It is removed at the end, so that a full disk has space for the final status."""
 
 
 def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool = False) -> RunDir:
-    """Creates the run's directory, or takes over the one to resume, and returns it.
+    """Creates the run's directory, or claims an existing one to resume, and returns it.
 
-    `adopt`: the caller has created or claimed it for this process; otherwise `resume` claims it. Raises `RunError` if the id
-    is taken, if another process runs it, or if the disk is not writable or nearly full.
+    `adopt`: the caller has created or claimed the directory for this process. Raises `RunError` if the id is taken, if another
+    process runs it, or if the disk is not writable or nearly full.
     """
     store, run_id = RunStore(config.run.root), str(config.run.id)
     RunDir(store.root / run_id).check_free_space(SPACE_AT_START)
@@ -48,7 +48,7 @@ def create_run_directory(config: RunConfig, *, resume: bool = False, adopt: bool
 def lifecycle(
     folder: RunDir, logs: LogCapture, reporter: Reporter, write_report: Callable[..., Path]
 ) -> Iterator[StopSignal]:
-    """Stops the run after its step on Ctrl-C, and writes report and final status at the end, whatever ended the run."""
+    """On Ctrl-C, stops the run after its step. However the run ends, writes its report and its final status."""
     from kit.models.failures import explained
 
     stop, reserve = StopSignal(folder), folder.path / ".reserve"
@@ -66,7 +66,7 @@ def lifecycle(
         raise
     except BaseException as error:
         code = getattr(error, "exit_code", 1)
-        with suppress(RunError):  # the error itself matters more; without a last word the run reads `interrupted`
+        with suppress(RunError):  # raise the original error; without a final status the run is `interrupted`
             _end(folder, write_report, stop, "failed", f"{type(error).__name__}: {error}", code)
         raise
     state, code = ("stopped", 130) if stop.reason else ("finished", 0)
@@ -76,12 +76,12 @@ def lifecycle(
 def _end(
     folder: RunDir, write_report: Callable[..., Path], stop: StopSignal, state: str, reason: str | None, code: int
 ) -> None:
-    """Clears up, and writes the report, then the final status: whoever reads that the run has ended finds its report."""
+    """Clears up, writes the report, and then the final status, so that an ended run always has its report."""
     from kit.runner.console import draw_report
 
     clear_up(folder)
     ending: dict[str, Any] = {"state": state, "reason": reason}
-    if stop.step is not None:  # that of the last heartbeat may be some steps behind
+    if stop.step is not None:  # the last heartbeat may be some steps behind
         ending["step"] = stop.step
     try:
         draw_report(folder, write_report, **ending)
@@ -90,22 +90,22 @@ def _end(
 
 
 def clear_up(folder: RunDir) -> None:
-    """Removes the reserve and the remains of interrupted writes, above all incomplete checkpoints."""
+    """Removes the placeholder file and incomplete files and checkpoints of interrupted writes."""
     (folder.path / ".reserve").unlink(missing_ok=True)
     for partial in folder.completions.glob("*.partial"):
         partial.unlink(missing_ok=True)
     clear_staging(folder.path)
     for checkpoint in folder.checkpoints:
-        if not is_whole(checkpoint) and not (checkpoint / MANIFEST).exists():  # one that was whole is not removed
+        if not is_complete(checkpoint) and not (checkpoint / MANIFEST).exists():  # it was never complete
             shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 LAUNCHER_SECONDS = 5.0
-"""Seconds within which torchrun and accelerate may pass on a signal that this process has already received."""
+"""Seconds within which torchrun and accelerate may forward a signal that this process has received already."""
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised to abandon work that has nothing to save, because the run was asked to stop."""
+    """Raised on a request to stop, by work that has nothing to save."""
 
 
 class StopSignal:
@@ -114,24 +114,24 @@ class StopSignal:
     def __init__(self, run: RunDir | None = None) -> None:
         self.run = run
         self.reason: str | None = None
-        self.echo = 0.0  # seconds in which a launcher passes on a signal that this process has heard itself
-        self.ended: str | None = None  # why training ended before its last step, although nobody asked
-        self.step: int | None = None  # the last one that was done, for the final status
+        self.echo = 0.0  # seconds in which a launcher may forward a signal that this process has received
+        self.ended: str | None = None  # why training ended early without a request to stop
+        self.step: int | None = None  # the last completed step, for the final status
 
     def is_requested(self) -> bool:
-        """Whether the run was asked to stop."""
+        """Whether a stop was requested."""
         if self.reason is None and self.run is not None and (self.run.control / "stop").exists():
             self.reason = "control/stop"
         return self.reason is not None
 
     def check(self) -> None:
-        """Raises `Stopped` if the run was asked to stop; for work that has nothing to save."""
+        """Raises `Stopped` if a stop was requested; for work that has nothing to save."""
         if self.is_requested():
             raise Stopped
 
     @contextmanager
     def listening(self, on_message: Callable[[str], None]) -> Iterator[None]:
-        """Takes the first Ctrl-C or SIGTERM inside the block as a request to stop; a second one interrupts at once."""
+        """Treats the first Ctrl-C or SIGTERM inside the block as a request to stop. A second one interrupts immediately."""
 
         heard = 0.0
 
@@ -142,8 +142,8 @@ class StopSignal:
                     return
                 raise KeyboardInterrupt
             self.reason, heard = signal.Signals(number).name, time.monotonic()
-            with suppress(RuntimeError):  # "reentrant call": the signal came in the middle of another line
-                on_message("Stopping: a step in progress is finished and saved first. Once more to stop at once.")
+            with suppress(RuntimeError):  # "reentrant call": the signal interrupted another print
+                on_message("Stopping after the current step, which is saved first. Press Ctrl-C again to stop at once.")
 
         def terminal_closed(number: int, frame: Any) -> None:
             """The run continues, and its output goes to its log."""

@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its configuration and checks each before anything expensive starts (`grpo-kit validate`)."""
+"""Builds the parts of a run from its configuration and checks them before the model is loaded (`grpo-kit validate`)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def resolve_config(
     objective: str | Mapping[str, Any] | None = None,
     run_id: str | None = None,
 ) -> RunConfig:
-    """The configuration with shortcuts and overrides applied, and with a run id. Raises `ConfigError`.
+    """Returns the configuration with shortcuts and overrides applied, and with a run id. Raises `ConfigError`.
 
-    steps: optimisation.steps. seed: run.seed. objective: a recipe's name, or a mapping in place of the section. run_id: run.id.
+    The shortcuts set optimisation.steps, run.seed, objective (a recipe's name or a mapping for the section) and run.id.
     """
     section = {"recipe": objective} if isinstance(objective, str) else objective
     shortcuts = {"optimisation.steps": steps, "run.seed": seed, "objective": section, "run.id": run_id}
@@ -45,7 +45,7 @@ def resolve_config(
     except TypeError:
         raise ConfigError(
             "A shortcut of train() must be a plain value. objective= takes a recipe's name or a mapping such as "
-            "{'recipe': 'dapo', 'clip': {'eps_high': 0.28}}; hooks of your own go by 'file.py:function'."
+            "{'recipe': 'dapo', 'clip': {'eps_high': 0.28}}; name your own hooks as 'file.py:function'."
         ) from None
     resolved = load_config(config, [*first, *overrides])
     if resolved.run.id is None:
@@ -56,7 +56,7 @@ def resolve_config(
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that a run needs, except the weights."""
+    """All parts of a run except the weights."""
 
     config: RunConfig
     objective: Objective
@@ -66,7 +66,7 @@ class Parts:
     checker: Preset
     engine: Engine = HF
     interaction: ToolSetup = NOTHING
-    teacher: ModelFiles | None = None  # of another model; None: no teacher, or the policy itself
+    teacher: ModelFiles | None = None  # a teacher that is another model; None: no teacher, or the policy itself
 
 
 HOOK_KINDS = ("advantage", "clip", "weights", "regularizers", "reduction")
@@ -77,15 +77,15 @@ TRACKER_PACKAGES = {
     "mlflow": ("mlflow",),
 }
 COMPARES_SAMPLER = ("off_policy_mask",)
-"""Weights that read the engine's log-probabilities where there are some, without asking for them."""
+"""Weights that use the engine's log-probabilities if the batch has them, but do not need them."""
 PROBE_ROWS = 4
 PROBE_TEXT = "<think>.</think><answer>0</answer>"
 
 
 def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Parts:
-    """Builds and checks every part of a run except the weights. Raises `KitError` for what would fail later.
+    """Builds and checks all parts of a run except the weights. Raises `KitError` for anything that would fail later.
 
-    fresh: the run is new, so that its id must not be taken. waits: it is yet to start, and waits for its GPU.
+    Args: fresh: whether the run is new, so that its id must be free. waits: whether the run will wait for its GPU.
     """
     from kit.data import load_data
     from kit.data.images import IMAGES
@@ -99,7 +99,7 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     from kit.trainer.dynamic_sampling import check_dynamic_sampling
     from kit.trainer.teacher import check_teacher
 
-    # What the configuration and the machine alone decide.
+    # Checks of the configuration and the machine.
     check_environment(config)
     config = config.model_copy(update={"model": described(config.model)})
     if config.run.id is not None and fresh:
@@ -112,7 +112,7 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     preset = build_reward(config)
     checker = build_checker(config, preset)
 
-    # The data, and a trial of the reward on its first rows.
+    # The data, and the reward on its first rows.
     data = load_data(config.data)
     columns, pictures = data.train.column_names, IMAGES in data.train.features
     config, engine = resolve(config, engine, columns, objective)
@@ -124,7 +124,7 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     samples, names = trial_samples(config, data, interaction)
     check_reward(config, preset, checker, samples, names)
 
-    # The model's files. An architecture may have another backend than the machine's best; what follows asks `config` alone.
+    # The model's files. The architecture may need another backend than the default of the machine; `config` is updated.
     files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
     if files.backend.name != choose_backend(config.model).name:
         model = config.model.model_copy(update={"backend": files.backend.name})
@@ -139,8 +139,8 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
         ConfigError,
         (
             prompts > rows,
-            f"A step takes {prompts} prompts (optimisation.batch_size / generation.num_generations), and there are {rows} "
-            "training rows, so the run would have no step.",
+            f"A step needs {prompts} prompts (optimisation.batch_size / generation.num_generations), but there are {rows} "
+            "training rows, so the run would have no steps.",
             f"Lower optimisation.batch_size to {rows * config.generation.num_generations} or less, or raise data.limit.",
         ),
     )
@@ -154,9 +154,9 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
 
 
 def check_environment(config: RunConfig, *, trains: bool = False) -> None:
-    """Raises `KitError` for packages or hardware that the configuration needs and this machine lacks.
+    """Raises `KitError` if the configuration needs packages or hardware that this machine does not have.
 
-    trains: this is the training process. It may not see several GPUs, unless a launcher shares them out.
+    trains: whether this is the training process. It must see one GPU, unless a launcher assigns several.
     """
     import torch
 
@@ -169,7 +169,7 @@ def check_environment(config: RunConfig, *, trains: bool = False) -> None:
         EnvironmentUnsupported,
         (
             trains and torch.cuda.device_count() > 1 and "LOCAL_RANK" not in os.environ,
-            f"This process sees {torch.cuda.device_count()} GPUs, and a run trains on one.",
+            f"This process sees {torch.cuda.device_count()} GPUs, but a run trains on one.",
             f"Set CUDA_VISIBLE_DEVICES={listed[0] if listed else 0}; grpo-kit train and kit.train(...) do so where the variable "
             "is unset.",
         ),
@@ -182,7 +182,7 @@ def check_environment(config: RunConfig, *, trains: bool = False) -> None:
         (
             bool(absent),
             f"run.report_to: {', '.join(absent)} is not installed.",
-            f"Install it with: pip install {' '.join(absent)}, or take it out of run.report_to.",
+            f"Install it with: pip install {' '.join(absent)}, or remove it from run.report_to.",
         ),
     )
 
@@ -190,7 +190,7 @@ def check_environment(config: RunConfig, *, trains: bool = False) -> None:
 def build_objective(config: RunConfig) -> Objective:
     """The objective of the configuration. Raises `ConfigError` or `ObjectiveError`.
 
-    The user's own hooks run on random batches, before any model is loaded.
+    The user's own hooks are tried on random batches.
     """
     from kit.objective import Objective
     from kit.objective.check import check_hook
@@ -209,14 +209,14 @@ def build_objective(config: RunConfig) -> Objective:
         ),
         (
             "sampler_logps" in needs and not reports_logps(config),
-            "A hook needs sampler_logps, which only an engine apart from the trainer reports; completions come from "
-            "transformers' generate here, whose probabilities are the policy's own.",
+            "A hook needs sampler_logps, which only vLLM reports. Here transformers' generate samples, with the same "
+            "probabilities as the policy.",
             "Remove the hook, or set generation.engine: vllm.",
         ),
         (
             iterations > 1 and objective.clip.on_policy,
-            f"{objective.clip.title} has no ratio, so with optimisation.iterations: {iterations} the steps after the first on "
-            "the same completions would follow a biased gradient.",
+            f"{objective.clip.title} has no ratio, so with optimisation.iterations: {iterations} the gradient of the second and "
+            "later steps on the same completions would be biased.",
             "Set optimisation.iterations: 1, or choose a clip with a ratio, e.g. ppo_clip.",
         ),
     )
@@ -232,28 +232,28 @@ def build_objective(config: RunConfig) -> Objective:
 
 
 def check_truncated(config: RunConfig, objective: Objective) -> None:
-    """Refuses to compare log-probabilities of a truncated distribution with those of a full one. Raises `ConfigError`."""
+    """Raises `ConfigError` if a hook would compare log-probabilities of a truncated and of a full distribution."""
     generation, needs = config.generation, "sampler_logps" in objective.needs
     hooks = [hook.name for hook in objective.weights if hook.name in COMPARES_SAMPLER or "sampler_logps" in hook.needs]
     if generation.truncates and generation.engine == "vllm" and (needs or hooks):
         raise ConfigError(
-            f"generation.top_p, top_k or min_p with {', '.join(hooks) or objective.clip.name}: vLLM's log-probabilities are then "
-            "of the tokens that it left, the trainer's of the whole vocabulary, and their ratio is biased (0.9 on average at "
-            "top_p 0.8). Set top_p: 1.0, top_k: 0 and min_p: null, or generation.engine: hf."
+            f"generation.top_p, top_k or min_p with {', '.join(hooks) or objective.clip.name}: vLLM's log-probabilities "
+            "are then over the remaining tokens, the trainer's over the whole vocabulary. Their ratio is biased (0.9 on average "
+            "at top_p 0.8). Set top_p: 1.0, top_k: 0 and min_p: null, or generation.engine: hf."
         )
 
 
 def explicit(config: RunConfig, objective: Objective) -> RunConfig:
-    """The configuration with the objective's parts written out, every default of every hook included."""
+    """The configuration with all parts of the objective and all defaults of their hooks."""
     spec = objective.to_spec()
     section = {"recipe": config.objective.recipe} | {kind: spec[kind] for kind in HOOK_KINDS}
     return config.model_copy(update={"objective": type(config.objective).model_validate(section)})
 
 
 def build_reward(config: RunConfig) -> Preset:
-    """The presets, the user's functions, or all of them in one preset. Raises the reward library's errors.
+    """One preset of the configured presets and functions. Raises the reward library's errors.
 
-    The user's functions may outweigh the preset's correctness component: their range is not known, and the user sets the weights.
+    The user's functions may outweigh the preset's correctness component, since their range is unknown.
     """
     import rewards
 
@@ -269,7 +269,7 @@ def build_reward(config: RunConfig) -> Preset:
     if preset is not None and not functions:
         return preset
     own = rewards.from_functions(functions, base=preset, allow_shaping_above_correctness=True)
-    # A function of the user's own says how good a completion is, not whether it is right.
+    # A user's own function rates a completion but does not decide whether it is correct.
     return own if preset is not None else rewards.Preset(own.components, name=own.name, checker=None)
 
 
@@ -277,9 +277,9 @@ def build_reward(config: RunConfig) -> Preset:
 
 
 def check_heldout(config: RunConfig, heldout: int) -> None:
-    """Raises `ConfigError` for an evaluation without held-out rows."""
+    """Raises `ConfigError` if an evaluation is configured without held-out rows."""
     scores = config.evaluation.before or config.evaluation.after or config.evaluation.every
-    remedy = "Set data.heldout above 0, or turn evaluation.before, evaluation.after and evaluation.every off."
+    remedy = "Set data.heldout above 0, or turn off evaluation.before, evaluation.after and evaluation.every."
     refuse(ConfigError, (bool(scores) and not heldout, "There are no held-out rows to evaluate on.", remedy))
 
 
@@ -288,7 +288,7 @@ def check_reward(
 ) -> None:
     """Scores `trial_samples`.
 
-    Raises `RewardError` when a component can score none of them, `ConfigError` when evaluation.checker can judge none.
+    Raises `RewardError` if a component cannot score any of them, `ConfigError` if evaluation.checker cannot judge any.
     """
     from kit.evaluation.heldout import scoring_context
     from rewards.functions import FunctionComponent
@@ -305,7 +305,7 @@ def check_reward(
         if isinstance(component, FunctionComponent):
             raise RewardError(
                 f"The reward function '{name}' failed on a trial completion of the first rows: {reason}. Correct the "
-                f"function. It gets these columns: {', '.join(columns)}; `reference` is the correct answer."
+                f"function. It receives these columns: {', '.join(columns)}; `reference` is the correct answer."
             )
         raise RewardError(
             f"The reward '{name}' of preset '{preset.name}' cannot score the rows of {config.data.source}: {reason}. Choose "
@@ -326,7 +326,7 @@ def check_reward(
 def trial_samples(
     config: RunConfig, data: DataSplit, interaction: ToolSetup = NOTHING
 ) -> tuple[list[Sample], list[str]]:
-    """A group of made-up completions for each of up to 4 training rows, and the names of the columns."""
+    """A group of artificial completions for each of up to 4 training rows, and the names of the columns."""
     import rewards
     from kit.generation.prompts import without_pictures
 
@@ -350,7 +350,7 @@ def trial_samples(
 
 
 def check_prompts(config: RunConfig, data: DataSplit, files: ModelFiles) -> None:
-    """Raises `ConfigError` for prompts that the context has no room for, or whose system message the template drops."""
+    """Raises `ConfigError` if prompts do not fit into the context, or the template ignores the system message."""
     context = getattr(files.config.get_text_config(), "max_position_embeddings", None)
     prompt, completion = config.data.max_prompt_tokens, config.generation.max_completion_tokens
     beyond = 0 if context is None else (prompt or 0) + completion - context
@@ -367,14 +367,14 @@ def check_prompts(config: RunConfig, data: DataSplit, files: ModelFiles) -> None
         (
             dropped and data.train[:1]["prompt"][0][0]["role"] == "system",
             f"The prompts begin with a system message (data.system_prompt), which the chat template of {config.model.name} "
-            "does not pass on to the model.",
-            "Put its text into the user's message, or set model.chat_template to a template that has a place for it.",
+            "ignores.",
+            "Put its text into the user's message, or set model.chat_template to a template with a system message.",
         ),
     )
 
 
 def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: ToolSetup = NOTHING) -> DataSplit:
-    """Drops prompts longer than `data.max_prompt_tokens`, tools included. Raises `DataError` when no row is left."""
+    """Drops prompts longer than `data.max_prompt_tokens`, tools included. Raises `DataError` if no row remains."""
     from kit.data import filter_by_length
     from kit.generation.prompts import count_tokens
 
@@ -383,9 +383,9 @@ def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction:
 
 
 def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, tools: Sequence[Any]) -> dict[str, int | None]:
-    """Tokens of the longest prompt that the run keeps, by who reads it: `policy`, and `teacher` where that is shown a template.
+    """Number of tokens of the longest prompt of `policy`, and of `teacher` if it has its own template.
 
-    rows: a dataset. What a teacher is shown that is not there before the rollout counts as one token.
+    rows: a dataset. Parts of a teacher's prompt that come from the rollout count as one token.
     """
     from kit.generation.prompts import count_tokens, lengths_of
     from kit.trainer.teacher import trial_prompts
@@ -399,16 +399,18 @@ def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, tools: Sequenc
 
 
 def find_teacher(config: RunConfig, tokenizer: Any, *, pictures: bool) -> ModelFiles | None:
-    """The files of another model that teaches.
+    """The files of the teacher; None without a teacher, or if it is the policy itself.
 
-    Raises `ModelError` for one that is not there or has another tokenizer, and `ConfigError` beside pictures.
+    Raises `ModelError` if the model is missing or has another tokenizer, and `ConfigError` if prompts contain pictures.
     """
     from kit.models.loading import find_model
     from kit.trainer.teacher import SELF, check_vocabulary
 
     teacher = config.teacher
     if teacher.model is not None and pictures:
-        raise ConfigError("teacher.model reads text only, and the prompts hold pictures. Set data.image_column: none.")
+        raise ConfigError(
+            "teacher.model reads text only, but the prompts contain pictures. Set data.image_column: none."
+        )
     if teacher.model in (None, SELF):
         return None
     try:
@@ -420,9 +422,9 @@ def find_teacher(config: RunConfig, tokenizer: Any, *, pictures: bool) -> ModelF
 
 
 def teacher_model(config: RunConfig) -> Any:
-    """Another model that teaches, as a section `model` says it: frozen, read by transformers.
+    """The section `model` of a teacher: a frozen model of transformers.
 
-    `lora` is there for its precision, which is that of weights that do not train; no adapter is put on.
+    `lora` only sets the precision, that of frozen weights. The teacher has no adapter.
     """
     own = {name: getattr(config.teacher, name) for name in ("revision", "dtype", "load_in_4bit")}
     fixed: dict[str, Any] = {"name": config.teacher.model, "backend": "transformers", "lora": {}, "reference": "none"}
@@ -431,13 +433,13 @@ def teacher_model(config: RunConfig) -> Any:
 
 
 WHOLE_COMPLETIONS = {"gspo": ("sequence_mean", "sequence_sum"), "gmpo": ("sequence_mean",)}
-"""Clips that weigh whole completions, with the reductions that papers use with them."""
+"""Clips of whole completions, with the reductions that papers use with them."""
 
 
 def validate(config: RunConfig) -> list[str]:
-    """Does everything that a run does before its first step, and returns notes about it.
+    """Makes all checks of a run before its first step, and returns notes.
 
-    Raises `KitError` for anything that would keep the run from starting.
+    Raises `KitError` for anything that would prevent the run from starting.
     """
     from kit.generation.prompts import thinking_note
     from kit.models.gguf import origin_note
@@ -478,14 +480,14 @@ def validate(config: RunConfig) -> list[str]:
     clip, reduction = parts.objective.clip.name, parts.objective.reduction.name
     if config.optimisation.iterations == 1 and clip != "reinforce":
         notes.append(
-            "objective: on-policy, as every generation is learned from once (optimisation.iterations: 1); every ratio is "
-            "1, so the clip's bounds never act. Set optimisation.iterations: 2 for clipping to matter"
+            "objective: on-policy, because each completion is used for one step (optimisation.iterations: 1). Every ratio is "
+            "1, so the clip has no effect. It has one with optimisation.iterations: 2"
         )
     meant = WHOLE_COMPLETIONS.get(clip, (reduction,))
     if reduction not in meant:
         notes.append(
-            f"objective: {clip} weighs completions as wholes and is meant for reduction {' or '.join(meant)}; "
-            f"with {reduction} longer completions count for more"
+            f"objective: {clip} clips whole completions and is made for reduction {' or '.join(meant)}; "
+            f"with {reduction} longer completions weigh more"
         )
     if (sampling := config.selection.dynamic_sampling) is not None:
         notes.append(f"selection: dynamic sampling, at most {sampling.max_rounds} rounds of generation a step")
@@ -504,24 +506,24 @@ def validate(config: RunConfig) -> list[str]:
 
 BASE, FOR_ADAPTERS, WIDTH = 5e-5, 10.0, 2000
 EXPONENTS = {"llama": 0.781, "qwen": 0.0775}
-"""Exponents P of the width, by the beginning of `model_type`; no other family has a published one, and its width is left out."""
+"""Exponents P of the width by prefix of `model_type`. Other families have no published exponent, so P is 0."""
 ALPHA = 32.0
 
 
 def exponent(model_config: Any) -> float:
-    """The exponent P of the model's width in this family; 0 where nothing is published."""
+    """The exponent P of the model's width; 0 if none is published for the family."""
     kind = str(getattr(model_config, "model_type", ""))
     return next((value for name, value in EXPONENTS.items() if kind.startswith(name)), 0.0)
 
 
 def learning_rate(model_config: Any, *, lora: bool) -> float:
-    """The published rule for a transformers configuration, to two digits.
+    """Compute the learning rate for a transformers configuration by a published rule, to two digits.
 
         5e-5 * 10 * (2000 / H)^P        H: hidden size; the 10 for adapters only; P: 0.781 for Llama, 0.0775 for Qwen
 
     Sources: "LoRA Without Regret" (Schulman et al., Thinking Machines, 2025, thinkingmachines.ai/blog/lora) for the factor of
-    about ten over full fine-tuning, for ranks from 1 on and for large batches; the constants are those of
-    `tinker_cookbook.hyperparam_utils.get_lr`. They were fitted with alpha 32, scaled by alpha / rank.
+    about ten over full fine-tuning, at any rank and for large batches; `tinker_cookbook.hyperparam_utils.get_lr` for the
+    constants, which were fitted with alpha 32, scaled by alpha / rank.
     """
     text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
     rate = BASE * (FOR_ADAPTERS if lora else 1.0) * (WIDTH / text.hidden_size) ** exponent(model_config)
@@ -529,7 +531,7 @@ def learning_rate(model_config: Any, *, lora: bool) -> float:
 
 
 def with_learning_rate(config: RunConfig, model_config: Any) -> RunConfig:
-    """The configuration with the number in place of `auto`."""
+    """The configuration with a number instead of `auto`."""
     if config.optimisation.learning_rate != "auto":
         return config
     rate = learning_rate(model_config, lora=config.model.lora is not None)
@@ -537,19 +539,19 @@ def with_learning_rate(config: RunConfig, model_config: Any) -> RunConfig:
 
 
 def learning_rate_notes(unresolved: RunConfig, config: RunConfig, model_config: Any) -> list[str]:
-    """Returns the notes of `validate` on the learning rate. unresolved: before `auto` was written out."""
+    """Notes of `validate` on the learning rate. `unresolved`: the configuration with `auto`."""
     lines, lora = [], config.model.lora
     if unresolved.optimisation.learning_rate == "auto":
         why = "ten times that of all weights" if lora is not None else "all weights"
         width = (
             f"by the width of {model_config.model_type}"
             if exponent(model_config)
-            else (f"without the width, as no exponent is published for {model_config.model_type}")
+            else (f"independent of the width: no exponent is published for {model_config.model_type}")
         )
         lines.append(f"learning rate: {config.optimisation.learning_rate:g} (auto: {why}, {width})")
         if lora is not None and (lora.alpha != ALPHA or lora.rslora):
             lines.append(
-                f"learning rate: the rule was fitted with model.lora.alpha: 32 without rslora, and this run has alpha "
-                f"{lora.alpha:g}{' and rslora' * lora.rslora}: the update scales with it, so try half and twice the number, too"
+                f"learning rate: the rule was fitted with model.lora.alpha: 32 without rslora, but this run has alpha "
+                f"{lora.alpha:g}{' and rslora' * lora.rslora}, which scales the update. Try half and twice the number too"
             )
     return lines

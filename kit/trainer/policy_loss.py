@@ -9,11 +9,11 @@ objective always sees the complete micro-batch.
     2. computes the objective on the micro-batch, with the scores of the other parts as constants,
     3. sends the gradient with respect to the part's log-probabilities through the part's graph, which is then freed.
 
-If no completion's gradient depends on the scores of another completion (`kit.objective.objective.to_parts`), parts that are not
-scored yet hold placeholders, and loss and metrics come from the last part. Any other objective (a quantile of the entropies, a
+If no completion's gradient depends on the scores of another completion (`kit.objective.objective.parts_obstacle`), unscored parts
+hold placeholders, and loss and metrics come from the last part. Any other objective (a quantile of the entropies, a
 custom hook) is evaluated once, after a pass over every part without a graph: gradient caching, arXiv 2101.06983. Both are exact
-by the chain rule. If neither loss nor metrics would change (`to_skipping`), completions without an advantage are counted, not
-scored, and keep their placeholder. `StepRetry` repeats a micro-batch that ran out of memory in smaller parts.
+by the chain rule. If neither loss nor metrics would change (`skipping_obstacle`), completions without an advantage are counted
+but not scored. `StepRetry` repeats a micro-batch that ran out of memory in smaller parts.
 
 TRL's micro-batch is a dictionary of tensors and lists; prompts are left-padded, completions right-padded. `MicroBatch` gives it
 types and selects rows. `split_by_tokens` plans parts within a limit of tokens or rows. Completions of one prompt stay together
@@ -41,7 +41,7 @@ from kit.models.family import FamilyAdapter
 from kit.objective import LossScale, Mean, Objective, TokenBatch
 from kit.objective.advantage import ValueSettings, value_loss
 from kit.objective.batch import TOKEN_FIELDS, Divergence, fields_where
-from kit.objective.objective import to_parts
+from kit.objective.objective import parts_obstacle
 from kit.scoring.divergence import divergence
 from kit.scoring.head import Projection
 from kit.scoring.scorer import Rows, Scorer, Scores, Wanted, may_be_trimmed, scatter_to_tokens, take, to_device
@@ -200,8 +200,8 @@ def grouped_by_prompt(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
     TRL shuffles a generation batch before it splits it into the micro-batches of one optimiser step. The gradients of these are
     summed, so a completion may move to another micro-batch, unless the objective compares completions within one
-    (`kit.objective.objective.to_regrouping`). If the completions of a prompt share a micro-batch, the model reads the prompt
-    once. Returns the micro-batches unchanged if they hold a value that is neither per row nor the same for all rows.
+    (`kit.objective.objective.regrouping_obstacle`). If the completions of a prompt share a micro-batch, the model reads the
+    prompt once. Returns the micro-batches unchanged if they hold a value that is neither per row nor the same for all rows.
     """
     size = len(batches[0]["prompt_ids"])
     joined: dict[str, Any] = {}
@@ -465,7 +465,7 @@ class PolicyLoss:
             return batch.select(rows, lengths), to_device(torch.tensor(rows), batch.completion_ids.device)
 
         outputs_of_all, states, aux_losses = self._placeholder_outputs(batch), [], list[Tensor]()
-        scores_first = len(parts) != 1 and (not parts or to_parts(self.objective) is not None)
+        scores_first = len(parts) != 1 and (not parts or parts_obstacle(self.objective) is not None)
         if scores_first:  # gradient caching: a pass without a graph over every part, then the objective once
             with torch.no_grad():
                 for rows in parts:

@@ -43,7 +43,7 @@ from kit.models.libraries import check_trl
 from kit.objective import LossScale, Objective
 from kit.objective.batch import fields_where
 from kit.objective.hook import remedy
-from kit.objective.objective import to_regrouping, to_skipping
+from kit.objective.objective import regrouping_obstacle, skipping_obstacle
 from kit.objective.schedules import Controller
 from kit.scoring.head import install_torch_logprob_kernel
 from kit.scoring.scorer import Report, Rows, Scorer, Scores, Wanted, has_dropout
@@ -281,7 +281,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return
         reasons = (
             None if skip_flat_groups else OFF,
-            to_skipping(self.objective),
+            skipping_obstacle(self.objective),
             "the value head learns from every completion" if self.critic is not None else None,
             "the load-balancing loss of the router covers all completions" if self.aux_loss_enabled else None,
             "the model has dropout, and other completions would get its random numbers"
@@ -339,7 +339,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         if self.aux_loss_enabled or self.objective is None:  # the load balance depends on the micro-batch
             return False
-        return bool(shared and one_step and to_regrouping(self.objective) is None)
+        return bool(shared and one_step and regrouping_obstacle(self.objective) is None)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

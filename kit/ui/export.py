@@ -14,7 +14,7 @@ from markupsafe import Markup
 from kit.errors import ConfigError, KitError, RunError
 from kit.export.request import FORMATS, QUANTIZATIONS, exports
 from kit.runs.files import human_size
-from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
+from kit.runs.store import ALIVE, RunDir, complete_checkpoints, step_of
 from kit.ui import markup as m
 from kit.ui.site import (
     NO_RUNS,
@@ -37,7 +37,7 @@ def _notice(status: Mapping[str, Any], choices: Sequence[str]) -> str:
     if not choices:
         return m.empty("This run has no weights yet", "They come with its first checkpoint, or at its end.")
     if status["state"] in ALIVE:
-        return m.page(m.note("This run is still training: what is exported is its last whole checkpoint.", "warn"))
+        return m.page(m.note("This run is still training: what is exported is its last complete checkpoint.", "warn"))
     return ""
 
 
@@ -137,7 +137,7 @@ WAITING = "Starting: Python and torch are loaded first …"
 
 def weights(run: RunDir) -> list[str]:
     """What can be exported of a run, best first."""
-    steps = whole_checkpoints(run.checkpoints)
+    steps = complete_checkpoints(run.checkpoints)
     names = [RESULT] if run.adapter.is_dir() else []
     names += [BEST] if (run.path / "best.json").is_file() else []
     names += [LAST] if steps else []

@@ -18,7 +18,7 @@ from kit.report.panels import Numbers
 from kit.report.record import read_tree
 from kit.runs.files import duration, human_size
 from kit.runs.secrets import redact
-from kit.runs.store import ALIVE, RunDir, step_of, whole_checkpoints
+from kit.runs.store import ALIVE, RunDir, complete_checkpoints, step_of
 from kit.ui import markup as m
 from kit.ui.home import steps
 from kit.ui.outcome import course, outcome, progress
@@ -199,7 +199,7 @@ def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) 
     scores = {int(one["step"]): one for one in evaluations.values() if isinstance(one.get("step"), int)}
     best = read_tree(run.path / "best.json").get("step")
     checkpoints = run.checkpoints
-    usable = whole_checkpoints(checkpoints)
+    usable = complete_checkpoints(checkpoints)
 
     def line(folder: Path, step: str, score: Mapping[str, Any] | None, *marks: Markup) -> list[Any]:
         return [m.tag("code", folder.name), step, _score(score), m.join(marks, " ")]

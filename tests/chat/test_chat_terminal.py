@@ -25,7 +25,7 @@ class FakeSession:
     alive = True
 
     def __init__(self) -> None:
-        self.ready = {"model": "embedded", "step": 3, "note": "these are the weights of its last whole checkpoint"}
+        self.ready = {"model": "embedded", "step": 3, "note": "these are the weights of its last complete checkpoint"}
         self.asked: list[dict[str, Any]] = []
 
     def __enter__(self) -> FakeSession:

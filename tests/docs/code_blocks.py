@@ -89,7 +89,7 @@ def _bare(words: list[str]) -> list[str]:
 
 def shell(block: Block) -> str:
     """What of a block is typed into a shell: all of a bash block; of a plain one the lines that begin with our command, and
-    the commands that a run names at its end (`  talk to it     grpo-kit chat ID`)."""
+    the commands that a run names at its end (`  chat           grpo-kit chat ID`)."""
     if block.language == "bash":
         return block.text
     named = re.finditer(

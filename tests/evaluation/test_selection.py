@@ -107,7 +107,7 @@ def test_weights_are_found_by_name_or_step(run: RunDir) -> None:
 @pytest.mark.parametrize("which", [None, "best", "last", "30", "nonsense"])
 def test_weights_that_are_not_there_are_refused_with_what_there_is(run: RunDir, which: str | None) -> None:
     checkpoint(run, 30, is_complete=False)
-    with pytest.raises(RunError, match=r"no trained weights|no best checkpoint|no whole checkpoint|no checkpoint '"):
+    with pytest.raises(RunError, match=r"no trained weights|no best checkpoint|no complete checkpoint|no checkpoint '"):
         weights_of(run, which)
     checkpoint(run, 40)
     if which != "last":
@@ -144,4 +144,4 @@ def test_a_plateau_names_what_is_wrong_most_often_and_shows_an_answer(run: RunDi
         callback.on_log(None, state, None, {"reward": step / 30, "answers/right": 0.0})
     (alert,) = [event for event in run.events() if event["kind"] == "alert"]
     assert alert["name"] == "plateau"
-    assert alert["message"].endswith("Most often (2 of 5 in step 7): no city. For example 'd', where 'r' is expected.")
+    assert alert["message"].endswith("Most frequent reason (2 of 5 in step 7): no city. Example: 'd', expected 'r'.")

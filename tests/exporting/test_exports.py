@@ -132,7 +132,7 @@ def test_a_run_under_way_gives_its_last_whole_checkpoint(run: RunDir) -> None:
     run.write_status("running", step=2)
     result = export(run, "adapter", prompts=2)
     assert result["step"] == 1
-    assert "last whole checkpoint, step 1" in result["notes"][0]
+    assert "last complete checkpoint, step 1" in result["notes"][0]
 
 
 def test_a_checkpoint_that_is_removed_meanwhile_is_still_exported(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

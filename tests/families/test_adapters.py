@@ -133,7 +133,7 @@ def test_what_a_family_refuses_is_refused_before_the_run(tree, attempt, tmp_path
     tree["model"]["chat_template"] = str(template)
     refused = attempt("data.system_prompt=Be brief.")
     assert refused.code == 2
-    assert "does not pass on to the model" in refused.message
+    assert "ignores" in refused.message
     refused = attempt("model.lora.targets=[q_prj]")
     assert refused.code == 2
     assert "no linear layer called 'q_prj'" in refused.message

@@ -90,7 +90,7 @@ def test_a_wrong_field_is_named_with_what_was_seen(changes: dict[str, Any], mess
         ({"group": torch.zeros(2).long()}, r"RewardBatch.group has shape \(2,\), expected \(3,\)"),
         ({"group": torch.zeros(3)}, r"RewardBatch.group has dtype torch.float32, expected torch.int64"),
         ({"components": torch.zeros(3)}, r"RewardBatch.components has shape \(3,\), expected \(3, K\)"),
-        ({"component_weights": torch.ones(4)}, r"component_weights are given without components"),
+        ({"component_weights": torch.ones(4)}, r"component_weights need components"),
         ({"lengths": torch.ones(4)}, r"RewardBatch.lengths has shape \(4,\), expected \(3,\)"),
     ],
 )

@@ -168,5 +168,5 @@ def test_an_objective_saves_and_restores_its_controllers() -> None:
 
 def test_what_a_controller_observes_must_be_there() -> None:
     objective, drawn = Objective(regularizers=[{"name": "kl", "coef": "adaptive_entropy(0.2)"}]), sample()
-    with pytest.raises(ObjectiveError, match="'kl' has a coef that follows the entropy, which the batch lacks"):
+    with pytest.raises(ObjectiveError, match="'kl' follows the entropy, but the batch carries no entropy"):
         objective.loss(drawn.batch(entropy=None), scale_for(drawn))

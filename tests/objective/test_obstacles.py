@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kit.objective import LossScale, Objective, clips, reductions, regularizers, weights
 from kit.objective.hook import Hook
-from kit.objective.objective import to_parts, to_skipping
+from kit.objective.objective import parts_obstacle, skipping_obstacle
 from kit.objective.recipes import recipe_names
 from kit.objective.registry import HookRegistry
 
@@ -158,8 +158,8 @@ def test_zero_at_zero_advantage_is_true_where_it_is_said(
 def test_every_recipe_without_distillation_needs_no_flat_completion() -> None:
     for name in recipe_names():
         objective = Objective.from_spec(name)
-        assert to_parts(objective) is None, name
-        assert (to_skipping(objective) is None) == (name not in ("opd", "sdpo")), (
+        assert parts_obstacle(objective) is None, name
+        assert (skipping_obstacle(objective) is None) == (name not in ("opd", "sdpo")), (
             name
         )  # these learn without an advantage
 
@@ -186,7 +186,7 @@ def test_every_recipe_without_distillation_needs_no_flat_completion() -> None:
 )
 def test_an_objective_says_which_term_forbids_it(parts: dict[str, Any], across: str | None, flat: str | None) -> None:
     objective = Objective.from_spec({"recipe": "dapo", **parts})
-    for reason, want in ((to_parts(objective), across), (to_skipping(objective), flat)):
+    for reason, want in ((parts_obstacle(objective), across), (skipping_obstacle(objective), flat)):
         assert reason == want if want is None else want in str(reason)
 
 
@@ -195,13 +195,13 @@ def own_clip(batch: Any) -> Tensor:
 
 
 def test_of_a_users_own_hook_nothing_is_assumed_until_it_says_so() -> None:
-    assert "own_clip.row_separable = True" in str(to_parts(Objective(clip=own_clip)))
+    assert "own_clip.row_separable = True" in str(parts_obstacle(Objective(clip=own_clip)))
     own_clip.row_separable = True  # type: ignore[attr-defined]
     try:
-        assert to_parts(Objective(clip=own_clip)) is None
-        assert "own_clip.zero_at_zero_advantage = True" in str(to_skipping(Objective(clip=own_clip)))
+        assert parts_obstacle(Objective(clip=own_clip)) is None
+        assert "own_clip.zero_at_zero_advantage = True" in str(skipping_obstacle(Objective(clip=own_clip)))
         own_clip.zero_at_zero_advantage = True  # type: ignore[attr-defined]
-        assert to_skipping(Objective(clip=own_clip)) is None
+        assert skipping_obstacle(Objective(clip=own_clip)) is None
     finally:
         for name in ("row_separable", "zero_at_zero_advantage"):
             own_clip.__dict__.pop(name, None)
@@ -219,9 +219,9 @@ def test_a_hook_with_state_is_never_called_more_often() -> None:
 
         def load_state_dict(self, state: Any) -> None: ...
 
-    assert to_parts(Objective(clip=Kept())) is not None
+    assert parts_obstacle(Objective(clip=Kept())) is not None
     del Kept.state_dict
-    assert to_parts(Objective(clip=Kept())) is None
+    assert parts_obstacle(Objective(clip=Kept())) is None
 
 
 # --- what is logged of the policy -------------------------------------------------------------------------------------

@@ -146,8 +146,8 @@ def test_distill_golden_numbers() -> None:
     assert slope.item() == pytest.approx(0.3)  # (log p - log p_teacher) · grad log p
 
 
-def test_sampled_tokens_tell_of_the_reverse_kl_only() -> None:
-    with pytest.raises(ConfigError, match="estimate the reverse KL only, got divergence forward"):
+def test_sampled_tokens_estimate_the_reverse_kl_only() -> None:
+    with pytest.raises(ConfigError, match="estimates the reverse KL only, got divergence forward"):
         regularizers.distill("forward", "sampled")
 
 

@@ -92,7 +92,7 @@ def test_resume_in_the_background_and_its_refusals(running: RunDir) -> None:
     assert "one run is trained by one process" in verb("resume", "one", code=2)
     verb("stop", "one")
     output = verb("resume", "one", "--detach")
-    assert f"Run 'one' goes on from its last whole checkpoint, {running.checkpoints[-1].name}.\n" in output
+    assert f"Run 'one' goes on from its last complete checkpoint, {running.checkpoints[-1].name}.\n" in output
     assert "Follow it: grpo-kit logs -f one" in output
     wait_for(lambda: running.status()["state"] == "running")
     verb("stop", "one", "--now")

@@ -97,7 +97,7 @@ def test_a_truncated_sampler_is_not_compared_with_a_full_policy(hook: str) -> No
         check_truncated(chosen, build_objective(chosen))
 
     for truncated in ("generation.top_p=0.9", "generation.top_k=20", "generation.min_p=0.1"):
-        with pytest.raises(ConfigError, match="their ratio is biased"):
+        with pytest.raises(ConfigError, match="Their ratio is biased"):
             check("generation.engine=vllm", truncated)
     check("generation.engine=vllm")
 

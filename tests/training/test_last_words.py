@@ -33,7 +33,7 @@ def said(run: RunDir, config: RunConfig, stopped: str | None = None) -> dict[str
 def test_every_command_is_one_that_the_command_line_takes(run: RunDir) -> None:
     verbs = {name for name, text in said(run, own_config(), "Ctrl-C").items() if text.startswith("grpo-kit")}
     verbs |= {name for name, text in said(run, own_config()).items() if text.startswith("grpo-kit")}
-    assert verbs == {"go on", "talk to it", "take it along", "another seed"}
+    assert verbs == {"resume", "chat", "export", "another seed"}
     everything = said(run, own_config(), "Ctrl-C") | said(run, own_config())
     for name in verbs:
         words = shlex.split(everything[name])[1:]

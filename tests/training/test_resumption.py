@@ -1,4 +1,4 @@
-"""Resuming, part by part: whole checkpoints, what is cut, what is refused, and what a trainer's checkpoint keeps."""
+"""Resuming, part by part: complete checkpoints, what is cut, what is refused, and what a trainer's checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kit.runner.resume import (
     packages,
     truncate_to_checkpoint,
 )
-from kit.runs.store import MANIFEST, RunDir, RunStore, is_whole, numbered, whole_checkpoints
+from kit.runs.store import MANIFEST, RunDir, RunStore, complete_checkpoints, is_complete, numbered
 from kit.trainer.checkpoint import CheckpointState
 from kit.trainer.checkpoint_writer import STAGING, publish, rotate
 from kit.trainer.policy_loss import RolloutMemory
@@ -55,7 +55,7 @@ def published(root: Path, step: int) -> Path:
 
 def test_a_published_checkpoint_is_whole_and_notes_its_files(tmp_path: Path) -> None:
     folder = published(tmp_path, 2)
-    assert is_whole(folder)
+    assert is_complete(folder)
     assert json.loads((folder / MANIFEST).read_text()) == {"optimizer.pt": 7, "trainer_state.json": 18}
 
 
@@ -71,7 +71,7 @@ def test_a_published_checkpoint_is_whole_and_notes_its_files(tmp_path: Path) -> 
 def test_a_damaged_checkpoint_is_not_gone_on_from(damage: Callable[[Path], None], tmp_path: Path) -> None:
     earlier, later = published(tmp_path, 2), published(tmp_path, 4)
     damage(later)
-    assert whole_checkpoints(numbered(tmp_path)) == [earlier]
+    assert complete_checkpoints(numbered(tmp_path)) == [earlier]
 
 
 def test_all_content_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_resume_cuts_only_what_follows_the_checkpoint(run: RunDir) -> None:
     assert [(event["kind"], event["step"]) for event in run.events()] == [
         ("resumed", 7), ("checkpoint", 3), ("checkpoint", 6), ("resumed", 6),
     ]  # fmt: skip
-    assert messages == ["Resuming from checkpoint-6; 1 later step had no checkpoint and will be made again"]
+    assert messages == ["Resuming from checkpoint-6; 1 later step had no checkpoint and will be repeated"]
     assert run.status()["step"] == 6
 
 
@@ -254,7 +254,7 @@ def test_weights_are_discarded_only_with_force(run: RunDir, parts: Any) -> None:
     run.write_json("adapter/adapter_config.json", {})
     assert run.last_checkpoint is None
     with pytest.raises(
-        RunError, match=r"weights in checkpoint-3, checkpoint-6, adapter\..*--force, which removes those"
+        RunError, match=r"weights in checkpoint-3, checkpoint-6, adapter\..*--force, which deletes those"
     ):
         check_resumable(past(run), parts(), force=False)
     resumption = check_resumable(past(run), parts(), force=True)
@@ -288,8 +288,8 @@ def test_a_run_that_starts_again_names_what_has_changed_and_is_not_refused(
     assert [line.split(":")[0] for line in changed.changes] == ["optimisation.learning_rate", "data"]
     messages: list[str] = []
     truncate_to_checkpoint(changed, messages.append)
-    assert messages[1].startswith("Changed since then: optimisation.learning_rate: ")
-    assert messages[2].startswith("Changed since then: data: the rows of here are others")
+    assert messages[1].startswith("Changed since the start: optimisation.learning_rate: ")
+    assert messages[2].startswith("Changed since the start: data: the rows of here have changed")
     assert run.events()[-1]["changes"] == changed.changes
 
 
@@ -333,7 +333,7 @@ def parts(run: RunDir, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 def changed(run: RunDir, parts: Any, env: Any = None) -> list[str]:
-    return list(differences(past(run, env=env or {}, checkpoint=None, asked=parts.config), parts))
+    return list(differences(past(run, env=env or {}, checkpoint=None, requested=parts.config), parts))
 
 
 def test_nothing_changed_and_nothing_noted_is_no_difference(run: RunDir, parts: Any) -> None:
@@ -375,7 +375,7 @@ def test_another_number_of_processes_is_named(run: RunDir, parts: Any, monkeypat
     checkpoint = run.checkpoints[-1]
     for rank in range(2):
         (checkpoint / f"rng_state_{rank}.pth").touch()
-    with pytest.raises(RunError, match="processes: 2 when its checkpoint was written, 1 now"):
+    with pytest.raises(RunError, match="processes: 2 at the checkpoint, 1 now"):
         check_resumable(past(run), parts(), force=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert check_resumable(past(run), parts(), force=False).changes == []

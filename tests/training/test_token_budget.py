@@ -18,7 +18,7 @@ from kit.models import memory
 from kit.models.backend import Backend
 from kit.models.shape import shape_of
 from kit.objective import Objective
-from kit.objective.objective import to_parts
+from kit.objective.objective import parts_obstacle
 from kit.objective.recipes import recipe_names
 from kit.runner import build
 from kit.trainer.policy_loss import MicroBatch, SequenceLengths, TokenBudget, split_by_tokens
@@ -111,7 +111,7 @@ def test_terms_have_the_same_gradient_in_parts(mixed: tuple[Any, list[dict[str, 
         got = in_a_step(trainer, batches)
     assert_same(got, want)
     assert max(passes.tokens) <= BUDGET
-    twice = to_parts(trainer.objective) is not None
+    twice = parts_obstacle(trainer.objective) is not None
     assert twice == (name != "regularizers")
     assert passes.without_graph == (len(passes.rows) if twice else 0)
     assert set(passes.alive) == {0}
@@ -182,9 +182,7 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(sizes: Sizes, monkeypa
     def chosen(gib: float, *overrides: str, **options: Any) -> int | None:
         _, batch_size, notes = sizes(gib, *overrides, **options)
         note = notes["generation_batch"]
-        assert (batch_size is not None and "env" not in options) == note.startswith(
-            f"Completions are generated {batch_size} at a time"
-        )
+        assert (batch_size is not None and "env" not in options) == note.startswith(f"{batch_size} of ")
         return batch_size
 
     assert chosen(1000) is None
@@ -210,7 +208,7 @@ def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(sizes: Sizes) -> Non
     assert budget(1e6, "optimisation.token_budget=512") == (512, "")
     assert budget(1e6, "optimisation.token_budget=0") == (None, "")
     before = {"token_budget": 4096}
-    assert budget(1e6, env=before) == (4096, "at most 4096 tokens at once, as when the run began")
+    assert budget(1e6, env=before) == (4096, "at most 4096 tokens at once, as at the start of the run")
     assert budget(1e6, env=before, checkpoint=None)[0] is None  # none of its steps is left
     chosen, note = budget(0.001)
     assert chosen == 200 + 64  # one completion goes through, whatever the memory
@@ -218,7 +216,7 @@ def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(sizes: Sizes) -> Non
 
 
 def test_a_run_generates_as_many_at_once_as_were_chosen(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes = {"token_budget": "", "generation_batch": "Completions are generated 3 at a time, of 8."}
+    notes = {"token_budget": "", "generation_batch": "3 of 8 completions are generated at a time."}
     monkeypatch.setattr(build, "chosen_sizes", lambda *_: (None, 3, notes))
     batch_sizes, decode = [], decoding.decode
 
