@@ -228,5 +228,5 @@ def test_a_run_generates_as_many_at_once_as_were_chosen(attempt: Any, monkeypatc
     done = attempt()
     assert done.code == 0, done.message
     assert batch_sizes == [3, 3, 2, 3, 3, 2]
-    assert "Completions are generated 3 at a time" in done.shown
+    assert "3 of 8 completions are generated at a time" in done.shown
     assert json.loads((done.folder.path / "env.json").read_text())["generation_batch"] == 3
