@@ -196,7 +196,7 @@ def check_truth_of_an_early_end(run: RunDir) -> None:
     ]
     steps = run.status()["step"]
     assert steps <= len(run.metrics()) + 1  # a step is made before its line is written
-    assert f"is interrupted at step {steps}/7: the process ended without a word" in ending(run)
+    assert f"is interrupted at step {steps}/7: the process ended without a message" in ending(run)
     assert f"Start it again from the beginning with: grpo-kit resume {run.id}" in ending(run)
     assert stop(run)["state"] == "interrupted"
     assert "starts again from the beginning" in run.where_resumed()

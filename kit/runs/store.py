@@ -1,12 +1,12 @@
-"""The run directory: the only truth about a run. Command line, notebook and web page are readers of it.
+"""The run directory, which contains the complete state of a run. Command line, notebook and web page read it.
 
 runs/<id>/
-    config.yaml     the validated configuration       metrics.jsonl   one line a step
+    config.yaml     the validated configuration       metrics.jsonl   one line per step
     env.json        packages, machine, seeds          events.jsonl    phases, alerts, checkpoints
     data.json       source, rows, hash, split         completions/    *.parquet
     status.json     state, pid, heartbeat, step       eval/           held-out scores
-    log.txt         what the process printed          control/        sentinels: stop, save
-    checkpoint-*/   to resume from                    adapter/        the result
+    log.txt         output of the process              control/        sentinels: stop, save
+    checkpoint-*/   for resuming                      adapter/        the result
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from kit.runs.process import identity, runs
 
 RUN_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 ENDING = ("state", "reason", "exit", "ended")
-"""The fields that tell how a run has ended."""
+"""Status fields about the end of a run."""
 
 
 class Part:
-    """A file or folder of the run, by its name. The path is built on access: a list of runs needs few of them."""
+    """A descriptor for the path of a file or folder of the run. The path is built on access, because a list of runs uses few."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Part:
 
 
 class RunDir:
-    """One run's directory. Made by `RunStore.create` or `RunStore.open`; several readers and one writer at a time."""
+    """The directory of a run, from `RunStore.create` or `RunStore.open`. It has several readers and one writer at a time."""
 
     config = Part("config.yaml")
     env = Part("env.json")
@@ -83,33 +83,32 @@ class RunDir:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Folders checkpoint-STEP, whole or not, the earliest first."""
+        """Folders checkpoint-STEP, complete or not, in order of their steps."""
         return numbered(self.path)
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """The last complete checkpoint, from which a resumed run goes on; None where it starts again from the beginning."""
+        """The last complete checkpoint, from which a run is resumed; None if it would start again from the beginning."""
         return next(filter(is_complete, reversed(self.checkpoints)), None)
 
     def where_resumed(self) -> str:
-        """Says where a resumed run goes on; the rest of a sentence that begins with its id."""
+        """Where a resumed run continues, as the predicate of a sentence about the run."""
         last = self.last_checkpoint
         if last is None:
-            return "starts again from the beginning, as no checkpoint of it was saved"
-        return f"goes on from its last complete checkpoint, {last.name}"
+            return "starts again from the beginning, because it has no checkpoint"
+        return f"continues from its last complete checkpoint, {last.name}"
 
     def write_status(self, state: str, **fields: Any) -> None:
-        """Replaces status.json at once, keeping earlier fields that are not given again.
+        """Updates the state and some fields of status.json atomically. Other fields do not change.
 
-        `fields` are step, total_steps, eta_seconds, exit, reason and whatever else is worth telling. A live state is
-        signed with the pid, creation time and host of this process unless `pid` is given. Raises `RunError` when the
-        disk refuses.
+        `fields` are e.g. step, total_steps, eta_seconds, exit and reason. With a live state, pid, creation time and host of this
+        process are recorded unless `pid` is passed. Raises `RunError` if writing fails.
         """
         self.change_status(lambda record: signed(record, state, fields))
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Says in status.json what is done, while it is something else than training steps. Raises `RunError`."""
+        """Records in status.json that the run is in a phase other than training inside the block. Raises `RunError`."""
         blank = {"phase_done": None, "phase_total": None}
         self.change_status(lambda _: {"phase": name, **blank}, durable=False)
         yield
@@ -118,10 +117,10 @@ class RunDir:
     def change_status(
         self, change: Callable[[dict[str, Any]], Mapping[str, Any] | None], *, durable: bool = True
     ) -> bool:
-        """Replaces status.json by what `change` makes of it; no other process writes in between.
+        """Updates status.json under a lock, so that no other process writes in between.
 
-        `change` gets the record as it stands ({} when there is none to read) and returns the fields to set, or None to
-        leave it. Returns whether it was replaced. `durable` as in `write_atomic`. Raises `RunError` when the disk refuses.
+        `change` receives the current record ({} if there is none) and returns the fields to set, or None for no change.
+        Returns whether the file was replaced. `durable`: see `write_atomic`. Raises `RunError` if writing fails.
         """
         with self._lock, exclusive(self.path):
             record = self.record()
@@ -131,14 +130,14 @@ class RunDir:
         return fields is not None
 
     def status(self) -> dict[str, Any]:
-        """The status as it is, not as it was last claimed: a live state without a live process reads `interrupted`."""
+        """The verified status: a live state without a live process becomes `interrupted`."""
         record = self.record()
         if not record:
             return {"state": "interrupted", "reason": "there is no readable status.json"}
         return effective_status(record)
 
     def settled(self, seconds: float = 5.0) -> dict[str, Any]:
-        """The status; where a process has died this moment, after its supervisor had `seconds` to write how."""
+        """The status. If a process has just died, waits up to `seconds` for its supervisor to record how."""
         end = time.monotonic() + seconds
         while (status := self.status())["state"] == "interrupted":
             if time.monotonic() >= end or not runs(status.get("supervisor")):
@@ -147,7 +146,7 @@ class RunDir:
         return status
 
     def record(self) -> dict[str, Any]:
-        """status.json as it was last written, true or not; {} when there is none to read, or one without a known state."""
+        """status.json as written, not verified; {} if it cannot be read or has no known state."""
         try:
             record = json.loads(self.status_file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -156,19 +155,18 @@ class RunDir:
         return record if known else {}
 
     def claim(self, state: str = "starting", **fields: Any) -> None:
-        """Takes a run that has ended, to go on with it: the status is this process's from here on.
+        """Claims an ended run for this process, to continue it.
 
-        Of several that try exactly one succeeds. Old sentinels are removed; how the run had ended is kept as `before`.
-        `face=True` says that this process only starts the one that trains, and is never to be signalled. Raises `RunError`
-        when the run is live.
+        If several try, one succeeds. Old sentinels are removed, and `before` records how the run had ended. `face=True`: this
+        process only starts the training process and must not be signalled. Raises `RunError` if the run is live.
         """
 
         def take(record: dict[str, Any]) -> Mapping[str, Any]:
             now = self.status()
             if now["state"] in ALIVE:
                 raise RunError(
-                    f"The run '{self.id}' is {now['state']} (process {record.get('pid')} on {record.get('host')}); one run is "
-                    f"trained by one process. Follow it with: grpo-kit logs -f {self.id}{self.root_option}"
+                    f"The run '{self.id}' is {now['state']} (process {record.get('pid')} on {record.get('host')}). Only "
+                    f"one process can train a run. Follow it with: grpo-kit logs -f {self.id}{self.root_option}"
                 )
             for sentinel in ("stop", "save"):
                 (self.control / sentinel).unlink(missing_ok=True)
@@ -180,39 +178,39 @@ class RunDir:
 
     @property
     def root_option(self) -> str:
-        """` --root FOLDER`, for commands that name the run; nothing where the folder is the default one."""
+        """` --root FOLDER` for commands about the run; empty for the default folder."""
         return "" if self.path.parent == Path("runs") else f" --root {shlex.quote(str(self.path.parent))}"
 
     def adopt(self, **fields: Any) -> None:
-        """Takes over a run that was claimed for this process: by its supervisor, which started it.
+        """Takes over a run that the supervisor of this process has claimed for it.
 
-        Raises `RunError` when it was not, or when another process has taken it over.
+        Raises `RunError` if it has not, or if another process has taken the run over.
         """
 
         def take(record: dict[str, Any]) -> Mapping[str, Any]:
             holder, supervisor = record.get("pid"), (record.get("supervisor") or {}).get("pid")
             waiting = record.get("state") in ("queued", "starting", "stopping") and not record.get("adopted")
-            # By its number alone, the supervisor may be that of a later attempt, and this process an orphan of an earlier.
+            # The pid alone is not enough: this process may be an orphan of an earlier attempt.
             if not waiting or not (holder == os.getpid() or holder == supervisor == os.getppid()):
                 raise RunError(
-                    f"The run '{self.id}' does not wait for this process: it is {self.status()['state']}, in the "
-                    f"hands of process {holder}. Start a run of its own with: grpo-kit train CONFIG"
+                    f"The run '{self.id}' was not claimed for this process: it is {self.status()['state']} and belongs "
+                    f"to process {holder}. Start a separate run with: grpo-kit train CONFIG"
                 )
             return signed(record, "starting", {"adopted": True, "face": False, "before": None} | fields)
 
         self.change_status(take)
 
     def append_metrics(self, metrics: dict[str, Any]) -> None:
-        """Adds one line, visible to readers at once; NaN becomes null. Raises `RunError` when the disk refuses."""
+        """Appends one line. NaN becomes null. Raises `RunError` if writing fails."""
         with self._lock:
             append_line(self.metrics_file, metrics)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All whole lines so far, oldest first."""
+        """All complete lines, in order."""
         return read_lines(self.metrics_file)
 
     def last_reward(self) -> float | None:
-        """The last training reward; None where there is none to read."""
+        """The last training reward; None if there is none."""
         with contextlib.suppress(RunError):
             for line in read_last_lines(self.metrics_file):
                 if isinstance(reward := line.get("reward"), (int, float)):
@@ -220,7 +218,7 @@ class RunDir:
         return None
 
     def append_event(self, kind: str, **fields: Any) -> None:
-        """Adds one event with the time (seconds since the epoch). Raises `RunError` when the disk refuses."""
+        """Appends one event with the time (seconds since the epoch). Raises `RunError` if writing fails."""
         with self._lock:
             append_line(self.events_file, {"time": time.time(), "kind": kind} | fields)
 
@@ -232,11 +230,11 @@ class RunDir:
         return {name: scores[name] for name in dict.fromkeys([*order, *sorted(scores)]) if name in scores}
 
     def events(self) -> list[dict[str, Any]]:
-        """All whole events so far, oldest first."""
+        """All complete events, in order."""
         return read_lines(self.events_file)
 
     def write_json(self, name: str, content: Any) -> Path:
-        """Writes `name` (relative to the run, folders are made) at once. Raises `RunError` when the disk refuses."""
+        """Writes the file `name` (relative to the run) atomically and creates its folder. Raises `RunError` if writing fails."""
         return self.write_text(name, to_json(content, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> Path:
@@ -245,7 +243,7 @@ class RunDir:
         return self.path / name
 
     def check_free_space(self, needed: int) -> None:
-        """Raises `RunError` unless `needed` bytes are free where the run lies."""
+        """Raises `RunError` unless `needed` bytes are free on the disk of the run."""
         free = free_bytes(self.path)
         if free is not None and free < needed:
             raise RunError(
@@ -255,17 +253,16 @@ class RunDir:
 
 
 class RunStore:
-    """All runs below one folder, by id. An id is a plain name and never a path."""
+    """All runs in a folder, by id. An id is a name and never a path."""
 
     def __init__(self, root: str | Path = "runs") -> None:
         self.root = Path(root)
 
     def create(self, run_id: str, *, config: str | None = None, **status: Any) -> RunDir:
-        """Makes the directory of a new run, in state `starting`: by one rename, with all that is given or not at all.
+        """Creates the directory of a new run in state `starting`, atomically by a rename.
 
-        So whatever is killed, a run that is there can be resumed. `config` is the text of config.yaml, `status` what else
-        stands in status.json. Raises `RunError` when the id is not a plain name or is taken, or when the folder cannot be
-        written.
+        An existing run can therefore always be resumed. `config` is the text of config.yaml, `status` further fields of
+        status.json. Raises `RunError` if the id is invalid or taken, or if the folder is not writable.
         """
         path = self._path(run_id)
         with disk_errors(self.root):
@@ -283,12 +280,12 @@ class RunStore:
         except BaseException as error:
             shutil.rmtree(made.path, ignore_errors=True)
             if isinstance(error.__cause__, OSError):
-                self.check_free(run_id)  # another process was quicker
+                self.check_free(run_id)  # another process has created it in the meantime
             raise
         return RunDir(path)
 
     def check_free(self, run_id: str) -> None:
-        """Raises `RunError` when the id is not a plain name or is taken; `create` alone can promise that it stays free."""
+        """Raises `RunError` if the id is invalid or taken. Another process may still take it before `create`."""
         path = self._path(run_id)
         if path.exists():
             raise RunError(
@@ -297,7 +294,7 @@ class RunStore:
             ) from None
 
     def open(self, run_id: str) -> RunDir:
-        """The directory of an existing run. Raises `RunError` when there is none of that id."""
+        """The directory of an existing run. Raises `RunError` if there is none with that id."""
         path = self._path(run_id)
         if not path.is_dir():
             names = [run.id for run in self.list()][:5]
@@ -309,18 +306,18 @@ class RunStore:
         """All runs with their status, the latest first. Each status is read once."""
         if not self.root.is_dir():
             if self.root.exists():
-                raise RunError(f"{self.root} is a file; expected the folder that holds the runs, such as runs.")
+                raise RunError(f"{self.root} is a file; expected the folder of the runs, e.g. runs.")
             return []
         runs = [RunDir(path) for path in self.root.iterdir() if RUN_ID.fullmatch(path.name)]
         pairs = [(run, run.status()) for run in runs if run.status_file.is_file() or run.config.is_file()]
         return sorted(pairs, key=lambda pair: (pair[1].get("started") or 0, pair[0].id), reverse=True)
 
     def list(self) -> list[RunDir]:
-        """All runs, the latest first. Other folders below the root are passed over."""
+        """All runs, the latest first, without other folders in the root."""
         return [run for run, _ in self.statuses()]
 
     def new_id(self, stem: str) -> str:
-        """`STEM-YYYYMMDD-HHMMSS`, with a number behind it when that is taken."""
+        """`STEM-YYYYMMDD-HHMMSS`, with a number appended if it is taken."""
         plain = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40].strip("-") or "run"
         first = name = f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
         number = 2
@@ -337,7 +334,7 @@ class RunStore:
         return self.root / run_id
 
 
-# --- checkpoints: which are there, and which of them are whole; kit.trainer.checkpoint_writer writes them -------------
+# --- reading checkpoints; kit.trainer.checkpoint_writer writes them ---------------------------------------------------
 
 MANIFEST = "manifest.json"
 """Sizes (bytes) of the files of a checkpoint."""
@@ -346,18 +343,18 @@ PREFIX = "checkpoint-"
 
 
 def numbered(root: Path) -> list[Path]:
-    """Folders `checkpoint-STEP` in `root`, whole or not, the earliest first."""
+    """Folders `checkpoint-STEP` in `root`, complete or not, in order of their steps."""
     folders = [path for path in root.glob(f"{PREFIX}*") if path.is_dir() and path.name.removeprefix(PREFIX).isdigit()]
     return sorted(folders, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """Optimiser steps made before a folder `checkpoint-STEP` was written."""
+    """Number of optimiser steps of a folder `checkpoint-STEP`."""
     return int(checkpoint.name.removeprefix(PREFIX))
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether nothing of a checkpoint is missing: trainer_state.json reads, and all files have their noted sizes."""
+    """Whether a checkpoint is complete: trainer_state.json is valid, and all files have their recorded sizes."""
     try:
         json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
         noted = checkpoint / MANIFEST
@@ -368,20 +365,20 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def complete_checkpoints(checkpoints: Iterable[Path]) -> list[Path]:
-    """The checkpoints that training can go on from, the earliest first."""
+    """The checkpoints from which training can continue, in order of their steps."""
     return sorted(filter(is_complete, checkpoints), key=step_of)
 
 
-# --- status.json: how a state is signed, and whether a live one is believed -------------------------------------------
+# --- status.json: recording the process of a state, and verifying it --------------------------------------------------
 
 ALIVE = ("queued", "starting", "running", "stopping")
 ENDED = ("finished", "failed", "stopped", "interrupted")
 SILENCE_LIMIT = 300.0
-"""Seconds without a heartbeat after which a run on another machine (its pid cannot be asked) reads as interrupted."""
+"""Seconds without a heartbeat after which a run on another machine, whose pid cannot be checked, counts as interrupted."""
 
 
 def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a new state; a live one names the process that answers for it."""
+    """The fields of a new state. A live state includes the identity of its process."""
     now = time.time()
     change: dict[str, Any] = {"state": state, "heartbeat": now, "started": record.get("started") or now}
     if state in ALIVE:
@@ -389,31 +386,31 @@ def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any]) -> 
         change["reason"] = None
     else:
         change |= {"ended": now, "eta_seconds": None}
-    if record.get("phase") is not None:  # what was done in the earlier state
+    if record.get("phase") is not None:  # the phase belongs to the earlier state
         change["phase"] = None
     return {**change, **fields}
 
 
 def is_elsewhere(record: Mapping[str, Any]) -> bool:
-    """Whether a record is of another machine, whose processes cannot be looked up."""
+    """Whether a record is from another machine, whose processes cannot be checked."""
     return record.get("host") not in (None, socket.gethostname())
 
 
 def effective_status(record: dict[str, Any]) -> dict[str, Any]:
-    """A live state is believed as long as the process that answers for it runs."""
+    """The record, where a live state without a running process is replaced by `interrupted`."""
     if record["state"] not in ALIVE:
         return record
-    reason = f"the process ended without a word while the run was {record['state']}"
+    reason = f"the process ended without a message while the run was {record['state']}"
     interrupted = record | {"state": "interrupted", "reason": reason, "eta_seconds": None}
     if is_elsewhere(record):
-        silence = abs(time.time() - (record.get("heartbeat") or 0.0))  # whichever way the clocks of two machines differ
+        silence = abs(time.time() - (record.get("heartbeat") or 0.0))  # clocks of two machines may differ
         return record if silence < SILENCE_LIMIT else interrupted
     supervisor = record.get("supervisor")
     watched = runs(supervisor)
     if not runs(record):
         if watched and (record["state"] == "stopping" or record.get("stop")):
-            return record | {"state": "stopping"}  # its supervisor is about to write how it ended
+            return record | {"state": "stopping"}  # its supervisor will record how it ended
         return interrupted
     if supervisor and not watched and not record.get("reason"):
-        return record | {"reason": f"its supervisor (process {supervisor.get('pid')}) died; the run goes on without it"}
+        return record | {"reason": f"its supervisor (process {supervisor.get('pid')}) died; the run continues"}
     return record

@@ -29,7 +29,7 @@ HEARTBEAT_SECONDS = 5.0
 QUEUE_POLL_SECONDS = 0.5
 HANDOVER_POLL_SECONDS = 0.02
 QUEUE_HEARTBEATS = 20
-"""Polls of a lock that another run holds, between two heartbeats."""
+"""Number of polls of a lock between two heartbeats, while another run holds it."""
 REQUEST = "control/request.json"
 
 
@@ -43,18 +43,18 @@ def supervise(
     face: bool = True,
     on_line: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """Runs the job of `module` as the process of `run`, which this process has made or claimed, and which the job adopts.
+    """Runs the job of `module` as the training process of `run`, which this process has created or claimed.
 
-    Returns how it ended, which the run's status records, too. While another run uses its GPU, the run is `queued`.
+    Returns the outcome, which the run's status records too. While another run uses its GPU, the run is `queued`.
 
-    face: this process is the user's own (a notebook, a shell); stopping the run never signals it.
-    on_line: called with each line that the job prints.
+    face: this process belongs to the user (a notebook, a shell) and must not be signalled.
+    on_line: called with each line of output of the job.
     """
     lock = GpuLock(gpus())
     try:
         given_up = _queue(run, lock, on_message, face)
         if given_up is None and (run.control / "stop").exists():
-            given_up = "control/stop, before it trained"
+            given_up = "control/stop, before training"
         if given_up is not None:
             run.write_status("stopped", reason=given_up, exit=STOPPED)
             return Outcome(STOPPED)
@@ -69,7 +69,7 @@ def supervise(
                     started=watch.started,
                     on_line=on_line,
                 )
-        except BaseException as error:  # it could not be started, or this process is interrupted
+        except BaseException as error:  # the job could not be started, or this process is interrupted
             settle(run, watch.pid, cut_short(error))
             raise
         settle(run, watch.pid, outcome)
@@ -79,7 +79,7 @@ def supervise(
 
 
 def _queue(run: RunDir, lock: GpuLock, on_message: Callable[[str], object], face: bool) -> str | None:
-    """Waits for the lock. Returns what stopped the run meanwhile (its sentinel file, Ctrl-C or SIGTERM), if anything did."""
+    """Waits for the lock. Returns what stopped the run in the meantime (its sentinel, Ctrl-C or SIGTERM), or None."""
     announced, looks = None, 0
     try:
         while (holder := lock.take({"run": run.id, "pid": os.getpid()})) is not None:
@@ -87,20 +87,20 @@ def _queue(run: RunDir, lock: GpuLock, on_message: Callable[[str], object], face
                 run.write_status("queued", reason=f"waits for {holder}", supervisor=identity(), face=face)
             if holder != announced:
                 announced = holder
-                on_message(f"Waiting for {holder}. Ctrl-C, or grpo-kit stop {run.id}, gives up.")
+                on_message(f"Waiting for {holder}. To cancel: Ctrl-C or grpo-kit stop {run.id}")
             if (run.control / "stop").exists():
-                return "control/stop, while it waited for a GPU"
+                return "control/stop, while waiting for a GPU"
             time.sleep(QUEUE_POLL_SECONDS)
             looks += 1
     except KeyboardInterrupt:
-        return "an interrupt, while it waited for a GPU"
+        return "an interrupt, while waiting for a GPU"
     if announced is not None:
         run.write_status("starting", supervisor=identity(), face=face)
     return None
 
 
 class Heartbeat:
-    """Updates heartbeat and supervisor in status.json while the job's process lives. Progress is reported by the job itself."""
+    """Updates heartbeat and supervisor in status.json while the job runs. The job itself reports progress."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -110,10 +110,10 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._update, name="heartbeat", daemon=True)
 
     def started(self, pid: int) -> None:
-        """The job has started: the run, which was made or claimed for it, now names its process."""
+        """Records the job's process in the status of the run."""
         self.pid = pid
         who = identity(pid)
-        with contextlib.suppress(RunError):  # the job says the same, or fails of the same
+        with contextlib.suppress(RunError):  # the job writes the same, or fails with the same error
             self.run.change_status(
                 lambda record: (
                     who | {"supervisor": self._me, "face": False, "reason": None}
@@ -132,7 +132,7 @@ class Heartbeat:
     def _update(self) -> None:
         def alive(record: dict[str, Any]) -> dict[str, Any] | None:
             if record.get("state") not in ALIVE or record.get("pid") != self.pid:
-                return None  # another process runs under this id
+                return None  # the run belongs to another process now
             return {"heartbeat": time.time(), "supervisor": self._me}
 
         while not self._done.wait(HEARTBEAT_SECONDS):
@@ -141,27 +141,27 @@ class Heartbeat:
 
 
 def cut_short(error: BaseException) -> Outcome:
-    """Returns the outcome of a job whose supervisor was interrupted by `error`."""
+    """The outcome of a job whose supervisor was interrupted by `error`."""
     if isinstance(error, KeyboardInterrupt):
         return Outcome(STOPPED)
     return Outcome(CRASHED, RunError(f"the supervisor failed: {error!r}"), exit=CRASHED)
 
 
 def settle(run: RunDir, pid: int | None, outcome: Outcome) -> None:
-    """Records how the run ended if its process could not. Where the disk is full, it will read as `interrupted`."""
+    """Records how the run ended if its process could not. On a full disk its status remains `interrupted`."""
 
     def end(record: dict[str, Any]) -> dict[str, Any] | None:
         if record.get("state") not in ALIVE or record.get("pid") not in (pid, os.getpid()):
             return None
         before = record.get("before")
         if outcome.code == USER_ERROR and before and not record.get("adopted"):
-            # Resuming was refused: the earlier ending stays.
-            words = {**before, "before": None, "refused": str(outcome.error)}
+            # The resume was refused, so the earlier end remains.
+            ending = {**before, "before": None, "refused": str(outcome.error)}
         else:
-            words = last_words(run, record, outcome)
-        # First, as whoever follows the log stops reading at the end of the run.
-        _log(run, f"supervisor: the run is {words['state']}: {outcome.error or words['reason']}")
-        return words
+            ending = ending_of(run, record, outcome)
+        # Before the status, because readers of the log stop at the end of the run.
+        _log(run, f"supervisor: the run is {ending['state']}: {outcome.error or ending['reason']}")
+        return ending
 
     with contextlib.suppress(OSError):  # makes room, and removes half-written status files of the process
         (run.path / ".reserve").unlink(missing_ok=True)
@@ -171,17 +171,17 @@ def settle(run: RunDir, pid: int | None, outcome: Outcome) -> None:
         run.change_status(end)
 
 
-def last_words(run: RunDir, record: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
-    """State, reason and exit code of a run whose process recorded none."""
+def ending_of(run: RunDir, record: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+    """State, reason and exit code of a run whose process has not recorded them."""
     ended = {"ended": time.time(), "eta_seconds": None, "exit": outcome.exit, "before": None}
     stop = record.get("stop") or {}
     if outcome.code == STOPPED or stop:
-        how = stop.get("how") or "interrupted before it trained"
+        how = stop.get("how") or "interrupted before training"
         return ended | {"state": "stopped", "reason": how, "exit": outcome.exit or STOPPED}
     if outcome.error is not None:
         kind = "" if outcome.code == CRASHED else f"{type(outcome.error).__name__}: "
         return ended | {"state": "failed", "reason": f"{kind}{outcome.error}"}
-    return ended | {"state": "failed", "reason": f"the process ended with code {outcome.exit} and without a word"}
+    return ended | {"state": "failed", "reason": f"the process ended with code {outcome.exit} and no message"}
 
 
 def _log(run: RunDir, line: str) -> None:
@@ -190,9 +190,9 @@ def _log(run: RunDir, line: str) -> None:
 
 
 def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
-    """Starts a supervisor process for a run that this process has claimed, and returns once it has taken the run over.
+    """Starts a supervisor process for a run that this process has claimed, and waits until it has taken the run over.
 
-    Raises `RunError` when that could not be started; the run then reads `failed`, or as it did before it was claimed.
+    Raises `RunError` if it could not be started. The state of the run is then `failed`, or the one before the claim.
     """
     try:
         run.write_json(REQUEST, request)
@@ -209,25 +209,25 @@ def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
             )
         while run.record().get("pid") == os.getpid():
             if process.poll() is not None:
-                raise RunError(f"The supervisor of run '{run.id}' could not be started; {run.log} says why.")
+                raise RunError(f"The supervisor of run '{run.id}' could not be started. See {run.log}.")
             time.sleep(HANDOVER_POLL_SECONDS)
     except (OSError, RunError) as error:
         settle(run, os.getpid(), Outcome(USER_ERROR, RunError(str(error)), exit=USER_ERROR))
         raise error if isinstance(error, RunError) else RunError(f"{run.path}: {error}") from error
-    except BaseException:  # Ctrl-C: the supervisor takes over no run that has ended
+    except BaseException:  # Ctrl-C: the supervisor does not take over an ended run
         settle(run, os.getpid(), Outcome(STOPPED))
         raise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m kit.runs.supervisor`: takes the run over from the process that claimed it, and supervises it to its end."""
+    """`python -m kit.runs.supervisor`: takes over a run from the process that claimed it, and supervises it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--module", required=True)
     parser.add_argument("--claimed-by", type=int, required=True)
     arguments = parser.parse_args(argv)
     run, me = RunDir(arguments.run_dir), identity()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by the job: there is no terminal to hear of
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the job inherits it, since there is no terminal
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     taken = run.change_status(
@@ -245,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = supervise(
             run, request, module=arguments.module, quiet=True, on_message=lambda text: _log(run, text), face=False
         )
-    except KeyboardInterrupt:  # between the queue and the job, or after it
+    except KeyboardInterrupt:  # while no job runs
         settle(run, os.getpid(), Outcome(STOPPED))
         return STOPPED
     return outcome.code

@@ -3,7 +3,7 @@
 A job (`call`, `serve`): the caller writes a request (JSON) and spawns `python -m MODULE REQUEST --error-file FILE [--quiet]`.
 Exit codes: 0 done, 2 a user's error (on stderr, and in the error file with its kind), 130 stopped, 1 crash.
 A worker (`Worker`): a process that keeps its models loaded and answers requests, one JSON object a line in both directions.
-A call (`Watchdog`): a thread cannot be killed, so one that hangs is abandoned. It holds no lock of the kit's, and as a daemon it
+A call (`Watchdog`): a thread cannot be killed, so one that hangs is abandoned. It holds no lock of the kit and, as a daemon,
 does not keep the process alive.
 """
 
@@ -34,17 +34,17 @@ from kit.runs.process import kill_group
 
 DONE, CRASHED, USER_ERROR, STOPPED = 0, 1, 2, 130
 ROOM_FOR_ERROR = 16384
-"""Bytes reserved on disk for the error that a job reports."""
+"""Bytes reserved on disk for the error report of a job."""
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KERNEL = ("FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "MPLBACKEND")
-"""Environment variables of ipykernel that are meant for its cells, not for child processes."""
+"""Environment variables of ipykernel for its cells, which child processes must not have."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a job. `error` is set for every code but DONE and STOPPED; `shown` says that the user has seen it.
+    """The outcome of a job. `error` is set for all codes but DONE and STOPPED; `shown`: it was printed already.
 
-    `code` is one of the four above; `exit` is the process's own: its code, or 128 and the signal that ended it.
+    `code` is one of the four above; `exit` is the exit code of the process, or 128 plus the signal that ended it.
     """
 
     code: int
@@ -57,16 +57,16 @@ LOST = (
     "device-side assert", "illegal memory access", "unspecified launch failure", "illegal instruction", "misaligned address",
     "hardware stack error", "uncorrectable ecc error", "launch timed out", "invalid program counter",
 )  # fmt: skip
-"""What CUDA says of errors after which every call of the process fails."""
+"""Messages of CUDA errors after which every further call of the process fails."""
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the GPU context of this process is dead: every later call to the GPU fails, so the process has to end."""
+    """Whether the CUDA context of this process is lost. All further calls to the GPU fail, so the process must end."""
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in LOST)
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether an error is one of the kit's own, or of those that the `rewards` package defines."""
+    """Whether an error is defined by the kit or by the `rewards` package."""
     return isinstance(error, KitError) or type(error).__module__.partition(".")[0] == "rewards"
 
 
@@ -77,9 +77,9 @@ def serve(
 ) -> int:
     """The job's side: reads the request, calls `job(request, quiet)`, and returns the exit code.
 
-    What the job returns is written as JSON to the file `result` of the request, where it names one.
-    User errors are printed to stderr and reported to the caller; Ctrl-C gives 130; any other error is a crash and
-    propagates with its traceback. read: parses the request's argument, with `-o a.b=value` overrides; JSON without it.
+    The result of the job is written as JSON to the file `result` of the request, if it has one. User errors are printed to
+    stderr and reported to the caller; Ctrl-C gives 130; any other error is a crash and propagates with its traceback.
+    `read` parses the request argument with `-o a.b=value` overrides; the default is JSON.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("request")
@@ -88,7 +88,7 @@ def serve(
     parser.add_argument("--error-file", type=Path)
     parser.add_argument("--quiet", action="store_true")
     arguments = parser.parse_args(argv)
-    # Ctrl-C works also where the shell started us with SIGINT ignored; SIGTERM means the same: save and end.
+    # Handle Ctrl-C even if the shell has set SIGINT to be ignored. SIGTERM means the same: save and end.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -106,7 +106,7 @@ def serve(
         if arguments.error_file is not None:
             path, report = arguments.error_file, json.dumps({"kind": type(error).__name__, "message": str(error)})
             with contextlib.suppress(OSError), open(path, "r+b" if path.exists() else "wb") as file:
-                file.write(report.encode())  # over what was set aside
+                file.write(report.encode())  # overwrites the reserved bytes
                 file.truncate()
         label = "\x1b[31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
         with contextlib.suppress(OSError):
@@ -116,7 +116,7 @@ def serve(
 
 
 def as_error(kind: Any, message: str, otherwise: type[KitError] = KitError) -> KitError:
-    """The kit's error class of that name, with the message; `otherwise` for a name that is not one of the kit's."""
+    """An error of the kit's class `kind` with the message; of class `otherwise` for an unknown name."""
     error_class = getattr(kit.errors, str(kind), None)
     return (error_class if isinstance(error_class, type) and issubclass(error_class, KitError) else otherwise)(message)
 
@@ -130,14 +130,15 @@ def call(
     started: Callable[[int], None] = lambda pid: None,
     on_line: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """The caller's side: spawns `python -m module`, waits until it has ended, and returns how.
+    """The caller's side: spawns `python -m module`, waits for its end, and returns the outcome.
 
-    Ctrl-C is handled by the job, which saves and ends by itself; this process keeps waiting. The job's output goes where this
-    process's goes, in a notebook into the cell.
+    The job handles Ctrl-C: it saves and ends while this process waits. The job prints to the output of this process, in a
+    notebook to the cell.
 
-    on_line: called with each line of stdout and stderr, which are then not printed.
-    inherit: open files that the job gets.
-    started: called with the job's pid.
+    Args:
+        on_line: called with each line of stdout and stderr, which are then not printed.
+        inherit: open files for the job.
+        started: called with the job's pid.
     """
     with tempfile.TemporaryDirectory(prefix="grpo-kit-") as folder:
         request_file, error_file = Path(folder, "request.json"), Path(folder, "error.json")
@@ -147,27 +148,27 @@ def call(
         code = _wait(command + ["--quiet"] * quiet, inherit, started, on_line)
         if code in (DONE, STOPPED):
             return Outcome(code, exit=code)
-        if -code in PASSED_ON:  # before the job could take them for a wish to end
+        if -code in PASSED_ON:  # the signal came before the job could handle it
             return Outcome(STOPPED, exit=128 - code)
         if code == USER_ERROR and (report_text := error_file.read_text(encoding="utf-8").strip()):
             report = json.loads(report_text)
             return Outcome(USER_ERROR, as_error(report["kind"], report["message"]), True, code)
     if code == -signal.SIGKILL:
         text = (
-            "The process was killed (signal 9): from outside, or by the kernel because memory ran out. Against that, lower "
-            "optimisation.micro_batch_size, generation.max_completion_tokens or the model's size."
+            "The process was killed (signal 9) from outside, or by the kernel because memory ran out. To use less memory, lower "
+            "optimisation.micro_batch_size or generation.max_completion_tokens, or choose a smaller model."
         )
     elif code < 0:
         text = f"The process was ended by signal {-code} ({signal.Signals(-code).name})."
     else:
-        text = f"The process crashed with exit code {code}; what it printed says why."
+        text = f"The process crashed with exit code {code}. See its output for the reason."
     return Outcome(CRASHED, RunError(text), False, code if code >= 0 else 128 - code)
 
 
 def call_for_result(module: str, request: dict[str, Any], stopped: str, *, quiet: bool = False) -> dict[str, Any]:
-    """What the job writes as JSON to the file `result` of its request, a temporary one.
+    """Runs a job and returns its result.
 
-    Raises the job's error, and `RunError` with the text `stopped` for a job that ended without a result.
+    Raises the job's error, and `RunError` with the text `stopped` if the job ended without a result.
     """
     with tempfile.TemporaryDirectory(prefix="grpo-kit-") as folder:
         path = Path(folder, "result.json")
@@ -188,8 +189,8 @@ def _wait(
     on_line: Callable[[str], object] | None,
 ) -> int:
     notebook = "ipykernel" in sys.modules
-    # Below a terminal the job shares its process group, so Ctrl-C reaches it directly. Elsewhere (a notebook kernel, a
-    # service) it gets a group of its own and hears of interrupts through this process only: once, never twice.
+    # In a terminal the job shares the process group, so Ctrl-C reaches it directly. Elsewhere (a notebook kernel, a service)
+    # it has its own group, and this process forwards interrupts. It never receives an interrupt twice.
     terminal = False
     with contextlib.suppress(OSError), open("/dev/tty") as tty:
         terminal = os.tcgetpgrp(tty.fileno()) == os.getpgrp()
@@ -214,7 +215,7 @@ def _wait(
             else:
                 print(line, end="", flush=True)
         if not terminal and hasattr(os, "waitid"):
-            # Not collected yet, so that its number stays its own. The rest of its group does not outlive a failure.
+            # The process is not collected yet, so its pid is not reused. After a failure, kill the rest of its group.
             with contextlib.suppress(ChildProcessError):
                 ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
                 if ended is not None and (ended.si_code, ended.si_status) != (os.CLD_EXITED, DONE):
@@ -224,11 +225,11 @@ def _wait(
 
 
 def environment() -> dict[str, str]:
-    """Environment variables for a child: PYTHONPATH such that it can import the kit, and one GPU.
+    """Environment variables for a child process: PYTHONPATH for the kit, and one GPU.
 
     A run trains on one GPU. Unless CUDA_VISIBLE_DEVICES is set, or accelerate or torchrun started this process, the child sees
-    only the first. A notebook kernel's own variables are left out: with them a child would write escape codes into the cell.
-    Colab's secret HF_TOKEN, which is read in a kernel only, is handed on.
+    only the first. Variables of a notebook kernel are removed, because a child would print escape codes into the cell.
+    Colab's secret HF_TOKEN is included, because only the kernel can read it.
     """
     home = Path(kit.errors.__file__).resolve().parents[1]
     path = os.environ.get("PYTHONPATH", "")
@@ -245,20 +246,20 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def _colab_token() -> str | None:
-    """The secret HF_TOKEN of a notebook in Colab, if there is one and the notebook may read it; it is read once."""
+    """Colab's secret HF_TOKEN, if it exists and the notebook has access. It is read once."""
     colab = sys.modules.get("google.colab")
     try:
         return colab.userdata.get("HF_TOKEN") or None if colab is not None else None
-    except Exception:  # Colab's own: no such secret, no access, no answer
+    except Exception:  # errors of Colab: no such secret, no access, no answer
         return None
 
 
 @contextlib.contextmanager
 def _forwarding(terminal: bool) -> Iterator[list[subprocess.Popen[str]]]:
-    """Keeps Ctrl-C from ending this process, and passes signals that the jobs do not receive themselves on to them."""
+    """Ignores Ctrl-C in this process, and forwards signals to jobs that do not receive them directly."""
     started: list[subprocess.Popen[str]] = []
     if threading.current_thread() is not threading.main_thread():
-        yield started  # only the main thread may set handlers, and only it gets interrupts
+        yield started  # only the main thread may set handlers and receives interrupts
         return
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -277,18 +278,17 @@ def _forwarding(terminal: bool) -> Iterator[list[subprocess.Popen[str]]]:
             signal.signal(number, handler)
 
 
-# --- a process that answers requests until it is closed ---------------------------------------------------------------------
+# --- a process that answers requests ----------------------------------------------------------------------------------------
 
 MOST_BYTES = 8 * 1024 * 1024
-"""Longest message of a worker, in bytes; a worker that sends a longer one is ended."""
+"""Maximum size of a message of a worker, in bytes. A worker that sends a longer one is killed."""
 
 
 class Worker:
-    """The process `python -m MODULE ARGUMENTS`, which takes and answers requests as JSON objects, one per line.
+    """The process `python -m MODULE ARGUMENTS`, which receives requests and sends answers as JSON objects, one per line.
 
-    It has a session of its own: Ctrl-C in a terminal is its owner's to handle. `on_message` is called in a thread with
-    each object that it writes, and once with None when it has ended. `stderr`: a file for what it prints there, else this
-    process's own.
+    It has its own session, so that only its owner handles Ctrl-C. `on_message` is called in a thread with each object that it
+    writes, and with None when it has ended. `stderr`: a file for its standard error; default: that of this process.
     """
 
     def __init__(
@@ -311,11 +311,11 @@ class Worker:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while it runs."""
         return self._process.poll()
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Sends one object. False when the process has ended. Raises `TypeError` or `ValueError` for what JSON cannot say."""
+        """Sends one object. Returns False if the process has ended. Raises `TypeError` or `ValueError` for invalid JSON."""
         line = encode(message)
         try:
             with self._writing:
@@ -327,7 +327,7 @@ class Worker:
         return True
 
     def close(self, seconds: float = 0.0) -> None:
-        """Ends its input, and after so many seconds the process with whatever it has started."""
+        """Closes its input, and after `seconds` kills the process and its descendants."""
         with contextlib.suppress(OSError, ValueError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -353,7 +353,7 @@ class Worker:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """A message as one line, newline included."""
+    """A message as one line with its newline."""
     return (json.dumps(dict(message), ensure_ascii=True, allow_nan=False, default=str) + "\n").encode()
 
 
@@ -367,13 +367,13 @@ def decode(line: bytes | str) -> dict[str, Any] | None:
 
 
 def claim_stdout() -> BinaryIO:
-    """Returns a worker's stream to its owner. From now on, what is printed goes to stderr, never between the messages."""
+    """Returns the stream for messages of a worker. From then on, printed text goes to stderr instead of between messages."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return replies
 
 
-# --- a call that may hang, made in a thread of its own ---------------------------------
+# --- a call that may hang, in a separate thread -----------------------------------------
 
 Result = TypeVar("Result")
 
@@ -383,13 +383,13 @@ class Hung(TimeoutError):
 
 
 class Watchdog:
-    """One thread that makes calls one after the other, each within `timeout` seconds.
+    """A thread that makes calls one after the other, each within `timeout` seconds.
 
-    `prepare` runs first in the thread: what torch keeps by thread (device, number of threads) is set there.
+    `prepare` runs first in the thread. It sets torch's state per thread (device, number of threads).
     """
 
     gave_up = False
-    """Whether a call of this process was given up, whose thread may still be at work."""
+    """Whether a call of this process was abandoned. Its thread may still be running."""
 
     def __init__(self, timeout: float, prepare: Callable[[], None] = lambda: None) -> None:
         self.timeout, self.prepare = timeout, prepare
@@ -397,9 +397,9 @@ class Watchdog:
         self._own = threading.local()
 
     def call(self, do: Callable[[], Result]) -> Result:
-        """Returns or raises what `do()` does. Raises `Hung` after `timeout` seconds; the thread is then given up.
+        """Returns or raises what `do()` does. Raises `Hung` after `timeout` seconds and abandons the thread.
 
-        A call that is made inside a call is part of it: one thread cannot wait for itself.
+        A nested call runs directly, because the thread cannot wait for itself.
         """
         if getattr(self._own, "working", False):
             return do()
@@ -411,7 +411,7 @@ class Watchdog:
         try:
             if not wait([result], self.timeout).done:
                 raise Hung(f"no answer within {self.timeout:g} s")
-        except BaseException:  # an interrupt, too
+        except BaseException:  # also for an interrupt
             self._calls, Watchdog.gave_up = None, True
             raise
         return result.result()
@@ -428,11 +428,11 @@ class Watchdog:
                 result.set_result(do())
             except BaseException as error:
                 result.set_exception(error)
-            del result, do  # else a waiting thread keeps the last call alive, and what it was about
+            del result, do  # otherwise the waiting thread keeps references to the last call and its arguments
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process. At once where a call was given up: the end of CUDA would wait for its kernel, and keep the GPU."""
+    """Ends this process, immediately if a call was abandoned: CUDA would wait for its kernel at exit and keep the GPU."""
     if Watchdog.gave_up:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):

@@ -1,8 +1,8 @@
-"""From the kit's configuration to TRL's `GRPOConfig`, every field that a run depends on pinned.
+"""Makes TRL's `GRPOConfig` from the kit's configuration, and refuses settings that could make a hook ineffective.
 
-Nothing is left to defaults that another package may move: what is not said here does not change a run. The fields that
-belong to TRL's own loss stay at TRL's values, because the objective takes its place. And what is refused before the first
-step, because a hook could be ignored without notice.
+Every field is set explicitly, so that a backend that changes TRL's defaults does not change a run. Fields of TRL's own loss
+keep TRL's values, because the objective replaces that loss. The checks run before the first step, so that no hook is ignored
+silently.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("kit")
 
 SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit"}
-# Fields that the class derives or writes in another way: what it has made of them is not a change.
+# Fields that the class derives or normalises. A different value is no change.
 NORMALISED = (
     "output_dir", "disable_tqdm", "report_to", "accelerator_config", "debug", "generation_batch_size",
     "steps_per_generation", "dataloader_pin_memory", "fsdp", "fsdp_config", "deepspeed",
@@ -43,16 +43,16 @@ NORMALISED = (
 def grpo_config(
     config: RunConfig, backend: Backend, folder: Path, reward_weights: list[float], processes: int = 1
 ) -> Any:
-    """`trl.GRPOConfig` of this run. `batch_size` completions of all processes make one optimiser step, in equal micro-batches.
+    """The `trl.GRPOConfig` of a run. An optimiser step has `batch_size` completions over all processes, in equal micro-batches.
 
-    Raises `ConfigError` while the learning rate is `auto`.
+    Raises `ConfigError` if the learning rate is still `auto`.
     """
     import torch
     from trl import GRPOConfig
 
     if isinstance(config.optimisation.learning_rate, str):
-        raise ConfigError("optimisation.learning_rate: auto is known once a run is prepared (kit.runner.prepare).")
-    # How TRL loads the reference policy when all weights train: the same weights as the policy's at the start.
+        raise ConfigError("optimisation.learning_rate is auto. Resolve it with kit.runner.prepare.prepare first.")
+    # If all weights train, TRL loads the reference policy with these arguments: the initial weights of the policy.
     reference = {"revision": config.model.revision, "attn_implementation": config.model.attention}
     reference = {name: value for name, value in reference.items() if value is not None}
     optimisation, generation, run = config.optimisation, config.generation, config.run
@@ -83,7 +83,7 @@ def grpo_config(
         weight_decay=optimisation.weight_decay,
         max_grad_norm=optimisation.max_grad_norm,
         gradient_checkpointing=checkpointed,
-        # Unsloth moves activations to main memory in the reentrant way only; the gradients are the same.
+        # Unsloth offloads activations only with reentrant checkpointing. The gradients are the same.
         gradient_checkpointing_kwargs={"use_reentrant": backend.name == UNSLOTH and checkpointed},
         num_generations=generation.num_generations,
         max_completion_length=generation.max_completion_tokens,
@@ -94,7 +94,7 @@ def grpo_config(
         repetition_penalty=1.0,
         max_tool_calling_iterations=generation.max_tool_calling_iterations,
         **vllm_arguments(config),
-        # Unsloth's class refuses the balancing loss of experts, which its forward functions do not give.
+        # Unsloth's class refuses the load balancing loss of experts: its forward functions do not return router logits.
         router_aux_loss_coef=0.0 if backend.name == UNSLOTH else None,
         reward_weights=reward_weights,
         shuffle_dataset=True,
@@ -109,7 +109,7 @@ def grpo_config(
         save_total_limit=run.keep_checkpoints + (config.evaluation.every > 0),
         save_only_model=False,
         eval_strategy="no",
-        report_to="none",  # kit.runner.trackers is a callback of the kit's own
+        report_to="none",  # the kit's callback kit.runner.trackers reports instead
         run_name=run.id,
         disable_tqdm=True,
         push_to_hub=False,
@@ -124,13 +124,13 @@ def grpo_config(
 
 
 def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -> EngineSettings | None:
-    """Settings of the engine for a run whose completions come from vLLM; None for another. `args`: its `GRPOConfig`."""
+    """Settings of the vLLM engine of a run; None if it does not use vLLM. `args`: its `GRPOConfig`."""
     if not args.use_vllm:
         return None
     generation, vllm = config.generation, config.generation.vllm
     import torch
 
-    # Truncated or constrained sampling renormalises: the engine's log-probabilities are then of another distribution.
+    # Truncated or constrained sampling renormalises, so the engine's log-probabilities are of another distribution.
     comparable = not generation.truncates and vllm.regex is None
     device = "cpu" if args.use_cpu else "cuda"
     adapter_alone = hands_adapter(config, device) and choose_backend(config.model).name != UNSLOTH
@@ -147,31 +147,31 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
     )
 
 
-def pinned(config_class: type, given: dict[str, Any]) -> Any:
-    """A `GRPOConfig` with `given`, and TRL's own default in every other field, whatever another package has made of it.
+def pinned(config_class: type, values: dict[str, Any]) -> Any:
+    """A `GRPOConfig` with `values` and TRL's defaults in all other fields, even if a backend has replaced the class.
 
-    A field that the class still changes on the way is put back.
+    A field that the class changes in its constructor is reset.
     """
-    stated = true_defaults(config_class) | given
+    stated = true_defaults(config_class) | values
     args = config_class(**stated)
     for name, value in stated.items():
         if name not in NORMALISED and _plain(getattr(args, name)) != _plain(value):
-            log.info("%s: %r, although this backend would set %r", name, value, getattr(args, name))
+            log.info("%s: %r, instead of the backend's %r", name, value, getattr(args, name))
             setattr(args, name, value)
     return args
 
 
 def true_defaults(config_class: type) -> dict[str, Any]:
-    """TRL's default of every field: of the oldest `GRPOConfig` among the bases, which a backend may have replaced."""
+    """TRL's default for every field, from the first `GRPOConfig` among the bases. A backend may have replaced the class."""
     oldest = [cls for cls in config_class.__mro__ if cls.__name__ == "GRPOConfig"][-1]
     fields = [field for field in dataclasses.fields(oldest) if field.init]
     made = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
     return made | {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
-def changes(asked: Any, in_force: Any) -> dict[str, list[Any]]:
-    """Fields that building the trainer changed, by name: what was asked, and what is in force. `beta` is the kit's own."""
-    before, after = asked.to_dict(), in_force.to_dict()
+def changes(requested: Any, actual: Any) -> dict[str, list[Any]]:
+    """Fields that the trainer's constructor changed, by name: [requested, actual] value. `beta` is the kit's own."""
+    before, after = requested.to_dict(), actual.to_dict()
     names = [name for name in before if name != "beta" and before[name] != after.get(name)]
     return {name: [before[name], after.get(name)] for name in names}
 
@@ -180,12 +180,12 @@ PRECISION = ("bf16", "fp16", "mixed_precision")
 
 
 def check_precision(changed: dict[str, list[Any]]) -> None:
-    """Refuses a trainer whose backend computes in another precision than asked. Raises `ModelError`. changed: `changes`."""
+    """Raises `ModelError` if the backend computes in another precision than requested. changed: the result of `changes`."""
     moved = [f"{name} {before} became {now}" for name, (before, now) in changed.items() if name in PRECISION]
     if moved:
         raise ModelError(
-            f"The backend computes in another precision than model.dtype asks for ({', '.join(moved)}), so this would be another "
-            "run than the one described. Set model.backend: transformers, or model.dtype: auto."
+            f"The backend computes in another precision than model.dtype ({', '.join(moved)}). Set model.backend: transformers, "
+            "or model.dtype: auto."
         )
 
 
@@ -193,10 +193,10 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-# --- refused before the first step: what could make a hook be ignored without notice ----------------------------------
+# --- checks before the first step: settings with which a hook would be ignored ----------------------------------------
 
 
-# Arguments of TRL's own loss and advantage. An objective takes their place, so setting one beside it would be ignored.
+# Arguments of TRL's own loss and advantage. An objective replaces both, so these arguments would be ignored.
 TRL_LOSS_ARGUMENTS = (
     "beta", "epsilon", "epsilon_high", "delta", "loss_type", "importance_sampling_level", "scale_rewards",
     "multi_objective_aggregation", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
@@ -206,17 +206,17 @@ TRL_LOSS_ARGUMENTS = (
 
 
 def check_backend(base: type, backend: Backend | None) -> None:
-    """Refuses a trainer class of another backend than this process was begun with. Raises `EnvironmentUnsupported`.
+    """Raises `EnvironmentUnsupported` if the trainer class is not the one of this process's backend (None: any class).
 
-    Unsloth only warns when it could not generate its class, and leaves TRL's. `None`: nothing was said, any class will do.
+    If Unsloth cannot generate its class, it only warns and keeps TRL's.
     """
     is_theirs = is_unsloths(base)
     refuse(
         EnvironmentUnsupported,
         (
             backend is not None and backend.name == UNSLOTH and not is_theirs,
-            f"model.backend: unsloth, but trl.GRPOTrainer is {base.__module__}.{base.__name__}: Unsloth did not put its own "
-            "class in its place (it says why in the log of the run), so its kernels would be missing.",
+            f"model.backend: unsloth, but trl.GRPOTrainer is {base.__module__}.{base.__name__}: Unsloth did not replace "
+            "it with its own class (see the log of the run), so its kernels would be missing.",
             "Update unsloth and unsloth_zoo together, or set model.backend: transformers.",
         ),
         (
@@ -229,9 +229,9 @@ def check_backend(base: type, backend: Backend | None) -> None:
 
 
 def check_combination(trainer: GRPOTrainer, objective: Objective, hooked: type) -> None:
-    """Refuses what an objective cannot do with this trainer, whose class may derive from `ours`.
+    """Raises `ObjectiveError` if an objective cannot work with this trainer, a subclass of `hooked`.
 
-    Raises `ObjectiveError`; `EnvironmentUnsupported` for a model that is divided over processes.
+    Raises `EnvironmentUnsupported` for a model that is sharded over processes.
     """
     args, kind = trainer.args, type(trainer)
     scoring = "_get_per_token_logps_and_entropies"
@@ -251,23 +251,23 @@ def check_combination(trainer: GRPOTrainer, objective: Objective, hooked: type) 
         EnvironmentUnsupported,
         (
             trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled,
-            "An objective makes passes of its own over a model that every process holds whole; DeepSpeed and FSDP divide it.",
-            "Start with torchrun or accelerate launch --multi_gpu, or go on in another trainer: grpo-kit scale --to verl.",
+            "An objective needs the complete model in every process, but DeepSpeed and FSDP shard it.",
+            "Start with torchrun or accelerate launch --multi_gpu, or use another trainer: grpo-kit scale --to verl.",
         ),
     )
     refuse(
         ObjectiveError,
         (
             getattr(kind, scoring) is not getattr(hooked, scoring),
-            f"{kind.__name__} overrides {scoring}: TRL asks it at the rollout only, and updates are scored by trainer.scorer, so "
-            "that the two would differ.",
-            "Change trainer.scorer.score instead, which both take.",
+            f"{kind.__name__} overrides {scoring}: TRL calls it at the rollout only, but trainer.scorer scores the updates, so "
+            "the two would differ.",
+            "Change trainer.scorer.score instead, which both use.",
         ),
         (
             objective.clip.on_policy and bool(later),
-            f"{objective.clip.title} has no ratio, so with {' and '.join(later)} the steps after the first on the same "
-            "completions would follow a biased gradient.",
-            "Make one step on each generation, or choose a clip with a ratio, e.g. ppo_clip.",
+            f"{objective.clip.title} has no ratio, so with {' and '.join(later)} the gradient of the second and later steps "
+            "on the same completions would be biased.",
+            "Make one step per generation batch, or choose a clip with a ratio, e.g. ppo_clip.",
         ),
     )
     for part, state in objective.state_dict().items():
@@ -275,15 +275,15 @@ def check_combination(trainer: GRPOTrainer, objective: Objective, hooked: type) 
             json.dumps(state)
         except (TypeError, ValueError) as error:
             raise ObjectiveError(
-                f"The state of {part} cannot be saved in a checkpoint: {error}. Let its state_dict() hold plain numbers, "
+                f"The state of {part} cannot be saved in a checkpoint: {error}. Its state_dict() must contain plain numbers, "
                 "strings, lists and dicts, e.g. tensor.tolist()."
             ) from None
 
 
 def check_arguments(args: Any) -> None:
-    """Refuses arguments of TRL's own loss beside an objective. Raises `ObjectiveError`.
+    """Raises `ObjectiveError` if arguments of TRL's own loss are set together with an objective.
 
-    TRL's default counts as unset, and so does the one that a backend has moved it to.
+    TRL's default counts as unset, and so does a backend's default.
     """
     defaults = true_defaults(type(args))
     moved = {name: parameter.default for name, parameter in inspect.signature(type(args)).parameters.items()}
@@ -299,21 +299,21 @@ def check_arguments(args: Any) -> None:
         (
             bool(ignored),
             f"{', '.join(ignored)} would be ignored: with an objective, TRL's own loss is not used.",
-            "Say it in the objective (e.g. regularizers=[{'name': 'kl', 'coef': 0.04}]), or pass objective=None for TRL's loss.",
+            "Set it in the objective (e.g. regularizers=[{'name': 'kl', 'coef': 0.04}]), or pass objective=None for TRL's loss.",
         ),
     )
 
 
 def balances_experts(model: Any, *, configured: bool) -> bool:
-    """Whether the loss balances the load of experts. configured: as TRL took it from the model's configuration.
+    """Whether the loss balances the load of experts. configured: TRL's value from the model's configuration.
 
-    TRL adds that for every configuration with `output_router_logits`. Granite 4's has it, with experts or without, and the
-    architecture gives no router logits: a step would fail.
+    TRL adds that loss for every configuration with `output_router_logits`. Granite 4's has the key, but the architecture returns
+    no router logits, so that a step would fail.
     """
     if not configured:
         return False
     recorded = [getattr(module, "_can_record_outputs", None) or {} for module in model.modules()]
     if any(recorded) and not any("router_logits" in outputs for outputs in recorded):
-        log.info("the load of experts is not balanced: the architecture gives no router logits")
+        log.info("the load of experts is not balanced: the architecture returns no router logits")
         return False
     return True

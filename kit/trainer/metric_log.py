@@ -1,4 +1,4 @@
-"""What is logged of a run beside TRL's own numbers: exact means over micro-batches and processes, quantiles, seconds."""
+"""Metrics in addition to TRL's: exact means over micro-batches and processes, quantiles, and seconds."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from kit.objective.metrics import QUANTILES, RATIO_QUANTILES, Mean, Sums
 
 GIB = 1024**3
 SAMPLED = 1024
-"""Values of a micro-batch that are kept for quantiles, about."""
+"""Approximate number of values of a micro-batch that are stored for quantiles."""
 RATE = "tokens/per_second"
-"""Metric: completion tokens that all processes generated, over the time that the steps on them took, rollout included."""
+"""Metric: completion tokens of all processes per second of their steps, rollout included."""
 SAVING = "seconds/saving"
-"""Metric: seconds that checkpoints took which were written since the step before; no part of `step_time`."""
+"""Metric: seconds for writing checkpoints since the previous step; not included in `step_time`."""
 PROCESS_MEMORY, GPU_MEMORY = "memory/process", "memory/gpu"
-"""Metrics: GiB that this process holds at the end of a step, and the most so far of torch's own tensors on the GPU."""
+"""Metrics: GiB of this process at the end of a step, and the peak of torch's tensors on the GPU."""
 
 
 class MetricLog:
-    """Means, samples and seconds since the last log, for `train` and `eval` apart.
+    """Means, samples and seconds since the last log, separate for `train` and `eval`.
 
-    accelerator: sums over processes. mode: which of the two it is now. metrics: TRL's lists of numbers, by mode and name.
+    Args: accelerator: for sums over processes. mode: the current one. metrics: TRL's lists of numbers, by mode and name.
     """
 
     def __init__(
@@ -40,22 +40,22 @@ class MetricLog:
         self.accelerator, self.mode, self._metrics = accelerator, mode, metrics
         self.means = {"train": Sums(), "eval": Sums()}
         self.samples: dict[str, dict[str, list[Tensor]]] = {"train": {}, "eval": {}}
-        self.observed: dict[str, Mean] = {}  # by controllers, in this optimiser step
+        self.observed: dict[str, Mean] = {}  # means for controllers, of this optimiser step
         self.phases = StepPhases()
-        self.generated = 0  # completion tokens of this process that are not in `RATE` yet
+        self.generated = 0  # completion tokens of this process that `RATE` does not include yet
         self._spent = 0.0  # seconds of the steps since
-        self._saving = 0.0  # seconds of checkpoints that no step has logged yet
+        self._saving = 0.0  # seconds of checkpoints that are not logged yet
 
     def append(self, name: str, value: float) -> None:
-        """One number more of a metric, of which TRL logs the mean."""
+        """Adds a number to a metric. TRL logs the mean."""
         self._metrics()[self.mode()][name].append(value)
 
     def add(self, means: Mapping[str, Any]) -> None:
-        """Sums and counts, whose quotients over all micro-batches and processes are logged."""
+        """Adds sums and counts. Their quotients over all micro-batches and processes are logged."""
         self.means[self.mode()].add(means)
 
     def record_loss(self, result: LossOutput) -> None:
-        """Keeps what is logged of a micro-batch, and in training what controllers observe."""
+        """Adds the metrics of a micro-batch and, in training, the means for controllers."""
         self.add(result.metrics)
         for name, sample in result.samples.items():
             self.samples[self.mode()].setdefault(name, []).append(sample)
@@ -64,9 +64,9 @@ class MetricLog:
                 self.observed[part] = self.observed[part] + mean if part in self.observed else mean
 
     def publish(self) -> None:
-        """Hands the means and quantiles to TRL, which is about to log. Every process must call it."""
+        """Passes the means and quantiles to TRL before it logs. Every process must call it."""
         totals = self.means[self.mode()].take()
-        # A process that had nothing to score may lack a name; every tensor below must be as long as with the others.
+        # A process without scored completions may lack a name, but the tensors below must have one length in all processes.
         names = sorted(set(gather_object(list(totals))) if self.accelerator.num_processes > 1 else totals)
         if names:
             nothing = torch.zeros(2, dtype=torch.float64)
@@ -79,7 +79,7 @@ class MetricLog:
         self._publish_quantiles("sampler_log_ratio", "sampler/ratio", QUANTILES)
 
     def sample(self, name: str, values: Tensor) -> None:
-        """Takes in values whose quantiles are published; of many an even part."""
+        """Stores values for quantiles; of many, an evenly spaced part."""
         stride = max(1, len(values) // SAMPLED)
         self.samples[self.mode()].setdefault(name, []).append(values[::stride])
 
@@ -98,9 +98,9 @@ class MetricLog:
                 self.append(f"{name}/p{100 * level:02.0f}", value)
 
     def record_step(self, objective: Objective, completions: int, *, last: bool = True) -> None:
-        """Tells the objective's controllers of an optimiser step on so many completions, and logs what it took.
+        """Updates the objective's controllers after an optimiser step on `completions`, and logs its time and memory.
 
-        last: the next step begins with a rollout.
+        last: the next step starts with a rollout.
         """
         if self.observed:
             parts, means = zip(*sorted(self.observed.items()), strict=True)
@@ -114,30 +114,30 @@ class MetricLog:
         for phase, seconds in took.items():
             self._metrics()["train"][f"seconds/{phase}"].append(seconds)
         held = {SAVING: self._saving, PROCESS_MEMORY: psutil.Process().memory_info().rss / GIB}
-        if (device := self.accelerator.device).type == "cuda":  # the most so far in torch's own tensors
+        if (device := self.accelerator.device).type == "cuda":  # the peak of torch's tensors
             held[GPU_MEMORY] = torch.cuda.max_memory_allocated(device) / GIB
         for name, value in held.items():
             self._metrics()["train"][name].append(value)
         self._saving = 0.0
         self._spent += sum(took.values())
         if last and self.generated:
-            generated = float(self.generated * self.accelerator.num_processes)  # seconds are summed over processes, too
+            generated = float(self.generated * self.accelerator.num_processes)  # seconds are summed over processes too
             self.means["train"].add({RATE: Mean(torch.tensor(generated), torch.tensor(self._spent))})
             self.generated, self._spent = 0, 0.0
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Inside, a checkpoint is written; the next step logs what it took."""
+        """Measures the writing of a checkpoint inside the block. The next step logs the seconds."""
         began = time.perf_counter()
         try:
             yield
         finally:
             self._saving += time.perf_counter() - began
 
-    # --- for a micro-batch that is done again -------------------------------------------------------------------------
+    # --- for a micro-batch that is repeated ---------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Whatever a micro-batch of training adds to."""
+        """A copy of the state that a training micro-batch changes."""
         return {
             "means": self.means["train"].copy(),
             "samples": {name: list(parts) for name, parts in self.samples["train"].items()},
@@ -146,7 +146,7 @@ class MetricLog:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Goes back to a `snapshot()`, which stays as it is."""
+        """Restores a `snapshot()`, without changing it."""
         self.means["train"] = snapshot["means"].copy()
         self.samples["train"] = {name: list(parts) for name, parts in snapshot["samples"].items()}
         self.observed = dict(snapshot["observed"])
@@ -155,7 +155,7 @@ class MetricLog:
         metrics.update({name: list(values) for name, values in snapshot["metrics"].items()})
 
 
-# --- what the phases of a training step take by the clock --------------------------------------------------------------
+# --- wall-clock time of the phases of a training step -----------------------------------------------------------------
 
 PHASES = ("generation", "rewards", "scoring", "update", "other")
 """`generation`: completions, tools included. `rewards`: waiting for reward functions. `scoring`: log-probabilities of the
@@ -163,9 +163,9 @@ rollout. `update`: forward and backward passes. `other`: the rest of making a ba
 
 
 class StepPhases:
-    """Seconds of each phase since they were last taken. A second counts once: for the innermost phase that is open.
+    """Seconds of each phase since the last `taken`. Time counts once, for the innermost open phase.
 
-    A GPU is not waited for: work that is queued on it counts for the phase that first needs its result.
+    It does not synchronise a GPU: queued work counts for the phase that first needs its result.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class StepPhases:
 
     @contextmanager
     def measured(self, phase: str) -> Iterator[None]:
-        """Inside, time counts for `phase`, except while another is open within."""
+        """Counts time inside the block for `phase`, except in nested blocks."""
         self._count()
         self._open.append(phase)
         try:
@@ -185,7 +185,7 @@ class StepPhases:
             self._open.pop()
 
     def taken(self) -> dict[str, float]:
-        """Seconds by phase; they start again from nothing."""
+        """Returns the seconds by phase, and resets them to 0."""
         self._count()
         seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
         return seconds
@@ -197,17 +197,17 @@ class StepPhases:
         self._since = now
 
 
-# --- how far the engine that samples is from the trainer that scores --------------------------------------------------
+# --- difference between the log-probabilities of engine and trainer ---------------------------------------------------
 
 
 SAMPLER_DIFFERENCE = "sampler/logp_difference"
 LOGP_LIMIT = 0.01
-"""Nats: mean difference of the log-probabilities of trainer and engine in a step, above which the run says so."""
+"""Nats: mean difference of the log-probabilities of trainer and engine in a step above which a run warns."""
 
 
 @torch.no_grad()
 def sampler_mismatch(batch: TokenBatch) -> tuple[dict[str, Mean], Tensor]:
-    """The mean difference of a micro-batch in nats, and its raw log ratios (B T,) in nats, NaN where unknown."""
+    """The mean difference of a micro-batch in nats, and its log ratios (B T,) in nats, NaN if unknown."""
     assert batch.sampler_logps is not None
     gap = batch.old_logps - batch.sampler_logps
     known = batch.mask & ~torch.isnan(gap)
@@ -217,9 +217,9 @@ def sampler_mismatch(batch: TokenBatch) -> tuple[dict[str, Mean], Tensor]:
 
 
 class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
-    """Reports once that trainer and engine differ by more than `LOGP_LIMIT` nats on average, and what to set.
+    """Warns once if trainer and engine differ by more than `LOGP_LIMIT` nats on average, with the setting to change.
 
-    corrected: the objective weighs tokens by the ratio of the two already.
+    corrected: the objective already weighs tokens by the ratio of the two.
     """
 
     def __init__(self, on_message: Callable[[str], None], *, corrected: bool = False) -> None:

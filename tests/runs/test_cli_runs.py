@@ -89,10 +89,10 @@ def test_a_stop_says_how_it_ended_and_what_to_do_next(running: RunDir) -> None:
 
 
 def test_resume_in_the_background_and_its_refusals(running: RunDir) -> None:
-    assert "one run is trained by one process" in verb("resume", "one", code=2)
+    assert "Only one process can train a run" in verb("resume", "one", code=2)
     verb("stop", "one")
     output = verb("resume", "one", "--detach")
-    assert f"Run 'one' goes on from its last complete checkpoint, {running.checkpoints[-1].name}.\n" in output
+    assert f"Run 'one' continues from its last complete checkpoint, {running.checkpoints[-1].name}.\n" in output
     assert "Follow it: grpo-kit logs -f one" in output
     wait_for(lambda: running.status()["state"] == "running")
     verb("stop", "one", "--now")

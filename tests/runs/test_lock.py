@@ -139,7 +139,7 @@ def test_a_run_that_waits_can_be_stopped(gpu: None, start: Callable[..., RunDir]
     assert second.record()["face"] is False
     if how == "sentinel":
         assert api.Run("second").stop()["state"] == "stopped"
-        assert "while it waited for a GPU" in second.status()["reason"]
+        assert "while waiting for a GPU" in second.status()["reason"]
     else:
         os.kill(watcher["pid"], signal.SIGTERM if how == "sigterm" else signal.SIGKILL)
     wait_for(lambda: dead(watcher))

@@ -156,7 +156,7 @@ def test_a_run_stopped_before_its_job_is_spawned_is_not_spawned(write_job: Write
     run.write_text("control/stop", "")
     outcome = supervisor.supervise(run, {"config": {}}, module="no_such_module")
     assert outcome.code == STOPPED
-    assert run.status()["reason"] == "control/stop, before it trained"
+    assert run.status()["reason"] == "control/stop, before training"
 
 
 def _dedented(body: str) -> str:

@@ -82,7 +82,7 @@ def test_killed_while_it_is_made_a_run_is_not_there_and_can_be_made(store: RunSt
         assert run.config.read_text() == "run: {}\n"
         assert (run.record()["state"], run.record()["step"], run.record()["total_steps"]) == ("starting", 0, 3)
         assert run.status()["state"] == "interrupted"
-        assert run.status()["reason"].startswith("the process ended without a word")
+        assert run.status()["reason"].startswith("the process ended without a message")
         run.claim()
         return
     assert store.list() == []

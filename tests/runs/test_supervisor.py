@@ -68,7 +68,7 @@ def test_both_killed_at_once_is_interrupted_and_never_finished(running: RunDir) 
     kill(status)
     kill(status["supervisor"])
     assert running.status()["state"] == "interrupted"
-    assert "without a word" in running.status()["reason"]
+    assert "without a message" in running.status()["reason"]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_killed_while_it_prepares_it_starts_again_with_its_id(
     assert reason in run.status()["reason"]
     assert (run.status()["step"], run.status()["total_steps"]) == (0, 80)
     if state == "starting":
-        with pytest.raises(RunError, match="one run is trained by one process"):
+        with pytest.raises(RunError, match="Only one process can train a run"):
             api.resume("one")
         kill(status)  # then both are gone
         assert run.status()["state"] == "interrupted"
-        assert "without a word while the run was starting" in run.status()["reason"]
+        assert "without a message while the run was starting" in run.status()["reason"]
     assert "Start it again from the beginning with: grpo-kit resume one" in ending(run)
     write_job("run.write_json('seen.json', request); run.write_status('finished')")
     assert api.resume("one", detach=True).wait(20).status["state"] == "finished"
@@ -134,7 +134,7 @@ def test_a_face_that_is_killed_leaves_a_run_that_goes_on(shell: Callable[..., su
 @pytest.mark.parametrize(
     ("body", "state", "reason"),
     [
-        ("os._exit(0)", "failed", "ended with code 0 and without a word"),
+        ("os._exit(0)", "failed", "ended with code 0 and no message"),
         ("os._exit(7)", "failed", "exit code 7"),
         ("1 / 0", "failed", "exit code 1"),
         ("from kit.errors import DataError; raise DataError('no rows')", "failed", "DataError: no rows"),
@@ -171,7 +171,7 @@ def test_of_several_that_resume_one_run_exactly_one_gets_it(running: RunDir, rac
         3,
     )
     assert sum(text == "won\n" for text in outputs) == 1, outputs
-    assert sum("one run is trained by one process" in text for text in outputs) == 2, outputs
+    assert sum("Only one process can train a run" in text for text in outputs) == 2, outputs
     wait_for(lambda: running.status()["state"] == "running")
     api.Run("one").stop()
 
@@ -194,7 +194,7 @@ def test_a_run_that_was_claimed_for_another_is_not_adopted(store: RunStore) -> N
 
 
 def test_a_run_is_resumed_in_its_directory(running: RunDir, write_job: Callable[..., None]) -> None:
-    with pytest.raises(RunError, match="one run is trained by one process"):
+    with pytest.raises(RunError, match="Only one process can train a run"):
         api.resume("one")
     api.Run("one").stop()
     write_job("run.write_json('seen.json', request); run.write_status('finished')")

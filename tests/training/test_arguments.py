@@ -72,7 +72,7 @@ def test_the_trainer_class_must_be_the_backends() -> None:
         (UnslothGRPOTrainer, None),
     ):
         check_backend(base, backend)
-    with pytest.raises(EnvironmentUnsupported, match="did not put its own"):
+    with pytest.raises(EnvironmentUnsupported, match="did not replace"):
         check_backend(GRPOTrainer, unsloth)
     with pytest.raises(EnvironmentUnsupported, match="imported in this process"):
         check_backend(UnslothGRPOTrainer, plain)

@@ -101,7 +101,7 @@ def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: 
     assert parts[label].visible
     assert parts[label].value == "Start again"
     assert "interrupted" in parts[1]
-    assert "the process ended without a word while the run was starting" in parts[1]
+    assert "the process ended without a message while the run was starting" in parts[1]
     run.write_status("stopped", reason="control/stop")
     assert "Stopped by you; nothing was saved." in View(site).look("early", "charts", {})[1]
     run.write_json("checkpoint-3/trainer_state.json", {})

@@ -207,7 +207,7 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     third.get_by_text("Checkpoints", exact=True).click()
     sees(third, "Resume continues from here")
     third.locator("#run-resume").click()
-    sees(third, "goes on from its last complete checkpoint")
+    sees(third, "continues from its last complete checkpoint")
     wait_for(lambda: status(again, "long").get("step", 0) > stopped_at)
     sees(third, "running")
     questions: list[str] = []
