@@ -175,7 +175,7 @@ def test_what_is_shown_of_a_hook_of_ones_own() -> None:
     assert "Negative advantages count only with both_sides." in output
     assert re.search(r"power +float +1 +2\s", output)
     assert re.search(r"both_sides +bool +true +true\s", output)
-    assert "It needs nothing beyond what every batch has." in output
+    assert "It needs no additional fields." in output
     pull = run("objective", "show", "others.py:pull")
     assert pull.startswith("regularizer others.py:pull")
     assert f"ref_logps: {TOKEN_FIELDS['ref_logps'].cost}" in pull
@@ -230,7 +230,7 @@ def test_an_advantage_taken_for_a_clip_gets_the_hint_of_its_kind() -> None:
             ["reinforce_pp", "-o", "gamma=.9"],
             "has no key 'gamma'. Known: recipe, advantage, clip, weights, regularizers, reduction.",
         ),
-        (["linear", "-o", "end=1"], "'linear' is a schedule and no hook: it stands in the place of a hook's number."),
+        (["linear", "-o", "end=1"], "'linear' is a schedule, not a hook: it is the value of a hyper-parameter."),
         (["adaptive_ki"], "Did you mean 'adaptive_kl'"),
     ],
 )

@@ -95,7 +95,7 @@ HOOK_KINDS = {
 def hooks() -> str:
     """Every recipe, hook, schedule and controller, from their registrations."""
     from kit import objective
-    from kit.cli.objective import _call, _call_of, _summary
+    from kit.cli.objective import _call, _call_of
     from kit.objective.recipes import recipe, recipe_names
     from kit.objective.schedules import schedules
 
@@ -132,7 +132,9 @@ def hooks() -> str:
     ]
     lines += ["may also be a controller, which follows a measured value and is saved in checkpoints.", ""]
     lines += ["| name and parameters | value |", "|---|---|"]
-    lines += [f"| `{_call_of(schedules[name])}` | {_cell(_summary(schedules[name]))} |" for name in schedules]
+    for name in schedules:
+        summary = (inspect.getdoc(schedules[name]) or "").partition("\n\n")[0].replace("`", "")
+        lines.append(f"| `{_call_of(schedules[name])}` | {_cell(' '.join(summary.split()))} |")
     return "\n".join(lines) + "\n"
 
 

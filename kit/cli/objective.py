@@ -63,33 +63,29 @@ def objective_list(
 @objective_app.command("show")
 def objective_show(name: Name, kind: Kind = None, override: Settings = None) -> None:
     """Show a recipe or a hook: formula, settings, needs, costs."""
-    import inspect
-
     import yaml
 
     from kit.objective import Objective
     from kit.objective.hook import costs
 
-    meant = _find(name, kind, override or [])
-    if isinstance(meant, type):
-        controller = _kind_of(meant) == "controller"
-        typer.echo(f"{_kind_of(meant)} {_call_of(meant)}\n\n{inspect.getdoc(meant)}\n")
+    selection = _find(name, kind, override or [])
+    if isinstance(selection, type):
+        controller = _kind_of(selection) == "controller"
+        typer.echo(f"{_kind_of(selection)} {_call_of(selection)}\n\n{inspect.getdoc(selection)}\n")
         where = "any regularizer's coef" if controller else "any float hyper-parameter, and any regularizer's coef"
-        typer.echo(f'It may stand in the place of {where}, written as in coef: "{_call_of(meant)}"')
-    elif isinstance(meant, Objective):
-        typer.echo(yaml.safe_dump({"objective": {"recipe": name} | meant.to_spec()}, sort_keys=False), nl=False)
+        typer.echo(f'Use it as the value of {where}, e.g. coef: "{_call_of(selection)}"')
+    elif isinstance(selection, Objective):
+        typer.echo(yaml.safe_dump({"objective": {"recipe": name} | selection.to_spec()}, sort_keys=False), nl=False)
         typer.echo("\nloss = reduction( Π weights · clip  +  Σ coef · regularizer )\n")
-        typer.echo(meant.describe())
-        typer.echo("\nWhat it computes and costs, beyond the scoring of the policy:")
-        cost_by_need = costs(meant.needs, entropy_in_loss=meant.needs_entropy_gradient)
+        typer.echo(selection.describe())
+        typer.echo("\nAdditional fields and their costs, besides scoring by the policy:")
+        cost_by_need = costs(selection.needs, entropy_in_loss=selection.needs_entropy_gradient)
         typer.echo("\n".join(f"  {need}: {cost}" for need, cost in cost_by_need.items()) or "  nothing")
         for registry in _registries(None).values():
             if name in registry:
-                typer.echo(
-                    f"\nThere is a hook of that name, too: grpo-kit objective show {name} --kind {registry.kind}"
-                )
+                typer.echo(f"\nA hook has this name too: grpo-kit objective show {name} --kind {registry.kind}")
     else:
-        for index, hook in enumerate(meant):
+        for index, hook in enumerate(selection):
             typer.echo("" if index == 0 else "\n", nl=False)
             _show_hook(hook)
 
@@ -101,24 +97,30 @@ def objective_check(name: Name, kind: Kind = None, override: Settings = None) ->
     from kit.objective import Objective
     from kit.objective.check import check_hook
 
-    meant = _find(name, kind, override or [])
-    if isinstance(meant, type):
+    selection = _find(name, kind, override or [])
+    if isinstance(selection, type):
         raise ConfigError(
-            f"'{name}' is a {_kind_of(meant)} and no hook: it stands in the place of a hook's number. See: grpo-kit "
+            f"'{name}' is a {_kind_of(selection)}, not a hook: it is the value of a hyper-parameter. See: grpo-kit "
             f"objective show {name}"
         )
-    if isinstance(meant, Objective):
-        meant = [meant.advantage, meant.clip, *meant.weights, *meant.regularizers, meant.reduction]
+    if isinstance(selection, Objective):
+        selection = [
+            selection.advantage,
+            selection.clip,
+            *selection.weights,
+            *selection.regularizers,
+            selection.reduction,
+        ]
     failures = []
-    for hook in meant:
+    for hook in selection:
         findings = check_hook(hook)
         typer.echo(f"{hook.kind} {_call({'name': hook.name} | hook.values)}")
-        print_table(["check", "result", "what was found"], [[f.name, f.result, f.detail] for f in findings])
+        print_table(["check", "result", "detail"], [[f.name, f.result, f.detail] for f in findings])
         failed = [finding.name for finding in findings if not finding.passed]
         if failed:
             failures.append(f"{hook.title} failed {len(failed)} of {len(findings)} checks: {', '.join(failed)}.")
         if kind is None and hook.factory.custom and hook.kind == "clip" and "runs" in failed:
-            failures.append("It was taken for a clip; of an advantage's function say --kind advantage.")
+            failures.append("It was checked as a clip. Is it an advantage? Then pass --kind advantage.")
     if failures:
         raise ObjectiveError(" ".join(failures) + " The table above says what to change.")
     typer.echo("No check failed.")
@@ -149,10 +151,10 @@ def _find(name: str, kind: str | None, overrides: list[str]) -> type[Schedule] |
     if is_import_path(name):
         registries = list(_registries(kind or str(attribute(import_object(name), "kind", "clip"))).values())
     else:
-        # Of a kind, its registry says what there is.
+        # With `kind`, its registry raises the error for an unknown name.
         registries = [registry for registry in by_kind.values() if name in registry or kind is not None]
     if name.endswith(".py"):
-        raise ConfigError(f"'{name}' names a file; name the function in it, too: {name}:FUNCTION.")
+        raise ConfigError(f"'{name}' is a file. Add the function: {name}:FUNCTION.")
     if not registries:
         hint = did_you_mean(name, [*recipe_names(), *(hook for each in by_kind.values() for hook in each), *schedules])
         raise ConfigError(f"No recipe or hook is called '{name}'.{hint} See: grpo-kit objective list")
@@ -160,7 +162,7 @@ def _find(name: str, kind: str | None, overrides: list[str]) -> type[Schedule] |
 
 
 def _registries(kind: str | None, known: Sequence[str] = KINDS) -> dict[str, HookRegistry]:
-    """The registries by kind, or that of one kind. Raises `ConfigError` for a kind that is not in `known`."""
+    """The registries by kind, or only that of `kind`. Raises `ConfigError` if `kind` is not in `known`."""
     from kit import objective
     from kit.errors import ConfigError
     from kit.registry import did_you_mean
@@ -187,7 +189,6 @@ def _call_of(changing: type[Schedule]) -> str:
 
 def _show_hook(hook: Hook) -> None:
     import functools
-    import inspect
     import re
 
     from kit.objective.hook import costs
@@ -195,7 +196,7 @@ def _show_hook(hook: Hook) -> None:
     formula = re.sub(r"\{(\w+)\}", r"\1", hook.factory.formula)  # hyper-parameters by their names
     typer.echo(f"{hook.kind} {hook.name}" + (f": {formula}" if formula else ""))
     build: Any = hook.factory.build
-    # A partial stands for the factory that it wraps.
+    # A partial wraps the author's factory.
     author = build.args[0] if isinstance(build, functools.partial) and build.args else build
     typer.echo(f"\n{inspect.getdoc(author) or 'It has no docstring.'}\n")
     rows = [
@@ -205,18 +206,17 @@ def _show_hook(hook: Hook) -> None:
     if rows:
         print_table(["hyper-parameter", "type", "default", "here"], rows)
     if hook.needs:
-        typer.echo("It needs, at the cost of:")
+        typer.echo("It needs these fields, at this cost:")
         for need, cost in costs(hook.needs, entropy_in_loss=hook.kind in ("clip", "regularizer")).items():
             typer.echo(f"  {need}: {cost}")
     else:
-        typer.echo("It needs nothing beyond what every batch has.")
-    typer.echo(f"with its values: {hook.describe()}")
+        typer.echo("It needs no additional fields.")
+    typer.echo(f"with these values: {hook.describe()}")
     typer.echo(f"source: {hook.factory.source or hook.name}")
 
 
 def _type(annotation: Any) -> str:
     """`float`, `float or null`, `token or sequence`."""
-    import inspect
     import types
     import typing
 

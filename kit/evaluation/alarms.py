@@ -95,9 +95,9 @@ def conditions(series: Series) -> dict[str, str]:
     flat, cut, overflow = (series[name][-10:] for name in ("zero_spread", "truncated", "overflow"))
     if len(flat) >= 10 and fmean(flat) >= 0.9:
         texts["zero_spread"] = (
-            f"In {fmean(flat):.0%} of the groups of the last 10 steps all completions got the same reward; such groups teach "
-            "nothing. The problems are now too easy or too hard, or the reward does not distinguish completions: add other "
-            "problems, or read completions/ to see what is rewarded."
+            f"In {fmean(flat):.0%} of the groups of the last 10 steps all completions got the same reward, so "
+            "nothing is learned from them. The problems are now too easy or too hard, or the reward does not distinguish "
+            "completions: add other problems, or read completions/ to see what is rewarded."
         )
     if len(cut) >= 10 and fmean(cut) >= 0.3:
         texts["truncated"] = (
@@ -143,8 +143,8 @@ def conditions(series: Series) -> dict[str, str]:
             )
     if sum(overflow) >= 3:
         texts["gradient_overflow"] = (
-            f"The gradient was infinite or not a number in {sum(overflow):.0f} of the last {len(overflow)} steps; such steps "
-            "teach nothing. Use model.dtype: bfloat16 or float32 instead of float16, or lower the learning rate."
+            f"The gradient was infinite or not a number in {sum(overflow):.0f} of the last {len(overflow)} steps. Nothing "
+            "is learned from such a step. Use model.dtype: bfloat16 or float32 instead of float16, or lower the learning rate."
         )
     return texts
 

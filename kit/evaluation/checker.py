@@ -1,4 +1,4 @@
-"""The checker that decides correctness in held-out evaluation, whether it fits the configuration, and which scores follow."""
+"""Build the checker that decides correctness in held-out evaluation; refuse settings and scores that need another one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def build_checker(config: RunConfig, preset: Preset) -> Preset:
-    """The preset whose checker decides correctness in evaluation: evaluation.checker's, or the training `preset`.
+    """Return the preset whose checker decides correctness in evaluation: evaluation.checker, else the training `preset`.
 
-    Raises `ConfigError`, with what to set, for a checker that cannot be used and evaluation settings that cannot work together.
+    Raises `ConfigError` for an unusable checker and for evaluation settings that contradict each other.
     """
     import rewards
 
@@ -34,7 +34,7 @@ def build_checker(config: RunConfig, preset: Preset) -> Preset:
             ) from error
         if preset.checker is None:
             raise ConfigError(
-                f"evaluation.checker: preset '{name}' has no component that says whether a completion is right. Choose "
+                f"evaluation.checker: preset '{name}' has no component that decides whether a completion is right. Choose "
                 f"another one {advice}."
             )
     key = "patience" if evaluation.patience is not None else "alarm: stop"
@@ -42,12 +42,12 @@ def build_checker(config: RunConfig, preset: Preset) -> Preset:
         ConfigError,
         (
             (evaluation.patience is not None or evaluation.alarm == "stop") and not evaluation.every,
-            f"evaluation.{key} acts on held-out scores during training, and evaluation.every is 0: there are none.",
+            f"evaluation.{key} needs held-out scores during training, but evaluation.every is 0.",
             f"Set evaluation.every, for example to {max(1, config.optimisation.steps // 10)}.",
         ),
         (
             evaluation.metric not in ("auto", "greedy_reward") and preset.checker is None,
-            f"evaluation.metric: {evaluation.metric} is a share of right answers, and nothing says what is right: the reward "
+            f"evaluation.metric: {evaluation.metric} is a share of right answers, but nothing decides what is right: the reward "
             "has no checker.",
             "Set evaluation.checker to a preset that fits the data (grpo-kit reward list), or evaluation.metric: greedy_reward.",
         ),
@@ -56,7 +56,7 @@ def build_checker(config: RunConfig, preset: Preset) -> Preset:
 
 
 def check_metric(metric: str, config: RunConfig, where: str) -> None:
-    """Refuses a score that no evaluation of `config` will have. `where` names the option. Raises `ConfigError`."""
+    """Raise `ConfigError` if no evaluation of `config` will have the score `metric`. `where` names the option."""
     k = config.evaluation.k
     names = ["auto", "greedy_accuracy", "pass@1", "pass@k", "greedy_reward", f"pass@{k}"]
     options = list(dict.fromkeys(names))
@@ -73,10 +73,10 @@ def check_metric(metric: str, config: RunConfig, where: str) -> None:
     if config.reward.preset is not None:
         try:
             checker = rewards.load(config.reward.preset, **config.reward.params).checker
-        except (ValueError, TypeError):  # an unknown preset or parameter is told when the run is prepared
+        except (ValueError, TypeError):  # unknown presets and parameters are reported when the run is prepared
             return
     if checker is None:
         raise ConfigError(
-            f"{where}: {metric} is a share of right answers, and nothing says what is right: the reward has no checker. Set "
+            f"{where}: {metric} is a share of right answers, but nothing decides what is right: the reward has no checker. Set "
             "evaluation.checker to a preset that fits the data (grpo-kit reward list), or take greedy_reward."
         )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kit")
 SHOWN = 8
 GENERATION = ("max_completion_tokens", "top_p", "top_k", "min_p")
-"""What `_generation_config` takes of the run's generation settings."""
+"""The run's generation settings that `_generation_config` uses."""
 Progress = Callable[[int, int], None]  # (completions done, completions in all)
 Completion = tuple[list[int], bool]  # (token ids, whether it was cut at the limit)
 Prompt = str | list[int] | LazyPrompt | ImagePrompt
@@ -46,7 +46,7 @@ Prompt = str | list[int] | LazyPrompt | ImagePrompt
 class HeldOut:
     """A fixed set of held-out problems, scored the same way at every evaluation.
 
-    The checker component of `checker`, or without one that of `preset`, decides what is right. The reward is always that of
+    The checker component of `checker`, or of `preset` if `checker` is None, decides correctness. The reward is always that of
     `preset`, on which the policy trains.
     """
 
@@ -62,24 +62,24 @@ class HeldOut:
         interaction: ToolSetup | None = None,
         processor: Any = None,
     ) -> None:
-        self.processor = processor  # what prompts with pictures are made of
+        self.processor = processor  # for prompts with pictures
         self.rows = list(rows)[: config.prompts]
         self.preset, self.tokenizer, self.config, self.generation = preset, tokenizer, config, generation
         self.checker = checker if checker is not None else preset
-        self.memory = memory  # what to do when memory runs out; None: fail
+        self.memory = memory  # retries with smaller batches if memory runs out; None: fail
         self.sampler: MultiTurnSampler | None = None
         if interaction:
             self.sampler = MultiTurnSampler(interaction, tokenizer, generation.max_completion_tokens)
-        self.asked: dict[str, list[int]] = {}  # ids of the texts that the model was given
-        self.half: torch.dtype | None = None  # what float32 weights compute in, where training passes do
-        self.further: dict[str, Any] = {}  # what generate() is given beside its inputs and settings
+        self.prompt_ids: dict[str, list[int]] = {}  # token ids of each rendered prompt
+        self.half: torch.dtype | None = None  # autocast dtype of training, for float32 weights
+        self.further: dict[str, Any] = {}  # additional keywords of generate()
         self.prompts = [self._prompt(row) for row in self.rows]
         self.plain = is_plain([row["prompt"] for row in self.rows])
         for scorer in {id(preset): preset for preset in (self.preset, self.checker)}.values():
             note_opened_thinking(scorer, tokenizer, [row["prompt"] for row in self.rows[:1]])
 
     def _prompt(self, row: dict[str, Any]) -> Prompt:
-        """The text that the model is given, or the row itself where it has pictures or may call tools."""
+        """Return the rendered prompt, or a wrapper of the row if it has pictures or may call tools."""
         if self.sampler is not None:
             return LazyPrompt(row)
         if has_pictures(row):
@@ -88,13 +88,13 @@ class HeldOut:
 
     @property
     def checker_name(self) -> str | None:
-        """The checker as `preset/component`; None without one."""
+        """The checker as `preset/component`, or None."""
         return None if self.checker.checker is None else f"{self.checker.name}/{self.checker.checker}"
 
     def score(self, model: Any, progress: Progress | None = None, *, step: int = 0) -> dict[str, Any]:
-        """The scores of `model` after `step` optimiser steps, as plain numbers. Leaves model mode and RNG as they were.
+        """Return the scores of `model` after `step` optimiser steps, as plain numbers. Restores model mode and RNG.
 
-        `per_problem` holds one column a quantity with an entry a problem, in order, so that two evaluations can be compared
+        `per_problem` has one column per quantity with an entry per problem, in order, so that two evaluations can be compared
         problem by problem: `id` (a hash of prompt and reference), `greedy_correct`, `sampled_correct` (how many of the k),
         `greedy_reward`, `greedy_tokens`, `sampled_tokens_mean`.
         """
@@ -145,7 +145,7 @@ class HeldOut:
         }
 
     def _accuracy(self, greedy: list[Completion], sampled: list[Completion]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Scores by the checker and their columns: the share right, the unbiased pass@1 and pass@k."""
+        """Return the checker's scores (share right, unbiased pass@1 and pass@k) and their columns of `per_problem`."""
         k = self.config.k
         context, repeated = scoring_context(), [row for row in self.rows for _ in range(k)]
         right = self.checker.is_correct(self._as_samples(self.rows, greedy), context)
@@ -162,21 +162,22 @@ class HeldOut:
     def _complete(
         self, model: Any, prompts: list[Prompt], sample: bool, progress: Progress | None, done: int, total: int
     ) -> list[Completion]:
-        """Token ids of one completion a prompt, and whether it was cut, in the order of `prompts`."""
+        """Return one completion per prompt, in the order of `prompts`."""
         size, ends = self.config.batch_size, end_tokens(model, self.tokenizer)
         results: list[Completion] = [([], True)] * len(prompts)
-        # Prompts of like length together: less padding. The order is a function of the prompts alone.
+        # Batch prompts of similar length to save padding. The order depends on the prompts only.
         order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), index))
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            for index, made in zip(chosen, self._ended(model, [prompts[i] for i in chosen], sample, ends), strict=True):
-                results[index] = made
+            completions = self._ended(model, [prompts[index] for index in chosen], sample, ends)
+            for index, completion in zip(chosen, completions, strict=True):
+                results[index] = completion
             if progress is not None:
                 progress(done + min(start + size, len(order)), total)
         return results
 
     def _ended(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> Sequence[Completion]:
-        """One completion a prompt, up to the token that ends it; with its turns where the model may call tools."""
+        """Return one completion per prompt, up to its end token; a conversation if the model may call tools."""
 
         def generate(batch: Sequence[Prompt]) -> list[Completion]:
             rows = self._rows(model, list(batch), sample, ends)
@@ -189,7 +190,7 @@ class HeldOut:
         return self.sampler.converse(rows, lambda batch: [ids for ids, _ in generate(batch)], ends, model)
 
     def _rows(self, model: Any, prompts: list[Prompt], sample: bool, ends: list[int]) -> list[list[int]]:
-        """Generates after each prompt: all at once, or in smaller parts after running out of memory."""
+        """Generate for all prompts at once, or in smaller batches after running out of memory."""
 
         def parts(size: int) -> list[list[int]]:
             chunks = [prompts[start : start + size] for start in range(0, len(prompts), size)]
@@ -208,7 +209,7 @@ class HeldOut:
         from kit.models.family import adapter_of, placeholders
 
         with_images = [prompt for prompt in prompts if isinstance(prompt, ImagePrompt)]
-        if 0 < len(with_images) < len(prompts):  # apart: processors want pictures for every prompt, or for none
+        if 0 < len(with_images) < len(prompts):  # processors need pictures for every prompt or none
             text_only: list[Prompt] = [prompt for prompt in prompts if not isinstance(prompt, ImagePrompt)]
             parts: dict[bool, list[Prompt]] = {True: [*with_images], False: text_only}
             rows = {images: iter(self._generate(model, part, sample, ends)) for images, part in parts.items()}
@@ -227,7 +228,7 @@ class HeldOut:
             batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt", padding=True)
         for prompt, ids, live in zip(prompts, batch["input_ids"], batch["attention_mask"], strict=True):
             if isinstance(prompt, str):
-                self.asked[prompt] = ids[live.bool()].tolist()
+                self.prompt_ids[prompt] = ids[live.bool()].tolist()
         batch = batch.to(model.device)
         settings = self._generation_config(sample, ends)
         settings.suppress_tokens = list(placeholders(model.config)) or None
@@ -242,7 +243,7 @@ class HeldOut:
     def _generation_config(self, sample: bool, ends: list[int]) -> Any:
         from transformers import GenerationConfig as HFGenerationConfig
 
-        # The model's own settings were dropped when it was loaded (`keep_only_tokens`), so that None means none.
+        # Loading dropped the model's own settings (`keep_only_tokens`), so None disables a setting.
         sampling: dict[str, Any] = {"do_sample": False}
         if sample:
             sampling = {
@@ -272,7 +273,7 @@ class HeldOut:
         prompt_ids: list[Any] = []  # None for pictures, and before anything was generated
         for row, done in zip(rows, completions, strict=True):
             prompt = done.prompt_ids if isinstance(done, Conversation) else self._prompt(row)
-            prompt_ids.append(self.asked.get(prompt) if isinstance(prompt, str) else prompt)
+            prompt_ids.append(self.prompt_ids.get(prompt) if isinstance(prompt, str) else prompt)
         if all(isinstance(ids, list) for ids in prompt_ids):
             columns["prompt_ids"] = prompt_ids
         if self.sampler is not None and self.sampler.interaction.environments is not None:
@@ -285,18 +286,18 @@ class HeldOut:
         )
 
     def _verdict(self, samples: list[Sample], completions: Sequence[Completion], context: Context) -> Evaluation:
-        """The preset's verdict; what environments say of their completions is added to the totals, as in training."""
+        """Score by the preset and add the rewards of environments to the totals, as in training."""
         verdict = self.preset.score(samples, context)
         extra = environment_rewards(completions)
         if all(value is None for value in extra):
             return verdict
-        both = [
+        totals = [
             total if more is None else more + (total or 0.0) for total, more in zip(verdict.totals, extra, strict=True)
         ]
-        return dataclasses.replace(verdict, totals=both)
+        return dataclasses.replace(verdict, totals=totals)
 
     def _completion(self, prompt: Any, completion: Completion) -> Any:
-        """Returns a completion as rewards get it in training: messages after messages, text after text."""
+        """Return a completion in the form of its prompt, as rewards get it in training: messages or text."""
         if isinstance(completion, Conversation):
             return completion.messages
         text = self._text(completion[0])
@@ -307,7 +308,7 @@ class HeldOut:
 
 
 def problem_id(row: dict[str, Any]) -> str:
-    """16 hexadecimal digits that stand for a problem: a hash of its prompt and its reference."""
+    """Return 16 hexadecimal digits that identify a problem: a hash of prompt, reference and pictures."""
     parts = [row["prompt"], row.get("reference")]
     parts += [digest(row[IMAGES])] if has_pictures(row) else []
     content = json.dumps(parts, sort_keys=True, ensure_ascii=False, default=str)
@@ -315,7 +316,7 @@ def problem_id(row: dict[str, Any]) -> str:
 
 
 def scoring_context(seed: int = 0, total_steps: int = 0) -> Context:
-    """Returns the context that trainers pass to reward functions, as before the first step; nothing is logged."""
+    """Return the context that trainers pass to reward functions before the first step; it logs nothing."""
     from rewards import Context
 
     state = SimpleNamespace(global_step=0, max_steps=total_steps, epoch=0.0, log_history=[])
@@ -324,7 +325,7 @@ def scoring_context(seed: int = 0, total_steps: int = 0) -> Context:
 
 
 def first_failure(verdict: Evaluation) -> str:
-    """The reason of the first score that failed, in words, without a full stop."""
+    """Return the reason of the first failed score as text, without a full stop."""
     for name, statuses in verdict.statuses.items():
         for index, status in enumerate(statuses):
             if status in ("error", "timeout", "infra"):
@@ -335,7 +336,7 @@ def first_failure(verdict: Evaluation) -> str:
 
 @contextmanager
 def evaluating(model: Any, seed: int) -> Iterator[None]:
-    """Switches to eval mode, with the cache on and separate random states, and restores everything afterwards."""
+    """Switch to eval mode with the KV cache and a separate random state; restore everything afterwards."""
     import torch
 
     from kit.models.unsloth import for_inference, for_training
@@ -344,13 +345,13 @@ def evaluating(model: Any, seed: int) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model.eval()
-        unsloths = for_inference(model)
-        if checkpointing and not unsloths:
+        is_unsloth = for_inference(model)
+        if checkpointing and not is_unsloth:
             model.gradient_checkpointing_disable()
         try:
             yield
         finally:
-            if unsloths and was_training:
+            if is_unsloth and was_training:
                 for_training(model)
             elif checkpointing:
                 model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -358,7 +359,7 @@ def evaluating(model: Any, seed: int) -> Iterator[None]:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Every token id that ends a completion, in order: the tokenizer's and those that the model declares."""
+    """Return the sorted token ids that end a completion: the tokenizer's and those that the model declares."""
     from kit.models.family import end_ids
 
     return sorted(end_ids(model.generation_config, tokenizer, None))

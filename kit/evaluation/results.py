@@ -1,6 +1,6 @@
-"""Evaluations on disk: scores by problem, the best evaluation so far, and how many there have been since.
+"""Evaluations on disk: scores by problem, the best evaluation so far, and the number of evaluations since.
 
-Everything is computed from the files and nothing is kept in memory, so that a resumed run decides as an uninterrupted one.
+Everything is computed from files, so that a resumed run decides like an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECORDED = {"greedy_accuracy": "greedy_correct", "greedy_reward": "greedy_reward
 
 
 def problem_scores(result: Mapping[str, Any], key: str) -> list[float | None] | None:
-    """The score `key` of every problem, None for one whose reward failed; None without such a column.
+    """Return the score `key` of every problem (None if its reward failed), or None if the result has no such column.
 
     `key` is greedy_accuracy, greedy_reward, or pass@N with N up to the K samples of a problem.
     """
@@ -39,21 +39,21 @@ BEST_FILE = "best.json"
 
 
 def metric_key(metric: str, k: int, *, checked: bool) -> str:
-    """The key in an evaluation's result that `evaluation.metric` means; `checked`: something says what is right."""
+    """Return the key of an evaluation's result for `evaluation.metric`; `checked` says that there is a checker."""
     if metric == "auto":
         return "greedy_accuracy" if checked else "greedy_reward"
     return f"pass@{k}" if metric == "pass@k" else metric
 
 
 def value_of(result: Result, key: str) -> float | None:
-    """The score, or None where this evaluation has none."""
+    """Return the score, or None if this evaluation has none."""
     estimate = result.get(key)
     value = estimate.get("value") if isinstance(estimate, Mapping) else None
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 def interval(estimate: Any) -> str:
-    """`0.915 [0.868, 0.946]`, a dash without a value."""
+    """Format an estimate as `0.915 [0.868, 0.946]`, or as a dash without a value."""
     if not isinstance(estimate, Mapping) or estimate.get("value") is None:
         return "–"
     bounds = [estimate.get("low"), estimate.get("high")]
@@ -63,18 +63,18 @@ def interval(estimate: Any) -> str:
 
 
 def scores_by_problem(result: Result, key: str) -> dict[str, float]:
-    """The score of each problem by its id; problems whose reward failed are left out."""
+    """Return the score of each problem by its id, without problems whose reward failed."""
     ids, values = (result.get("per_problem") or {}).get("id", []), problem_scores(result, key) or []
     pairs = enumerate(zip(ids, values, strict=False))
-    # Two rows may be the same problem, so the place belongs to the id.
+    # Two rows may be the same problem, so the key includes the index.
     return {f"{problem}/{index}": value for index, (problem, value) in pairs if value is not None}
 
 
 def course(run: RunDir, until: int | None = None) -> list[Result]:
-    """The run's own evaluations in the order of their steps, one a step: before, every so many steps, after.
+    """Return the evaluations that the run made itself, one per step, in the order of their steps.
 
-    `until` leaves out what lies beyond that step. Evaluations made by hand later are left out. Raises `RunError` when a
-    file cannot be read.
+    `until` excludes later steps. Evaluations that a user made afterwards are excluded. Raises `RunError` if a file cannot be
+    read.
     """
     by_step: dict[int, Result] = {}
     for name, result in run.evaluations().items():
@@ -95,8 +95,8 @@ class Mark:
 class Standing:
     """The best and last scores of a run so far.
 
-    `best` is the highest score, the earliest of equal ones; `best_trained` the same without the one before training,
-    which has no checkpoint. `waited` counts the evaluations since `best`.
+    `best` is the highest score, the earliest of equal ones. `best_trained` excludes the evaluation before training, which
+    has no checkpoint. `waited` counts the evaluations since `best`.
     """
 
     best: Mark | None = None
@@ -106,7 +106,7 @@ class Standing:
 
 
 def standing(results: Sequence[Result], key: str) -> Standing:
-    """The standing after `results`, in the order of their steps; evaluations without this score are passed over."""
+    """Return the standing after `results`, in the order of their steps; evaluations without this score are skipped."""
     best = trained = last = None
     waited = 0
     for result in results:
@@ -121,14 +121,14 @@ def standing(results: Sequence[Result], key: str) -> Standing:
 
 
 def checkpoint_now(run: RunDir, which: str | int | None) -> str | int | None:
-    """Returns `which`, or `last` in place of None for a run under way, which has no result yet."""
+    """Return `which`, or `last` instead of None for a live run, which has no result yet."""
     from kit.runs.store import ALIVE
 
     return "last" if which is None and run.status()["state"] in ALIVE else which
 
 
 def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
-    """Step and folder of a run's weights: its result (None), `best`, `last`, or a checkpoint's step. Raises `RunError`."""
+    """Return step and folder of a run's weights: its result (None), `best`, `last` or a step. Raises `RunError`."""
     from kit.runs.store import is_complete
 
     by_step = {int(path.name.partition("-")[2]): path for path in run.checkpoints if is_complete(path)}
@@ -158,6 +158,6 @@ def weights_of(run: RunDir, which: str | int | None) -> tuple[int, Path]:
 
 
 def read_best(run: RunDir) -> dict[str, Any]:
-    """Reads best.json: step, metric, value, checkpoint; empty where there is none."""
+    """Read best.json: step, metric, value, checkpoint. Empty if the file does not exist."""
     path = run.path / BEST_FILE
     return read_result(path) if path.is_file() else {}

@@ -27,10 +27,10 @@ class Estimate(NamedTuple):
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Probability that at least one of `k` draws without replacement from `samples` is among the `correct` ones.
+    """Return the probability that at least one of `k` draws without replacement from `samples` is among the `correct` ones.
 
-    The unbiased estimator 1 - C(n-c, k) / C(n, k) of Chen et al., arXiv 2107.03374, section 2.1, as a product, which does not
-    overflow. Raises `ValueError` unless 0 <= correct <= samples and 1 <= k <= samples.
+    Computes the unbiased estimator 1 - C(n-c, k) / C(n, k) of Chen et al., arXiv 2107.03374, section 2.1, as a product, which
+    does not overflow. Raises `ValueError` unless 0 <= correct <= samples and 1 <= k <= samples.
     """
     if not (0 <= correct <= samples and 1 <= k <= samples):
         raise ValueError(
@@ -42,7 +42,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def wilson(correct: int, samples: int) -> Estimate:
-    """A share with its Wilson score interval (Wilson 1927): honest near 0 and 1, where a bootstrap has no width."""
+    """Return a share with its Wilson score interval (Wilson 1927), which has width at 0 and 1, unlike a bootstrap."""
     if samples == 0:
         return Estimate(math.nan, 0.0, 1.0)
     share, z2 = correct / samples, Z_95**2
@@ -53,10 +53,10 @@ def wilson(correct: int, samples: int) -> Estimate:
 
 
 def bootstrap_mean(values: Sequence[float], seed: int = 0, *, shares: bool = False) -> Estimate:
-    """Mean over problems with the percentile bootstrap interval (Efron 1979): 2,000 resamples of problems.
+    """Return the mean over problems with the percentile bootstrap interval (Efron 1979): 2,000 resamples of problems.
 
-    With `shares` the values are probabilities. If all are 0 or all are 1, every resample is the same and the interval
-    would have no width; it is Wilson's over the problems then.
+    With `shares`, the values are probabilities. If all are 0 or all are 1, every resample is the same, so the interval is
+    Wilson's over the problems.
     """
     if not values:
         return Estimate(math.nan, 0.0, 1.0)
@@ -69,11 +69,11 @@ def bootstrap_mean(values: Sequence[float], seed: int = 0, *, shares: bool = Fal
 
 
 def drop_p(before: Sequence[float], after: Sequence[float], seed: int = 0) -> float:
-    """One-sided p-value of "the mean over problems fell", from one score a problem before and after.
+    """Return the one-sided p-value of "the mean over problems fell", from one score per problem before and after.
 
-    Fisher's randomisation test of paired differences: without an effect each difference is as likely with the other sign.
-    Exact where all differences that are not 0 have one size (right and wrong answers: McNemar's exact test), else from
-    10,000 random signs. 1.0 where nothing differs.
+    Fisher's randomisation test of paired differences: without an effect, both signs of a difference are equally likely.
+    Exact if all non-zero differences have the same size (right and wrong answers: McNemar's exact test), else from
+    10,000 random signs. 1.0 if nothing differs.
     """
     falls = np.asarray(before, dtype=np.float64) - np.asarray(after, dtype=np.float64)
     falls = falls[falls != 0.0]
@@ -91,10 +91,10 @@ def drop_p(before: Sequence[float], after: Sequence[float], seed: int = 0) -> fl
 
 
 def rise_p(values: Sequence[float]) -> float:
-    """One-sided p-value of "the values rise in the course of time": Mann-Kendall (Mann 1945), ties and continuity corrected.
+    """Return the one-sided p-value of "the values rise over time": Mann-Kendall (Mann 1945), ties and continuity corrected.
 
-    More than 200 values are averaged in 200 stretches first. 1.0 below 8 values, for which the normal approximation of
-    Kendall's statistic is not good enough.
+    More than 200 values are first averaged in 200 segments. 1.0 below 8 values, where the normal approximation of
+    Kendall's statistic is not accurate.
     """
     data = np.asarray(values, dtype=np.float64)
     if len(data) > TREND_POINTS:
@@ -114,7 +114,7 @@ def rise_p(values: Sequence[float]) -> float:
 
 
 def t_cdf(t: float, df: float) -> float:
-    """P(T <= t) for Student's t with `df` > 0 degrees of freedom, by the regularised incomplete beta function."""
+    """Return P(T <= t) for Student's t with `df` > 0 degrees of freedom, by the regularised incomplete beta function."""
     from mpmath import betainc
 
     tail = 0.5 * float(betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True))
@@ -123,7 +123,7 @@ def t_cdf(t: float, df: float) -> float:
 
 @lru_cache(maxsize=1024)
 def t_quantile(probability: float, df: float) -> float:
-    """The t that P(T <= t) equals `probability`, in (0, 1); by bisection."""
+    """Return the t at which P(T <= t) equals `probability`, in (0, 1), by bisection."""
     if probability < 0.5:
         return -t_quantile(1 - probability, df)
     low, high = 0.0, 1.0
@@ -136,7 +136,7 @@ def t_quantile(probability: float, df: float) -> float:
 
 
 def two_sided_p(difference: float, standard_error: float, df: float) -> float:
-    """Probability of a |t| at least this large without any difference. 1 for no difference, 0 for one without error."""
+    """Return the probability of a |t| this large without an effect: 1 if `difference` is 0, else 0 without an error."""
     if difference == 0:
         return 1.0
     return 0.0 if standard_error == 0 else 2 * (1 - t_cdf(abs(difference) / standard_error, df))

@@ -36,8 +36,8 @@ def test_the_training_presets_parameters_go_with_its_name_only() -> None:
 @pytest.mark.parametrize(
     ("overrides", "preset", "words"),
     [
-        (["evaluation.patience=2", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.patience acts on .*every, for example"),
-        (["evaluation.alarm=stop", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.alarm: stop acts on"),
+        (["evaluation.patience=2", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.patience needs held-out .*every, for"),
+        (["evaluation.alarm=stop", "evaluation.every=0"], "gsm8k-hash", r"evaluation\.alarm: stop needs held-out"),
         (["evaluation.metric=pass@k"], None, r"pass@k is a share of right answers.*evaluation\.checker"),
         (["evaluation.metric=greedy_accuracy"], None, r"the reward has no checker"),
     ],

@@ -188,7 +188,7 @@ def test_changes_are_read(change: str, expected: tuple[str, list[str]]) -> None:
         (
             (CLIP,),
             {"metric": "pass@4", "overrides": ["reward={functions: [{path: my.py:f}]}"]},
-            "nothing says what is right",
+            "nothing decides what is right",
         ),
         (("x:" + CLIP, "x:optimisation.steps=3"), {}, "Two arms are called 'x'"),
     ],
