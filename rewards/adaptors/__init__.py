@@ -1,6 +1,6 @@
-"""Presets as reward functions of other trainers, each called by that trainer's own convention.
+"""Presets as reward functions in the calling convention of each trainer.
 
-TRL knows None; the others do not, so a completion that is excluded (`not_applicable`, `infra`) counts as 0 there.
+TRL accepts None; the others do not, so an excluded completion (`not_applicable`, `infra`) counts as 0 there.
 """
 
 from rewards.adaptors.trl import BatchEvaluator, TrlReward, TrlRewards

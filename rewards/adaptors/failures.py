@@ -1,6 +1,6 @@
-"""Report failures of rewards to users of trainers that accept only numbers.
+"""Report failures of rewards, for trainers that accept only numbers.
 
-Each component and reason is logged once, and a reward that can score nothing from the first batch on is an error.
+Each component and reason is logged once. A reward that cannot score any completion of the first batches is an error.
 """
 
 import logging
@@ -13,7 +13,7 @@ from rewards.protocol import FAILURES
 from rewards.samples import REFERENCE_COLUMNS
 
 _LOG = logging.getLogger("rewards")
-_MOST = 100  # kinds of failure that are told apart
+_MOST = 100  # pairs of component and reason that are logged
 
 
 class FailureLog:
@@ -30,8 +30,8 @@ class FailureLog:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__init__()  # type: ignore[misc]
 
-    def look_at(self, evaluation: Evaluation) -> None:
-        """Log the failures of this batch that were not logged before."""
+    def log_failures(self, evaluation: Evaluation) -> None:
+        """Log the failures of this batch that have not been logged before."""
         for name, statuses in evaluation.statuses.items():
             for status, info in zip(statuses, evaluation.infos[name], strict=True):
                 if status not in FAILURES:
@@ -42,17 +42,17 @@ class FailureLog:
                     if kind in self._logged or len(self._logged) >= _MOST:
                         continue
                     self._logged.add(kind)
-                counts = "is left out" if status == "infra" else "counts as its lowest value"
+                counts = "is excluded" if status == "infra" else "counts as its lowest value"
                 _LOG.warning("Reward %r could not score a completion, which %s: %s: %s", name, counts, status, reason)
 
-    def refuse_what_scores_nothing(self, evaluation: Evaluation, columns: Iterable[str]) -> None:
-        """Refuse a reward that has not been able to score anything yet, such as one whose column is missing.
+    def raise_if_broken(self, evaluation: Evaluation, columns: Iterable[str]) -> None:
+        """Raise an error for a reward that has not scored any completion yet, for example because a column is missing.
 
-        Trainers would go on with zeros. What is judged once shows that the reward works: later failures are for the log.
+        The trainer would train on zeros. After one completion is scored, later failures are only logged.
 
         Raises:
-            RewardsError: of one component's completions, in this batch and all before it, some could not be scored (error,
-                infra) and none was judged; those without an answer in their layout were never looked at.
+            RewardsError: a component failed on completions of this batch (error, infra) and has not scored any completion of
+                this batch and earlier ones. Status `format` does not count as scored.
         """
         for name, statuses in evaluation.statuses.items():
             if name in self._working or {"ok", "wrong", "timeout", "not_applicable"} & set(statuses):
@@ -64,6 +64,6 @@ class FailureLog:
                 raise RewardsError(
                     f"Reward {name!r} could score none of the first {len(statuses)} completions: {statuses[failed[0]]}: "
                     f"{reason}. Columns of this batch: {', '.join(columns) or 'none'}; the reference is taken from the "
-                    f"first of {', '.join(REFERENCE_COLUMNS)}. Name another with .trl(reference_column=...), mend the reward, "
-                    "or go on without a score with .trl(strict=False)."
+                    f"first of {', '.join(REFERENCE_COLUMNS)}. Name another with .trl(reference_column=...), correct the "
+                    "reward, or continue without a score with .trl(strict=False)."
                 )

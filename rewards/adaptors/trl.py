@@ -10,16 +10,16 @@ from rewards.protocol import Context
 from rewards.samples import build_samples, completion_text, is_column
 
 _LOGGED_CHARS = 200
-TOKEN_REWARDS = "token_rewards"  # the column in which trainers look for process rewards
-_TOKEN_INPUTS = ("prompt_ids", "logps")  # taken as what they are when a trainer passes them beside the columns
+TOKEN_REWARDS = "token_rewards"  # the logged column from which trainers read process rewards
+_TOKEN_INPUTS = ("prompt_ids", "logps")  # arguments of `build_samples` that are not dataset columns
 
 
 class BatchEvaluator:
-    """Evaluates a preset once per batch, whichever of its reward functions asks first.
+    """Evaluates a preset once per batch, for all its reward functions.
 
-    The last batch is recognised by its step, its texts, and the identity of its columns, which it keeps alive. Batches are
-    not pickled along; a lock makes it safe to share between threads. `strict` says failures in the log, and refuses a first
-    batch of which nothing can be scored.
+    A call belongs to the last batch if step, texts and the identities of its columns are equal; the evaluator keeps the
+    columns alive. Pickles contain no batch. A lock makes it thread-safe. `strict` logs failures, and raises `RewardsError` if
+    a component cannot score any completion of the first batch.
     """
 
     def __init__(self, preset: Scorer, seed: int, reference_column: str | None, strict: bool = True) -> None:
@@ -46,7 +46,7 @@ class BatchEvaluator:
     def evaluate(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any, passed: dict[str, Any]
     ) -> Evaluation:
-        """Return the batch's evaluation; `passed` are dataset columns and everything else that the trainer passes."""
+        """Return the evaluation of the batch; `passed` contains the dataset columns and other arguments of the trainer."""
         columns = {name: value for name, value in passed.items() if is_column(value, len(prompts))}
         extras = {name: value for name, value in passed.items() if name not in columns}
         tokens = {name: columns.pop(name) for name in _TOKEN_INPUTS if name in columns}
@@ -63,22 +63,22 @@ class BatchEvaluator:
                 )
                 evaluation = self.preset.score(samples, ctx)
                 if self.strict:
-                    self._failures.refuse_what_scores_nothing(evaluation, columns)
-                    self._failures.look_at(evaluation)
+                    self._failures.raise_if_broken(evaluation, columns)
+                    self._failures.log_failures(evaluation)
                 self.last = evaluation
                 self._key, self._alive = key, alive
             return self.last
 
 
 RIGHT = "answers/right"
-"""Metric: share of the completions that the preset's checker calls right."""
+"""Metric: share of the completions that the preset's checker accepts."""
 
 
 class TrlReward:
-    """One component of a preset, called the way TRL's GRPOTrainer calls a reward function.
+    """One component of a preset as a reward function of TRL's GRPOTrainer.
 
-    Returns native values, unweighted: TRL applies `reward_weights`. Process rewards of all components, weighted, are reported
-    by the first component's function, in the column `token_rewards`.
+    It returns native, unweighted values, because TRL applies `reward_weights`. The function of the first component logs the
+    weighted process rewards of all components, in the column `token_rewards`.
     """
 
     def __init__(self, name: str, evaluator: BatchEvaluator) -> None:
@@ -95,14 +95,14 @@ class TrlReward:
         completion_ids: Sequence[Sequence[int]] | None = None,
         **passed: Any,
     ) -> list[float | None]:
-        """Return native values of this component, one per completion; None excludes."""
+        """Return B native values of this component; None excludes a completion."""
         evaluation, name = self._evaluator.evaluate(prompts, completions, completion_ids, passed), self.__name__
         if callable(log_extra := passed.get("log_extra")):
             log_extra(f"{name}/status", list(evaluation.statuses[name]))
             for key in ("extracted", "reason"):
                 values = [info.get(key) for info in evaluation.infos[name]]
                 if any(value is not None for value in values):
-                    # Text that every table format can store: short, and without lone surrogates.
+                    # Short text without lone surrogates, which every table format can store.
                     texts = [None if value is None else str(value)[:_LOGGED_CHARS] for value in values]
                     log_extra(f"{name}/{key}", [text and text.encode("utf-8", "replace").decode() for text in texts])
             if evaluation.token_rewards is not None and name == next(iter(evaluation.values)):
@@ -121,9 +121,9 @@ class TrlReward:
 class TrlRewards(list[TrlReward]):
     """Reward functions for TRL's `reward_funcs`, with `reward_weights` for its GRPOConfig.
 
-    What a component failed to score is logged as a warning, once for each reason. Where a component could not score a
-    single completion of the first batch (no reference column, a function that raises), `RewardsError` says why, since
-    TRL would train on zeros. With `strict=False` neither happens: for callers that look at `last_evaluation`.
+    A completion that a component fails to score is logged as a warning, once for each reason. If a component cannot score
+    any completion of the first batch (no reference column, a function that raises), a call raises `RewardsError`, because
+    TRL would train on zeros. `strict=False` turns both off, for callers that read `last_evaluation`.
 
     >>> from rewards import load
     >>> rewards = load("gsm8k-hash").trl()
@@ -139,7 +139,7 @@ class TrlRewards(list[TrlReward]):
     def from_preset(
         cls, preset: Scorer, *, seed: int = 0, reference_column: str | None = None, strict: bool = True
     ) -> "TrlRewards":
-        """Return one reward function per component; all share one evaluation per batch."""
+        """Return one reward function per component, which share one evaluation per batch. `seed` is `Context.seed`."""
         evaluator = BatchEvaluator(preset, seed, reference_column, strict)
         rewards = cls(TrlReward(name, evaluator) for name in preset.weights)
         rewards.reward_weights = list(preset.weights.values())
@@ -147,5 +147,5 @@ class TrlRewards(list[TrlReward]):
 
     @property
     def last_evaluation(self) -> Evaluation | None:
-        """The latest batch's evaluation, for instance to stop a run on its `failure_share`."""
+        """Evaluation of the last batch, for example to stop a run if `failure_share` is high."""
         return self[0]._evaluator.last if self else None

@@ -12,10 +12,10 @@ _NOT_COLUMNS = frozenset({"response", "response_length", "prompt"})
 
 
 class _Reward:
-    """A preset that scores rows of (prompt, completion, reference, columns, number of tokens)."""
+    """Base of both adaptors: scores rows of (prompt, completion, reference, columns, number of tokens)."""
 
     total: ClassVar[str]
-    """Name of the weighted sum among the scores."""
+    """Key of the weighted sum in the scores."""
 
     def __init__(self, preset: Scorer, *, seed: int = 0) -> None:
         self.preset = preset
@@ -25,19 +25,19 @@ class _Reward:
         self.__name__ = "compute_score"
 
     def _score(self, rows: Sequence[tuple[Any, Any, Any, Mapping[str, Any], int | None]]) -> list[dict[str, float]]:
-        """Return the weighted sum and each component's native value.
+        """Return the weighted sum and the native value of each component, for each row.
 
-        Consecutive rows of one prompt (of one reference, if there is no prompt) form a group.
+        Consecutive rows with the same prompt (the same reference, if there is no prompt) form a group.
         """
         samples: list[Sample] = []
-        group, before = -1, object()
+        group, previous = -1, object()
         for index, (prompt, completion, reference, columns, n_tokens) in enumerate(rows):
             question = reference if prompt is None else prompt
-            group += not same(question, before)
-            before = question
+            group += not same(question, previous)
+            previous = question
             samples.append(make_sample(prompt, completion, reference, columns, index, group, n_tokens=n_tokens))
         evaluation = self.last_evaluation = self.preset.score(samples, Context(seed=self.seed))
-        self._failures.look_at(evaluation)
+        self._failures.log_failures(evaluation)
         names = {name: f"{name}_score" if name == self.total else name for name in evaluation.values}
         return [
             {
@@ -51,11 +51,10 @@ class _Reward:
 class EasyR1Reward(_Reward):
     """EasyR1's `compute_score(reward_inputs)`, for `worker.reward.reward_type` batch or sequential.
 
-    Each dict has `response` and `ground_truth`, usually `response_length` in tokens, and perhaps more, which become columns.
-    Consecutive ones with the same prompt (or, where none is given, the same ground truth) form a group. The answer has
-    `overall`, the weighted sum, and each component's native value under its name, `<name>_score` where a component is itself
-    called overall. What a component failed to score is logged as a warning; statuses and reasons of a batch are in
-    `last_evaluation`.
+    Each input is a dict with `response` and `ground_truth`, usually `response_length` in tokens; other keys become columns.
+    Consecutive inputs with the same prompt (the same ground truth, if there is no prompt) form a group. A score is a dict
+    with `overall`, the weighted sum, and the native value of each component under its name (`overall_score` for a component
+    named overall). Failures are logged as warnings; `last_evaluation` has the statuses and reasons of the batch.
 
     >>> from rewards import load
     >>> compute_score = load("gsm8k-hash").easyr1()
@@ -89,10 +88,10 @@ def _easyr1_row(
 class VerlReward(_Reward):
     """`compute_score(data_source, solution_str, ground_truth, extra_info)`, as verl's reward managers call it.
 
-    `extra_info`, when it is a dict, becomes columns, and its `prompt` or `question` the prompt. The answer is a dict with
-    `score`, the weighted sum, and each component's native value under its name; or the sum alone, with `as_dict=False`. The
-    batch manager's plural arguments give a list. What a component failed to score is logged as a warning; statuses and
-    reasons of a batch are in `last_evaluation`.
+    The keys of a dict `extra_info` become columns, and its `prompt` or `question` the prompt. The score is a dict with
+    `score`, the weighted sum, and the native value of each component under its name; with `as_dict=False` the sum alone. The
+    plural arguments of the batch manager give a list of scores. Failures are logged as warnings; `last_evaluation` has the
+    statuses and reasons of the batch.
 
     >>> from rewards import load
     >>> compute_score = load("gsm8k-hash").verl()
@@ -122,18 +121,20 @@ class VerlReward(_Reward):
         """Return one score, or a list of scores for plural arguments. `options` (verl's `reward_kwargs`) become columns."""
         if solution_strs is None:
             return self._scores([(data_source, solution_str, ground_truth, extra_info)], options)[0]
-        nothing = [None] * len(solution_strs)
-        columns = (column if column is not None else nothing for column in (data_sources, ground_truths, extra_infos))
+        empty = [None] * len(solution_strs)
+        columns = (column if column is not None else empty for column in (data_sources, ground_truths, extra_infos))
         sources, truths, infos = columns
         return self._scores(list(zip(sources, solution_strs, truths, infos, strict=True)), options)
 
     def _scores(self, rows: Sequence[tuple[Any, Any, Any, Any]], options: Mapping[str, Any]) -> list[Any]:
-        complete = []
+        score_rows = []
         for source, solution, truth, extra in rows:
             info = {str(key): value for key, value in extra.items()} if isinstance(extra, Mapping) else {}
             prompt = info.get("prompt", info.get("question"))
-            prompt = getattr(prompt, "tolist", lambda prompt=prompt: prompt)()  # parquet gives messages as an array
+            prompt = getattr(
+                prompt, "tolist", lambda prompt=prompt: prompt
+            )()  # Parquet files store messages as an array
             columns = {**options, **info, "data_source": source, "ground_truth": truth, "extra_info": extra}
-            complete.append((prompt, solution, truth, columns, None))
-        scores = self._score(complete)
+            score_rows.append((prompt, solution, truth, columns, None))
+        scores = self._score(score_rows)
         return list(scores) if self.as_dict else [score[self.total] for score in scores]
