@@ -1,4 +1,4 @@
-"""Rewards for training language models with reinforcement learning: presets, components, and adaptors for trainers.
+"""Rewards for training language models with reinforcement learning: presets, components and adaptors for trainers.
 
 >>> from rewards import load
 >>> rewards = load("gsm8k-reasoning").trl()       # GRPOTrainer(reward_funcs=rewards, ...)

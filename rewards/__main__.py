@@ -1,4 +1,4 @@
-"""Command line of the library: `grpo-rewards`, `python -m rewards`, or `grpo-kit reward` of the kit.
+"""Command line of the library: `grpo-rewards`, `python -m rewards`, or `grpo-kit reward` with the kit.
 
 python -m rewards list
 python -m rewards show math-verify
@@ -22,21 +22,21 @@ from rewards.audit import ATTACKS, LIMIT, audit, read_data
 from rewards.errors import RewardsError
 
 PAID, MISTAKE = 1, 2  # exit codes
-_SHOWN = 3  # notes and problems of one kind
+_SHOWN = 3  # notes or problems of a kind that are printed
 _WORDS = {"true": True, "false": False, "null": None}
 
 
 Reader: TypeAlias = Callable[[str, list[str]], Preset | None]
-"""Returns the reward that a NAME and the overrides stand for, or None for a name that is not of its kind."""
+"""Returns the reward for a NAME and overrides, or None for a NAME that it does not know."""
 
 
 def main(
     arguments: Sequence[str] | None = None, program: str = "grpo-rewards", read: Reader = lambda name, overrides: None
 ) -> int:
-    """Run the command line. Exit codes: 0 done, 1 the reward can be fooled, 2 a mistake in the arguments.
+    """Run the command line and return the exit code: 0 success, 1 the reward pays an attack, 2 a user error.
 
     Args:
-        read: asked first for the reward that NAME stands for: by the kit, for files of its runs.
+        read: tried before presets and functions to resolve NAME; `grpo-kit` passes one that reads run configurations.
     """
     options = parser(program).parse_args(arguments)
     options.read = read
@@ -48,47 +48,47 @@ def main(
 
 
 def parser(program: str = "grpo-rewards") -> argparse.ArgumentParser:
-    """Build the argument parser of all verbs."""
-    top = argparse.ArgumentParser(prog=program, description="Rewards: what there is, and what can be fooled.")
+    """Return the argument parser with all verbs."""
+    top = argparse.ArgumentParser(prog=program, description="List, show, test and audit rewards.")
     verbs = top.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("list", help="the presets, and what each rewards")
-    show_verb = verbs.add_parser("show", help="formula, range, columns, source, known hacks and components of a preset")
+    verbs.add_parser("list", help="all presets, and what each one rewards")
+    show_verb = verbs.add_parser("show", help="formula, range, columns, source, attacks and components of a preset")
     show_verb.add_argument("name", metavar="PRESET")
     test_verb = verbs.add_parser(
         "test",
-        help="score right answers, wrong ones and known hacks",
-        description="Exit code 1 if a hack or a wrong answer reaches a right one. A row of --data is a JSON object: prompt, the "
-        "dataset columns, and completions in good, bad or, without a verdict, completion (each one or a list). With style "
-        "(answer, boxed, hash, code, ... or a text with {answer}), right and wrong, hacks are made to fit; see "
-        "rewards/testing.py and, for examples, rewards/golden.",
+        help="score right answers, wrong answers and known attacks",
+        description="Exit code 1 if an attack or a wrong answer scores as high as a right one. A row of --data is a JSON object: "
+        "prompt, dataset columns, and completions (one or a list) in good, bad or, to score without a judgement, completion. "
+        "With right, wrong and style (answer, boxed, hash, code, ... or a text with {answer}), the attacks use these answers "
+        "in this style. See rewards/testing.py, and rewards/golden for examples.",
     )
-    test_verb.add_argument("--data", type=Path, metavar="ROWS.JSONL", help="rows; else those that come with the preset")
+    test_verb.add_argument("--data", type=Path, metavar="ROWS.JSONL", help="rows; default: the preset's golden rows")
     audit_verb = verbs.add_parser(
         "audit",
-        help="on how many of your rows a reward is paid without the problem being solved",
-        description="Tries echoes of the question, constants, hedges, near misses, answers of other rows and slow answers. "
-        "Exit code 1 if one is paid on more rows than the limit allows.",
+        help="count the rows of a dataset on which attacks are paid",
+        description="Tries echoes of the question, constants, hedges, near misses, references of other rows and slow answers. "
+        "Exit code 1 if an attack is paid on a larger share of the rows than the limit.",
     )
     add = audit_verb.add_argument
     add("--data", required=True, metavar="FILE", help="rows: .jsonl, .json, .csv or .parquet")
-    add("--prompt", metavar="COLUMN", help="column with the prompt, if its name does not say so")
-    add("--reference", metavar="COLUMN", help="column with the reference, reward_model.ground_truth for verl's")
-    add("--attack", action="append", metavar="NAME", help=f"only this one of {', '.join(ATTACKS)}; may be repeated")
-    add("--style", help="how answers are written: boxed, answer, hash, ... or a text with {answer}")
-    add("--rows", type=int, default=200, metavar="N", help="rows that are looked at, drawn at random (200)")
-    add("--limit", type=float, default=LIMIT, metavar="SHARE", help=f"of rows that may be paid ({LIMIT})")
-    add("--seconds", type=float, default=10.0, help="that your function may take for a completion (10); 0: any")
-    add("--seed", type=int, default=0, help="of what is drawn")
-    add("--json", action="store_true", help="every rate and example as JSON")
+    add("--prompt", metavar="COLUMN", help="column with the prompt; default: prompt, question, problem, ...")
+    add("--reference", metavar="COLUMN", help="column with the reference, for example reward_model.ground_truth")
+    add("--attack", action="append", metavar="NAME", help=f"one of {', '.join(ATTACKS)} (all); may be repeated")
+    add("--style", help="form of an answer: boxed, answer, hash, ... or a text with {answer}")
+    add("--rows", type=int, default=200, metavar="N", help="the most rows to audit, sampled at random (200)")
+    add("--limit", type=float, default=LIMIT, metavar="SHARE", help=f"largest share of paid rows ({LIMIT})")
+    add("--seconds", type=float, default=10.0, help="time limit of your function per completion (10); 0: none")
+    add("--seed", type=int, default=0, help="seed of the random draws")
+    add("--json", action="store_true", help="print all rates and examples as JSON")
     for verb in (test_verb, audit_verb):
         verb.add_argument(
             "name",
             metavar="NAME",
-            help="a preset, your own function (TRL's, verl's, EasyR1's) as file.py:function, or, with the kit, a run.yaml",
+            help="a preset, a function of TRL's, verl's or EasyR1's convention as file.py:function, or, with the kit, a run.yaml",
         )
     for verb in (show_verb, test_verb, audit_verb):
         verb.add_argument(
-            "-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="a preset's parameter"
+            "-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="parameter of the preset"
         )
     return top
 
@@ -109,7 +109,7 @@ def _show(options: argparse.Namespace) -> int:
     except RewardsError as error:
         if options.override:
             raise
-        print(f"Its components cannot be shown: {error}")  # needs parameters, or a package that is not there
+        print(f"Its components cannot be shown: {error}")  # a required parameter, or a missing package
         return 0
     rows = [[part.name, f"{weight:g}", f"{part.low:g} to {part.high:g}"] for part, weight in preset.components]
     _print_table(["component", "weight", "range"], rows)
@@ -117,13 +117,13 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _test(options: argparse.Namespace) -> int:
-    """Score the rows of a file, or the golden rows of a preset, and print every component's value and status."""
+    """Score the rows of a file, or the golden rows of a preset, and print the value and status of every component."""
     preset = _target(options)
     rows = testing.read_rows(options.data) if options.data else testing.golden(preset.name)
     if not rows:
         where = f"{options.data} is empty" if options.data else f"No rows come with '{options.name}'"
         example = '{"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}'
-        raise RewardsError(f"{where}. Give some with --data rows.jsonl, e.g. {example}")
+        raise RewardsError(f"{where}. Pass rows with --data rows.jsonl, for example {example}")
     report = testing.check(preset, rows)
     names = list(preset.weights)
 
@@ -143,7 +143,7 @@ def _test(options: argparse.Namespace) -> int:
     print_cases("completion", [case for case in report.cases if case.kind != "hack"])
     hacks = [case for case in report.cases if case.kind == "hack"]
     hacks.sort(key=lambda case: float("inf") if case.total is None else -case.total)
-    best = {case.name: case for case in reversed(hacks)}  # for each hack the row where it earned most
+    best = {case.name: case for case in reversed(hacks)}  # for each attack the row on which it earns most
     print_cases("hack", [best[name] for name in dict.fromkeys(case.name for case in report.cases if case.name in best)])
     for label, texts in (("note", report.notes), ("problem", report.problems)):
         for line in _first_of_each_kind(texts):
@@ -163,14 +163,14 @@ def _target(options: argparse.Namespace) -> Preset:
 
 
 def _first_of_each_kind(texts: Sequence[str]) -> Iterator[str]:
-    """Yield the first `_SHOWN` texts of each kind, and how many more there are; numbers and quotations make no other kind."""
+    """Yield the first `_SHOWN` texts of each kind and the number of further ones. A kind ignores numbers and quotations."""
     kinds: dict[str, list[str]] = {}
     for text in texts:
         kinds.setdefault(re.sub(r"'.*'|-?\d[\d.e+-]*", "", text), []).append(text)
-    for alike in kinds.values():
-        yield from alike[:_SHOWN]
-        if len(alike) > _SHOWN:
-            yield f"... and {len(alike) - _SHOWN} more like these"
+    for group in kinds.values():
+        yield from group[:_SHOWN]
+        if len(group) > _SHOWN:
+            yield f"... and {len(group) - _SHOWN} more like these"
 
 
 def _audit(options: argparse.Namespace) -> int:
@@ -194,7 +194,7 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _print_table(head: list[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns; half a character of a hack is replaced."""
+    """Print aligned columns. Lone surrogates, which some attacks contain, are replaced."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -202,7 +202,7 @@ def _print_table(head: list[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _parameters(options: argparse.Namespace) -> dict[str, Any]:
-    """Parse overrides such as `format_weight=0.1`; a value that is no Python literal is text."""
+    """Parse overrides such as `format_weight=0.1`; a value that is not a Python literal is text."""
     parameters: dict[str, Any] = {}
     for override in options.override:
         name, equals, value = override.partition("=")

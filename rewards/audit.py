@@ -1,26 +1,26 @@
-r"""Measure on your own rows how often a reward is earned without solving anything.
+r"""Measure on the rows of a dataset how often a reward pays attacks.
 
-What `grpo-kit reward audit` does, and `python -m rewards audit` without the kit.
+`grpo-kit reward audit` runs this audit, and so does `python -m rewards audit` without the kit.
 
-Each attack is tried on every row, and the audit says on how many it is paid, with examples:
+The audit tries each attack on every row and reports on how many rows it is paid, with examples:
 
-    echo         the prompt's own formulas as the answer, and the prompt as the completion
-    constants    one and the same answer to every row; the rate is that of the best of them
-    hedges       several answers, chains, tags within tags, cut completions: `rewards.hacks` around the row's reference
+    echo         the formulas of the prompt as the answer, and the prompt as the completion
+    constants    the same answer for every row; the rate is that of the best constant
+    hedges       several answers, chains, nested tags, cut completions: `rewards.hacks` with the row's reference
     near-misses  another digit, sign, order, entry or bracket
     shuffles     the reference of another row
-    slow         answers that hang or fill a careless grader; the longest time is told, too
+    slow         answers that take a careless grader very long or fill its memory; the longest time is reported
 
-An answer that is the row's own by spelling or as a number is no attack and is left out. Beside the attacks stand the honest
-ones: `right` (the reference) and `spellings` (the same in other words), whose rate says how many right answers are paid.
-Where the reward fails (raises, hangs), that is counted by itself, with the reason.
+An answer that equals the row's reference as text or as a number is not an attack and is skipped. Two controls measure how
+many right answers are paid: `right` (the reference) and `spellings` (the reference in other notations). Completions on
+which the reward fails (raises, hangs) are counted separately, with the reason.
 
 >>> from rewards import load
 >>> rows = [{"prompt": f"What is ${n} + {n}$?", "answer": str(2 * n)} for n in range(5, 15)]
->>> found = audit(load("math-verify", deadline=30.0), rows, attacks=("echo", "near-misses", "shuffles"))
->>> [(result.attack, result.rows, result.paid) for result in found.results]
+>>> report = audit(load("math-verify", deadline=30.0), rows, attacks=("echo", "near-misses", "shuffles"))
+>>> [(result.attack, result.rows, result.paid) for result in report.results]
 [('right', 10, 10), ('spellings', 10, 10), ('echo', 10, 0), ('near-misses', 10, 0), ('shuffles', 10, 0)]
->>> found.passed
+>>> report.passed
 True
 """
 
@@ -57,15 +57,15 @@ from rewards.testing import Case, golden, read_rows, score_cases
 ATTACKS = ("echo", "constants", "hedges", "near-misses", "shuffles", "slow")
 LIMIT = 0.005
 """Largest share of rows on which an attack may be paid."""
-_SHUFFLES = 3  # references of others that are tried on each row
-_SLOW_ROWS = 3  # rows on which slow answers are tried: each may take the whole deadline
+_SHUFFLES = 3  # references of other rows, for each row
+_SLOW_ROWS = 3  # rows with slow answers, since each answer may take the complete deadline
 _EXAMPLES = 5
 _PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
 Row = Mapping[str, Any]
 
 
-class _Usable(NamedTuple):
-    """A row with its reference as text and its number, counted from 1."""
+class _AuditRow(NamedTuple):
+    """A row with its number, counted from 1, and its reference as text."""
 
     number: int
     row: Row
@@ -73,7 +73,7 @@ class _Usable(NamedTuple):
 
 
 class Paid(NamedTuple):
-    """An attack that earned the reward: the row (counted from 1), the attack's answer or name, the completion, the reference."""
+    """A paid completion: row number (from 1), the attack's answer or name (`how`), the completion (`answer`), the reference."""
 
     row: int
     how: str
@@ -83,10 +83,11 @@ class Paid(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """Counts for one attack.
+    """Counts of one attack.
 
-    Rows on which it was tried and was paid; completions tried, on how many of them the reward failed and took too long, and
-    the first reason; the longest time; what a completion earns on average.
+    `rows` and `paid` count rows: those with the attack, and those on which it is paid. `tried`, `failed` and `overran` count
+    completions: all, those on which the reward failed, and those over the time limit. `reason` is the first failure's,
+    `seconds` the longest time of a completion, and `earned` the mean reward.
     """
 
     attack: str
@@ -102,15 +103,15 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Share of the rows on which the attack is paid."""
+        """Share of the rows on which the attack is paid, 0 to 1."""
         return self.paid / self.rows if self.rows else 0.0
 
 
 @dataclass(frozen=True)
 class Audit:
-    """All results, the honest ones first, and the style in which answers were given.
+    """Results of an audit, the controls first, and the style of the answers.
 
-    `seconds` is what the audit itself allowed the reward for a completion, None where nothing was cut off.
+    `seconds` is the time limit for a completion that the audit enforced, or None without a limit.
     """
 
     preset: Preset
@@ -121,10 +122,10 @@ class Audit:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the reward, a sentence each.
+        """Defects of the reward, one sentence each.
 
-        Attacks that are paid on more rows than the limit allows, completions on which the reward hangs, and right answers that
-        are not paid at all.
+        A defect is an attack that is paid on more rows than the limit allows, completions on which the reward hangs, or right
+        answers that are not paid.
         """
         problems = [
             f"{result.attack} is paid on {result.paid} of {result.rows} rows ({result.rate:.1%}; limit {self.limit:.1%})"
@@ -132,59 +133,59 @@ class Audit:
             if result.attack in ATTACKS and result.rate > self.limit
         ]
         problems += [
-            f"{result.attack}: {result.overran} of {result.tried} completions take the reward longer than {self.seconds:g} s; "
-            "one such completion holds training up"
+            f"{result.attack}: the reward takes more than {self.seconds:g} s for {result.overran} of {result.tried} completions; "
+            "such a completion stalls training"
             for result in self.results
             if self.seconds is not None and result.overran
         ]
         right = self.results[0]
         if right.failed and right.failed == right.tried:
-            problems.append(f"the reward fails on all of {right.tried} right answers: {right.reason}")
+            problems.append(f"the reward fails on all {right.tried} right answers: {right.reason}")
         elif right.rate < 0.5:
             problems.append(
                 f"only {right.paid} of {right.rows} references are paid as answers ({right.earned:.3g} on average), so the rates "
-                "say little: is the style right, and is the reference in the column that the reward reads?"
+                "mean little. Check the style of the answers, and that the reward reads the column of the reference."
             )
         return problems
 
     @property
     def notes(self) -> list[str]:
-        """Attempts that were not made, and other failures of the reward."""
+        """References that are not paid, attacks that were not tried on all rows, and other failures of the reward."""
         right = self.results[0]
         rows = right.rows
         notes = [
-            f"right: {rows - right.paid} of {rows} references are not paid as answers, first that of row {each.row}: "
+            f"right: {rows - right.paid} of {rows} references are not paid as answers, the first one in row {each.row}: "
             f"{each.reference[:60]!r}"
             for each in right.examples[:1]
             if right.rate >= 0.5
         ]
         notes += [
-            f"{result.attack}: tried on {result.rows} of {rows} rows; the others have no prompt that holds one"
+            f"{result.attack}: tried on {result.rows} of {rows} rows; the prompts of the others contain no formula"
             for result in self.results
             if result.attack == "echo" and result.rows < rows
         ]
         return notes + [
-            f"{result.attack}: the reward fails on {result.failed - result.overran} of {result.tried} completions, "
-            f"first with: {result.reason}"
+            f"{result.attack}: the reward fails on {result.failed - result.overran} of {result.tried} completions; "
+            f"first reason: {result.reason}"
             for result in self.results
             if result.failed > result.overran and result.failed < result.tried
         ]
 
     @property
     def passed(self) -> bool:
-        """Whether no attack is paid on more rows than the limit allows, none hangs the reward, and right answers are paid."""
+        """Whether no attack exceeds the limit, no completion hangs the reward, and right answers are paid."""
         return not self.problems
 
     @property
     def verdict(self) -> str:
-        """Problems and notes, a line each, as they are printed below the table."""
+        """Problems and notes, one per line, for printing below the table."""
         lines = [*(f"problem: {each}" for each in self.problems), *(f"note: {each}" for each in self.notes)]
         if self.passed:
             lines.append(f"No attack is paid on more than {self.limit:.1%} of the rows.")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the audit as plain values, for JSON."""
         fields = ("attack", "rows", "paid", "rate", "earned", "tried", "failed", "reason", "seconds")
         results = [
             {name: getattr(result, name) for name in fields}
@@ -202,7 +203,7 @@ class Audit:
         }
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the head and the rows of a table to print."""
+        """Return the header and the rows of the table to print."""
         rows = []
         for each in self.results:
             shown = [" ".join(f"{example.how} for {example.reference}".split())[:60] for example in each.examples[:2]]
@@ -224,13 +225,13 @@ def read_data(file: str | Path, prompt: str | None = None, reference: str | None
     """Read rows of a dataset in the formats of other trainers: JSON Lines, a JSON list, CSV, or Parquet with pyarrow.
 
     Args:
-        prompt, reference: the columns that hold them, `reward_model.ground_truth` for what lies in a column. By default
-            `prompt`, `question`, `problem` and the like, and `reference`, `answer`, `solution`, `ground_truth`, or verl's
-            `reward_model`. They become `prompt` and `reference`, and what verl keeps in `extra_info` columns; the columns
-            themselves stay.
+        prompt, reference: columns of prompt and reference; `reward_model.ground_truth` names a nested value. By default
+            the first of `prompt`, `question`, `problem`, `instruction`, `query`, `input`, and the first of `reference`,
+            `answer`, `solution`, `ground_truth`, verl's `reward_model.ground_truth`. The rows get the values as `prompt` and
+            `reference`, and the entries of verl's `extra_info` as columns; all columns of the file stay.
 
     Raises:
-        RewardsError: the file cannot be read, or no row has that column; the message lists those that there are.
+        RewardsError: the file cannot be read, or no row has the column; the message lists the columns of the file.
     """
     rows = [dict(row) for row in _rows_of(Path(file))]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -257,7 +258,7 @@ _VERL_REFERENCE = "reward_model.ground_truth"
 
 
 def _at(row: Row, path: str | None) -> Any:
-    """Return the column of that name, or a nested value: `reward_model.ground_truth`."""
+    """Return the value of the column `path`, or a nested value such as `reward_model.ground_truth`; None if missing."""
     if path is None or path in row:
         return row.get(path) if path else None
     first, _, rest = path.partition(".")
@@ -268,8 +269,8 @@ def _at(row: Row, path: str | None) -> Any:
 def _rows_of(file: Path) -> Iterable[Row]:
     try:
         if file.suffix == ".csv":
-            with file.open(newline="", encoding="utf-8-sig") as opened:
-                return list(csv.DictReader(opened))
+            with file.open(newline="", encoding="utf-8-sig") as stream:
+                return list(csv.DictReader(stream))
         if file.suffix == ".parquet":
             from pyarrow import parquet
 
@@ -277,10 +278,10 @@ def _rows_of(file: Path) -> Iterable[Row]:
         listed = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else None
     except ImportError:
         raise RewardsError(
-            f"{file} is Parquet, which needs pyarrow: pip install pyarrow, or give JSON Lines."
+            f"{file} is Parquet, which needs pyarrow. Run: pip install pyarrow, or pass JSON Lines."
         ) from None
     except json.JSONDecodeError:
-        listed = None  # JSON Lines by another name
+        listed = None  # JSON Lines with the suffix .json
     except (OSError, ValueError, csv.Error) as failure:
         raise RewardsError(f"{file} cannot be read: {failure}.") from None
     if isinstance(listed, list) and all(isinstance(row, Mapping) for row in listed):
@@ -302,61 +303,61 @@ def audit(
     """Try the attacks on rows of a dataset.
 
     Args:
-        preset: what is audited: its checker's status `ok` counts as paid; without a checker, a total that reaches that of
-            the row's reference, where this one earns more than an empty completion. A reference is paid as an answer if it
-            also earns more than an empty completion.
-        rows: objects with `prompt` (a string or messages) and the data set's columns, the reference among them as a text,
-            number or worked solution.
-        attacks: some of `ATTACKS`.
-        style: how answers stand in completions, as in `rewards.hacks.STYLES`, or a text with `{answer}` in it. None for
-            the one in which most references are paid.
-        most: rows that are looked at, drawn at random where there are more.
-        limit: share of rows on which an attack may be paid.
-        seed: of what is drawn.
-        seconds: that a function of your own may take for one completion: it is then called in a process of its own (where
-            the system can fork), with one completion at a time, and the process is ended when it takes longer. None calls it
-            here, with all of them at once. A preset's parts that may hang have deadlines of their own in either case.
+        preset: the reward. A completion is paid if the checker's status is `ok`. Without a checker, it is paid if its total
+            reaches the total of the row's reference, provided that the reference earns more than an empty completion. The
+            controls must earn more than an empty completion in both cases.
+        rows: mappings with `prompt` (a string or messages) and the dataset columns. One of `REFERENCE_COLUMNS` holds the
+            reference: a text, a number or a worked solution.
+        attacks: names from `ATTACKS`.
+        style: form of an answer in a completion: a name of `rewards.hacks.STYLES` or a text with `{answer}` in it. None
+            chooses the style in which most references are paid.
+        most: the most rows to audit; more rows are sampled at random.
+        limit: largest share of rows on which an attack may be paid, 0 to 1.
+        seed: seed of the random draws.
+        seconds: time limit for one completion, only for presets with a user's function. The function then runs in a child
+            process (if the system can fork), one completion at a time; a process over the limit is killed. None calls it in
+            this process with all completions at once. Components of the library that may hang have their own deadlines.
 
     Raises:
-        RewardsError: there are no rows with a reference, or an attack or style that does not exist.
+        RewardsError: no row has a reference, no such attack or style, or the preset runs programs.
     """
     for attack in attacks:
         if attack not in ATTACKS:
             raise RewardsError(f"No attack {attack!r}. {nearest(attack, ATTACKS)}")
-    drawn = random.Random(f"audit/{seed}")
+    rng = random.Random(f"audit/{seed}")
     all_rows = list(rows)
     usable = []
     for number, row in enumerate(all_rows, start=1):
         reference = next((row[name] for name in REFERENCE_COLUMNS if row.get(name) is not None), None)
         if (text := reference_text(reference)) is not None:
-            usable.append(_Usable(number, row, text))
+            usable.append(_AuditRow(number, row, text))
     if not usable:
         columns = ", ".join(dict.fromkeys(str(name) for row in all_rows for name in row)) or "none"
         raise RewardsError(
             f"No row has a reference: a text, a number or a solution in one of {', '.join(REFERENCE_COLUMNS)}. "
-            f"Columns: {columns}. Name another one (on the command line: --reference), or copy it."
+            f"Columns: {columns}. Rename the column of the reference, or pass its name with --reference."
         )
     if len(usable) > most:
-        usable = drawn.sample(usable, most)
+        usable = rng.sample(usable, most)
     if not any(isinstance(component, FunctionComponent) for component, _ in preset.components):
         seconds = None
-    scored = functools.partial(_scored, preset, [each.row for each in usable], seconds)
-    style = style or _best_style(preset, usable, scored)
+    score = functools.partial(_score, preset, [each.row for each in usable], seconds)
+    style = style or _best_style(preset, usable, score)
     if style == "code":
         raise RewardsError(
-            f"{preset.name} runs programs, and of a row's tests no right program can be made to compare with. Give programs in "
-            "`good` and `bad` to `reward test`, which tries the known hacks around them."
+            f"{preset.name} runs programs, and an audit cannot write a right program from a row's tests. Run `reward test` "
+            "with programs in `good` and `bad`; it tries the known attacks on them."
         )
     order = ("nothing", "right", "spellings", *attacks)
-    cases = scored(sorted(_attempts(usable, order, style, drawn), key=lambda case: order.index(case.kind)))
+    cases = score(sorted(_attempts(usable, order, style, rng), key=lambda case: order.index(case.kind)))
     nothing, right = (
         {case.row: case.total or 0.0 for case in cases if case.kind == kind} for kind in ("nothing", "right")
     )
-    honest = {at: total for at, total in right.items() if total > nothing[at]}
+    thresholds = {at: total for at, total in right.items() if total > nothing[at]}
 
     def is_paid(case: Case) -> bool:
         is_attack = case.kind in ATTACKS
-        return _is_paid(preset, case, honest) and (is_attack or (case.total or 0.0) > nothing[case.row])
+        return _is_paid(preset, case, thresholds) and (is_attack or (case.total or 0.0) > nothing[case.row])
 
     results = [
         _result(attack, [(case, is_paid(case)) for case in cases if case.kind == attack], usable)
@@ -365,25 +366,25 @@ def audit(
     return Audit(preset, style, results, limit, seconds)
 
 
-def _best_style(preset: Preset, rows: Sequence[_Usable], scored: Callable[[list[Case]], list[Case]]) -> str:
-    """Return the style of the preset's golden rows; else the first one in which most of some references are paid."""
-    own = next((str(row["style"]) for row in golden(preset.name) if "style" in row), None)
-    if own is not None:
-        return own
-    made = [
+def _best_style(preset: Preset, rows: Sequence[_AuditRow], score: Callable[[list[Case]], list[Case]]) -> str:
+    """Return the style of the preset's golden rows, else the style in which most of the first 8 references are paid."""
+    golden_style = next((str(row["style"]) for row in golden(preset.name) if "style" in row), None)
+    if golden_style is not None:
+        return golden_style
+    cases = [
         Case(at, style, "", render_answer(style, each.reference))
         for style in ANSWER_STYLES
         for at, each in enumerate(rows[:8])
     ]
     earned = dict.fromkeys(ANSWER_STYLES, 0.0)
-    for case in scored(made):
+    for case in score(cases):
         earned[case.kind] += _is_paid(preset, case, {}) if preset.checker else case.total or 0.0
     return max(earned, key=lambda style: earned[style])
 
 
-def _attempts(rows: Sequence[_Usable], attacks: Sequence[str], style: str, drawn: random.Random) -> Iterable[Case]:
-    """Yield a case for each completion that is tried; its `row` is the position in `rows`."""
-    references = [usable.reference for usable in rows]
+def _attempts(rows: Sequence[_AuditRow], attacks: Sequence[str], style: str, rng: random.Random) -> Iterable[Case]:
+    """Yield a case for each completion to score; `row` of a case is the index in `rows`."""
+    references = [row.reference for row in rows]
     for at, (_, row, text) in enumerate(rows):
         prompt = prompt_text(row.get("prompt", ""))
         for attack in attacks:
@@ -397,7 +398,7 @@ def _attempts(rows: Sequence[_Usable], attacks: Sequence[str], style: str, drawn
                 hacks = known_hacks(prompt, text, wrong, style)
                 yield from (Case(at, attack, hack.name, hack.completion) for hack in hacks)
                 continue
-            for answer in _ANSWERS[attack](prompt, text, references, drawn):
+            for answer in _ANSWERS[attack](prompt, text, references, rng):
                 if attack in ("right", "spellings") or not same_answer(answer, text):
                     yield Case(at, attack, answer, render_answer(style, answer))
             if attack == "echo":
@@ -405,21 +406,20 @@ def _attempts(rows: Sequence[_Usable], attacks: Sequence[str], style: str, drawn
 
 
 _ANSWERS: Mapping[str, Callable[[str, str, Sequence[str], random.Random], Sequence[str]]] = {
-    "right": lambda prompt, text, references, drawn: [text],
-    "spellings": lambda prompt, text, references, drawn: spellings(text),
-    "echo": lambda prompt, text, references, drawn: echoes(prompt),
-    "constants": lambda prompt, text, references, drawn: CONSTANTS,
-    "near-misses": lambda prompt, text, references, drawn: near_misses(text),
-    "shuffles": lambda prompt, text, references, drawn: drawn.sample(references, min(_SHUFFLES, len(references))),
-    "slow": lambda prompt, text, references, drawn: SLOW,
+    "right": lambda prompt, text, references, rng: [text],
+    "spellings": lambda prompt, text, references, rng: spellings(text),
+    "echo": lambda prompt, text, references, rng: echoes(prompt),
+    "constants": lambda prompt, text, references, rng: CONSTANTS,
+    "near-misses": lambda prompt, text, references, rng: near_misses(text),
+    "shuffles": lambda prompt, text, references, rng: rng.sample(references, min(_SHUFFLES, len(references))),
+    "slow": lambda prompt, text, references, rng: SLOW,
 }
 
 
-def _scored(preset: Preset, rows: Sequence[Row], seconds: float | None, cases: list[Case]) -> list[Case]:
+def _score(preset: Preset, rows: Sequence[Row], seconds: float | None, cases: list[Case]) -> list[Case]:
     """Return the cases with their scores.
 
-    `seconds`: each case is scored in a child process, which is killed, and replaced for the rest, when a completion takes
-    longer.
+    With `seconds`, a child process scores the cases one by one. It is killed and replaced if a case takes longer.
     """
     cases = [
         replace(case, completion=[{"role": "assistant", "content": case.completion}])
@@ -427,30 +427,30 @@ def _scored(preset: Preset, rows: Sequence[Row], seconds: float | None, cases: l
         else case
         for case in cases
     ]
-    own = [rows[case.row] for case in cases]
-    torch = sys.modules.get("torch")  # a forked child cannot use a GPU that this process has begun to use
+    case_rows = [rows[case.row] for case in cases]
+    torch = sys.modules.get("torch")  # a forked child cannot use CUDA if this process has initialised it
     on_gpu = torch is not None and torch.cuda.is_initialized()
     if seconds is None or on_gpu or "fork" not in multiprocessing.get_all_start_methods():
-        return score_cases(preset, own, cases)
+        return score_cases(preset, case_rows, cases)
     context = multiprocessing.get_context("fork")
     scored: list[Case] = []
     while (start := len(scored)) < len(cases):
         receiver, sender = context.Pipe(duplex=False)
 
-        def tell_scores(pipe: Any = sender, start: int = start) -> None:
-            for row, case in zip(own[start:], cases[start:], strict=True):
+        def send_scores(pipe: Any = sender, start: int = start) -> None:
+            for row, case in zip(case_rows[start:], cases[start:], strict=True):
                 pipe.send(score_cases(preset, [row], [case])[0])
 
-        child = context.Process(target=tell_scores)
+        child = context.Process(target=send_scores)
         child.start()
         sender.close()
         status: Status = "timeout"
-        reason = f"not done after {seconds:g} s"
+        reason = f"no result within {seconds:g} s"
         try:
             while len(scored) < len(cases) and receiver.poll(seconds):
                 scored.append(receiver.recv())
         except EOFError:
-            status, reason = "error", "the process that called it ended: a crash, or memory"
+            status, reason = "error", "the process of the reward ended: it crashed or ran out of memory"
         finally:
             child.kill()
             child.join()
@@ -462,26 +462,26 @@ def _scored(preset: Preset, rows: Sequence[Row], seconds: float | None, cases: l
     return scored
 
 
-def _is_paid(preset: Preset, case: Case, honest: Mapping[int, float]) -> bool:
-    """Whether the checker takes it for right; without a checker, whether its total reaches the honest one of its row."""
+def _is_paid(preset: Preset, case: Case, thresholds: Mapping[int, float]) -> bool:
+    """Whether the checker accepts the completion; without a checker, whether its total reaches the threshold of its row."""
     if preset.checker is not None:
         return case.statuses.get(preset.checker) == "ok"
-    return case.total is not None and case.row in honest and case.total >= honest[case.row] - 1e-9
+    return case.total is not None and case.row in thresholds and case.total >= thresholds[case.row] - 1e-9
 
 
-def _result(attack: str, tried: Sequence[tuple[Case, bool]], rows: Sequence[_Usable]) -> Result:
-    """Count one attack: of constants the best single one, of spellings the rows on which all are paid."""
+def _result(attack: str, tried: Sequence[tuple[Case, bool]], rows: Sequence[_AuditRow]) -> Result:
+    """Count one attack. For constants, only the best one counts; for spellings, all of a row must be paid."""
     counted = tried
     if attack == "constants":
         by_answer: dict[str, list[tuple[Case, bool]]] = {}
         for case, is_paid in tried:
             by_answer.setdefault(case.name, []).append((case, is_paid))
-        counted = max(by_answer.values(), key=lambda some: sum(is_paid for _, is_paid in some), default=[])
+        counted = max(by_answer.values(), key=lambda cases: sum(is_paid for _, is_paid in cases), default=[])
     tried_rows = {case.row for case, _ in counted}
     paid = {case.row for case, is_paid in counted if is_paid}
     if attack == "spellings":
         paid = tried_rows - {case.row for case, is_paid in counted if not is_paid}
-    shown = [case for case, is_paid in tried if is_paid == (attack in ATTACKS)]
+    examples = [case for case, is_paid in tried if is_paid == (attack in ATTACKS)]
     failed = [case for case, _ in tried if case.failed]
     overran = [case for case in failed if "timeout" in case.statuses.values()]
     return Result(
@@ -492,7 +492,7 @@ def _result(attack: str, tried: Sequence[tuple[Case, bool]], rows: Sequence[_Usa
         seconds=max((case.seconds for case, _ in tried), default=0.0),
         examples=[
             Paid(rows[case.row].number, case.name, completion_text(case.completion), rows[case.row].reference)
-            for case in shown[:_EXAMPLES]
+            for case in examples[:_EXAMPLES]
         ],
         failed=len(failed),
         overran=len(overran),

@@ -1,20 +1,19 @@
-r"""The reward functions that people copy between projects, under their own names: open-r1's, and TRL's own.
+r"""Reward functions of open-r1 and TRL under their original names.
 
-They take the arguments of the originals and return what those return: `list[float | None]`, one per completion, None where
-the row cannot be judged. The names that TRL has, such as `accuracy_reward` and `get_cosine_scaled_reward`, are TRL's own
-objects and need TRL. To train on, the presets are better: they refuse what these pay for (`8=7` for 7, an answer copied
-from the prompt).
+They take the arguments of the originals and return `list[float | None]`, one value per completion, None if the row cannot be
+scored. Names that exist in TRL, such as `accuracy_reward` and `get_cosine_scaled_reward`, are TRL's objects and need TRL.
+Prefer presets for training: they reject answers that these functions pay (`8=7` for 7, an answer copied from the prompt).
 
-Of the functions that are written here each docstring names the differences from its original; for all of them:
+The docstring of each open-r1 function lists the differences from the original. All of them have these in common:
 
-- completions may be strings, lists of messages or None; of several messages the last of the assistant counts;
-- nothing that a completion or a reference holds raises or hangs: what cannot be judged scores the lowest value, and a
-  comparison that takes over five seconds counts as wrong;
-- format checks scan the text once; the originals backtrack for seconds on some texts of a few kilobytes;
-- factories return objects that can be pickled, with the `__name__` under which trainers log.
+- Completions may be strings, lists of messages or None; of several messages the last one of the assistant is scored.
+- No completion and no reference raises or hangs: a completion that cannot be scored gets the lowest value, and a comparison
+  that takes over five seconds counts as wrong.
+- Format checks scan the text once; the originals backtrack for seconds on some texts of a few kilobytes.
+- Factories return objects that can be pickled, with the `__name__` that trainers log.
 
-Presets replace the functions that are not here: `code-stdio` is open-r1's `code_reward` (with `scoring="share"`) and
-`binary_code_reward`, and reads the same column `verification_info`; `gsm8k-xml` is those of the GSM8K notebooks.
+Presets replace the other functions: `code-stdio` is open-r1's `code_reward` (with `scoring="share"`) and
+`binary_code_reward`, and reads the same column `verification_info`; `gsm8k-xml` replaces those of the GSM8K notebooks.
 """
 
 import functools
@@ -46,10 +45,10 @@ __all__ = [
 
 Completions: TypeAlias = Sequence[Any]
 
-_SECONDS = 5.0  # for one comparison
+_SECONDS = 5.0  # deadline of one comparison
 _STEPS = re.compile(r"Step \d++:|^\d++\.|\n-|\n\*|First,|Second,|Next,|Finally,", re.MULTILINE)
 
-# TRL's, see __getattr__.
+# Functions of TRL, see __getattr__.
 accuracy_reward: Callable[..., list[float | None]]
 reasoning_accuracy_reward: Callable[..., list[float | None]]
 think_format_reward: Callable[..., list[float]]
@@ -58,20 +57,20 @@ get_soft_overlong_punishment: Callable[..., Any]
 
 
 def __getattr__(name: str) -> Any:
-    """TRL's own functions, looked up when they are first asked for: importing this module imports neither TRL nor SymPy."""
+    """Return a function of TRL. The import is lazy, so that importing this module loads neither TRL nor SymPy."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from trl import rewards
     except ImportError:
-        raise ImportError(f"rewards.compat.{name} is TRL's own function. Run: pip install trl") from None
+        raise ImportError(f"rewards.compat.{name} is a function of TRL. Run: pip install trl") from None
     return getattr(rewards, name)
 
 
 def format_reward(completions: Completions, **kwargs: Any) -> list[float]:
-    r"""1.0 for `<think>\n…\n</think>\n<answer>\n…\n</answer>`, else 0.0 (open-r1).
+    r"""Return 1.0 for `<think>\n…\n</think>\n<answer>\n…\n</answer>`, else 0.0 (open-r1).
 
-    Different from open-r1: text after `</answer>`, a second tag of a kind, and blank blocks score 0.0.
+    Differences from open-r1: text after `</answer>`, a repeated tag, and blank blocks score 0.0.
 
     >>> good = "<think>\n6 x 12\n</think>\n<answer>\n72\n</answer>"
     >>> format_reward([good, good + "\nor 73", good.replace("72", "")])
@@ -81,9 +80,9 @@ def format_reward(completions: Completions, **kwargs: Any) -> list[float]:
 
 
 def tag_count_reward(completions: Completions, **kwargs: Any) -> list[float]:
-    r"""A quarter for each of `<think>\n`, `\n</think>\n`, `\n<answer>\n` and `\n</answer>` that is there once (open-r1).
+    r"""Return 0.25 for each of `<think>\n`, `\n</think>\n`, `\n<answer>\n` and `\n</answer>` that occurs once (open-r1).
 
-    Equal to open-r1. Tags without anything in them earn it, so give it little weight beside correctness.
+    Equal to open-r1. Empty tags earn the reward, so give it a small weight compared with correctness.
 
     >>> tag_count_reward(["<think>\n6 x 12\n</think>\n<answer>\n72\n</answer>", "<think>\n6 x 12\n</think>\n", "72"])
     [1.0, 0.5, 0.0]
@@ -93,12 +92,12 @@ def tag_count_reward(completions: Completions, **kwargs: Any) -> list[float]:
 
 
 def reasoning_steps_reward(completions: Completions, **kwargs: Any) -> list[float]:
-    r"""A third for each sign of a step, at most 1.0 (open-r1).
+    r"""Return 1/3 for each marker of a step, at most 1.0 (open-r1).
 
-    Signs are `Step 1:`, `1.` at the start of a line, lines that begin with `-` or `*`, and the words `First,`,
+    Markers are `Step 1:`, `1.` at the start of a line, lines that begin with `-` or `*`, and the words `First,`,
     `Second,`, `Next,` and `Finally,`.
 
-    Different from open-r1: numbers count at the start of every line, not of the first one only.
+    Difference from open-r1: a number counts at the start of every line, not only of the first line.
 
     >>> reasoning_steps_reward(["1. Six dozens.\n2. That is 72.", "Step 1: add\nStep 2: stop\nFinally, 72", "72"])
     [0.6666666666666666, 1.0, 0.0]
@@ -107,11 +106,11 @@ def reasoning_steps_reward(completions: Completions, **kwargs: Any) -> list[floa
 
 
 def get_code_format_reward(language: str = "python") -> Callable[..., list[float]]:
-    r"""A function that gives 1.0 to `format_reward`'s layout with a fenced block of code in the answer, else 0.0 (open-r1).
+    r"""Return a function that scores 1.0 for `format_reward`'s layout with a fenced code block in the answer, else 0.0 (open-r1).
 
-    A column `language` says for each row which language the fence must name.
+    A dataset column `language` sets the language that the fence must name, row by row; it replaces the argument.
 
-    Different from open-r1: as for `format_reward`; and the fence must stand at the start of a line and be closed.
+    Differences from open-r1: as for `format_reward`; and the fence must begin a line and be closed.
 
     >>> reward = get_code_format_reward()
     >>> answer = "<think>\nwork\n</think>\n<answer>\n```python\nprint(72)\n```\n</answer>"
@@ -124,7 +123,7 @@ def get_code_format_reward(language: str = "python") -> Callable[..., list[float
 
 
 def code_format_reward(completions: Completions, *, default_language: str, **columns: Any) -> list[float]:
-    """See `get_code_format_reward`."""
+    """Return the rewards of `get_code_format_reward`."""
     languages = columns.get("language") or [default_language] * len(completions)
     rewards = []
     for text, language in zip(map(completion_text, completions), languages, strict=True):
@@ -134,7 +133,7 @@ def code_format_reward(completions: Completions, *, default_language: str, **col
 
 
 def _has_layout(text: str) -> bool:
-    """open-r1's layout, each tag once, both blocks filled."""
+    """Whether the text has open-r1's layout, with each tag once and no blank block."""
     return (
         text.startswith("<think>\n")
         and tags_problem(text) is None
@@ -144,14 +143,14 @@ def _has_layout(text: str) -> bool:
 
 
 def len_reward(completions: Completions, solution: Sequence[Any], **kwargs: Any) -> list[float]:
-    r"""Kimi k1.5's length reward (2501.12599, 2.3.3), from 0.5 for the shortest to -0.5 for the longest (open-r1).
+    r"""Return Kimi k1.5's length reward (2501.12599, 2.3.3): 0.5 for the shortest to -0.5 for the longest completion (open-r1).
 
-    λ = 0.5 - (length - shortest) / (longest - shortest) for correct answers, min(0, λ) for wrong ones, 0.0 where all are
-    of one length. Where no solution can be read the answer counts as correct.
+    λ = 0.5 - (length - shortest) / (longest - shortest) for correct answers, min(0, λ) for wrong ones, 0.0 if all lengths are
+    equal. If the solution cannot be parsed, the answer counts as correct.
 
-    Different from open-r1: answers are compared by the preset `math-verify`, `lenient` and with `answer_in="any"`; lengths
-    are compared within the completions of one prompt, as in the paper, where `prompts` are given (trainers do), not over
-    the whole batch; lengths are tokens where `completion_ids` are given, else characters.
+    Differences from open-r1: answers are compared as in the preset `math-verify` with `lenient=True` and `answer_in="any"`.
+    Lengths (in tokens if `completion_ids` are passed, else in characters) are compared within a group, as in the paper, if
+    `prompts` are passed (trainers do), instead of within the batch.
 
     >>> len_reward([r"\boxed{3}", r"It is \boxed{3}", r"Well, it is \boxed{4}"], ["3", "3", "3"])
     [0.5, 0.0, -0.5]
@@ -169,19 +168,19 @@ def len_reward(completions: Completions, solution: Sequence[Any], **kwargs: Any)
 
 
 def get_repetition_penalty_reward(ngram_size: int = 3, max_penalty: float = -1.0) -> Callable[..., list[float]]:
-    r"""max_penalty · (1 - distinct n-grams / n-grams) (2502.03373, C.2); 0.0 where there are fewer than n items.
+    r"""Return a function that scores max_penalty · (1 - distinct n-grams / n-grams) (2502.03373, C.2); 0.0 below n items.
 
-    The function returned takes token ids, as TRL's does, or completions, as open-r1's: then items are lower-case words.
+    The function takes token ids, like TRL's, or completions, like open-r1's. Items of a completion are lower-case words.
 
     Raises:
-        RewardsError: a positive penalty.
+        RewardsError: `max_penalty` is positive.
 
     >>> reward = get_repetition_penalty_reward(ngram_size=2, max_penalty=-1.0)
     >>> reward(completion_ids=[[1, 2, 3, 4], [5, 5, 5, 5, 5]]), reward(["so it is so it is"])
     ([0.0, -0.75], [-0.4])
     """
     if max_penalty > 0:
-        raise RewardsError(f"max_penalty {max_penalty} should not be positive: it would reward repetition.")
+        raise RewardsError(f"max_penalty is {max_penalty}, which would reward repetition. Pass 0 or a negative number.")
     penalty = functools.partial(repetition_penalty_reward, ngram_size=ngram_size, max_penalty=max_penalty)
     return functools.update_wrapper(penalty, repetition_penalty_reward)
 
@@ -196,17 +195,17 @@ def repetition_penalty_reward(
     max_penalty: float,
     **columns: Any,
 ) -> list[float]:
-    """See `get_repetition_penalty_reward`; `items` are token ids or completions."""
+    """Return the rewards of `get_repetition_penalty_reward`; `items` are token ids or completions."""
     rewards = []
     for row in next((each for each in (items, completion_ids, completions) if each is not None), ()):
         is_ids = isinstance(row, list) and bool(row) and all(isinstance(item, int) for item in row)
-        parts = row if is_ids else completion_text(row)[:MAX_CHARS].lower().split()
-        ngrams = list(zip(*(parts[at:] for at in range(ngram_size)), strict=False))
+        tokens = row if is_ids else completion_text(row)[:MAX_CHARS].lower().split()
+        ngrams = list(zip(*(tokens[at:] for at in range(ngram_size)), strict=False))
         rewards.append(max_penalty * (1.0 - len(set(ngrams)) / len(ngrams)) or 0.0 if ngrams else 0.0)
     return rewards
 
 
-# The ranges, which presets made of functions check their weights against.
+# Ranges of the functions; a preset checks its weights against them.
 for _function in (format_reward, tag_count_reward, reasoning_steps_reward, code_format_reward):
     vars(_function).update(low=0.0, high=1.0)
 vars(len_reward).update(low=-0.5, high=0.5)

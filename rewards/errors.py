@@ -1,40 +1,40 @@
 """Errors of this library, and helpers for their messages.
 
 RewardsError (ValueError)
-├── PresetError             a preset that cannot be built as asked
-├── UnknownPresetError      no preset of that name
+├── PresetError             a preset cannot be built from its arguments
+├── UnknownPresetError      no preset has this name
 ├── UnknownParameterError   the preset has no such parameter
-├── FunctionPathError       `file.py:function` or `package.module:function` leads nowhere
-└── SandboxError            nothing here can keep programs apart (in `rewards.sandbox`)
+├── FunctionPathError       `file.py:function` or `package.module:function` cannot be loaded
+└── SandboxError            the system cannot isolate programs (in `rewards.sandbox`)
 
-Scoring itself never raises: whatever goes wrong there becomes the status of a score.
+Scoring never raises: a failure becomes the status of a score.
 """
 
 from collections.abc import Iterable
 
 
 class RewardsError(ValueError):
-    """Base of all errors of this library."""
+    """Base class of all errors of this library."""
 
 
 class PresetError(RewardsError):
-    """A preset that cannot be built as asked; the message says what to change."""
+    """A preset cannot be built from its arguments; the message says what to change."""
 
 
 class UnknownPresetError(RewardsError):
-    """No preset has this name; the message gives the nearest one."""
+    """No preset has this name; the message names the closest preset."""
 
 
 class UnknownParameterError(RewardsError):
-    """The preset has no parameter of this name; the message gives the nearest one."""
+    """The preset has no parameter of this name; the message names the closest parameter."""
 
 
 class FunctionPathError(RewardsError):
-    """A path to a reward function leads nowhere; the message lists what was found there."""
+    """A path to a reward function cannot be loaded; the message lists the functions of the file."""
 
 
 def nearest(wrong: str, valid: Iterable[str]) -> str:
-    """Return `Did you mean 'x'?` with the closest of `valid`, or a list of all of them when none is close."""
+    """Return `Did you mean 'x'?` with the closest of `valid` if one is close, followed by a list of all valid names."""
     import difflib
 
     options = sorted(valid)
@@ -45,10 +45,10 @@ def nearest(wrong: str, valid: Iterable[str]) -> str:
 
 
 def require(preset: str, module: str, package: str) -> None:
-    """Check that `module` could be imported, without importing it.
+    """Check that `module` is installed, without importing it.
 
     Raises:
-        PresetError: it is not installed; the message says how to install `package`.
+        PresetError: `module` is not installed; the message says how to install `package`.
     """
     import importlib.util
 

@@ -1,4 +1,4 @@
-"""Run one component safely, and record the verdict of a preset."""
+"""Run components without raising, and record the scores of a preset."""
 
 import math
 import time
@@ -11,12 +11,12 @@ from rewards.protocol import FAILURES, STATUSES, Component, Context, Sample, Sco
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All components' verdicts on one batch of B completions; every list has length B, in the order of the samples.
+    """Scores of all components for a batch of B completions; every list has length B, in the order of the samples.
 
-    `values` are native (unweighted), `weights` those of this step, `totals` the weighted sums over the components that
-    are not None, and None where all of them are. `latencies` are seconds per item. `groups` are the samples' group ids.
-    `token_values` holds process rewards of the components that gave any, native; `token_rewards` their weighted sum,
-    one list for each completion with one number for each of its tokens, or None where no component gave any.
+    `values` are native (unweighted). `totals` are the sums of the values that are not None times `weights`, or None if all
+    are None. `latencies` are seconds per completion, `groups` the samples' group ids. `token_values` holds the native process
+    rewards of components that return them, `token_rewards` their weighted sum: one list per completion with one number per
+    token, or None if no component returns process rewards.
     """
 
     weights: Mapping[str, float]
@@ -31,23 +31,23 @@ class Evaluation:
 
     @property
     def failure_share(self) -> float:
-        """The share of completions that at least one component failed to score (error, timeout or infra)."""
+        """Share of completions that at least one component failed to score (error, timeout or infra)."""
         return _share([any(s in FAILURES for s in row) for row in zip(*self.statuses.values(), strict=True)])
 
     def status_shares(self, name: str) -> dict[Status, float]:
-        """Share of each status for one component; all statuses are present, so that ranks log the same keys."""
+        """Return the share of each status for one component, zeros included, so that all ranks log the same keys."""
         statuses = self.statuses[name]
         return {status: _share([s == status for s in statuses]) for status in STATUSES}
 
     def latency_ms(self, name: str, quantile: float) -> float:
-        """Return the milliseconds per item at `quantile` (0 to 1, nearest rank) for one component; 0.0 for no items."""
+        """Return a quantile (0 to 1, nearest rank) of one component's latencies in milliseconds; 0.0 for an empty batch."""
         ordered = sorted(self.latencies[name])
         return 1000.0 * ordered[max(0, math.ceil(quantile * len(ordered)) - 1)] if ordered else 0.0
 
     def zero_spread_share(self, name: str) -> float:
-        """Share of groups whose completions all have one value for one component: no signal for GRPO.
+        """Return the share of flat groups of one component: groups with equal values, which give GRPO no signal.
 
-        Values of None are left out, and so are groups with nothing else; 0.0 without any group.
+        Values of None are ignored, and so are groups without other values. 0.0 if no group remains.
         """
         members: dict[int, list[float]] = {}
         for group, value in zip(self.groups, self.values[name], strict=True):
@@ -57,7 +57,7 @@ class Evaluation:
 
 
 class Scorer(Protocol):
-    """The part of `rewards.preset.Preset` that adaptors use."""
+    """The interface of `rewards.preset.Preset` that adaptors use."""
 
     @property
     def itemwise(self) -> bool: ...
@@ -72,7 +72,7 @@ class Scorer(Protocol):
 
 
 def run_component(component: Component, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-    """Score samples in order and settle the scores. Never raises: a component that does scores every item as `error`."""
+    """Score samples in order and validate the scores. Never raises: if the component raises, all scores are `error`."""
     if not samples:
         return []
     start = time.perf_counter()
@@ -89,13 +89,13 @@ def run_component(component: Component, samples: Sequence[Sample], ctx: Context)
 
 
 def settle(component: Component, score: Score, seconds: float = 0.0, n_tokens: int | None = None) -> Score:
-    """Apply the value policy of `Score`; NaN, infinities, unknown statuses and non-scores become `error`.
+    """Apply the value rules of `Score`; NaN, infinities, unknown statuses and other objects become `error`.
 
     Args:
-        seconds: the item's time, where the component did not measure it.
-        n_tokens: how many token values there must be, when it is known.
+        seconds: time of the completion, used if the component did not measure it.
+        n_tokens: expected number of token values, or None if it is not known.
     """
-    is_score = (  # a component may put anything into its fields
+    is_score = (  # a component may put any object into the fields
         isinstance(score, Score)
         and isinstance(score.status, str)
         and score.status in STATUSES
@@ -134,7 +134,7 @@ def settle(component: Component, score: Score, seconds: float = 0.0, n_tokens: i
 def _number(value: Any) -> float:
     try:
         return float(value)
-    except Exception:  # whatever the object's own conversion does
+    except Exception:  # __float__ of any object may raise any error
         return math.nan
 
 

@@ -1,8 +1,8 @@
-r"""Finding the final answer in a completion: linear scanners over model output, never backtracking patterns.
+r"""Extract the final answer from a completion, in linear time and without patterns that backtrack.
 
-All of them look behind the last `</think>` (or `</reasoning>`) only, take the last candidate, and never fall back to an
-earlier one: a model that opens another tag or box and does not close it has not answered. Text longer than `MAX_CHARS`
-characters and answers longer than `MAX_ANSWER_CHARS` are refused rather than scanned.
+All extractors search after the last `</think>` (or `</reasoning>`), take the last candidate, and never fall back to an
+earlier one: a completion that opens another tag or box without closing it has no answer. Texts longer than `MAX_CHARS`
+characters and answers longer than `MAX_ANSWER_CHARS` are rejected.
 
 >>> tagged_answer("<think>6 x 12</think> <answer> 72 </answer>")
 Extracted(value='72', reason=None)
@@ -24,22 +24,22 @@ from typing import NamedTuple
 
 MAX_CHARS = 400_000  # about 100k tokens of English
 MAX_ANSWER_CHARS = 10_000
-MAX_ANSWER_LINES = 100  # the same `Answer:` line, over and over
-MAX_BOXES = 20  # that are one list
+MAX_ANSWER_LINES = 100  # repetitions of the same `Answer:` line
+MAX_BOXES = 20  # consecutive boxes that form one list
 THINKING = ("think", "reasoning")
 
-# Single character classes: nothing to backtrack over.
+# Single character classes, which cannot backtrack.
 _BRACE = re.compile(r"[{}\\]")
 _BOXES = ("\\boxed{", "\\fbox{")
 _GLUE_CHARS = 80
-# Between two boxes of one list: separators, and what may stand beside them (mathematics mode, `x =`).
+# Text between two boxes of one list: separators, and text that may surround them (mathematics mode, `x =`).
 _SEPARATOR = re.compile(
     r"\\(?:text|mathrm|mbox)\s?\{[^{}]{0,50}(?:\b(?:and|or)\b|,)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\\\|[;,&]",
     re.IGNORECASE,
 )
 _BESIDE = re.compile(r"\\q?quad(?![A-Za-z])|(?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w{1,3}\}?)?\s?=|[\s$().*\[\]\\]")
-_NAMED = re.compile(r"[\s$]*[A-Za-z]{2,20}\s+(?:and|or)[\s$]*")  # or the thing that was counted: `papers and`
-# At most 16 characters of indentation or emphasis, then a fixed phrase: bounded work at each line.
+_NAMED = re.compile(r"[\s$]*[A-Za-z]{2,20}\s+(?:and|or)[\s$]*")  # a counted noun: `papers and`
+# At most 16 characters of indentation or emphasis, then a fixed phrase: bounded time per line.
 _ANSWER_LINE = re.compile(
     r"(?im)^[ \t>*_#-]{0,16}(?:(?:so|thus|hence|therefore),? )?(?:the )?"
     r"(?:(?:final|correct|right|best) )?answer[*_]{0,3}(?: ?:| is\b:?)"
@@ -53,16 +53,16 @@ _WORDS = re.compile(r"(?![A-Za-z]$)(?:\\(?:text|mathrm|mbox)\{|[A-Za-z%°/.}^²�
 
 
 class Extracted(NamedTuple):
-    """The answer, stripped and not blank, or None with the reason why there is none."""
+    """The answer as stripped, non-blank text; or None and the reason why there is no answer."""
 
     value: str | None
     reason: str | None = None
 
 
 def tagged_answer(text: str, strict: bool = True) -> Extracted:
-    """The content of the last `<answer>…</answer>` after the last `</think>`.
+    """Return the content of the last `<answer>…</answer>` after the last `</think>`.
 
-    `strict` refuses a second answer tag, and anything but white space after `</answer>`.
+    `strict` rejects a second answer tag, and anything but white space after `</answer>`.
     """
     rest, reason = _after_thinking(text)
     before, opening, inside = rest.rpartition("<answer>")
@@ -75,10 +75,10 @@ def tagged_answer(text: str, strict: bool = True) -> Extracted:
 
 
 def boxed_answer(text: str, strict: bool = False) -> Extracted:
-    r"""The content of the last `\boxed{…}` (or `\fbox{…}`) after the last `</think>`.
+    r"""Return the content of the last `\boxed{…}` (or `\fbox{…}`) after the last `</think>`.
 
-    Boxes with nothing but a comma, `and` or `or` between them are one list: `\boxed{1} and \boxed{-2}` is `1, -2`. Braces
-    are balanced, escaped ones skipped. `strict` refuses an earlier box that holds anything else, and a box within a box.
+    Boxes that are separated only by a comma, `and` or `or` form a list: `\boxed{1} and \boxed{-2}` is `1, -2`. Braces are
+    matched; escaped braces are skipped. `strict` rejects an earlier box with another content, and a box within a box.
     """
     rest, reason = _after_thinking(text)
     opened, begin = _last_box(rest, 0, len(rest))
@@ -104,18 +104,18 @@ def boxed_answer(text: str, strict: bool = False) -> Extracted:
 
 
 def line_answer(text: str, strict: bool = True) -> Extracted:
-    """What follows `Answer:` (`Final answer:`, `The answer is`), after the last `</think>`: on its line, or on the next.
+    """Return the text after the last `Answer:` (`Final answer:`, `The answer is`) after the last `</think>`.
 
-    The phrase counts at the beginning of a line, the last one wins; Markdown emphasis and a final period are taken off.
-    `strict` refuses a second such line with another answer (`So the answer is 6 cm.` and `Answer: 6` agree), over a
-    hundred of them, and anything but white space after the answer.
+    The phrase must begin a line. The answer is the rest of the line, or the next line if the rest is blank, without Markdown
+    emphasis and final period. `strict` rejects a second such line with another answer (`So the answer is 6 cm.` and
+    `Answer: 6` agree), more than `MAX_ANSWER_LINES` lines, and anything but white space after the answer.
     """
     rest, reason = _after_thinking(text)
     spans: list[tuple[int, int]] = []
     for match in _ANSWER_LINE.finditer(rest):
-        if spans and spans[-1][1] > match.start():  # an answer that is such a line itself counts once
+        if spans and spans[-1][1] > match.start():  # the next line, which is the answer, has the phrase as well
             spans.pop()
-        spans.append(_span_behind(rest, match.end()))
+        spans.append(_answer_span(rest, match.end()))
     last = _last_answer(rest, reason, spans, strict)
     if last.value is None:
         return last
@@ -128,9 +128,9 @@ def line_answer(text: str, strict: bool = True) -> Extracted:
 
 
 def hash_answer(text: str, strict: bool = True) -> Extracted:
-    """What follows `####` on the last line that begins with exactly four hashes, after the last `</think>`.
+    """Return the text after `####` on the last line that begins with exactly four hashes, after the last `</think>`.
 
-    `strict` refuses a second such line, and anything but white space after it.
+    `strict` rejects a second such line, and anything but white space after the line.
     """
     rest, reason = _after_thinking(text)
     spans = [(match.end(), _line_end(rest, match.end())) for match in _HASHES.finditer(rest)]
@@ -140,18 +140,18 @@ def hash_answer(text: str, strict: bool = True) -> Extracted:
 
 
 def any_answer(text: str, strict: bool = True) -> Extracted:
-    """The answer wherever it stands: box, `<answer>` tag, `####` line or `Answer:` line, the last of its kind.
+    """Return the answer from any place: a box, an `<answer>` tag, a `####` line or an `Answer:` line, the last of its kind.
 
-    A box within the tag or the line is that answer. Kinds that disagree are `several_answers`; a tag or box that is
-    opened and not closed is no answer, whatever stands elsewhere. Not `strict`, the first of these kinds counts, and text
-    may follow.
+    A box inside a tag or line is the answer of that tag or line. Places with different answers give `several_answers`. A tag
+    or box that is not closed gives no answer, whatever the other places contain. Without `strict`, the first of these places
+    with an answer counts, and text may follow the answer.
     """
     kinds = (boxed_answer, tagged_answer, hash_answer, line_answer)
     results = [kind(text, strict) for kind in kinds]
     complete = any(result.value is not None for result in results)
     answers: list[str] = []
     for kind, result in zip(kinds, results, strict=True):
-        if result.reason == "text_after_answer" and complete:  # the other kind may be what stands behind it
+        if result.reason == "text_after_answer" and complete:  # the text may be an answer of another kind
             result = kind(text, False)
         if result.value is None and result.reason != "missing":
             return result
@@ -163,23 +163,23 @@ def any_answer(text: str, strict: bool = True) -> Extracted:
 
 
 def final_text(text: str) -> Extracted:
-    """All that follows the last `</think>`, stripped; not blank, and no thinking block left open."""
+    """Return the stripped text after the last `</think>`; blank text and an open thinking block give no answer."""
     rest, reason = _after_thinking(text, ("think",))
     rest = rest.strip().strip(_INVISIBLE).strip()
     return Extracted(rest or None, reason or (None if rest else "blank"))
 
 
 def plain_answer(text: str, strict: bool = True) -> Extracted:
-    """`final_text` that holds no think or answer tag: a model that writes tags where none were asked has not answered."""
+    """Return `final_text`; a think or answer tag in it gives no answer, for prompts that do not ask for tags."""
     final = final_text(text)
     tags = ("<think>", "</think>", "<answer>", "</answer>")
     return Extracted(None, "stray_tag") if any(tag in (final.value or "") for tag in tags) else final
 
 
 def tags_problem(text: str, first: str = "think", second: str = "answer") -> str | None:
-    """What keeps `text` from being `<first>…</first><second>…</second>`, or None.
+    """Return why `text` does not match `<first>…</first><second>…</second>`, or None if it does.
 
-    Each tag once, in this order, both blocks not blank, only white space around and between them.
+    Each tag occurs once, in this order; both blocks are not blank; only white space stands around and between them.
     """
     if len(text) > MAX_CHARS:
         return "too_long"
@@ -199,12 +199,12 @@ def tags_problem(text: str, first: str = "think", second: str = "answer") -> str
 
 
 def has_text(text: str) -> bool:
-    """Whether anything visible stands in `text`."""
+    """Return whether `text` contains a visible character."""
     return _VISIBLE.search(text) is not None
 
 
 def _after_thinking(text: str, names: Sequence[str] = THINKING) -> tuple[str, str | None]:
-    """The text after the last thinking block; or no text, and the reason."""
+    """Return the text after the last thinking block and None; or an empty text and the reason."""
     if len(text) > MAX_CHARS:
         return "", "too_long"
     start = 0
@@ -217,7 +217,7 @@ def _after_thinking(text: str, names: Sequence[str] = THINKING) -> tuple[str, st
 
 
 def _last_answer(text: str, reason: str | None, spans: Sequence[tuple[int, int]], strict: bool) -> Extracted:
-    """The answer at the last of `spans` (begin, end), with nothing behind it if `strict`."""
+    """Return the answer at the last of `spans` (begin, end); `strict` rejects text after it."""
     if reason or not spans:
         return Extracted(None, reason or "missing")
     begin, end = spans[-1]
@@ -231,17 +231,17 @@ def _stripped(answer: str) -> Extracted:
 
 
 def _last_box(text: str, start: int, end: int) -> tuple[int, int]:
-    """Positions at which the last box between `start` and `end` is opened and its content begins; -1 for none."""
+    """Return the positions of the last box between `start` and `end` and of its content; the first is -1 without a box."""
     opened, opening = max((text.rfind(box, start, end), box) for box in _BOXES)
     return opened, opened + len(opening)
 
 
 def _box_end(text: str, begin: int) -> int:
-    """Position of the brace that closes the one whose content begins at `begin`, or -1."""
+    """Return the position of the brace that closes the box whose content starts at `begin`, or -1."""
     limit = begin + MAX_ANSWER_CHARS + 1
     depth, position = 1, begin
     while match := _BRACE.search(text, position, limit):
-        position = match.end() + (match[0] == "\\")  # a backslash takes the next character with it
+        position = match.end() + (match[0] == "\\")  # skip the character after a backslash
         depth += {"{": 1, "}": -1, "\\": 0}[match[0]]
         if depth == 0:
             return match.start()
@@ -249,7 +249,7 @@ def _box_end(text: str, begin: int) -> int:
 
 
 def _is_glue(between: str) -> bool:
-    """Whether what stands between two boxes makes them one list."""
+    """Return whether the text between two boxes makes them one list."""
     if len(between) > _GLUE_CHARS:
         return False
     if _NAMED.fullmatch(between):
@@ -259,13 +259,13 @@ def _is_glue(between: str) -> bool:
 
 
 def _differing_box(text: str, contents: Sequence[str]) -> bool:
-    """Whether a box holds anything but one of `contents`, each with its closing brace."""
+    """Return whether a box in `text` has another content than `contents`, which include the closing brace."""
     for box in _BOXES:
-        at = text.find(box)
-        while at >= 0:
-            if not text.startswith(tuple(contents), at + len(box)):
+        position = text.find(box)
+        while position >= 0:
+            if not text.startswith(tuple(contents), position + len(box)):
                 return True
-            at = text.find(box, at + len(box))
+            position = text.find(box, position + len(box))
     return False
 
 
@@ -274,21 +274,21 @@ def _line_end(text: str, begin: int) -> int:
     return len(text) if end < 0 else end
 
 
-def _span_behind(text: str, begin: int) -> tuple[int, int]:
-    """The rest of the line; where that is blank, the next line that is not. Display mathematics is taken whole."""
+def _answer_span(text: str, begin: int) -> tuple[int, int]:
+    """Return the span of the rest of the line, or of the next line that is not blank; or of a complete display formula."""
     end = _line_end(text, begin)
     if not text[begin:end].strip("*_ \t\r"):
-        begin = _NOT_BLANK.match(text, end).end()  # type: ignore[union-attr]  # it matches everywhere
+        begin = _NOT_BLANK.match(text, end).end()  # type: ignore[union-attr]  # always matches
         end = _line_end(text, begin)
-    opened = text[begin:end].strip()
-    if opened in ("$$", "\\["):
-        closed = text.find("$$" if opened == "$$" else "\\]", end, end + MAX_ANSWER_CHARS)
+    delimiter = text[begin:end].strip()
+    if delimiter in ("$$", "\\["):
+        closed = text.find("$$" if delimiter == "$$" else "\\]", end, end + MAX_ANSWER_CHARS)
         end = _line_end(text, closed) if closed >= 0 else end
     return begin, end
 
 
 def _agree(first: str, second: str) -> bool:
-    """Whether two answers are the same but for wrapping and for words behind, as `**6**`, `$6$` and `6 apples.`."""
+    """Return whether two answers are equal without wrapping and trailing words, such as `**6**`, `$6$` and `6 apples.`."""
     short, long = sorted(
         (_WRAPPING.sub("", boxed_answer(answer).value or answer).strip("._") for answer in (first, second)), key=len
     )

@@ -1,7 +1,7 @@
-"""Functions as components: TRL's `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, and other trainers'.
+"""Reward functions as components: TRL's `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, and others.
 
-verl's `compute_score(data_source, solution_str, ground_truth, extra_info)` and EasyR1's `compute_score(reward_inputs)` are known
-by the names of their parameters. `file.py:function` and `package.module:function` stand for the function itself.
+Parameter names identify verl's `compute_score(data_source, solution_str, ground_truth, extra_info)` and EasyR1's
+`compute_score(reward_inputs)`. A path `file.py:function` or `package.module:function` may replace a function.
 """
 
 import functools
@@ -23,38 +23,38 @@ from rewards.samples import REFERENCE_COLUMNS, completion_text
 
 
 def load_function(path: str, *, base: Path | None = None) -> Callable[..., Any]:
-    """Load the function that `path` names. A file is executed once, and again when it has changed.
+    """Load the function at `file.py:function` or `package.module:function`. A file is executed again after it changes.
 
     Args:
-        base: where relative files are looked for; by default the current directory.
+        base: folder of relative files; by default the current directory.
 
     Raises:
-        FunctionPathError: not of this form, no such file or module, the file fails to load, or no such function in it;
-            the message lists the functions that were found.
+        FunctionPathError: `path` has another form, the file or module is missing or fails to load, or it has no such
+            function; the message lists its functions.
     """
-    where, _, name = path.rpartition(":")
-    if not where or not name.isidentifier():
+    source, _, name = path.rpartition(":")
+    if not source or not name.isidentifier():
         raise FunctionPathError(
-            f"{path!r} is no path to a function. Write file.py:function or package.module:function."
+            f"{path!r} is not a path to a function. Write file.py:function or package.module:function."
         )
-    if where.endswith(".py"):
-        module = _load_file((base or Path.cwd()) / where)
+    if source.endswith(".py"):
+        module = _load_file((base or Path.cwd()) / source)
     else:
         _search_last(Path.cwd())
         try:
-            module = importlib.import_module(where)
+            module = importlib.import_module(source)
         except (Exception, SystemExit) as failure:
             raise FunctionPathError(
-                f"Module {where!r} cannot be imported: {failure_reason(failure)}. "
+                f"Module {source!r} cannot be imported: {failure_reason(failure)}. "
                 "For a file, write its path with .py: my_rewards.py:function."
             ) from failure
     function = getattr(module, name, None)
     if function is None:
-        own = (key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)
-        public = [key for key in own if callable(vars(module)[key]) and not key.startswith("_")]
-        raise FunctionPathError(f"{where} has no function {name!r}. {nearest(name, public)}")
+        defined = (key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)
+        public = [key for key in defined if callable(vars(module)[key]) and not key.startswith("_")]
+        raise FunctionPathError(f"{source} has no function {name!r}. {nearest(name, public)}")
     if not callable(function):
-        raise FunctionPathError(f"{path} is {type(function).__name__}, not a function.")
+        raise FunctionPathError(f"{path} is of type {type(function).__name__}, not a function. Name a function.")
     result: Callable[..., Any] = function
     return result
 
@@ -63,7 +63,7 @@ def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
         siblings = [f.name for f in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise FunctionPathError(f"there is no file {file}. {nearest(file.name, siblings)}")
-    # A name of its own per file: two users' rewards.py must not replace one another, nor this package.
+    # A module name per file, so that two files named rewards.py replace neither each other nor this package.
     name = f"user_file_{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
     previous, version = sys.modules.get(name), (file.stat().st_mtime_ns, file.stat().st_size)
     if previous is not None and vars(previous).get("__version_of_file__") == version:
@@ -74,7 +74,7 @@ def _load_file(file: Path) -> ModuleType:
     _search_last(file.parent)
     module = importlib.util.module_from_spec(spec)
     vars(module)["__version_of_file__"] = version
-    sys.modules[name] = module  # dataclasses and pickle look their module up while it is being executed
+    sys.modules[name] = module  # dataclasses and pickle look the module up during its execution
     try:
         spec.loader.exec_module(module)
     except BaseException as failure:
@@ -88,7 +88,7 @@ def _load_file(file: Path) -> ModuleType:
 
 
 def _search_last(folder: Path) -> None:
-    """Let modules in `folder` be imported, but never in place of an installed one of the same name."""
+    """Make modules in `folder` importable, after installed modules of the same name."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
@@ -97,13 +97,13 @@ RewardFunction: TypeAlias = Callable[..., Any]
 
 
 class FunctionComponent:
-    """A plain reward function, sync or async, as a component.
+    """A reward function, sync or async, as a component.
 
-    A function with TRL's convention gets the arguments that its signature names, or all of them if it has `**kwargs`: prompts,
-    completions, completion_ids, the dataset columns, `reference`, and the trainer's further arguments. A value is `ok` from
-    `high` on, or from 1 if no range is declared, and `wrong` with partial credit below that; None is `not_applicable`; a value
-    outside a declared range is an `error`. A list instead of a value has process rewards, one number for each token of the
-    completion: they become `token_values`, with a value of 0.
+    The function receives the arguments that its signature names, or all of them if it has `**kwargs`: prompts, completions,
+    completion_ids, the dataset columns, `reference`, and further arguments of the trainer. A value of at least `high` (1 if
+    `high` is not declared) is `ok`, a lower value is `wrong` and partial credit. None is `not_applicable`; a value outside a
+    declared range is an `error`. A list instead of a value contains process rewards, one number for each token of the
+    completion: it becomes `token_values`, with the value 0.
     """
 
     version = "1"
@@ -130,7 +130,7 @@ class FunctionComponent:
         return f"FunctionComponent({self.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle a function named by a path as that path; it is loaded again when unpickled."""
+        """Pickle a function that was loaded from a path as the path; unpickling loads it again."""
         return {key: value for key, value in self.__dict__.items() if key != "function" or self.path is None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -139,13 +139,13 @@ class FunctionComponent:
             self.function = _for_trl(load_function(self.path))
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        known: dict[str, list[Any]] = {
+        token_columns: dict[str, list[Any]] = {
             "prompt_ids": [sample.prompt_ids for sample in samples],
             "logps": [sample.logps for sample in samples],
             "completion_ids": [sample.token_ids for sample in samples],
         }
         references = [sample.reference for sample in samples]
-        arguments = {  # what TRL would pass; columns hold one value per sample
+        arguments = {  # as TRL passes them; columns hold one value per sample
             "trainer_state": SimpleNamespace(global_step=ctx.step, max_steps=ctx.total_steps),
             **ctx.extras,
             **({"reference": references} if any(reference is not None for reference in references) else {}),
@@ -153,7 +153,7 @@ class FunctionComponent:
                 name: [s.columns.get(name) for s in samples] for name in sorted({n for s in samples for n in s.columns})
             },
             "completion_ids": None,
-            **{name: column for name, column in known.items() if all(value is not None for value in column)},
+            **{name: column for name, column in token_columns.items() if all(value is not None for value in column)},
             "prompts": [sample.prompt for sample in samples],
             "completions": [sample.text if sample.messages is None else sample.messages for sample in samples],
         }
@@ -172,7 +172,7 @@ class FunctionComponent:
             return Score(min(max(0.0, self.low), self.high), "ok", token_values=value)
         try:
             number = float(value)
-        except Exception:  # whatever the object's own conversion does
+        except Exception:  # __float__ of any object may raise any error
             return Score(None, "error", {"reason": f"not a number: {shown(value)}"})
         if math.isnan(number) or math.isinf(number):
             return Score(None, "error", {"reason": f"not a finite number: {number}"})
@@ -189,17 +189,17 @@ def from_function(
     low: float | None = None,
     high: float | None = None,
 ) -> Weighted:
-    """Make a (component, weight) pair for a `Preset` from a plain function or a path to one.
+    """Return a (component, weight) pair for a `Preset` from a function or a path to a function.
 
     Args:
-        fn: TRL's calling convention, sync or async; or `file.py:function`, or `package.module:function`.
-        name: by default the function's own.
-        weight: factor on its value in the weighted sum.
-        low, high: the range of its values; by default the function's attributes `low` and `high`, else unbounded. A
+        fn: a function of TRL's, verl's or EasyR1's convention, sync or async; or its path, see `load_function`.
+        name: name of the component; by default the name of the function.
+        weight: factor of the value in the weighted sum.
+        low, high: range of the values; by default the attributes `low` and `high` of the function, else unbounded. A
             preset with a checker accepts only bounded shaping.
 
     Raises:
-        FunctionPathError: the path leads nowhere.
+        FunctionPathError: the path cannot be loaded, or `fn` is not callable.
     """
     return Weighted(FunctionComponent(fn, name=name, low=low, high=high), weight)
 
@@ -212,28 +212,28 @@ def from_functions(
     checker: str | None = None,
     allow_shaping_above_correctness: bool = False,
 ) -> Preset:
-    """Make a preset of your own functions, or add them to `base`.
+    """Return a preset of functions, or `base` with functions added.
 
     Args:
-        functions: pairs (function, component or path, weight).
-        base: preset to add them to; its gates and checker stay.
-        name: shown in errors and tables.
-        checker: component that decides correctness; by default that of `base`, or the only function when there is one.
+        functions: pairs (function, weight); a component or a path may replace the function.
+        base: preset to extend; its gates and checker stay.
+        name: name of the preset in errors and tables.
+        checker: component that decides correctness; by default the checker of `base`, or a single function.
         allow_shaping_above_correctness: see `Preset`.
 
     Raises:
-        FunctionPathError: a path leads nowhere.
+        FunctionPathError: a path cannot be loaded.
         PresetError: see `Preset`.
     """
     added = [
         Weighted(function, weight) if isinstance(function, Component) else from_function(function, weight=weight)
         for function, weight in pairs(functions, "function")
     ]
-    taken = [component.name for component, _ in (base.components if base else [])] + [c.name for c, _ in added]
+    names = [component.name for component, _ in (base.components if base else [])] + [c.name for c, _ in added]
     for component, _ in added:
-        if isinstance(component, FunctionComponent) and taken.count(component.name) > 1:
-            where = component.path and Path(component.path.rpartition(":")[0]).stem
-            module = where or str(getattr(_unwrapped(component.function), "__module__", "function"))
+        if isinstance(component, FunctionComponent) and names.count(component.name) > 1:
+            file = component.path and Path(component.path.rpartition(":")[0]).stem
+            module = file or str(getattr(_unwrapped(component.function), "__module__", "function"))
             component.name = f"{module.rpartition('.')[2]}.{component.name}"
     components = [*(base.components if base else []), *added]
     if checker is None:
@@ -249,7 +249,7 @@ def from_functions(
 
 
 def _for_trl(function: RewardFunction) -> RewardFunction:
-    """Return the function with TRL's convention; parameters named as verl or EasyR1 name them tell another one."""
+    """Return a function of TRL's convention; parameter names identify functions of verl and EasyR1, which are wrapped."""
     names = set(_parameters(function) or ())
     if {"solution_str", "ground_truth"} <= names or {"solution_strs", "ground_truths"} <= names:
         return functools.partial(_called_by_verl, function)
@@ -262,7 +262,7 @@ def _called_by_verl(function: RewardFunction, completions: Sequence[Any], **colu
     texts, truths, size = [completion_text(each) for each in completions], _truths(columns), len(completions)
     sources, extras = (columns.get(name) or [None] * size for name in ("data_source", "extra_info"))
     extras = [dict(each) if isinstance(each, Mapping) else {} for each in extras]
-    if "solution_str" not in (_parameters(function) or ()):  # of the batch manager
+    if "solution_str" not in (_parameters(function) or ()):  # called by the batch manager
         arguments = {"data_sources": sources, "solution_strs": texts, "ground_truths": truths, "extra_infos": extras}
         return _numbers(function(**_accepted(function, arguments)), "score")
     rows = zip(sources, texts, truths, extras, strict=True)
@@ -273,9 +273,9 @@ def _called_by_verl(function: RewardFunction, completions: Sequence[Any], **colu
 def _called_by_easyr1(function: RewardFunction, completions: Sequence[Any], **columns: Any) -> Any:
     tokens = columns.get("completion_ids")
     rows = []
-    for at, (completion, truth) in enumerate(zip(completions, _truths(columns), strict=True)):
+    for index, (completion, truth) in enumerate(zip(completions, _truths(columns), strict=True)):
         text = completion_text(completion)
-        length = len(text.split()) if tokens is None else len(tokens[at])
+        length = len(text.split()) if tokens is None else len(tokens[index])
         rows.append({"response": text, "response_length": length, "ground_truth": truth})
     if "reward_inputs" in (_parameters(function) or ()):
         return _numbers(function(rows), "overall")
@@ -287,13 +287,13 @@ def _truths(columns: Mapping[str, Any]) -> Sequence[Any]:
         (columns[name] for name in ("ground_truth", *REFERENCE_COLUMNS) if name in columns), None
     )
     if truths is None:
-        known = ", ".join(sorted(columns)) or "none"
-        raise ValueError(f"no column ground_truth, {', '.join(REFERENCE_COLUMNS)}; there are: {known}")
+        listed = ", ".join(sorted(columns)) or "none"
+        raise ValueError(f"no column ground_truth, {', '.join(REFERENCE_COLUMNS)}; columns of this batch: {listed}")
     return truths
 
 
 def _numbers(scores: Sequence[Any], key: str) -> Any:
-    """Return the number in each score; a coroutine for scores of an async function."""
+    """Return the number of each score; a coroutine if the scores come from an async function."""
 
     async def awaited() -> Any:
         import asyncio
@@ -306,7 +306,7 @@ def _numbers(scores: Sequence[Any], key: str) -> Any:
 
 
 def _accepted(function: RewardFunction, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that the signature names, or all of them if it takes `**kwargs` or cannot be read."""
+    """Return the arguments that the signature names, or all of them if it has `**kwargs` or cannot be inspected."""
     parameters = _parameters(function)
     if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return dict(arguments)
@@ -321,7 +321,7 @@ def _parameters(function: RewardFunction) -> Mapping[str, inspect.Parameter] | N
 
 
 def _wait_for(awaitable: Any) -> Any:
-    """Run an awaitable to its end in another thread, since an event loop may already run in this one."""
+    """Run an awaitable to completion in another thread, because this thread may run an event loop."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -338,6 +338,6 @@ def _unwrapped(function: RewardFunction) -> Any:
     return function
 
 
-def _declared(function: RewardFunction, attribute: str, argument: float | None, otherwise: float) -> float:
+def _declared(function: RewardFunction, attribute: str, argument: float | None, default: float) -> float:
     value = getattr(_unwrapped(function), attribute, None) if argument is None else argument
-    return float(value) if isinstance(value, int | float) else otherwise
+    return float(value) if isinstance(value, int | float) else default

@@ -1,9 +1,9 @@
-"""Asking an OpenAI-compatible endpoint many things at once, and never failing because one of them does.
+"""Send concurrent requests to an OpenAI-compatible endpoint; a failed request does not affect the others.
 
 Requests share a connection pool and a concurrency limit. Every attempt has one deadline from connecting to the last
-byte, so that a server which drips is cut off like one that hangs. 408, 409, 425, 429, 5xx, broken connections and
-overruns are tried again after exponential backoff with jitter, or after `Retry-After` when that is longer. A refused
-key or a wrong address stops the batch at once. Redirects are not followed.
+byte, which also ends replies that arrive byte by byte. 408, 409, 425, 429, 5xx, broken connections and timeouts are
+retried after exponential backoff with jitter, or after `Retry-After` if that is longer. A rejected key or a wrong address
+stops the batch at once. Redirects are not followed.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     import httpx
 
 
-_AGAIN = frozenset({408, 409, 425, 429})
-_HOPELESS = frozenset({401, 403, 404, 405})
+_RETRIED = frozenset({408, 409, 425, 429})
+_FATAL = frozenset({401, 403, 404, 405})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """An endpoint with its timeouts and retries. Holds the name of the variable with the key, never the key.
+    """An endpoint with its timeouts and retries. Raises PresetError for a value that is not usable.
 
     Args:
-        base_url: up to and without `/chat/completions`, for instance `http://localhost:8000/v1`.
-        api_key_env: environment variable that holds the key; None sends none.
+        base_url: URL before `/chat/completions`, for example `http://localhost:8000/v1`.
+        api_key_env: environment variable that holds the key, which is not stored here; None sends no key.
         timeout: seconds for one attempt, from connecting to the last byte.
-        retries: further attempts after one that failed in a way that may pass.
-        concurrency: attempts under way at once.
+        retries: further attempts after a transient failure.
+        concurrency: the most requests in flight.
         backoff: seconds before the first retry, doubled for each further one, times a jitter of 0.5 to 1.5.
-        max_wait: seconds that no wait exceeds, whatever `Retry-After` says.
+        max_wait: the longest wait before a retry in seconds, also for `Retry-After`.
     """
 
     base_url: str
@@ -51,10 +51,10 @@ class Endpoint:
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise PresetError(f"base_url is {self.base_url!r}. Give one like http://localhost:8000/v1.")
+            raise PresetError(f"base_url is {self.base_url!r}. Pass a URL such as http://localhost:8000/v1.")
         if parts.username or parts.password or parts.query:
             raise PresetError(
-                "base_url carries a user name, password or query, which would end up in logs. "
+                "base_url contains a user name, password or query, which would appear in logs. "
                 "Put the key into an environment variable and name it in api_key_env."
             )
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
@@ -75,7 +75,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Reply:
-    """The message's content, or None and what went wrong; `attempts` counts requests sent."""
+    """The content of the reply, or None and the problem; `attempts` counts the requests that were sent."""
 
     content: str | None
     problem: str | None = None
@@ -84,9 +84,9 @@ class Reply:
 
 @dataclass
 class Chat:
-    """One batch's conversations with an endpoint; an async context manager.
+    """The requests of one batch to an endpoint; an async context manager.
 
-    `may_ask` is called before every request; once it says no, nothing more is sent.
+    `may_ask` is called before every request; after it returns False, no more requests are sent.
     """
 
     endpoint: Endpoint
@@ -101,8 +101,8 @@ class Chat:
         self._slots = asyncio.Semaphore(self.endpoint.concurrency)
         self._key = os.environ.get(self.endpoint.api_key_env or "", "")
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        is_local = urlsplit(self.endpoint.base_url).hostname in _LOOPBACK  # a proxy cannot reach this machine's ports
-        # Reading certificates takes longer than many a batch.
+        is_local = urlsplit(self.endpoint.base_url).hostname in _LOOPBACK  # a proxy cannot reach ports of this machine
+        # Without TLS, certificates are not read: reading them takes longer than many batches.
         is_encrypted = self.endpoint.base_url.startswith("https:")
         self._client = httpx.AsyncClient(timeout=None, headers=headers, trust_env=not is_local, verify=is_encrypted)
         return self
@@ -111,14 +111,14 @@ class Chat:
         await self._client.aclose()
 
     async def ask(self, body: dict[str, Any]) -> Reply:
-        """The reply to one request. Raises nothing but cancellation."""
-        problem, sent = "not asked", 0
+        """Return the reply to one request. Raises only `asyncio.CancelledError`."""
+        problem, sent = "not sent", 0
         for attempt in range(self.endpoint.retries + 1):
             async with self._slots:
                 if self.stopped is not None:
                     return Reply(None, self.stopped, sent)
                 if not self.may_ask():
-                    self.stopped = "the budget of requests is spent"
+                    self.stopped = "the budget of requests is used up"
                     return Reply(None, self.stopped, sent)
                 sent += 1
                 content, problem, wait = await self._attempt(body)
@@ -132,7 +132,7 @@ class Chat:
         return Reply(None, self._redacted(problem), sent)
 
     async def _attempt(self, body: dict[str, Any]) -> tuple[str | None, str, float | None]:
-        """Content, else the problem and the least seconds to wait before asking again; None where that is no use."""
+        """Return content, problem and the minimum wait before a retry in seconds; None as wait means that a retry is useless."""
         import httpx
 
         try:
@@ -147,15 +147,15 @@ class Chat:
         if response.status_code != 200:
             return None, *self._refusal(response)
         content = _content(response.content)
-        # A 200 that is no chat completion comes from a proxy or a server about to fall over: worth another try.
+        # A 200 without a chat completion comes from a proxy or an overloaded server: retry.
         return content, "" if content is not None else f"no chat completion: {response.content[:100]!r}", 0.0
 
     def _refusal(self, response: "httpx.Response") -> tuple[str, float | None]:
         status = response.status_code
         problem = f"HTTP {status}: {response.content[:150].decode('utf-8', 'replace')}"
-        if status in _HOPELESS:
+        if status in _FATAL:
             self.stopped = self._redacted(problem)
-        if status in _AGAIN or status >= 500:
+        if status in _RETRIED or status >= 500:
             seconds = response.headers.get("retry-after", "").strip()
             return problem, float(seconds) if seconds.replace(".", "", 1).isdecimal() else 0.0
         return problem, None
@@ -165,7 +165,7 @@ class Chat:
 
 
 def _content(data: bytes) -> str | None:
-    """The first choice's text in a chat completion."""
+    """Return the text of the first choice in a chat completion; None if it has another form."""
     try:
         content = json.loads(data)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):

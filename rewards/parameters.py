@@ -1,4 +1,4 @@
-"""Parameters of presets: what their signatures and docstrings say, and which values fit."""
+"""Parameters of presets, read from their signatures and docstrings, and the check of values."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Union, get_args, get_origin
 
-# Limits that components do not check themselves.
+# Ranges that components do not check themselves, by parameter name.
 _ABOVE_ZERO = frozenset({"budget", "deadline", "max_length", "max_requests", "time_factor", "timeout", "workers"})
 _NOT_BELOW_ZERO = frozenset({"cache", "first_index", "retries", "tolerance"})
 _SIMPLE = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -19,14 +19,14 @@ _SIMPLE = {bool: "true or false", int: "a whole number", float: "a number", str:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a preset: what its signature and its docstring say about it.
+    """One parameter of a preset, as its signature and its docstring describe it.
 
     Args:
-        name: the name that `load` takes.
-        words: its entry under `Args:`.
-        default: its default; None also where a value has to be given.
-        required: whether a value has to be given.
-        types: the types of its values; NoneType among them if None is a value.
+        name: keyword argument of `load`.
+        words: entry under `Args:` in the docstring.
+        default: default value; None for a required parameter.
+        required: whether the parameter has no default.
+        types: types of its values, including NoneType if None is allowed.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Parameter:
 
     @property
     def accepted_values(self) -> str:
-        """What a value has to be, e.g. `a number above 0, or nothing`."""
+        """Description of the accepted values, for example `a number above 0, or nothing`."""
         words = " or ".join(_SIMPLE[kind] for kind in self.types if kind in _SIMPLE) or "a list or mapping"
         if int in self.types or float in self.types:
             words += " above 0" if self._is_above_zero else ", 0 or above it" if self._is_not_below_zero else ""
         return words + (", or nothing" if type(None) in self.types else "")
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value has one of the types, is finite and in range. The preset itself checks lists and mappings."""
+        """Return whether a value has one of the types, is finite and in range. The preset checks lists and mappings."""
         if value is None:
             return type(None) in self.types or Any in self.types
         if _is_number(value) and ((self._is_above_zero and value <= 0) or (self._is_not_below_zero and value < 0)):
@@ -75,7 +75,7 @@ def _is_number(value: Any) -> bool:
 
 
 def parameters_of(build: Callable[..., Any]) -> list[Parameter]:
-    """The parameters of a preset, in the order of its signature."""
+    """Return the parameters of a preset, in the order of its signature."""
     hints, words = typing.get_type_hints(build), _documented(inspect.getdoc(build) or "")
     parameters = []
     for name, parameter in inspect.signature(build).parameters.items():
@@ -89,7 +89,7 @@ def parameters_of(build: Callable[..., Any]) -> list[Parameter]:
 
 
 def _documented(text: str) -> dict[str, str]:
-    """The entries under `Args:`, by name."""
+    """Return the entries under `Args:`, by name."""
     entries: dict[str, str] = {}
     names: list[str] = []
     for line in text.partition("\nArgs:\n")[2].splitlines():
@@ -104,14 +104,14 @@ def _documented(text: str) -> dict[str, str]:
 
 
 def with_options(group: type, **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a preset the fields of a dataclass as parameters, for options that several presets share.
+    """Return a decorator that adds the fields of a dataclass to a preset's parameters, for options that presets share.
 
-    The preset's function takes them as one object, its parameter `options`. Its docstring has the line `options: ...`
-    under `Args:`, which the entries of the dataclass replace.
+    The decorated function takes the fields as one object, its parameter `options`. The entries of the dataclass replace the
+    line `options: ...` under `Args:` in its docstring.
 
     Args:
-        group: a dataclass with an `Args:` section.
-        defaults: defaults other than those of the dataclass.
+        group: dataclass with an `Args:` section.
+        defaults: defaults that differ from those of the dataclass.
     """
 
     def decorate(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,9 +122,9 @@ def with_options(group: type, **defaults: Any) -> Callable[[Callable[..., Any]],
             shared = {name: params.pop(name) for name in fields if name in params}
             return build(options=group(**(defaults | shared)), **params)
 
-        own = [parameter for name, parameter in signature.parameters.items() if name != "options"]
+        direct = [parameter for name, parameter in signature.parameters.items() if name != "options"]
         added = [each.replace(default=defaults.get(name, each.default)) for name, each in fields.items()]
-        order = sorted([*own, *added], key=lambda each: each.default is not each.empty)
+        order = sorted([*direct, *added], key=lambda each: each.default is not each.empty)
         entries = (inspect.getdoc(group) or "").partition("\nArgs:\n")[2]
         preset.__doc__ = re.sub(r" {4}options: .*", lambda _: entries, inspect.getdoc(build) or "")
         preset.__annotations__ = {each.name: each.annotation for each in order}

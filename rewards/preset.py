@@ -1,4 +1,4 @@
-"""A preset: weighted components, optional gates, and the check that shaping cannot outweigh correctness."""
+"""Presets: weighted components, optional gates, and the check that shaping cannot outweigh correctness."""
 
 import copy
 import math
@@ -30,17 +30,17 @@ def weighted(*parts: tuple[Component, float]) -> list[Weighted]:
 
 
 class Gate(NamedTuple):
-    """`then` is evaluated only where `first` passed; both are component names."""
+    """A condition between two components: `then` is evaluated only if `first` passed. Both are names."""
 
     first: str
     then: str
 
 
 def gate(first: str | Component, then: str | Component) -> Gate:
-    """Evaluate `then` only where `first` passed, that is: has status `ok` and a value above its floor.
+    """Evaluate `then` only if `first` passed, which means status `ok` and a value above its floor.
 
-    Where `first` did not pass, `then` scores its own floor with the status of `first`; where `first` is `infra`, so is
-    `then`; where `first` is `not_applicable` the gate is open.
+    If `first` did not pass, `then` scores its floor with the status of `first` (`wrong` if that is `ok`). If `first` is
+    `infra`, `then` is `infra` as well. If `first` is `not_applicable`, `then` is evaluated.
     """
     return Gate(*(part if isinstance(part, str) else part.name for part in (first, then)))
 
@@ -49,18 +49,18 @@ class Preset:
     """Weighted components that score a completion together.
 
     Args:
-        components: pairs (component, weight); native values are multiplied by the weight and summed.
-        name: shown in errors and tables.
+        components: pairs (component, weight); the total is the sum of native values times weights.
+        name: name of the preset in errors and tables.
         gates: see `gate`.
         checker: name of the component whose status `ok` means "correct" in held-out evaluation, or None.
-        thinking_opened: whether the model is shown an open `<think>` before it writes, as some chat templates do; None
-            looks at the end of each prompt.
-        allow_shaping_above_correctness: accept weights with which all the other components together could outweigh
-            the checker.
+        thinking_opened: whether the chat template ends the prompt with an open `<think>`; None checks the end of each
+            prompt.
+        allow_shaping_above_correctness: accept weights with which the other components together could outweigh the
+            checker.
 
     Raises:
-        PresetError: no components, repeated names, weights or ranges that are not usable, gates that name unknown
-            components or form a cycle, or shaping that could outweigh correctness.
+        PresetError: no components, repeated names, an unusable weight or range, gates that name unknown components or
+            form a cycle, or shaping that could outweigh correctness.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Preset:
 
     @property
     def itemwise(self) -> bool:
-        """Whether no component looks at other completions of the batch, so that parts may be scored by themselves."""
+        """Whether every score depends on one completion alone, so that a batch may be scored in parts."""
         return all(getattr(component, "itemwise", False) for component, _ in self.components)
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weight by component name, in order."""
+        """Weight by component name, in the order of `components`."""
         return {component.name: weight for component, weight in self.components}
 
     def __repr__(self) -> str:
@@ -98,17 +98,17 @@ class Preset:
 
     @property
     def parts(self) -> str:
-        """Components and their weights in words: `accuracy x 1, format x 0.1`."""
+        """Components and their weights as text: `accuracy x 1, format x 0.1`."""
         return ", ".join(f"{name} x {weight:g}" for name, weight in self.weights.items())
 
     def score(self, samples: Sequence[Sample], ctx: Context | None = None) -> Evaluation:
-        """Score every sample by every component. Never raises for what a component or a completion does."""
+        """Score B samples by every component. Never raises: failures of components become statuses."""
         ctx = ctx or Context()
         return self.evaluation(self.scores(samples, ctx), samples, ctx)
 
     def scores(self, samples: Sequence[Sample], ctx: Context) -> dict[str, list[Score]]:
-        """Compute every component's scores, by its name: what `evaluation` is made of. Never raises, as `score`."""
-        samples = self._told(samples)
+        """Return the B scores of every component, by name, for `evaluation`. Never raises, like `score`."""
+        samples = self._with_thinking(samples)
         scores: dict[str, list[Score]] = {}
         for component in self._order:
             firsts = [
@@ -118,7 +118,7 @@ class Preset:
         return {component.name: scores[component.name] for component, _ in self.components}
 
     def evaluation(self, ordered: dict[str, list[Score]], samples: Sequence[Sample], ctx: Context) -> Evaluation:
-        """Return the record of `scores` of these samples, which may have been made in parts."""
+        """Return the evaluation of B samples from their `scores`, which may be computed in parts."""
         weights = self.weights
         totals: list[float | None] = []
         for row in zip(*ordered.values(), strict=True):
@@ -138,7 +138,7 @@ class Preset:
         )
 
     def is_correct(self, samples: Sequence[Sample], ctx: Context | None = None) -> list[bool]:
-        """Return whether each completion is correct, by the checker component alone (status `ok`).
+        """Return whether each completion is correct, which means status `ok` of the checker.
 
         Raises:
             PresetError: the preset has no checker.
@@ -146,7 +146,7 @@ class Preset:
         return [score.status == "ok" for score in self.verdicts(samples, ctx)]
 
     def verdicts(self, samples: Sequence[Sample], ctx: Context | None = None) -> list[Score]:
-        """Score completions by the checker component alone; status `ok` means correct.
+        """Return the checker's score of each completion; status `ok` means correct.
 
         Raises:
             PresetError: the preset has no checker.
@@ -154,13 +154,13 @@ class Preset:
         component = next((c for c, _ in self.components if c.name == self.checker), None)
         if component is None:
             raise PresetError(
-                f"Preset {self.name!r} does not say which component decides correctness. "
+                f"Preset {self.name!r} has no checker, the component that decides correctness. "
                 f"Pass checker=, one of: {', '.join(self.weights)}."
             )
-        return run_component(component, self._told(samples), ctx or Context())
+        return run_component(component, self._with_thinking(samples), ctx or Context())
 
-    def _told(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """Return the samples with `thinking_opened` filled in where their row does not say it."""
+    def _with_thinking(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """Return the samples with `thinking_opened` of the preset, if it is None in the sample."""
         if self.thinking_opened is None:
             return samples
         return [
@@ -188,12 +188,12 @@ class Preset:
 
 
 def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:
-    """Combine several presets: their components, with their weights times the preset's, and their gates.
+    """Return a preset with the components and gates of several presets; weights are multiplied by the preset's factor.
 
-    The first preset with a checker decides correctness; a component whose name is taken gets its preset's name in front.
+    The checker is that of the first preset that has one. A component with a repeated name is renamed `preset.component`.
 
     Raises:
-        PresetError: see `Preset`, also where the parts of the others outweigh the checker.
+        PresetError: see `Preset`, for example if the other components could outweigh the checker.
     """
     parts: list[Weighted] = []
     gates: list[Gate] = []
@@ -222,20 +222,20 @@ def combine(presets: Sequence[tuple[Preset, float]]) -> Preset:
 
 
 def pairs(parts: Iterable[tuple[T, float]], kind: str) -> list[tuple[T, float]]:
-    """Return pairs of a part of some kind (component, preset, function) and its weight.
+    """Return pairs (part, weight) as a list; `kind` (component, preset, function) names the parts in the message.
 
     Raises:
-        PresetError: no list of pairs, none at all, or a weight that is no number.
+        PresetError: `parts` is not a list of pairs or is empty, or a weight is not a number.
     """
     try:
-        made = [(part, float(weight)) for part, weight in parts]
+        weighted_parts = [(part, float(weight)) for part, weight in parts]
     except (TypeError, ValueError):
-        made = []
-    if not made:
+        weighted_parts = []
+    if not weighted_parts:
         raise PresetError(
-            f"{shown(parts)} is no list of ({kind}, weight). Give at least one such pair: [({kind}, 1.0)]."
+            f"{shown(parts)} is not a list of ({kind}, weight). Pass at least one such pair: [({kind}, 1.0)]."
         )
-    return made
+    return weighted_parts
 
 
 def _run_gated(
@@ -249,12 +249,12 @@ def _run_gated(
         return run_component(component, samples, ctx)
     blocked: dict[int, Score] = {}
     for first in firsts:
-        for position, verdict in enumerate(scores[first.name]):
-            if verdict.status == "not_applicable" or (
-                verdict.status == "ok" and verdict.value is not None and verdict.value > first.floor
+        for position, score in enumerate(scores[first.name]):
+            if score.status == "not_applicable" or (
+                score.status == "ok" and score.value is not None and score.value > first.floor
             ):
                 continue
-            status = "wrong" if verdict.status == "ok" else verdict.status
+            status = "wrong" if score.status == "ok" else score.status
             value = None if status == "infra" else component.floor
             blocked[position] = Score(value, status, {"reason": f"gated by {first.name}"}, 0.0)
     open_positions = [position for position in range(len(samples)) if position not in blocked]
@@ -266,7 +266,7 @@ def _run_gated(
 def _token_rewards(
     weights: dict[str, float], tokens: dict[str, list[Sequence[float] | None]], samples: Sequence[Sample]
 ) -> list[list[float]]:
-    """Return the weighted sum over components for each token; zeros if a completion has no token values."""
+    """Return one list per completion: for each token the weighted sum over components, 0 without token values."""
     rows: list[list[float]] = []
     for position, sample in enumerate(samples):
         weighted_values = [
@@ -280,7 +280,7 @@ def _token_rewards(
 
 
 def _evaluation_order(preset: Preset) -> list[Component]:
-    """Components so that each comes after the ones that gate it."""
+    """Return the components, each one after those that gate it."""
     waiting = [component for component, _ in preset.components]
     order: list[Component] = []
     while waiting:
@@ -294,25 +294,25 @@ def _evaluation_order(preset: Preset) -> list[Component]:
 
 
 def _problems(preset: Preset) -> Iterator[str]:
-    """Yield what makes a preset unusable, with what to change."""
+    """Yield the reasons why a preset is not usable, each with the change to make."""
     for component, _ in preset.components:
         if isinstance(component, type) or not isinstance(component, Component):
             yield (
-                f"{shown(component)} is no component. Give an instance of one, or a function in from_function(function, "
-                "weight=1.0)."
+                f"{shown(component)} is not a component. Pass an instance of a component class, or a function as "
+                "from_function(function, weight=1.0)."
             )
     for each in preset.gates:
         if not isinstance(each, Gate):
-            yield f"{shown(each)} is no gate. Write gate('format', 'accuracy')."
+            yield f"{shown(each)} is not a gate. Write gate('format', 'accuracy')."
     names = list(preset.weights)
     if preset.checker is not None and not isinstance(preset.checker, str):
-        yield f"The checker is {shown(preset.checker)}. Give the name of a component: {', '.join(names)}."
+        yield f"The checker is {shown(preset.checker)}. Pass the name of a component: {', '.join(names)}."
     if len(names) < len(preset.components):
         repeated = sorted(set(n for n, count in Counter(c.name for c, _ in preset.components).items() if count > 1))
-        yield f"Component names must differ, {', '.join(repeated)} is repeated. Pass name= to one of them."
+        yield f"Component names must differ; {', '.join(repeated)} is repeated. Pass name= to one of them."
     for component, weight in preset.components:
         if not math.isfinite(weight):
-            yield f"Weight of {component.name!r} is {weight}. Give a finite number."
+            yield f"Weight of {component.name!r} is {weight}. Pass a finite number."
         if not (math.isfinite(component.floor) and component.low <= component.floor <= component.high):
             yield (
                 f"{component.name!r} has floor {component.floor} outside its range [{component.low}, {component.high}]."
@@ -320,12 +320,12 @@ def _problems(preset: Preset) -> Iterator[str]:
             )
     for role, name in [("gate", n) for g in preset.gates for n in g] + [("checker", preset.checker)]:
         if name is not None and name not in names:
-            yield f"The {role} names {name!r}, which is no component here. {nearest(name, names)}"
+            yield f"The {role} names {name!r}, which is not a component of the preset. {nearest(name, names)}"
     checker = preset.checker
     if checker is None or preset.allow_shaping_above_correctness:
         return
     if preset.weights[checker] <= 0:
-        yield f"Weight of the checker {checker!r} is {preset.weights[checker]:g}. Give it a positive one."
+        yield f"Weight of the checker {checker!r} is {preset.weights[checker]:g}. Pass a positive weight."
     spans = {c.name: abs(weight) * (c.high - c.low) if weight else 0.0 for c, weight in preset.components}
     shaping = {name: span for name, span in spans.items() if name != checker}
     if sum(shaping.values()) > spans[checker] + 1e-12:

@@ -1,4 +1,4 @@
-"""Records shared by all parts of this library: samples, components and scores."""
+"""Types that all modules of the library share: samples, components and scores."""
 
 import time
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Status: TypeAlias = Literal["ok", "wrong", "format", "timeout", "error", "not_applicable", "infra"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-# Statuses that say "the reward failed", not "the completion is bad".
+# Statuses of a reward that failed, as opposed to a bad completion.
 FAILURES: frozenset[Status] = frozenset({"error", "timeout", "infra"})
 
 T = TypeVar("T")
@@ -22,13 +22,12 @@ T = TypeVar("T")
 class Sample:
     """One completion to score.
 
-    `prompt` is what the trainer gave: a string, or a list of messages. `messages` holds the completion's messages when
-    it is conversational, else None. `text` is the completion as plain text. `n_tokens` is the length of the completion
-    in tokens, `token_ids` its ids, `logps` their log-probabilities (nats) under the policy that sampled them, and
-    `prompt_ids` the ids of the prompt; each is None when it is not known. `finish_reason` says why generation ended,
-    in the trainer's words. `columns` are the other dataset columns of this row. `thinking_opened` says whether the model
-    was shown an open `<think>` before it wrote; None looks at the end of `prompt`, which does not tell of one that a chat
-    template adds.
+    `prompt` is the trainer's prompt: a string, or a list of messages. `messages` is the list of messages of a conversational
+    completion, else None. `text` is the completion as plain text. `n_tokens` is the length of the completion in tokens,
+    `token_ids` its ids, `logps` their log-probabilities (nats) under the policy that sampled them, and `prompt_ids` the ids
+    of the prompt; each is None if it is not known. `finish_reason` is the trainer's reason why generation ended. `columns`
+    are the other dataset columns of this row. `thinking_opened` says whether the prompt that the model read ended with an
+    open `<think>`. None checks the end of `prompt`, which does not contain the text that a chat template adds.
     """
 
     index: int
@@ -48,12 +47,12 @@ class Sample:
 
     @property
     def full_text(self) -> str:
-        """The text, with the `<think>` that it was begun with put in front: what layouts and answers are looked for in."""
-        opened = opens_thinking(self.prompt) if self.thinking_opened is None else self.thinking_opened
-        return f"<think>{self.text}" if opened and "<think>" not in self.text else self.text
+        """`text` with the `<think>` of the prompt in front. Checks of format and answer read this text."""
+        is_open = opens_thinking(self.prompt) if self.thinking_opened is None else self.thinking_opened
+        return f"<think>{self.text}" if is_open and "<think>" not in self.text else self.text
 
     def once(self, scanner: Callable[..., T], *args: Any) -> T:
-        """`scanner(self.full_text, *args)`, computed once however many components ask for it."""
+        """Return `scanner(self.full_text, *args)`, computed once for all components."""
         key = (scanner, args)
         if key not in self._memo:
             self._memo[key] = scanner(self.full_text, *args)
@@ -62,7 +61,7 @@ class Sample:
 
 
 def opens_thinking(prompt: Any) -> bool:
-    """Return whether the prompt, or its last message if that is the assistant's, ends with an open `<think>`."""
+    """Return whether the prompt, or a last message of the assistant in it, ends with an open `<think>`."""
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) and prompt[-1].get("role") == "assistant":
         prompt = prompt[-1].get("content")
     return isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
@@ -72,8 +71,8 @@ def opens_thinking(prompt: Any) -> bool:
 class Context:
     """The point of the run at which a batch is scored.
 
-    `seed` is the run's seed, `step` and `total_steps` count optimizer steps. `extras` carries what a trainer passes
-    beside dataset columns (`trainer_state`, `log_extra`, `log_metric`, ...), for functions that ask for it by name.
+    `seed` is the run's seed, `step` and `total_steps` count optimizer steps. `extras` contains arguments of the trainer that
+    are not dataset columns (`trainer_state`, `log_extra`, `log_metric`, ...), for functions whose signature names them.
     """
 
     seed: int = 0
@@ -82,7 +81,7 @@ class Context:
     extras: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def rng(self, group_id: int, purpose: str = "") -> "Random":
-        """Return random numbers that depend only on the run's seed, the step and the group, in any process."""
+        """Return a generator that depends only on the run's seed, the step, the group and `purpose`, in any process."""
         from random import Random
 
         return Random(f"{self.seed}/{self.step}/{group_id}/{purpose}")
@@ -90,17 +89,17 @@ class Context:
 
 @dataclass(frozen=True)
 class Score:
-    """One component's verdict on one completion.
+    """One component's score of one completion.
 
-    `value` may be left None: the component's floor is then filled in for wrong, format, timeout and error. A value
-    given with `wrong` or `format` is partial credit and is kept; with timeout and error the floor always wins; with
-    not_applicable and infra the value is always None. `info` holds short plain values, by custom `reason` and
-    `extracted`. `seconds` is the time this one item took, when the component measured it.
+    If `value` is None, it becomes the component's floor for wrong, format, timeout and error. A value with `wrong` or
+    `format` is partial credit and stays. With timeout and error the value always becomes the floor, with not_applicable and
+    infra always None. `info` holds short plain values, by convention `reason` and `extracted`. `seconds` is the time for
+    this completion, if the component measures it.
 
-    `token_values` are process rewards: a number for each token of the completion, 0.0 where there is none. They are
-    given beside `value` and do not replace it: a trainer adds them at their tokens and the value at the last one, so a
-    component whose whole verdict is in its tokens has the value 0. Lists of another length, or with anything but
-    finite numbers, make the score an `error`; they are dropped with timeout, error, not_applicable and infra.
+    `token_values` are process rewards: one number per token of the completion, 0.0 for tokens without a reward. They do not
+    replace `value`: a trainer adds them at their tokens and the value at the last token, so a component that rewards only
+    tokens has the value 0. A list of another length, or with anything but finite numbers, makes the score an `error`. They
+    are dropped with timeout, error, not_applicable and infra.
     """
 
     value: float | None
@@ -112,7 +111,7 @@ class Score:
 
 @runtime_checkable
 class Component(Protocol):
-    """Scores completions in its own native range [low, high]; weights belong to presets."""
+    """Scores completions in a native range [low, high]. The preset holds the weight."""
 
     @property
     def name(self) -> str: ...
@@ -126,16 +125,16 @@ class Component(Protocol):
     def version(self) -> str: ...
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        """One score per sample, in order."""
+        """Return one score per sample, in order."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ItemComponent(ABC):
-    """A component that looks at one completion at a time, times each, and keeps one failure from touching the rest."""
+    """Base of components that score each completion alone. It measures times and isolates failures."""
 
     itemwise: ClassVar[bool] = True
-    """A completion's score does not depend on the others of the batch: parts of it may be scored by themselves."""
+    """Whether scores do not depend on other completions of the batch, so that it may be scored in parts."""
 
     name: str
     floor: float = 0.0
@@ -157,14 +156,14 @@ class ItemComponent(ABC):
                 raise
             except BaseException as failure:  # SystemExit and timeouts derived from BaseException must not end a run
                 score = Score(None, "error", {"reason": failure_reason(failure)})
-            if isinstance(score, Score):  # what is none is settled as an error, like all that a component gets wrong
+            if isinstance(score, Score):  # `settle` makes other objects an error
                 score = replace(score, seconds=time.perf_counter() - start)
             scores.append(score)
         return scores
 
 
 def failure_reason(failure: BaseException) -> str:
-    """Return `TypeName: message`, at most 300 characters; never raises, even if the exception's own str() does."""
+    """Return `TypeName: message`, at most 300 characters; never raises, even if `str()` of the exception raises."""
     try:
         message = str(failure)
     except Exception:
@@ -173,7 +172,7 @@ def failure_reason(failure: BaseException) -> str:
 
 
 def shown(value: object, limit: int = 200) -> str:
-    """Return `repr`, cut to `limit` characters; never raises, even if the object's own does."""
+    """Return `repr` of any object, cut to `limit` characters; never raises, even if `repr` raises."""
     if isinstance(value, str | bytes):
         value = value[:limit]
     try:

@@ -6,7 +6,7 @@ from typing import Any
 from rewards.errors import RewardsError
 from rewards.protocol import Sample
 
-# Where the reference is looked for, in this order.
+# Columns that may hold the reference, in the order of preference.
 REFERENCE_COLUMNS = ("reference", "answer", "solution", "ground_truth")
 
 
@@ -25,10 +25,10 @@ def build_samples(
     Args:
         prompts: B prompts, strings or lists of messages. Consecutive equal prompts form a group.
         completions: B completions, strings or lists of messages.
-        completion_ids: B lists of token ids, or None when they are not known.
-        reference_column: column that holds the reference; by default the first of `REFERENCE_COLUMNS` that is there.
-        prompt_ids: B lists of the prompts' token ids, or None when they are not known.
-        logps: B lists of the sampling log-probabilities of `completion_ids` (nats), or None when they are not known.
+        completion_ids: B lists of token ids, or None if they are not known.
+        reference_column: column that holds the reference; by default the first of `REFERENCE_COLUMNS` in `columns`.
+        prompt_ids: B lists of the prompts' token ids, or None if they are not known.
+        logps: B lists of the sampling log-probabilities of `completion_ids` (nats), or None if they are not known.
         columns: dataset columns, each of length B; `finish_reason` is taken from the column of that name.
 
     Raises:
@@ -44,7 +44,7 @@ def build_samples(
     lengths |= {name: len(column) for name, column in tokens.items() if column is not None}
     uneven = {name: length for name, length in lengths.items() if length != size}
     if uneven:
-        raise RewardsError(f"{size} prompts, but {uneven}. Give one value per completion in every column.")
+        raise RewardsError(f"{size} prompts, but {uneven}. Pass one value per completion in every column.")
     if reference_column is None:
         reference_column = next((name for name in REFERENCE_COLUMNS if name in columns), None)
     elif reference_column not in columns:
@@ -52,14 +52,14 @@ def build_samples(
         raise RewardsError(f"No column {reference_column!r} to take the reference from. Columns: {listed}.")
     samples: list[Sample] = []
     group = -1
-    known = {name: column for name, column in tokens.items() if column is not None}
-    before: Any = None
+    known_tokens = {name: column for name, column in tokens.items() if column is not None}
+    previous: Any = None
     for index, prompt in enumerate(prompts):
-        group += index == 0 or not (prompt is before or same(prompt, before))
-        before = prompt
+        group += index == 0 or not (prompt is previous or same(prompt, previous))
+        previous = prompt
         row = {name: column[index] for name, column in columns.items()}
         reference = row[reference_column] if reference_column else None
-        token_columns: dict[str, Any] = {name: column[index] for name, column in known.items()}
+        token_columns: dict[str, Any] = {name: column[index] for name, column in known_tokens.items()}
         samples.append(make_sample(prompt, completions[index], reference, row, index, group, **token_columns))
     return samples
 
@@ -79,8 +79,8 @@ def make_sample(
 ) -> Sample:
     """Build one sample.
 
-    `n_tokens` is for trainers that know the length but not the ids. Arrays and numpy's numbers, as Parquet files give them,
-    become lists and plain ones.
+    Trainers that know the length of the completion but not its ids pass `n_tokens`. Arrays and numpy numbers in reference and
+    columns, which come from Parquet files, become lists and Python numbers.
     """
     reference, columns = plain(reference), {name: plain(value) for name, value in columns.items()}
     return Sample(
@@ -101,25 +101,25 @@ def make_sample(
 
 
 def plain(value: Any) -> Any:
-    """Return the value with arrays and their scalars, at any depth, as lists and Python numbers; itself if there are none."""
+    """Return the value with arrays and numpy scalars, at any depth, replaced by lists and Python numbers."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if callable(to_list := getattr(value, "tolist", None)) and not isinstance(value, Mapping):
         try:
             return plain(to_list())
-        except Exception:  # whatever else calls a method so
+        except Exception:  # another class with a method `tolist`
             return value
     if type(value) is dict:
         items = {key: plain(item) for key, item in value.items()}
         return items if any(items[key] is not item for key, item in value.items()) else value
     if type(value) in (list, tuple):
-        made = [plain(item) for item in value]
-        return type(value)(made) if any(new is not old for new, old in zip(made, value, strict=True)) else value
+        entries = [plain(item) for item in value]
+        return type(value)(entries) if any(new is not old for new, old in zip(entries, value, strict=True)) else value
     return value
 
 
 def same(left: Any, right: Any) -> bool:
-    """Return whether two values are equal; by identity if their comparison gives no single truth value, as for arrays."""
+    """Return whether two values are equal; compares identities if `==` gives no single truth value, as for arrays."""
     try:
         return bool(left == right)
     except Exception:
@@ -127,14 +127,14 @@ def same(left: Any, right: Any) -> bool:
 
 
 def is_column(value: Any, size: int) -> bool:
-    """Whether `value` holds one entry per completion."""
+    """Return whether `value` has `size` entries, one per completion, and is not a text or mapping."""
     return hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping) and len(value) == size
 
 
 def completion_text(completion: Any) -> str:
-    """Return the text that is judged: the last assistant message, its separate reasoning put back in `<think>`.
+    """Return the text to score: the last assistant message, with `reasoning_content` in front as `<think>…</think>`.
 
-    Tool results and earlier turns are not the model's answer and are left out. None and unknown shapes are "".
+    Tool results and earlier turns are not part of the answer. None and values of other types give "".
     """
     if isinstance(completion, str):
         return completion
@@ -149,7 +149,7 @@ def completion_text(completion: Any) -> str:
 
 
 def prompt_text(prompt: Any) -> str:
-    """Return all text that the model was shown: a string, or the contents of a list of messages, one below the other."""
+    """Return the text of a prompt: the string, or the contents of its messages, one below the other."""
     if isinstance(prompt, str):
         return prompt
     messages = [message for message in prompt if isinstance(message, Mapping)] if isinstance(prompt, list) else []
@@ -157,7 +157,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def _content_text(content: Any) -> str:
-    """Return the text of a message's content: a string, or a list of typed blocks of which the text ones count."""
+    """Return the text of a message's content: the string, or the text blocks of a list of typed blocks."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

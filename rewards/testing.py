@@ -1,16 +1,16 @@
-"""Check that a reward distinguishes honest answers from wrong ones and known hacks, as `grpo-kit reward test` does.
+"""Check that a reward pays right answers more than wrong ones and known attacks, as `grpo-kit reward test` does.
 
-Rows are JSON objects, one a line. All of their keys are dataset columns, except for these, each of them optional:
+Rows are JSON objects, one per line. All keys are dataset columns, except for these optional ones:
 
     prompt       a string or a list of messages
-    good         completions that deserve the reward: a string, a list of messages, or a list of those
-    bad          honest completions with a wrong answer
-    completion   completions to score and show, without a verdict
-    style        how answers stand in completions: a name of `rewards.hacks.STYLES` or a text with `{answer}` in it
-    right, wrong answers from which, with the style, another good and bad completion and the known hacks are made;
-                 without them the hacks are made of the first good and the first bad completion as they stand
+    good         completions with a right answer: a string, a list of messages, or a list of those
+    bad          completions with a wrong answer
+    completion   completions to score and print, without a judgement
+    style        form of an answer in a completion: a name of `rewards.hacks.STYLES` or a text with `{answer}` in it
+    right, wrong a right and a wrong answer, which become a good and a bad completion and the known attacks, in this style;
+                 without them, the attacks contain the first good and the first bad completion
 
-The rows of the presets themselves are in `rewards/golden/`, and serve as examples.
+The golden rows of the presets in `rewards/golden/` are examples.
 
 >>> report = check(load("gsm8k-hash"), [{"prompt": "6 x 12?", "answer": "72", "style": "hash", "right": "72"}])
 >>> report.passed, [case.total for case in report.cases if case.kind == "good"]
@@ -42,8 +42,8 @@ _ROUNDING = 1e-9
 class Case:
     """A completion and its scores.
 
-    `kind` is good, bad, completion, hack, or an attack of `rewards.audit`; `name` the hack's, the attack's answer, or the
-    beginning of the completion; `seconds` the time that all components took.
+    `kind` is good, bad, completion, hack, or an attack of `rewards.audit`. `name` is the name of the attack, its answer, or
+    the beginning of the completion. `seconds` is the time of all components.
     """
 
     row: int
@@ -58,18 +58,18 @@ class Case:
 
     @property
     def failed(self) -> bool:
-        """Whether the reward failed to score it."""
+        """Whether the reward failed to score the completion."""
         return any(status in FAILURES for status in self.statuses.values())
 
     @property
     def reason(self) -> str:
-        """The first component's reason; empty where none gives one."""
+        """The first reason of a component; empty if there is none."""
         return next(iter(self.reasons.values()), "")
 
 
 @dataclass(frozen=True)
 class Report:
-    """All cases, the reward's `problems`, and further `notes`."""
+    """All cases, the `problems` of the reward, and further `notes`, one sentence each."""
 
     preset: Preset
     cases: list[Case]
@@ -78,15 +78,15 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no hack and no wrong answer reaches an honest right one."""
+        """Whether no attack and no wrong answer scores as high as a right answer."""
         return not self.problems
 
 
 def target(name_or_path: str, **params: Any) -> Preset:
-    """Return a preset by name (`NAME` or `preset:NAME`), or one around the reward function at `file.py:function`.
+    """Return the preset NAME (also `preset:NAME`), or a preset of the reward function at `file.py:function`.
 
     Raises:
-        RewardsError: neither; or parameters for a function.
+        RewardsError: no such preset or function, or `params` for a function.
     """
     name_or_path = name_or_path.removeprefix("preset:")
     if name_or_path in names() or ":" not in name_or_path:
@@ -95,17 +95,15 @@ def target(name_or_path: str, **params: Any) -> Preset:
         except UnknownPresetError:
             if not name_or_path.endswith(".py"):
                 raise
-            raise RewardsError(
-                f"{name_or_path!r} names a file; name the function in it: {name_or_path}:FUNCTION."
-            ) from None
+            raise RewardsError(f"{name_or_path!r} is a file. Name a function in it: {name_or_path}:FUNCTION.") from None
     component, weight = from_function(name_or_path)
     if params:
-        raise RewardsError(f"{name_or_path} is a function and takes no parameters, but {', '.join(params)} is given.")
+        raise RewardsError(f"{name_or_path} is a function and has no parameters. Remove {', '.join(params)}.")
     return Preset([(component, weight)], name=name_or_path)
 
 
 def golden(name: str) -> list[dict[str, Any]]:
-    """Return the golden rows of a preset; none for functions and presets of your own."""
+    """Return the golden rows of a preset of the library; an empty list for other names."""
     file = _GOLDEN / f"{name}.jsonl"
     return read_rows(file) if name in names() and file.is_file() else []
 
@@ -114,13 +112,13 @@ def read_rows(file: str | Path) -> list[dict[str, Any]]:
     """Read rows of a JSON Lines file.
 
     Raises:
-        RewardsError: no such file, or a line that is no JSON object.
+        RewardsError: the file cannot be read, or a line is not a JSON object.
     """
     path = Path(file)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as failure:
-        raise RewardsError(f"{file} cannot be read: {failure}. Give a JSON Lines file: one object a line.") from None
+        raise RewardsError(f"{file} cannot be read: {failure}. Pass a JSON Lines file: one object per line.") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -128,73 +126,75 @@ def read_rows(file: str | Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError as failure:
-            raise RewardsError(f"{file}, line {number} is no JSON: {failure}.") from None
+            raise RewardsError(f"{file}, line {number} is not JSON: {failure}.") from None
         if not isinstance(row, dict):
-            raise RewardsError(f"{file}, line {number} is no JSON object. Write {{'prompt': ..., 'good': [...], ...}}.")
+            raise RewardsError(
+                f"{file}, line {number} is not a JSON object. Write {{'prompt': ..., 'good': [...], ...}}."
+            )
         rows.append(row)
     return rows
 
 
 def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
-    """Score every row's completions and the known hacks around them; a row's completions form one group.
+    """Score the completions of every row and the known attacks on it; the completions of a row form one group.
 
-    Problems are: a reward that fails on a good completion, which is then all that is said of the row; a bad completion
-    or a hack whose total reaches the lowest of the row's good ones; a good one that the preset's checker does not take
-    for correct, or a bad one or a hack that it does.
+    Problems are: the reward fails on a good completion (then the row has no other problem); the total of a bad completion or
+    an attack reaches the lowest total of the good ones; the checker rejects a good completion, or accepts one of the others.
 
     Raises:
-        RewardsError: there are no rows, or a row holds no completions or a style that does not exist.
+        RewardsError: there are no rows, a row has no completions, or its style does not exist.
     """
     cases: list[Case] = []
     problems: list[str] = []
     notes: list[str] = []
     rows = list(rows)
     for number, row in enumerate(rows, start=1):
-        made = _cases(number, row, hacks)
-        scored = score_cases(preset, [row] * len(made), made)
+        row_cases = _cases(number, row, hacks)
+        scored = score_cases(preset, [row] * len(row_cases), row_cases)
         cases += scored
         problems += _problems(preset, number, scored)
         if not any(case.failed for case in scored if case.kind == "good"):
             failing = (case for case in scored if case.kind == "hack" and case.failed)
             notes += [
-                f"Row {number}: the hack '{case.name}' makes the reward fail. {case.reason}".strip() for case in failing
+                f"Row {number}: the reward fails on the attack '{case.name}'. {case.reason}".strip() for case in failing
             ]
     if not cases:
-        raise RewardsError("There are no rows to score. Give rows with a prompt and completions in `good` and `bad`.")
+        raise RewardsError("There are no rows to score. Pass rows with a prompt and completions in `good` and `bad`.")
     good = [case for case in cases if case.kind == "good"]
     if preset.checker and good and all(case.statuses[preset.checker] == "format" for case in good):
         notes += _style_notes(preset, rows)
     if not good:
-        notes.append("No row has a good completion, so there is nothing to compare with. Give some in `good`.")
+        notes.append("No row has a good completion to compare with. Add right answers in `good`.")
     return Report(preset, cases, problems, notes)
 
 
 def _style_notes(preset: Preset, rows: Sequence[Row]) -> list[str]:
-    """Return a note with the first style in which the reward accepts the right answer of every row; none if there is none."""
+    """Return a note with the first style in which the reward accepts every right answer; an empty list without one."""
     answers = [row.get("right") or next((row[name] for name in REFERENCE_COLUMNS if name in row), None) for row in rows]
     texts = [reference_text(answer) or "" for answer in answers]
     for style in ANSWER_STYLES:
         cases = [
-            Case(0, "good", style, _shaped(row, render_answer(style, t))) for row, t in zip(rows, texts, strict=True)
+            Case(0, "good", style, _as_completion(row, render_answer(style, t)))
+            for row, t in zip(rows, texts, strict=True)
         ]
         if all(case.statuses[preset.checker or ""] == "ok" for case in score_cases(preset, rows, cases)):
             return [
-                "No good completion holds an answer where the reward looks for it. It accepts every right answer in the "
+                "No good completion has the answer in the place that the reward reads. It accepts every right answer in the "
                 f"style '{style}', such as {render_answer(style, texts[0])!r}."
             ]
     return []
 
 
 def _cases(number: int, row: Row, hacks: bool) -> list[Case]:
-    """Return the row's own completions, and the hacks around them."""
+    """Return the completions of the row and the known attacks on it."""
     completions: dict[str, list[Any]] = {}
     for kind, answer in (("good", "right"), ("bad", "wrong"), ("completion", "")):
         completions[kind] = list(_completions(row.get(kind)))
         if "style" in row and isinstance(row.get(answer), str):
-            completions[kind].append(_shaped(row, render_answer(row["style"], row[answer])))
-    cases = [Case(number, kind, _title(each), each) for kind, some in completions.items() for each in some]
+            completions[kind].append(_as_completion(row, render_answer(row["style"], row[answer])))
+    cases = [Case(number, kind, _title(each), each) for kind, entries in completions.items() for each in entries]
     if not cases:
-        raise RewardsError(f"Row {number} has no completions. Give some in `good`, `bad` or `completion`.")
+        raise RewardsError(f"Row {number} has no completions. Add some in `good`, `bad` or `completion`.")
     good, bad = ([completion_text(each) for each in completions[kind]] for kind in ("good", "bad"))
     right = row.get("right", good[0] if good else None)
     if not hacks or not isinstance(right, str):
@@ -202,17 +202,17 @@ def _cases(number: int, row: Row, hacks: bool) -> list[Case]:
     wrong = row.get("wrong", bad[0] if bad else "something else")
     style = row.get("style", "plain") if "right" in row or row.get("style") == "prose" else "plain"
     known = known_hacks(prompt_text(row.get("prompt", "")), right, str(wrong), style)
-    return cases + [Case(number, "hack", hack.name, _shaped(row, hack.completion)) for hack in known]
+    return cases + [Case(number, "hack", hack.name, _as_completion(row, hack.completion)) for hack in known]
 
 
 def score_cases(preset: Preset, rows: Sequence[Row], cases: Sequence[Case]) -> list[Case]:
     """Return the cases with their scores.
 
-    They are scored in one batch; where the reward fails on all of it, in halves, so that one completion at which a function
-    raises costs only itself.
+    The cases form one batch. If the reward fails on all of them, halves of the batch are scored separately, so that a
+    completion on which a function raises does not affect the others.
 
     Args:
-        rows: the row of each case, whose columns the reward reads.
+        rows: the dataset row of each case, with the columns that the reward reads.
     """
     names = dict.fromkeys(str(name) for row in rows for name in row if name not in NOT_COLUMNS)
     columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
@@ -242,7 +242,7 @@ def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:
     if not good:
         return []
     failed = [case for case in good if case.failed]
-    if failed:  # nothing can be said of what a hack earns beside it
+    if failed:  # without a total of the good ones, there is no comparison
         why = next(filter(None, (case.reason for case in failed)), "no reason given")
         return [f"Row {number}: the reward failed on {len(failed)} of {len(good)} good completions: {why}"]
     problems = [f"Row {number}: good completion '{case.name}' got no score." for case in good if case.total is None]
@@ -263,7 +263,7 @@ def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:
 
 
 def _completions(value: Any) -> list[Any]:
-    """Return a list of completions from one completion or a list; a list of messages is one completion."""
+    """Return the completions of a row's entry: one completion or a list; a list of messages is one completion."""
     if value is None:
         return []
     if isinstance(value, list) and not (value and isinstance(value[0], Mapping)):
@@ -271,8 +271,8 @@ def _completions(value: Any) -> list[Any]:
     return [value]
 
 
-def _shaped(row: Row, text: str | None) -> Any:
-    """Return `text` in the shape of the row's completions: a message if they are conversational."""
+def _as_completion(row: Row, text: str | None) -> Any:
+    """Return `text` as a completion like those of the row: a list of messages if they are conversational."""
     sample = next((c for key in ("good", "bad", "completion") for c in _completions(row.get(key))), row.get("prompt"))
     return [{"role": "assistant", "content": text}] if isinstance(sample, list) else text
 

@@ -65,7 +65,7 @@ def test_a_function_that_can_be_hacked_gives_exit_code_1() -> None:
 def test_completions_without_a_verdict_are_scored_and_shown() -> None:
     output = run("test", "gsm8k-hash", "--data", rows({"answer": "72", "completion": ["#### 72", "#### 71"]}))
     assert "1.1" in output
-    assert "nothing to compare with" in output
+    assert "No row has a good completion to compare with" in output
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_completions_without_a_verdict_are_scored_and_shown() -> None:
         (["mine.py:substring"], "--data rows.jsonl"),
         (["gsm8k-hash", "--data", "nowhere.jsonl"], "cannot be read"),
         (["gsm8k-hash", "--data", "empty.jsonl"], "is empty"),
-        (["gsm8k-hash", "--data", "broken.jsonl"], "line 1 is no JSON"),
+        (["gsm8k-hash", "--data", "broken.jsonl"], "line 1 is not JSON"),
         (["gsm8k-hash", "-o", "format_weight"], "not an override"),
         (["judge-rubric"], "base_url"),
     ],

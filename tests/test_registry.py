@@ -42,8 +42,8 @@ def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> Non
         ("nothing.py:f", "there is no file"),
         ("no_such_module_here:f", "cannot be imported"),
         ("os.path:joint", "Did you mean 'join'"),
-        (":f", "is no path to a function"),
-        ("os.path:", "is no path to a function"),
+        (":f", "is not a path to a function"),
+        ("os.path:", "is not a path to a function"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_where_it_broke(spec: str, words: str) -> None:

@@ -75,8 +75,8 @@ def test_the_audit_scores_references_to_validate_its_rates() -> None:
     assert counts["right"] == (21, 21)
     assert counts["spellings"] == (21, 0)  # `$21$` is not `21` for this one
     _, report = rates(reward(lambda answer, right: False), attacks=("shuffles",))
-    assert report.problems == ["only 0 of 21 references are paid as answers (0 on average), so the rates say little: is the "
-                               "style right, and is the reference in the column that the reward reads?"]  # fmt: skip
+    assert report.problems == ["only 0 of 21 references are paid as answers (0 on average), so the rates mean little. Check "
+                               "the style of the answers, and that the reward reads the column of the reference."]  # fmt: skip
 
 
 def test_a_reference_that_earns_nothing_is_not_paid_though_the_checker_accepts_it() -> None:
@@ -88,7 +88,7 @@ def test_a_reference_that_earns_nothing_is_not_paid_though_the_checker_accepts_i
     counts, report = rates(preset, ROWS[:20], attacks=())
     assert counts["right"] == (20, 15)  # the first five earn 1 - 1, as an empty completion does
     assert report.results[0].earned == 0.75
-    assert report.notes == ["right: 5 of 20 references are not paid as answers, first that of row 1: '21'"]
+    assert report.notes == ["right: 5 of 20 references are not paid as answers, the first one in row 1: '21'"]
 
 
 def test_an_exception_costs_only_its_completion() -> None:
@@ -121,11 +121,11 @@ def test_the_audit_reports_rewards_that_hang_or_fail() -> None:
     slow = next(result for result in report.results if result.attack == "slow")
     assert (slow.overran, slow.failed, slow.paid) == (2, 3, 0)  # the two towers of fives, and the factorial
     assert report.problems == [
-        "slow: 2 of 12 completions take the reward longer than 0.2 s; one such completion holds training up"
+        "slow: the reward takes more than 0.2 s for 2 of 12 completions; such a completion stalls training"
     ]
-    assert report.notes == ["slow: the reward fails on 1 of 12 completions, first with: MemoryError: too large"]
+    assert report.notes == ["slow: the reward fails on 1 of 12 completions; first reason: MemoryError: too large"]
     fails = audit.audit(reward(lambda answer, right: 1 / 0), ROWS[:2], style="boxed", attacks=())
-    assert fails.problems == ["the reward fails on all of 2 right answers: ZeroDivisionError: division by zero"]
+    assert fails.problems == ["the reward fails on all 2 right answers: ZeroDivisionError: division by zero"]
 
 
 def test_a_reward_that_uses_a_gpu_already_is_called_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_the_command_line_without_the_kit(tmp_path: Path, capsys: pytest.Capture
     assert [(case["attack"], case["paid"]) for case in report["results"]][::2] == [("right", 4), ("near-misses", 4)]
     assert main(["audit", "gsm8k-hash", "--data", str(rows)]) == 2
     assert (
-        "Columns: question, final, prompt. Name another one (on the command line: --reference)"
+        "Columns: question, final, prompt. Rename the column of the reference, or pass its name with --reference."
         in capsys.readouterr().err
     )
     assert main(["audit", "gsm8k-hash", *options, "-o", "format_weight"]) == 2

@@ -32,7 +32,7 @@ def test_repetition_is_that_of_trl_for_ids_and_that_of_open_r1_for_words():
         assert kit(completion_ids=ids) == kit(ids) == pytest.approx(trl(ids))
     # "a b a b a": ab ba ab ba, 2 of 4 distinct -> -(1 - 2/4); case does not matter
     assert compat.get_repetition_penalty_reward(2, -1.0)(conversational("a b A b a", "a b", "a", "")) == [-0.5, 0, 0, 0]
-    with pytest.raises(RewardsError, match="should not be positive"):
+    with pytest.raises(RewardsError, match="would reward repetition"):
         compat.get_repetition_penalty_reward(3, 1.0)
 
 

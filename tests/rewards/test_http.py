@@ -121,7 +121,7 @@ def test_the_key_is_sent_and_shown_nowhere(judge, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"base_url": "localhost:8000"}, "Give one like"),
+        ({"base_url": "localhost:8000"}, "Pass a URL such as"),
         ({"base_url": "http://me:pass@host/v1"}, "api_key_env"),
         ({"base_url": "http://host/v1?key=1"}, "api_key_env"),
         ({"base_url": "http://host/v1", "api_key_env": "SURELY_NOT_SET"}, "is not set"),

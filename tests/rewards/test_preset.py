@@ -124,7 +124,7 @@ def test_gates_chain(samples):
         ({"components": [(Fixed("a", floor=2.0), 1.0)]}, "Set floor"),
         ({"components": [(Fixed("accuracy"), 1.0)], "checker": "acuracy"}, "Did you mean 'accuracy'"),
         ({"components": [(Fixed("a"), -1.0)], "checker": "a"}, "positive"),
-        ({"components": [(Fixed("a"), 1.0)], "gates": [gate("b", "a")]}, "no component here"),
+        ({"components": [(Fixed("a"), 1.0)], "gates": [gate("b", "a")]}, "not a component of the preset"),
         (
             {"components": [(Fixed("a"), 1.0), (Fixed("b"), 1.0)], "gates": [gate("a", "b"), gate("b", "a")]},
             "cycle",
@@ -139,7 +139,7 @@ def test_a_preset_that_cannot_be_meant_is_refused_with_what_to_do(arguments, say
 @pytest.mark.parametrize("parts", [[], None, 7, [Preset([(Fixed("a"), 1.0)])]])
 def test_presets_and_functions_are_combined_in_pairs_with_weights(parts):
     for function, kind in ((combine, "preset"), (from_functions, "function")):
-        with pytest.raises(PresetError, match=f"is no list of .{kind}, weight"):
+        with pytest.raises(PresetError, match=f"is not a list of .{kind}, weight"):
             function(parts)
 
 

@@ -90,7 +90,7 @@ def test_a_hack_that_breaks_a_function_costs_only_itself():
         Preset([from_function(fragile)], name="fragile"), [{"good": ["it is 72"], "bad": ["it is 7"]}]
     )
     assert [case.total for case in report.cases if case.kind != "hack"] == [1.0, 0.0]
-    assert any("'empty' makes the reward fail. IndexError" in note for note in report.notes)
+    assert any("the reward fails on the attack 'empty'. IndexError" in note for note in report.notes)
 
 
 def test_completions_have_the_shape_that_the_rows_have():
