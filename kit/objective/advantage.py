@@ -354,8 +354,7 @@ def gae(
     The value after a completion's last token is 0. lam 1 gives returns minus values, lam 0 the one-step error δ.
 
     Args:
-        gamma: discount per token, 0 <= gamma <= 1.
-        lam: weight of longer estimates, 0 <= lam <= 1.
+        gamma, lam: discount per token, and weight of longer estimates, both in [0, 1].
         whiten: whether to subtract the mean and divide by the unbiased std + 1e-4 over all tokens of the batch.
         value_learning_rate: learning rate of the head, > 0, constant.
         value_clip: maximal useful change of a value since the rollout, > 0 (see `value_loss`); None: no limit. Constant.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -309,28 +310,31 @@ def vespo(
 
     The mean of φ is logged as `vespo/phi`. Source: VESPO, arXiv 2602.10693; TRL's `vespo_k_pos`, ... with its defaults.
     """
-    powers = {"k_pos": k_pos, "lambda_pos": lambda_pos, "k_neg": k_neg, "lambda_neg": lambda_neg}
-    for name, value in powers.items():
+    for name, value in {"k_pos": k_pos, "lambda_pos": lambda_pos, "k_neg": k_neg, "lambda_neg": lambda_neg}.items():
         check_range("vespo", name, value, 0.0)
     if sampler_cap is not None:
         check_range("vespo", "sampler_cap", sampler_cap, 1.0)
     decay_pos, decay_neg = max(lambda_pos, _SMALLEST_LAMBDA), max(lambda_neg, _SMALLEST_LAMBDA)
+    reports: WeakKeyDictionary[TokenBatch, dict[str, Tensor]] = (
+        WeakKeyDictionary()
+    )  # the loss and the metrics share one
 
     @torch.no_grad()
     def report(batch: TokenBatch) -> dict[str, Tensor]:
+        if batch in reports:
+            return reports[batch]
         log_w = batch.log_ratio.clamp(-20.0, 20.0).sum(-1, keepdim=True)  # (B, 1); padding adds 0
         if sampler_cap is not None:
             assert batch.sampler_logps is not None
             gap = torch.nan_to_num(batch.old_logps - batch.sampler_logps, nan=0.0)
-            top = min(math.log(sampler_cap), _LOG_W_HIGH)
-            log_w = log_w + gap.clamp(_LOG_W_LOW, top).sum(-1, keepdim=True)
+            log_w = log_w + gap.clamp(_LOG_W_LOW, min(math.log(sampler_cap), _LOG_W_HIGH)).sum(-1, keepdim=True)
         log_w = log_w.clamp(_LOG_W_LOW, _LOG_W_HIGH)
         good = batch.advantages >= 0
         power = by_sign(good, k_pos, k_neg, log_w)
         decay = by_sign(good, decay_pos, decay_neg, log_w)
-        log_phi = decay + power * log_w - decay * log_w.exp()
-        phi = log_phi.exp().nan_to_num(nan=0.0, posinf=0.0)  # (B, 1), or (B, T) as the advantages
-        return {"vespo/phi": phi}
+        phi = (decay + power * log_w - decay * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0)
+        reports[batch] = {"vespo/phi": phi}  # (B, 1), or (B, T) as the advantages
+        return reports[batch]
 
     def function(batch: TokenBatch) -> Tensor:
         return -report(batch)["vespo/phi"] * batch.advantages * batch.logps

@@ -43,8 +43,7 @@ def carried_by_verl(objective: Objective) -> tuple[dict[str, Any], dict[str, Any
     """Translate an objective for verl: a spec for `Objective.from_spec`, verl's dotted keys, and messages.
 
     The spec is the part that runs in verl's loss, the keys configure the rest, and the messages name what verl does not support.
-    Raises `ConfigError` if the advantage or the clip needs a field that verl does not pass to it, and if two hooks bound the
-    ratio to the generation engine.
+    Raises `ConfigError` if advantage or clip need a field that verl does not pass, or if two hooks bound the ratio to the engine.
     """
     for hook, known in ((objective.advantage, ADVANTAGE_INPUTS), (objective.clip, LOSS_INPUTS)):
         if missing := sorted(hook.needs - known):
