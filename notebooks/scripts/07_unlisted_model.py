@@ -34,7 +34,7 @@ if importlib.util.find_spec("kit") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
     importlib.invalidate_caches()
     print(f"installed in {time.monotonic() - began:.0f} s")
-    # A process of its own, since this kernel keeps what it has imported, says what is older now and whether torch sees the GPU.
+    # A new process, because this kernel keeps its imported modules, reports downgraded packages and whether torch sees the GPU.
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")

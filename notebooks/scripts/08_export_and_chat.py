@@ -1,8 +1,8 @@
 # %% [markdown]
-# # Talk to the result, and take it elsewhere
+# # Chat with the result, and export it
 #
-# A training run leaves an adapter. Here it is asked the same as the model it came from, then merged into whole weights, and
-# what was written is held against what was trained.
+# A training run saves an adapter. This notebook compares its answers with those of the base model, merges it into complete
+# weights, and verifies that the exported model answers like the trained one.
 
 # %%
 # Installs the kit if it is missing, once per session, and prints how long that took.
@@ -34,7 +34,7 @@ if importlib.util.find_spec("kit") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
     importlib.invalidate_caches()
     print(f"installed in {time.monotonic() - began:.0f} s")
-    # A process of its own, since this kernel keeps what it has imported, says what is older now and whether torch sees the GPU.
+    # A new process, because this kernel keeps its imported modules, reports downgraded packages and whether torch sees the GPU.
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
@@ -54,9 +54,9 @@ import kit
 run = kit.train("quickstart", steps=30)
 
 # %% [markdown]
-# ## Ask both
+# ## Compare answers
 #
-# The same question, the same seed, before and after training.
+# The base model and the trained one answer the same question with the same seed.
 
 # %%
 import pandas as pd
@@ -88,7 +88,7 @@ print(adapter["path"])
 pd.Series(adapter["verification"]["comparison"], name="adapter").to_frame()
 
 # %% [markdown]
-# ## Whole weights
+# ## Merged weights
 #
 # Adapter and base merged in 16 bit, for vLLM, TGI and other programs that load a model folder. Merging rounds the weights; the
 # result says how far log-probabilities moved, and an export that differs from the trained model raises `NotVerified`.
@@ -99,7 +99,7 @@ print(merged["path"])
 pd.Series(merged["verification"]["comparison"], name="merged").to_frame()
 
 # %% [markdown]
-# ## It is an ordinary model folder
+# ## transformers loads the folder
 
 # %%
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -7,12 +7,12 @@
 # # Two T4: two objectives at once, and which is better
 #
 # A Kaggle session has two T4, and a run trains on one. So each card trains one arm of a comparison: Qwen3-1.7B in 4-bit on
-# GSM8K, once with `dapo` and once with `dr_grpo`, same seed, same problems. Accelerator → GPU T4 ×2 (not P100: Unsloth needs
-# compute capability 7.0, and it has 6.0), Internet on. "Save & Run All" keeps what lies in the working folder, twelve hours at
-# most.
+# GSM8K, once with `dapo` and once with `dr_grpo`, with the same seed and the same problems. Set Accelerator → GPU T4 ×2 (not
+# P100: its compute capability is 6.0, Unsloth needs 7.0) and Internet on. "Save & Run All" keeps the files of the working
+# folder; a session lasts at most twelve hours.
 #
-# **Known of its result: nothing yet.** Every cell is run by CI on a tiny model, and the settings are held against the kit's
-# rules and its memory plan for this card; the runs themselves have not been made on Kaggle.
+# **These runs have not been made on Kaggle yet.** CI runs every cell on a tiny model and checks the settings against the kit's
+# rules and its memory plan for this card.
 
 # %%
 # Installs the kit if it is missing, once per session, and prints how long that took.
@@ -44,7 +44,7 @@ if importlib.util.find_spec("kit") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
     importlib.invalidate_caches()
     print(f"installed in {time.monotonic() - began:.0f} s")
-    # A process of its own, since this kernel keeps what it has imported, says what is older now and whether torch sees the GPU.
+    # A new process, because this kernel keeps its imported modules, reports downgraded packages and whether torch sees the GPU.
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
@@ -57,7 +57,7 @@ print(f"{HOST}: {GPU or 'no GPU; of these notebooks only 02, 05, 09 and 10 need 
 # ## The configuration
 #
 # As in `02_gsm8k_unsloth_t4.ipynb`, where the settings are explained, with fewer steps: both runs have to end within one
-# session. `plan` counts the memory of one arm on one card.
+# session. `plan` estimates the memory of one arm on one card.
 
 # %%
 import kit

@@ -9,12 +9,12 @@
 # # A hybrid model of 2026: Qwen3.5-4B on an L4 or A100
 #
 # Three of four layers of Qwen3.5 are gated delta nets, which carry a state from token to token; the fourth is attention. The
-# kit packs their completions with rows of their own for the recurrent layers (`docs/models.md`). Here Qwen3.5-4B, in 4-bit and
+# kit packs their completions with separate rows for the recurrent layers (`docs/models.md`). Here Qwen3.5-4B, in 4-bit and
 # without its thinking mode, learns to answer GSM8K. Colab: Runtime → Change runtime type → L4 or A100.
 #
-# **Known of its result: nothing yet.** Every cell is run by CI on a tiny model, and tiny models of this architecture with
-# random weights are trained in the tests. The run itself has not been made on a card, and the weights have not been loaded.
-# `plan` below counts the memory from the model's own configuration before anything is trained.
+# **This run has not been made on a GPU yet, and the weights have not been loaded.** CI runs every cell on a tiny model, and the
+# tests train tiny models of this architecture with random weights. `plan` below estimates the memory from the model's
+# configuration before training.
 
 # %%
 # Installs the kit if it is missing, once per session, and prints how long that took.
@@ -46,7 +46,7 @@ if importlib.util.find_spec("kit") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", GRPO_KIT], check=True)
     importlib.invalidate_caches()
     print(f"installed in {time.monotonic() - began:.0f} s")
-    # A process of its own, since this kernel keeps what it has imported, says what is older now and whether torch sees the GPU.
+    # A new process, because this kernel keeps its imported modules, reports downgraded packages and whether torch sees the GPU.
     check = [sys.executable, "-m", "kit.planning.machine", json.dumps(before)]
     if subprocess.run(check).returncode and GPU:
         sys.exit(f"torch does not see the {GPU}: the lines above say what to do.")
