@@ -58,24 +58,12 @@ def look(site: Site, before: Any) -> list[Any]:
 
 
 DOORS = (
-    (
-        "Try the tiny model",
-        "It comes with the kit and learns sums on this machine's CPU, in a minute. Nothing is downloaded.",
-    ),
-    (
-        "Train a real model",
-        "SmolLM2 (135 million weights) learns to turn a sentence into JSON on a CPU, in six to ten minutes.",
-    ),
-    (
-        "My data, my model",
-        "Drop a table of questions and answers. Columns, reward and prompt are guessed.",
-    ),
-    (
-        "Look at a finished run",
-        "Curves, completions, scores, and weights to chat with, before you train anything.",
-    ),
+    "Try the tiny model\nIt comes with the kit and learns sums on this machine's CPU, in a minute. Nothing is downloaded.",
+    "Train a real model\nSmolLM2 (135 million weights) learns to turn a sentence into JSON on a CPU, in six to ten minutes.",
+    "My data, my model\nDrop a table of questions and answers. Columns, reward and prompt are guessed.",
+    "Look at a finished run\nCurves, completions, scores, and weights to chat with, before you train anything.",
 )
-"""What one can begin with: title, words."""
+"""Text of the buttons that begin something: the title is the first line."""
 GO = "(place) => { if (place) window.location.href = place; }"
 
 
@@ -83,10 +71,7 @@ def _doors(site: Site) -> None:
     """The ways to begin; each card is a button."""
     place = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
     with gr.Row(elem_id="doors", elem_classes="tight", equal_height=True):
-        first, real, own, example = (
-            gr.Button(f"{title}\n{words}", min_width=220, elem_classes="door", variant="secondary")
-            for title, words in DOORS
-        )
+        first, real, own, example = (gr.Button(text, min_width=220, elem_classes="door") for text in DOORS)
     said = gr.HTML()
     starting = m.page(m.note("Checking data, reward and memory, then it starts: some ten seconds …", "live"))
     for door, preset in ((first, FIRST), (real, REAL)):

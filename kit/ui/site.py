@@ -145,10 +145,6 @@ def stamp(paths: Iterable[Path], extra: object = None) -> str:
     return "|".join(parts)
 
 
-def poll(
-    tick: Callable[..., Any], inputs: list[Any], outputs: list[Any], *, seconds: float = POLL_SECONDS
-) -> tuple[gr.Timer, Any]:
-    """A timer that calls `tick` outside the queue. Returns the timer and the event."""
-    timer = gr.Timer(seconds)
-    event = timer.tick(tick, inputs, outputs, **QUIET)
-    return timer, event
+def poll(tick: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
+    """Call `tick` every `POLL_SECONDS`, outside the queue."""
+    gr.Timer(POLL_SECONDS).tick(tick, inputs, outputs, **QUIET)
