@@ -192,11 +192,17 @@ def test_a_run_is_deleted_only_when_it_has_ended(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["live"]
 
 
-def test_a_new_run_like_another_has_its_settings_and_no_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preset", ["quickstart", "quickstart-real"])
+def test_a_new_run_like_another_has_its_settings_and_no_name(tmp_path: Path, preset: str) -> None:
+    from kit.objective import Objective
+    from kit.runner.prepare import explicit
+
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
     made = site.store.create("seven")
-    config = load_config("quickstart", ["optimisation.steps=7", "run.id=seven", f"run.root={tmp_path / 'moved'}"])
+    config = load_config(preset, ["optimisation.steps=7", "run.id=seven", f"run.root={tmp_path / 'moved'}"])
+    config = explicit(config, Objective.from_spec({"recipe": config.objective.recipe}))  # as a run writes it
     made.write_text("config.yaml", config.to_yaml())
     text, note, place = run.like(site, "seven", Draft().as_text())
     assert (note, place) == ("", "/new")
-    assert Draft.read(text).changes == {"optimisation.steps": 7}
+    draft = Draft.read(text)
+    assert (draft.preset, draft.changes) == (preset, {"optimisation.steps": 7})
