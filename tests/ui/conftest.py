@@ -79,14 +79,10 @@ class Page:
         connection.close()
         return answer
 
-    def config(self, screen: str = "") -> dict[str, Any]:
-        """What Gradio says of the page: components and events."""
-        return self.ask("GET", "/config").json()
-
     @functools.cached_property
     def described(self) -> dict[str, Any]:
-        """The same, asked for once."""
-        return self.config()
+        """What Gradio says of the page: components and events."""
+        return self.ask("GET", "/config").json()
 
     def event(self, target: str) -> dict[str, Any]:
         """The server's event that the component with this elem_id or text triggers, also after one of the browser's own."""
@@ -99,7 +95,7 @@ class Page:
         return dict(served[0])
 
     def events(self) -> list[dict[str, Any]]:
-        return [event for event in self.config()["dependencies"] if event.get("backend_fn")]
+        return [event for event in self.described["dependencies"] if event.get("backend_fn")]
 
     def predict(self, event: int, data: list[Any], **headers: str | None) -> Answer:
         """Calls an event outside the queue, as a script would: with whatever values."""

@@ -23,12 +23,8 @@ def test_a_comparison_shows_arms_verdict_curves_and_what_differs(site: Site) -> 
     root = site.settings.root
     for name, rate, share in (("slow", 1e-5, 0.2), ("fast", 1e-3, 0.9)):
         for seed in (0, 1):
-            make(
-                root,
-                f"{name}-s{seed}",
-                share=share,
-                overrides=(f"run.seed={seed}", f"optimisation.learning_rate={rate}"),
-            )
+            overrides = (f"run.seed={seed}", f"optimisation.learning_rate={rate}")
+            make(root, f"{name}-s{seed}", share=share, overrides=overrides)
     ids = [run.id for run in compare.chosen_runs(site, ["slow-s0", "slow-s1", "fast-s0", "fast-s1", "slow-s0"])]
     text = compare.result(compare_runs(ids, root))
     assert 'href="/run?run=fast-s1"' in text

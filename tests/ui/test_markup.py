@@ -55,15 +55,7 @@ def test_keys_in_an_error_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_signal_check_ends_in_a_sentence_and_a_change() -> None:
     change = "-o generation.num_generations=16 -o optimisation.batch_size=64"
-    shares = (
-        "pass@1",
-        "pass@8",
-        "reward",
-        "spread_share",
-        "truncated_share",
-        "wrong_format_share",
-        "failure_share",
-    )
+    shares = ("pass@1", "pass@8", "reward", "spread_share", "truncated_share", "wrong_format_share", "failure_share")
     signal = {name: {"value": 0.1, "low": 0.05, "high": 0.2} for name in shares} | {
         "verdict": {"verdict": "too hard", "because": "<b>", "change": change},
         "prompts": 8,

@@ -130,12 +130,8 @@ def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
 
 def test_checkpoints_are_whole_or_said_to_be_not(site: Site) -> None:
     run = site.run("one")
-    for number, size in ((10, 4), (20, 5)):
-        folder = run.path / f"checkpoint-{number}"
-        folder.mkdir()
-        (folder / "trainer_state.json").write_text("{}")
-        (folder / "weights").write_bytes(b"1234")
-        (folder / "manifest.json").write_text(f'{{"weights": {size}}}')
+    checkpoint(run, 10)
+    (checkpoint(run, 20) / "manifest.json").write_text('{"weights": 5}')
     text = run_texts.checkpoint_table(run, {})
     assert text.index("checkpoint-20") < text.index("incomplete") < text.index("checkpoint-10")
     assert text.index("checkpoint-10") < text.index("Resume continues from here")

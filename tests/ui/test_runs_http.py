@@ -42,7 +42,7 @@ def page(serve_here: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def config(page: Any) -> dict[str, Any]:
-    return dict(page.config())
+    return dict(page.described)
 
 
 def named(config: dict[str, Any]) -> dict[int, str]:
@@ -73,10 +73,8 @@ def call(page: Any, event: dict[str, Any], data: list[Any]) -> str:
 
 
 def harmless(page: Any, answer: str, before: list[str]) -> None:
-    assert "Traceback" not in answer
-    assert "s3cr3t" not in answer
-    assert "root:x:" not in answer
-    assert sorted(path.relative_to(page.folder).as_posix() for path in page.folder.rglob("*")) == before
+    assert not [text for text in ("Traceback", "s3cr3t", "root:x:") if text in answer]
+    assert listing(page) == before
 
 
 def listing(page: Any) -> list[str]:
@@ -128,13 +126,8 @@ def test_an_export_names_no_folder_program_or_model_of_its_own() -> None:
 def test_settings_of_sampling_that_are_empty_are_as_in_training_and_others_are_numbers() -> None:
     texts = {"seed": "7", "temperature": "0", "max_tokens": None}
     assert check_sampling(texts) == {"seed": 7, "temperature": 0.0}
-    for name, value in (
-        ("seed", "1.5"),
-        ("seed", -1),
-        ("temperature", []),
-        ("temperature", "nan"),
-        ("max_tokens", 10**9),
-    ):
+    wrong = (("seed", "1.5"), ("seed", -1), ("temperature", []), ("temperature", "nan"), ("max_tokens", 10**9))
+    for name, value in wrong:
         with pytest.raises(ConfigError, match=f"{name}: '.*expected a .*number from"):
             check_sampling({name: value})
 

@@ -245,7 +245,7 @@ def test_a_body_that_does_not_say_its_length_is_cut(page: Any) -> None:
 
 
 def test_gradio_keeps_no_history_speaks_no_mcp_and_sends_no_statistics(page: Any) -> None:
-    config = page.config()
+    config = page.described
     assert not config.get("mcp_server")
     assert config.get("analytics_enabled") is False
     assert not config.get("run_history")
