@@ -310,7 +310,7 @@ def _sections(result: Mapping[str, Any]) -> dict[str, Markup]:
         charts.lines(series, name[0].upper() + name[1:], "optimiser step", LABELS.get(name, "score"))
         for name, series in result["curves"].items()
     ]
-    gap_chart = charts.intervals(gaps, f"Difference in {metric} to {result['baseline']}", reference=0.0)
+    gap_chart = charts.intervals(gaps, f"Difference in {metric} to the baseline", reference=0.0)
     return {
         "Verdict": piece("comparison.html", "verdicts", result, gap_chart),
         "Scores": piece("parts.html", "table", ["arm", metric, "seeds", "by run"], scores, (1, 2)),
