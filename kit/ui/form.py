@@ -69,8 +69,9 @@ class Form:
     """The boxes of keys, anywhere on the screen, and the draft that filled them.
 
     `base` is that draft as JSON. `draft` is the draft with the user's edits, updated when a box loses the focus; results on the
-    screen are computed from it. `stored` is the same draft in the browser's storage and survives a reload. Nothing listens to
-    changes of `stored`: if two arrive at once, Gradio's script takes its own copies of the value for changes and loops forever.
+    screen are computed from it. `scored` and `planned` are the last drafts whose reward and plan raised no error. `stored` is
+    `draft` in the browser's storage and survives a reload. Nothing listens to changes of `stored`: if two arrive at once,
+    Gradio's script takes its own copies of the value for changes and loops forever.
     `sent` carries the base and the values of all boxes as JSON with every event. `message` shows the result of a click.
     """
 
@@ -79,6 +80,7 @@ class Form:
         self.boxes: list[Box] = []
         self._registrations: list[Callable[[], Any]] = []
         self.draft, self.stored = gr.State(), stored_draft()
+        self.scored, self.planned = gr.State(), gr.State()
         self.base = gr.Textbox(Draft().as_text(), visible="hidden", elem_classes="hidden-box", label="base")
         self.sent = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="together")
         self.preset: gr.Dropdown

@@ -168,9 +168,9 @@ def audited(sent: Sent) -> str:
 def _signal(form: Form) -> None:
     """The tab of the signal check, and its verdict beside all steps.
 
-    A small check starts unasked once the data, the reward or the model is the user's own, no run trains, and the configuration
-    has stayed the same between two polls; an edit that makes it another question ends it. The timer polls while a check is
-    awaited or a run trains, and rests otherwise.
+    A small check starts by itself if the data, the reward or the model differ from the preset's, the reward scores a row, the
+    plan succeeds, no run trains, and the draft is the same in two polls. An edit that changes the question ends it. The timer
+    polls while a check is expected or a run trains.
     """
     site = form.site
     with gr.Row(elem_classes="tight low"):
@@ -189,11 +189,11 @@ def _signal(form: Form) -> None:
             return [m.error(problem), "", gr.skip()]
         return [gr.skip(), "", gr.Timer(active=True)]
 
-    def tick(draft: Any, before: str) -> list[Any]:
+    def tick(draft: Any, before: str, scored: Any, planned: Any) -> list[Any]:
         try:
             config = configured(draft)
-        except KitError:
-            return [*[gr.skip()] * (len(outputs) - 1), gr.Timer(active=False)]  # the page says what is wrong
+        except KitError:  # `show_draft` reports the error; the verdict belongs to the previous draft
+            return [f"{before.partition('|')[0]}|", *learned(None), gr.skip(), gr.Timer(active=False)]
         prefix = check_prefix(config)
         job, training = site.jobs.latest(prefix), ", ".join(site.live())
         awaited = job.state == "running" if job else is_users_own(Draft.read(draft))
@@ -202,14 +202,15 @@ def _signal(form: Form) -> None:
             if not before.startswith(prefix) and "|" in before:
                 site.jobs.stop(before.partition("|")[0])
             return [now, *learned(job), training, gr.Timer(active=awaited or bool(training))]
-        if job is None and awaited and not training:
+        if job is None and awaited and not training and draft == scored == planned:
             with suppress(KitError):  # as many checks as may run do already
                 start_check(site, config, UNASKED_PROMPTS)
         return [gr.skip()] * len(outputs)
 
     form.on(start.click, begin, [prompts], [out, seen, form.timer], queue=False)
-    form.follows(tick, *outputs, inputs=[seen], queue=False)
-    form.timer.tick(tick, [form.draft, seen], outputs, **QUIET)
+    inputs = [seen, form.scored, form.planned]
+    form.follows(tick, *outputs, inputs=inputs, queue=False)
+    form.timer.tick(tick, [form.draft, *inputs], outputs, **QUIET)
     end.click(lambda now: site.jobs.stop(now.partition("|")[0]), [seen], [], queue=False, api_visibility="private")
     form.replaces(form.suggested.click, apply_actions, [change])
 

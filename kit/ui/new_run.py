@@ -11,7 +11,7 @@ import gradio as gr
 from markupsafe import Markup
 
 from kit.config import RunConfig, preset_names
-from kit.errors import KitError
+from kit.errors import ConfigError, KitError
 from kit.runs.files import duration
 from kit.runs.lock import gpus
 from kit.ui import lab, steps
@@ -19,7 +19,7 @@ from kit.ui import markup as m
 from kit.ui.draft import FIRST, Draft, from_yaml
 from kit.ui.form import Form, Sent
 from kit.ui.results import in_words
-from kit.ui.site import POLL_SECONDS, QUIET, UNSEEN, Site, address, run_box
+from kit.ui.site import POLL_SECONDS, UNSEEN, Site, address, run_box
 
 STEPS = {
     "1 Data": steps.data_step,
@@ -125,14 +125,15 @@ def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
         apply_yaml = gr.Button("Apply this YAML", size="sm")
     fold.expand(None, js=SCROLLED)
     form.replaces(apply_yaml.click, _from_yaml_box, [yaml])
-    # An edit clears both results at once, because they belong to the previous draft. The answer to a click on Start stays until
-    # the next click: the last letter of a name may arrive after the click.
-    form.draft.change(lambda: [CHECKING, CHECKING], [], [reward, fits], **QUIET)
-    form.follows(lambda draft: check_reward(site, draft), reward, concurrency_limit=4)
-    outputs = [fits, fixes, apply, plan_now]
+    # An edit clears the results, because they belong to the previous draft. The browser does it: an answer of the server could
+    # arrive after the new results.
+    form.draft.change(None, [], [reward, fits], js=f"() => {json.dumps([CHECKING] * 2)}")
+    form.sent.change(None, [], [note], js="() => ''")
+    form.follows(lambda draft: check_reward(site, draft), reward, form.scored, concurrency_limit=4)
+    outputs = [fits, fixes, apply, plan_now, form.planned]
     form.follows(functools.partial(plan_run, site), *outputs, concurrency_limit=4)
     for event, while_training in ((form.training.change, False), (plan_now.click, True)):
-        event(lambda: CHECKING, [], [fits], **QUIET)
+        event(None, [], [fits], js=f"() => {json.dumps(CHECKING)}")
         call = functools.partial(plan_run, site, while_training=while_training)
         event(call, [form.draft], outputs, concurrency_limit=4, **UNSEEN)
     form.replaces(apply.click, lab.apply_actions, [fixes])
@@ -166,18 +167,21 @@ def show_draft(sent: Sent) -> list[Any]:
     return [message, m.page(m.tag("p", text, class_="dim")), command, config.to_yaml(), draft.as_text()]
 
 
-def check_reward(site: Site, value: Any) -> str:
-    """Describe the reward on the first row: whether it scores, separates right from wrong, and pays known attacks."""
+def check_reward(site: Site, value: Any) -> list[Any]:
+    """Describe the reward on the first row: whether it scores, separates right from wrong, and pays known attacks.
+
+    Returns [the description, the draft if its reward scores the row].
+    """
     try:
         config = Draft.read(value).config(site.settings)
     except KitError:
-        return ""  # `show_draft` reports the error
+        return ["", None]  # `show_draft` reports the error
     try:
         check = site.benches.ask("check", config)
+        if check["problem"]:
+            raise ConfigError(f"The reward cannot score the first row. {check['problem']}")
     except KitError as problem:
-        return m.page(m.note(problem, "fail"))
-    if check["problem"]:
-        return m.page(m.note(f"The reward cannot score the first row. {check['problem']}", "fail"))
+        return [m.error(problem), None]
     right, wrong = check["right"], check["wrong"]
     lines = [m.note(f"Scored the first row: right {m.number(right, 2)}, wrong {m.number(wrong, 2)}.", "ok")]
     if right is not None and wrong is not None and right <= wrong:
@@ -192,11 +196,11 @@ def check_reward(site: Site, value: Any) -> str:
         )
     elif check["tried"]:
         lines.append(m.note(f"None of {check['tried']} known cheats pays.", "ok"))
-    return m.page(m.tag("div", m.join(lines), class_="stack-notes"))
+    return [m.page(m.tag("div", m.join(lines), class_="stack-notes")), value]
 
 
 def plan_run(site: Site, value: Any, *, while_training: bool = False) -> list[Any]:
-    """Return [memory and time of the run, overrides that make it fit, their button, the "Plan it now" button].
+    """Return [memory and time of the run, overrides that make it fit, their button, the "Plan it now" button, the planned draft].
 
     While another run trains, nothing is planned unless `while_training` is set: planning would slow that run down.
     """
@@ -205,16 +209,16 @@ def plan_run(site: Site, value: Any, *, while_training: bool = False) -> list[An
         draft = Draft.read(value)
         config = draft.config(site.settings)
         if not while_training and (live := site.live()):
-            return [m.page(m.note(_training_note(site, live[0]), "live")), [], hidden, gr.Button(visible=True)]
+            return [m.page(m.note(_training_note(site, live[0]), "live")), [], hidden, gr.Button(visible=True), None]
     except KitError:
-        return ["", [], hidden, hidden]
+        return ["", [], hidden, hidden, None]
     try:
         plan = site.benches.ask("plan", config)
     except KitError as problem:
-        return [m.page(m.note(problem, "fail")), [], hidden, hidden]
+        return [m.error(problem), [], hidden, hidden, None]
     changes = [fix["override"] for fix in plan["fixes"] or []]
     button = gr.Button(visible=bool(changes), value=f"Make {len(changes)} change{'s' * (len(changes) != 1)} that fit")
-    return [m.page(memory_card(config, plan)), changes, button, hidden]
+    return [m.page(memory_card(config, plan)), changes, button, hidden, value]
 
 
 def _training_note(site: Site, run_id: str) -> Markup:

@@ -75,7 +75,7 @@ def described(value: Any) -> list[str]:
     more = m.tag("details", m.tag("summary", m.tag("b", title)) + m.tag("pre", rest.strip(), class_="said"))
     rows = [
         [
-            m.tag("code", parameter.name),
+            m.tag("code", parameter.name, class_="nowrap"),
             "needed" if parameter.required else m.tag("code", str(parameter.default)),
             f"{parameter.words} {parameter.accepted_values}",
         ]
@@ -88,7 +88,11 @@ def described(value: Any) -> list[str]:
 def limited(site: Site, value: Any) -> str:
     """What each part can earn and how far shaping is from its limit."""
     try:
-        return m.page(earnings(site.benches.ask("weights", Draft.read(value).config(site.settings))))
+        config = Draft.read(value).config(site.settings)
+    except KitError:
+        return ""  # `show_draft` reports the error
+    try:
+        return m.page(earnings(site.benches.ask("weights", config)))
     except KitError as problem:
         return m.error(problem)
 

@@ -198,6 +198,9 @@ def mapped(site: Site, value: Any) -> list[Any]:
     """[columns and what each is taken for, choices of prompt, of reference]: of a file."""
     try:
         config = Draft.read(value).config(site.settings)
+    except KitError:
+        return ["", *_unknown()]  # `show_draft` reports the error
+    try:
         if not (site.settings.folder / config.data.source).is_file():
             return ["", *_unknown()]  # of a task or a hub id nothing is known before it is read
         table = site.benches.ask("columns", config)

@@ -170,15 +170,15 @@ def test_nothing_is_planned_while_a_run_trains_unless_asked_for(form: Form, monk
     monkeypatch.setattr(form.site.benches, "ask", lambda question, *_, **__: questions.append(question) or answer)
     live = form.site.store.create("busy")
     live.write_status("running", eta_seconds=60.0)
-    html, fixes, apply, now = plan_run(form.site, Draft().as_text())
+    html, fixes, apply, now, planned = plan_run(form.site, Draft().as_text())
     assert ">busy</a> trains until about" in html
-    assert (questions, fixes, apply.visible, now.visible) == ([], [], False, True)
+    assert (questions, fixes, apply.visible, now.visible, planned) == ([], [], False, True, None)
     assert "Fits: " in plan_run(form.site, Draft().as_text(), while_training=True)[0]
     live.write_status("finished")
-    html, _, _, now = plan_run(form.site, Draft().as_text())
+    html, _, _, now, planned = plan_run(form.site, Draft().as_text())
     assert "Takes about 3 s" in html
     assert "Prompts were not measured: the folder has no tokenizer" in html
-    assert (questions, now.visible) == (["plan"] * 2, False)
+    assert (questions, now.visible, planned) == (["plan"] * 2, False, Draft().as_text())
 
 
 def test_a_run_is_deleted_only_when_it_has_ended(tmp_path: Path) -> None:

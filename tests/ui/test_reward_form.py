@@ -15,7 +15,7 @@ def test_every_parameter_is_listed_with_its_words_but_those_of_the_command_line(
         _, table = reward.described(Draft().change("reward.preset", name).as_text())
         for parameter in rewards.parameters(name):
             assert parameter.words, f"{name}: {parameter.name} is not documented"
-            assert (f"<code>{parameter.name}</code>" in table) == (parameter.name not in guard.COMMAND_LINE_ONLY)
+            assert (f">{parameter.name}</code>" in table) == (parameter.name not in guard.COMMAND_LINE_ONLY)
 
 
 def weights(**config: Any) -> Any:

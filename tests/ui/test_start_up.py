@@ -37,3 +37,8 @@ def test_hidden_events_list_no_outputs(tmp_path: Path) -> None:
     loads = [event for event in functions if any(kind == "load" for _, kind in event["targets"])]
     load = max(loads, key=lambda event: len(event["outputs"]))
     assert len(load["inputs"]) == 1, "the boxes are as they were built: a browser takes long to send them"
+    (reward,) = [
+        box["id"] for box in page.get_config_file()["components"] if box["props"].get("elem_id") == "verdict-reward"
+    ]
+    fillers = [event for event in functions if event["backend_fn"] and reward in event["outputs"]]
+    assert len(fillers) == 1, "'Checking …' of a second answer could arrive last and stay"

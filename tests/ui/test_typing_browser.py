@@ -154,3 +154,22 @@ def test_a_name_typed_just_before_start_is_used(here: Any, tab: Callable[..., Ta
         wait_for(lambda before=before: len(starts) > before)
         sees(new, "nothing is started here")
         assert starts[before:] == [("start", f"held-{held}", load_config("quickstart").optimisation.steps)]
+        box(new, "run-name").fill("another")
+        box(new, "run-name").blur()
+        expect(new.locator("#start-said")).not_to_contain_text("nothing is started here")
+
+
+def test_a_draft_that_cannot_be_planned_starts_no_signal_check(
+    here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[str] = []
+    monkeypatch.setattr(children.Jobs, "start", lambda self, key, *_: checks.append(key))
+    new = tab(here, "/new")
+    sees(new, "Settings are valid")
+    step(new, "2 Reward")
+    new.get_by_text("Parameters and weights").click()
+    box(new, "key-reward-params").fill("{format_weight: 0.3}")
+    box(new, "key-reward-params").blur()
+    sees(new, "nothing is read here")  # what the planner answers
+    new.wait_for_timeout(2500 * new_run.POLL_SECONDS)
+    assert checks == []
