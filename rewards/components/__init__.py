@@ -1,1 +1,1 @@
-"""Components: one module per kind of check. Import from the module; presets put them together."""
+"""Components of rewards, one module per kind of check. Import them from their module; presets combine them."""

@@ -90,7 +90,7 @@ class ChoiceAccuracy(AnswerComponent):
         if len(set(self.letters)) < max(2, len(self.letters)) or not (
             self.letters.isascii() and self.letters.isupper()
         ):
-            raise PresetError(f"letters is {self.letters!r}. Give at least two different capital letters, as 'ABCD'.")
+            raise PresetError(f"letters is {self.letters!r}. Pass two or more different capital letters, as 'ABCD'.")
 
     def expected(self, sample: Sample) -> str:
         reference = sample.reference
@@ -141,7 +141,7 @@ class LabelFormat(AnswerComponent):
         names = [normalise_label(label) for label in self.labels]
         if "" in names or len(set(names)) < len(names):
             raise PresetError(
-                f"labels are {list(self.labels)}. Give different names; case and punctuation do not count."
+                f"labels are {list(self.labels)}. Pass different names; case and punctuation are ignored."
             )
 
     def judge(self, answer: str, expected: str | None, sample: Sample) -> Score:
@@ -185,9 +185,9 @@ def label_name(reference: Any, labels: Sequence[str] = ()) -> str:
         if labels and 0 <= reference < len(labels):
             return normalise_label(labels[reference])
         if labels and str(reference) not in labels:
-            raise ValueError(f"reference {reference} is no index into {len(labels)} labels")
+            raise ValueError(f"reference {reference} is not an index into {len(labels)} labels")
     if isinstance(reference, bool) or not isinstance(reference, str | int) or not normalise_label(str(reference)):
-        raise ValueError(f"reference is no label: {reference!r}; give its name, or its index into the labels")
+        raise ValueError(f"reference is not a label: {reference!r}; give its name, or its index into the labels")
     name = normalise_label(str(reference))
     if labels and name not in map(normalise_label, labels):
         raise ValueError(f"reference {reference!r} is not one of the labels {list(labels)}")
@@ -262,7 +262,7 @@ def gold_answers(reference: Any, no_answer: str | None = None) -> list[str]:
 
 
 def exact_match(answer: str, gold: str) -> bool:
-    """Whether both are equal after SQuAD's normalisation, as numbers if `gold` is one, as text if nothing is left of `gold`."""
+    """Return whether both are equal: as numbers if `gold` is one, else after SQuAD's normalisation, if that leaves any text."""
     if is_bare_number(gold):
         return parse_number(answer) == parse_number(gold)
     if not (expected := normalise(gold)):

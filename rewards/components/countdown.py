@@ -1,4 +1,4 @@
-"""Check whether an expression reaches the target with the given numbers."""
+"""Check whether an expression of the given numbers has the target value."""
 
 import ast
 import json
@@ -28,9 +28,9 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 
 
 def value_and_numbers(expression: str) -> tuple[Fraction, list[int]] | None:
-    """The exact value of plain arithmetic and the whole numbers in it; None for anything else, or a division by zero.
+    """Return the exact value of an arithmetic expression and the integers in it; None for other texts or a division by zero.
 
-    `+ - * /`, a leading minus, and parentheses are all there is. Nothing is evaluated as code.
+    The expression may contain `+ - * /`, signs and parentheses. No code is evaluated.
 
     >>> value_and_numbers("(1 + 2) / 4")
     (Fraction(3, 4), [1, 2, 4])
@@ -60,11 +60,11 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
 
 @dataclass(frozen=True, kw_only=True)
 class CountdownAccuracy(AnswerComponent):
-    """1 when the expression has the target's value and takes the given numbers, each exactly once, else 0.
+    """1 if the expression has the target's value and uses each of the given numbers exactly once, else 0.
 
     Columns: `nums` or `numbers`, a list of whole numbers (or its JSON); `target`, else the reference; or a reference
-    that holds both. `= target` may stand behind the expression or `target =` before it. With `use_all` off, a number
-    may be left out. Rows that hold no task are an `error`.
+    with both. `= target` may follow the expression, or `target =` precede it. With `use_all=False`, numbers may remain
+    unused. Rows without a task are an `error`.
     """
 
     find = staticmethod(unboxed_answer)
@@ -96,11 +96,11 @@ class CountdownAccuracy(AnswerComponent):
 
 
 def _expression(answer: str, target: Fraction) -> str:
-    """The expression in ASCII, without `= target` behind it, or `target =` before it."""
+    """Return the expression in ASCII, without `= target` after it or `target =` before it."""
     if len(answer) > MAX_CHARS:
         return answer
-    for written, meant in _LATEX:
-        answer = answer.replace(written, meant)
+    for command, symbol in _LATEX:
+        answer = answer.replace(command, symbol)
     answer = answer.translate(_SPELLED)
     left, equals, right = answer.rpartition("=")
     if equals and parse_number(right) == target:

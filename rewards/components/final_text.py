@@ -1,7 +1,7 @@
-"""Components that judge the answer of a completion, where it stands, and whether it is text worth showing to a model.
+"""The base of components that score the answer of a completion, and checks of texts before a model scores them.
 
-The checks of text are linear and run before any judge or classifier sees a completion. Models that score text are arbitrary on
-fragments, loops and echoes, and policies find that out first. What is refused here costs nothing and is never scored.
+Models that score text give arbitrary scores to fragments, loops and echoes, which policies learn to produce. The checks take
+linear time and reject such texts before a judge or classifier reads them.
 
 >>> readable("<think>hm</think> The film was a joy to watch.", min_words=5).value
 'The film was a joy to watch.'
@@ -43,22 +43,22 @@ PLACES: Mapping[str, Callable[[str, bool], Extracted]] = MappingProxyType(
         "text": plain_answer,
     }
 )
-"""Where an answer may stand in a completion: tags (`answer`, `tag`), a box, a line, any of these, or all of the final text."""
+"""Places of an answer in a completion: tags (`answer`, `tag`), a box, a line, any of these, or the complete final text."""
 
 
 def check_place(place: str) -> None:
-    """Raise PresetError for a place that is none of `PLACES`."""
+    """Raise PresetError if `place` is not one of `PLACES`."""
     if place not in PLACES:
-        raise PresetError(f"No answer stands at {place!r}. {nearest(place, PLACES)}")
+        raise PresetError(f"There is no place {place!r} for an answer. {nearest(place, PLACES)}")
 
 
 def find_answer(sample: Sample, place: str, strict: bool = True) -> Extracted:
-    """The completion's answer at one of `PLACES`, scanned once however many components ask."""
+    """Return the completion's answer at one of `PLACES`, scanned once for all components."""
     return sample.once(PLACES[place], strict)
 
 
 def unboxed_answer(sample: Sample, place: str, strict: bool = True) -> Extracted:
-    """`find_answer`; of a tag or line that holds a box, the box's content."""
+    """Return the answer like `find_answer`; if a tag or line contains a box, the content of the box."""
     answer = find_answer(sample, place, strict)
     inner = boxed_answer(answer.value or "", strict)
     return answer if place in ("any", "boxed") or inner.reason == "missing" else inner
@@ -66,11 +66,11 @@ def unboxed_answer(sample: Sample, place: str, strict: bool = True) -> Extracted
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerComponent(ItemComponent):
-    """Judges the answer at one place of a completion. No answer is `format`, a row that cannot be judged `error`.
+    """Scores the answer at one place of a completion: `format` without an answer, `error` if the row is not usable.
 
     Args:
-        answer_in: where the answer stands, one of `PLACES`.
-        strict: refuse several answers, and text behind a tag or line, as no answer at all.
+        answer_in: place of the answer, one of `PLACES`.
+        strict: treat several answers, and text after a tag or line, as no answer.
     """
 
     find: ClassVar[Callable[..., Extracted]] = staticmethod(find_answer)
@@ -83,16 +83,16 @@ class AnswerComponent(ItemComponent):
         check_place(self.answer_in)
 
     def expected(self, sample: Sample) -> Any:
-        """What the row asks for.
+        """Return the expected answer of the row, for `judge`.
 
         Raises:
-            ValueError: nothing that can be judged; the message is the reason of an `error`.
+            ValueError: the row has none that is usable; the message becomes the reason of an `error`.
         """
         return None
 
     @abstractmethod
     def judge(self, answer: str, expected: Any, sample: Sample) -> Score:
-        """Score an answer; a ValueError here is the row's fault, too."""
+        """Score an answer. A ValueError means that the row is not usable, too."""
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         try:
@@ -106,25 +106,25 @@ class AnswerComponent(ItemComponent):
 
 
 def verdict(is_right: bool, answer: str, value: float | None = None, **info: Any) -> Score:
-    """`ok` with 1, or `wrong` with `value` as partial credit, and the answer, cut to 500 characters."""
+    """Return 1 with status `ok`, or `value` as partial credit with `wrong`; `info` has the first 500 characters of the answer."""
     return Score(1.0 if is_right else value, "ok" if is_right else "wrong", {"extracted": answer[:500], **info})
 
 
 def column(sample: Sample, *names: str) -> Any:
-    """The first of these dataset columns that holds something, or None."""
+    """Return the value of the first of these dataset columns that is not None, or None."""
     return next((value for name in names if (value := sample.columns.get(name)) is not None), None)
 
 
-MAX_TEXT = 100_000  # characters, about 25k tokens of English: more than any model here reads
+MAX_TEXT = 100_000  # characters, about 25k tokens of English: above the limit of common models
 MIN_DISTINCT = 0.5  # share of word trigrams that must be distinct; running English is above 0.95
 _MIN_TRIGRAMS = 3
-_MIN_ECHO = 20  # characters; shorter prompts may well be quoted by an honest answer
+_MIN_ECHO = 20  # characters; an honest answer may quote a shorter prompt
 
-# One class each, nothing to backtrack over. Scripts without spaces count every two characters as a word.
+# Each is a run of one class, which cannot backtrack. In scripts without spaces, two characters count as a word.
 _WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,2}|[^\W\d_]+")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-# Two of these in one text are meant for whoever grades it.
+# A text with two of these addresses the grader.
 _TO_THE_GRADER = (
     "ignore the rubric", "ignore all", "ignore the instructions", "ignore previous", "previous instructions",
     "instructions above", "this answer is correct", "full score", "full marks", "maximum score", "highest score",
@@ -132,16 +132,16 @@ _TO_THE_GRADER = (
 
 
 def readable(text: str, *, min_words: int = 1, prompt: Any = None) -> Extracted:
-    """The text that a reader would take for the answer, or the reason why there is none.
+    """Return the answer text, or the reason why it is rejected.
 
-    Refused: no final text (see `answer_text`), lone surrogates and control characters, fewer than `min_words` words
-    made of letters, loops (fewer than half of the word trigrams distinct), pleas to the grader, and
-    the prompt said again with fewer than `min_words` words of its own.
+    Rejected are: no final text (see `answer_text`), lone surrogates and control characters, fewer than `min_words` words of
+    letters, loops (less than `MIN_DISTINCT` of the word trigrams are distinct), instructions to the grader, and a copy of
+    the prompt with fewer than `min_words` other words.
     """
     answer = answer_text(text)
     if answer.value is None:
         return answer
-    if _SURROGATES.search(answer.value):  # which no tokenizer takes
+    if _SURROGATES.search(answer.value):  # tokenizers do not accept them
         return Extracted(None, "lone surrogates")
     if _CONTROL.search(answer.value):
         return Extracted(None, "control characters")
@@ -159,10 +159,10 @@ def readable(text: str, *, min_words: int = 1, prompt: Any = None) -> Extracted:
 
 
 def answer_text(text: str) -> Extracted:
-    """Everything after the last `</think>`; the content of the answer tags when there are any there.
+    """Return the text after the last `</think>`, or the content of the answer tags in it.
 
     An unclosed `<think>`, answer tags that are not one filled pair at the end, blank text and more than `MAX_TEXT`
-    characters are refused.
+    characters are rejected.
     """
     if len(text) > MAX_TEXT:
         return Extracted(None, "too_long")
@@ -171,7 +171,7 @@ def answer_text(text: str) -> Extracted:
 
 
 def question_text(prompt: Any) -> str:
-    """The question of a prompt: the string, or the text of the last user message of a conversation."""
+    """Return the question of a prompt: the string, or the text of the last user message of a conversation."""
     if isinstance(prompt, list):
         turns = [m for m in prompt if isinstance(m, Mapping) and m.get("role") == "user"]
         return prompt_text(turns[-1:])
@@ -179,15 +179,15 @@ def question_text(prompt: Any) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters, folded to one case."""
+    """Return the words of a text, with their case folded."""
     return _WORD.findall(text.casefold())
 
 
 def reference_texts(value: Any) -> list[str] | None:
-    """The accepted texts in a reference: a string, a number, or a list of those. None when there is no reference.
+    """Return the accepted texts of a reference (a string, a number, or a list of those); None if there is no reference.
 
     Raises:
-        ValueError: anything else, or nothing in it that can be read.
+        ValueError: the reference has another type or is blank, or a text has lone surrogates.
     """
     if value is None:
         return None
@@ -200,7 +200,7 @@ def reference_texts(value: Any) -> list[str] | None:
     if not texts or not all(texts):
         raise ValueError(f"reference is blank: {value!r}"[:200])
     for text in texts:
-        text.encode()  # lone surrogates: a UnicodeEncodeError, which is a ValueError
+        text.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
     return texts
 
 

@@ -1,8 +1,8 @@
 """Check the row's instructions: the 25 kinds of IFEval (2311.07911), each a function of a response and its arguments.
 
-Names and arguments are those of the published data. Every function reads the response in linear time, and a blank
-response follows none of them. What differs from the published checkers, always towards strictness, is said in the
-docstrings; sentences are split by punctuation, since the tokenizer used there needs a download.
+Names and arguments are those of the published data. Each function returns whether the response follows the instruction, in
+linear time; a blank response follows none. Differences from the published checkers, all of them stricter, are in the
+docstrings. Sentences are split at punctuation, because the published tokenizer needs a download.
 
 >>> follows("no commas here", "punctuation:no_comma", {})
 True
@@ -34,7 +34,7 @@ _RELATIONS: Mapping[str, Callable[[int, int], bool]] = MappingProxyType(
         "more than": operator.gt,
     }
 )
-# Possessive quantifiers and single character classes: nothing to backtrack over.
+# Possessive quantifiers and single character classes, which cannot backtrack.
 _WORD = re.compile(r"\w++")
 _CASED_WORD = re.compile(r"[\w'’-]++")
 _HIGHLIGHT = re.compile(r"\*\*[^\n*]++\*\*|\*[^\n*]++\*")
@@ -48,22 +48,22 @@ _ANSWERS = ("my answer is yes.", "my answer is no.", "my answer is maybe.")
 
 
 def follows(response: str, instruction: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether the response follows one instruction.
+    """Return whether the response follows one instruction.
 
     Raises:
-        KeyError: unknown instruction. TypeError, ValueError: arguments that it does not take or cannot use.
+        KeyError: unknown instruction. TypeError, ValueError: unknown or unusable arguments.
     """
     text = response.strip()
-    return CONSTRAINTS[instruction](text, **arguments) if _says_something(text) else False
+    return CONSTRAINTS[instruction](text, **arguments) if _has_content(text) else False
 
 
 def _compare(count: int, relation: str, bound: Any) -> bool:
     if relation not in _RELATIONS:
-        raise ValueError(f"relation {relation!r} is none of {', '.join(_RELATIONS)}")
+        raise ValueError(f"relation {relation!r} is not one of {', '.join(_RELATIONS)}")
     return _RELATIONS[relation](count, int(bound))
 
 
-def _says_something(text: str) -> bool:
+def _has_content(text: str) -> bool:
     return any(character.isalnum() for character in text)
 
 
@@ -75,41 +75,41 @@ def _phrases(value: Sequence[str] | str) -> list[str]:
 
 
 def keywords(text: str, keywords: Sequence[str]) -> bool:
-    """Every keyword occurs, in any case, also within words."""
+    """Whether every keyword occurs, in any case, also within words."""
     folded = text.casefold()
     return all(keyword in folded for keyword in _phrases(keywords))
 
 
 def keyword_frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
-    """The keyword occurs so often, in any case, also within words."""
+    """Compare the number of occurrences of the keyword, in any case, also within words, with `frequency`."""
     return _compare(text.casefold().count(_phrases(keyword)[0]), relation, frequency)
 
 
 def forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
-    """None of the words occurs as a word of its own."""
+    """Whether none of the words occurs as a separate word."""
     folded = text.casefold()
     return not any(_has_word(folded, word) for word in _phrases(forbidden_words))
 
 
 def _has_word(text: str, word: str) -> bool:
-    at = text.find(word)
-    while at >= 0:
-        around = text[at - 1 : at] + text[at + len(word) : at + len(word) + 1]
-        if not any(character.isalnum() or character == "_" for character in around):
+    start = text.find(word)
+    while start >= 0:
+        neighbours = text[start - 1 : start] + text[start + len(word) : start + len(word) + 1]
+        if not any(character.isalnum() or character == "_" for character in neighbours):
             return True
-        at = text.find(word, at + len(word))
+        start = text.find(word, start + len(word))
     return False
 
 
 def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """The letter occurs so often, in any case."""
+    """Compare the number of occurrences of the letter, in any case, with `let_frequency`."""
     if len(letter.strip()) != 1:
-        raise ValueError(f"letter is {letter!r}")
+        raise ValueError(f"letter is {letter!r}, not a single letter")
     return _compare(text.lower().count(letter.strip().lower()), let_relation, let_frequency)
 
 
 def number_sentences(text: str, num_sentences: int, relation: str) -> bool:
-    """Sentences end with punctuation before white space; a last one may lack it. Common abbreviations do not end one."""
+    """Count sentences, which end with punctuation before white space or at the end; common abbreviations do not end one."""
     return _compare(sum(1 for _ in _sentences(text)), relation, num_sentences)
 
 
@@ -119,15 +119,15 @@ def _sentences(text: str) -> Iterator[str]:
         last = text[max(begin, mark.start() - 8) : mark.start()].rpartition(" ")[2].lower()
         if mark[0] == "." and (last in _ABBREVIATIONS or (len(last) == 1 and last.isalpha() and last != "i")):
             continue
-        if _says_something(text[begin : mark.end()]):
+        if _has_content(text[begin : mark.end()]):
             yield text[begin : mark.end()]
         begin = mark.end()
-    if _says_something(text[begin:]):
+    if _has_content(text[begin:]):
         yield text[begin:]
 
 
 def number_paragraphs(text: str, num_paragraphs: int) -> bool:
-    """Paragraphs divided by `***`; blank ones are allowed at the very beginning and end only."""
+    """Whether `***` divides the text into so many paragraphs; only the first and the last part may be blank, and do not count."""
     parts = text.split("***")
     if len(parts) > 1 and not parts[0].strip():
         parts = parts[1:]
@@ -137,7 +137,7 @@ def number_paragraphs(text: str, num_paragraphs: int) -> bool:
 
 
 def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Exactly so many paragraphs divided by blank lines, of which the n-th (from 1) begins with the word."""
+    """Whether blank lines divide the text into exactly so many paragraphs, and the n-th (from 1) begins with the word."""
     paragraphs = [part for part in text.split("\n\n") if part.strip()]
     if len(paragraphs) != int(num_paragraphs) or not 1 <= int(nth_paragraph) <= len(paragraphs):
         return False
@@ -146,12 +146,12 @@ def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int,
 
 
 def number_placeholders(text: str, num_placeholders: int) -> bool:
-    """At least so many `[placeholders]` that are not blank, each within a line."""
+    """Whether there are at least so many `[placeholders]` that are not blank, each within a line."""
     return sum(1 for inside in _between(text, "[", "]") if inside.strip("[] ")) >= int(num_placeholders)
 
 
 def _between(text: str, opening: str, closing: str) -> Iterator[str]:
-    """What stands between the marks, line by line, one pair after the other."""
+    """Yield the text between each pair of marks within a line."""
     for line in text.split("\n"):
         begin = line.find(opening)
         while begin >= 0:
@@ -163,53 +163,53 @@ def _between(text: str, opening: str, closing: str) -> Iterator[str]:
 
 
 def postscript(text: str, postscript_marker: str) -> bool:
-    """The marker (`P.S.`, `P.P.S`), in any case and with or without spaces inside, with words behind it."""
+    """Whether words follow the marker (`P.S.`, `P.P.S`), in any case and with or without spaces inside."""
     marker = _phrases(postscript_marker)[0].replace(" ", "")
     folded = text.casefold()
     for written in (marker, marker.replace(".", ". ").strip()):
         at = folded.rfind(written)
-        if at >= 0 and _says_something(folded[at + len(written) :]):
+        if at >= 0 and _has_content(folded[at + len(written) :]):
             return True
     return False
 
 
 def number_bullets(text: str, num_bullets: int) -> bool:
-    """Exactly so many lines that begin with `*` or `-` and say something behind it; rules (`---`) do not count."""
+    """Whether exactly so many lines begin with `*` or `-` followed by letters or digits; rules (`---`) do not count."""
     lines = (line.strip() for line in text.split("\n"))
     bullets = (line[1:] for line in lines if line.startswith(("-", "*")) and not line.startswith("**"))
-    return sum(map(_says_something, bullets)) == int(num_bullets)
+    return sum(map(_has_content, bullets)) == int(num_bullets)
 
 
 def constrained_response(text: str) -> bool:
-    """Exactly one of `My answer is yes.`, `… no.`, `… maybe.`; the published checker lets all three pass at once."""
+    """Whether exactly one of `My answer is yes.`, `… no.`, `… maybe.` occurs; the published checker accepts all three at once."""
     return sum(answer in text.casefold() for answer in _ANSWERS) == 1
 
 
 def highlighted_sections(text: str, num_highlights: int) -> bool:
-    """At least so many `*highlights*` or `**highlights**` that are not blank."""
+    """Whether there are at least so many `*highlights*` or `**highlights**` that are not blank."""
     return sum(1 for match in _HIGHLIGHT.finditer(text) if match[0].strip("* ")) >= int(num_highlights)
 
 
 def multiple_sections(text: str, section_spliter: str, num_sections: int) -> bool:
-    """At least so many sections `Section 1`, `Section 2`, ..., numbered differently and none of them blank."""
+    """Whether at least so many sections `Section 1`, `Section 2`, ... have different numbers and are not blank."""
     name = _phrases(section_spliter)[0]
     folded = text.casefold()
     heads: list[tuple[int, int, str]] = []
-    at = folded.find(name)
-    while at >= 0:
-        number = _SECTION_NUMBER.match(folded, at + len(name))
+    start = folded.find(name)
+    while start >= 0:
+        number = _SECTION_NUMBER.match(folded, start + len(name))
         if number is not None:
-            heads.append((at, number.end(), number[1]))
-        at = folded.find(name, at + len(name))
+            heads.append((start, number.end(), number[1]))
+        start = folded.find(name, start + len(name))
     if not heads:
         return False
     ends = [*(begin for begin, _, _ in heads[1:]), len(folded)]
-    filled = {number for (_, end, number), stop in zip(heads, ends, strict=True) if _says_something(folded[end:stop])}
+    filled = {number for (_, end, number), stop in zip(heads, ends, strict=True) if _has_content(folded[end:stop])}
     return len(filled) >= int(num_sections)
 
 
 def json_format(text: str) -> bool:
-    """The whole response is JSON, alone or in one fenced block."""
+    """Whether the complete response is JSON, alone or in one fenced block."""
     if text.startswith("```"):
         first, _, rest = text.partition("\n")
         if first.strip("` ").casefold() not in ("", "json") or not rest.endswith("```"):
@@ -219,36 +219,36 @@ def json_format(text: str) -> bool:
 
 
 def title(text: str) -> bool:
-    """A title in double angular brackets, `<<title>>`, that is not blank."""
-    return any(_says_something(inside) for inside in _between(text, "<<", ">>"))
+    """Whether there is a title `<<title>>` that is not blank."""
+    return any(_has_content(inside) for inside in _between(text, "<<", ">>"))
 
 
 def two_responses(text: str) -> bool:
-    """Two different responses divided by six asterisks."""
+    """Whether the text is two different responses divided by six asterisks."""
     parts = [part.strip() for part in text.split("******")]
     inner = [part for index, part in enumerate(parts) if part or 0 < index < len(parts) - 1]
     return len(inner) == 2 and all(inner) and inner[0] != inner[1]
 
 
 def repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
-    """The prompt word for word, in any case, and then an answer: an echo alone does not do, unlike as published."""
+    """Whether an answer follows the repeated prompt, in any case; the published checker accepts the prompt alone."""
     prompt = " ".join(_phrases(prompt_to_repeat)[0].split())
     folded = " ".join(text.casefold().split())
-    return folded.startswith(prompt) and _says_something(folded[len(prompt) :])
+    return folded.startswith(prompt) and _has_content(folded[len(prompt) :])
 
 
 def end_checker(text: str, end_phrase: str) -> bool:
-    """The response ends with the phrase, in any case; quotation marks behind it are ignored."""
+    """Whether the response ends with the phrase, in any case; quotation marks after it are ignored."""
     return text.strip("\"' \n").casefold().endswith(_phrases(end_phrase)[0].strip("\"' "))
 
 
 def quotation(text: str) -> bool:
-    """Wrapped in double quotation marks, with something between them."""
-    return len(text) > 2 and text[0] in '"“' and text[-1] in '"”' and _says_something(text[1:-1])
+    """Whether double quotation marks enclose the response, with letters or digits between them."""
+    return len(text) > 2 and text[0] in '"“' and text[-1] in '"”' and _has_content(text[1:-1])
 
 
 def capital_words(text: str, capital_frequency: int, capital_relation: str) -> bool:
-    """Words in all capitals, one-letter ones included."""
+    """Compare the number of words in capitals, one-letter words included, with `capital_frequency`."""
     return _compare(sum(word[0].isupper() for word in _CASED_WORD.finditer(text)), capital_relation, capital_frequency)
 
 
@@ -290,9 +290,9 @@ MAX_INSTRUCTIONS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionFollowing(AnswerComponent):
-    """1 when the response follows all of the row's instructions, else 0.
+    """1 if the response follows all instructions of the row, else 0.
 
-    Blank responses follow nothing (`format`); unknown instructions and unusable arguments are `error`.
+    Blank responses are `format`; unknown instructions and unusable arguments are `error`.
     """
 
     answer_in: str = "text"
@@ -309,10 +309,10 @@ class InstructionFollowing(AnswerComponent):
 
 
 def instructions_of(ids: Any, kwargs: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Pairs of instruction and arguments; None among the arguments is Arrow's filling and is dropped.
+    """Return pairs of instruction and arguments; arguments of None, with which Arrow fills rows, are dropped.
 
     Raises:
-        ValueError: not lists of the same length, none at all, or unknown instructions.
+        ValueError: `ids` and `kwargs` are not lists of equal length, there are none, or an instruction is unknown.
     """
     ids, kwargs = _from_json(ids), _from_json(kwargs)
     if isinstance(kwargs, Mapping) or kwargs is None:
@@ -327,13 +327,13 @@ def instructions_of(ids: Any, kwargs: Any) -> list[tuple[str, dict[str, Any]]]:
         if name not in CONSTRAINTS:
             raise ValueError(f"unknown instruction {name!r}. {nearest(str(name), CONSTRAINTS)}")
         if not isinstance(arguments, Mapping):
-            raise ValueError(f"arguments of {name} are no object: {arguments!r}")
+            raise ValueError(f"arguments of {name} are not an object: {arguments!r}")
         pairs.append((str(name), {str(key): value for key, value in arguments.items() if value is not None}))
     return pairs
 
 
 def _from_json(value: Any) -> Any:
-    """The value of JSON text; a list of one for a single name; anything else unchanged."""
+    """Return the value of JSON text; a list with the name for other text; other values unchanged."""
     if not isinstance(value, str):
         return value
     return json.loads(value) if value.lstrip()[:1] in ("[", "{") else [value]

@@ -36,7 +36,7 @@ class JsonSchema(IsolatedComponent):
         if self.schema is not None:
             status, reason = schema_problem(self.schema, None)
             if status == "error":
-                raise PresetError(f"{reason}. Give JSON text of a JSON Schema.")
+                raise PresetError(f"{reason}. Pass JSON text of a JSON Schema.")
 
     def task(self, sample: Sample, ctx: Context) -> Task | Score:
         schema = _schema_text(column(sample, "schema", "json_schema"), self.schema)
@@ -71,7 +71,7 @@ class JsonSchema(IsolatedComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class JsonFormat(ItemComponent):
-    """1 for exactly one JSON value, and no bare text, number, true, false or null where the schema asks for a container."""
+    """1 for exactly one JSON value, which is an object or array if the schema allows nothing else."""
 
     name: str = "format"
     schema: str | None = None
@@ -107,7 +107,7 @@ def schema_problem(schema: str, value: Any) -> tuple[str, str | None]:
     try:
         problem = next(validator.iter_errors(value), None)
     except Unresolvable as failure:
-        return "error", f"schema refers to what is not in it: {failure}"[:200]
+        return "error", f"schema refers to a definition that it does not contain: {failure}"[:200]
     if problem is None:
         return "ok", None
     return "wrong", f"{problem.json_path}: {problem.message}"[:200]

@@ -1,4 +1,4 @@
-r"""JSON in model output: found in linear time, parsed strictly, compared exactly.
+r"""Find JSON in model output in linear time, parse it strictly, and compare it exactly.
 
 >>> find_json('The result:\n```json\n{"a": [1, 2]}\n```').value
 {'a': [1, 2]}
@@ -18,78 +18,78 @@ from rewards.extract import final_text
 
 MAX_JSON_CHARS = 100_000
 MAX_DEPTH = 64
-MAX_VALUES = 20_000  # nested values in all
+MAX_VALUES = 20_000  # all nested values together
 _MAX_FENCES = 1_000
 
 
 @dataclass(frozen=True)
-class FoundJson:
-    """A parsed value, or `reason` why there is none (a JSON `null` has value None and no reason)."""
+class ParsedJson:
+    """A parsed value, or the `reason` why there is none. A JSON `null` has the value None and no reason."""
 
     value: Any = None
     reason: str | None = None
 
 
-def find_json(text: str, strict: bool = True) -> FoundJson:
-    """The last JSON value of a completion: all of its final text, its last fenced block, or its last object or array.
+def find_json(text: str, strict: bool = True) -> ParsedJson:
+    """Return the JSON value of a completion: its complete final text, its last fenced block, or its last object or array.
 
-    `strict` refuses text after the value, a second fenced block, and braces in the text before an unfenced value:
-    a model that writes several values has not decided on one. Never falls back to an earlier value.
+    `strict` rejects several values: text after the value, a second fenced block, and braces in the text before an unfenced
+    value. An earlier value is never used.
     """
     final = final_text(text)
     if final.value is None:
-        return FoundJson(reason=final.reason)
+        return ParsedJson(reason=final.reason)
     entire = parse_json(final.value)
     if entire.reason is None:
         return entire
     if final.value.count("```") > _MAX_FENCES:
-        return FoundJson(reason="several values")
+        return ParsedJson(reason="several values")
     fences = list(_fences(final.value))
     if len(fences) % 2:
-        return FoundJson(reason="unterminated")
+        return ParsedJson(reason="unterminated")
     if fences:
         (_, begin), (end, after) = fences[-2:]
         if strict and len(fences) > 2:
-            return FoundJson(reason="several values")
+            return ParsedJson(reason="several values")
         if strict and (final.value[end:after].strip("` \t\r") or final.value[after:].strip()):
-            return FoundJson(reason="text after the value")
+            return ParsedJson(reason="text after the value")
         return parse_json(final.value[begin:end])
     begin, end, reason = _last_brackets(final.value)
     if reason is not None:
-        return FoundJson(reason=entire.reason if final.value[0] in "{[" and reason == "missing" else reason)
+        return ParsedJson(reason=entire.reason if final.value[0] in "{[" and reason == "missing" else reason)
     if strict and final.value[end:].strip():
-        return FoundJson(reason="text after the value")
+        return ParsedJson(reason="text after the value")
     if strict and any(mark in final.value[:begin] for mark in "{}"):
-        return FoundJson(reason="several values")
+        return ParsedJson(reason="several values")
     return parse_json(final.value[begin:end])
 
 
-def parse_json(text: str) -> FoundJson:
-    """One strict JSON value: no NaN or infinities, no repeated keys, at most `MAX_DEPTH` levels."""
+def parse_json(text: str) -> ParsedJson:
+    """Parse one strict JSON value: no NaN or infinities, no repeated keys, at most `MAX_DEPTH` levels."""
     if len(text) > MAX_JSON_CHARS:
-        return FoundJson(reason="too_long")
+        return ParsedJson(reason="too_long")
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
     except _RepeatedKey as failure:
-        return FoundJson(reason=f"repeated key {failure}"[:200])
+        return ParsedJson(reason=f"repeated key {failure}"[:200])
     except (ValueError, RecursionError, MemoryError):
-        return FoundJson(reason="not JSON")
+        return ParsedJson(reason="not JSON")
     stack, count = [(value, 1)], 0
     while stack:
         item, depth = stack.pop()
         count += 1
         if depth > MAX_DEPTH or count > MAX_VALUES:
-            return FoundJson(reason="nested too deep" if depth > MAX_DEPTH else "too many values")
+            return ParsedJson(reason="nested too deep" if depth > MAX_DEPTH else "too many values")
         if isinstance(item, dict | list):
             stack += [(inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item)]
-    return FoundJson(value)
+    return ParsedJson(value)
 
 
 def parse_reference(reference: Any) -> Any:
-    """A dataset's JSON value: text is parsed, anything else is taken as it is.
+    """Return the JSON value of a dataset: text is parsed, other values are returned unchanged.
 
     Raises:
-        ValueError: text that is not JSON.
+        ValueError: the text is not JSON.
     """
     if not isinstance(reference, str | bytes):
         return reference
@@ -97,15 +97,15 @@ def parse_reference(reference: Any) -> Any:
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Whether two values are equal as JSON: numbers by value, true is not 1; order counts in arrays and not in keys."""
+    """Return whether two values are equal as JSON: numbers by value, true is not 1, arrays in order, keys in any order."""
     return same_value(left, right, tuples_are_lists=True)
 
 
 def same_value(expected: Any, value: Any, *, tolerance: float = 0.0, tuples_are_lists: bool = False) -> bool:
-    """Python's equality for plain values, without its surprises: a truth value equals no number, NaN equals NaN.
+    """Return whether plain values are equal; unlike in Python, a bool equals no number, and NaN equals NaN.
 
-    Integers and floats compare by value, floats within tolerance × max(1, |expected|). `tuples_are_lists` is for
-    expectations that were written as JSON, which knows no tuples.
+    Integers and floats compare by value, within tolerance × max(1, |expected|). `tuples_are_lists` is for expected values
+    from JSON, which has no tuples.
     """
     if isinstance(expected, bool) or isinstance(value, bool):
         return expected is value
@@ -163,21 +163,21 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _fences(text: str) -> Iterator[tuple[int, int]]:
-    """Begin and end of every line that starts with three backticks, after at most a few spaces."""
-    at = text.find("```")
-    while at >= 0:
-        line_end = text.find("\n", at)
+    """Yield begin and end of every line that starts with three backticks, after at most a few spaces."""
+    start = text.find("```")
+    while start >= 0:
+        line_end = text.find("\n", start)
         line_end = len(text) if line_end < 0 else line_end
-        if not text[max(text.rfind("\n", max(0, at - 8), at) + 1, at - 8) : at].strip():
-            yield at, line_end
-        at = text.find("```", line_end)
+        if not text[max(text.rfind("\n", max(0, start - 8), start) + 1, start - 8) : start].strip():
+            yield start, line_end
+        start = text.find("```", line_end)
 
 
 def _last_brackets(text: str) -> tuple[int, int, str | None]:
-    """Begin and end of the last object or array, found from its closing bracket backwards.
+    """Return begin and end of the last object or array and None, or the reason why there is none; searches backwards.
 
-    Seen from the end of a JSON value, every quote that an even number of backslashes precedes is the edge of a string,
-    so one pass back finds the opening bracket exactly, and visits no character twice.
+    From the end of a JSON value, every quote after an even number of backslashes is the edge of a string. One backward pass
+    therefore finds the opening bracket, and reads each character once.
     """
     end = max(text.rfind("}"), text.rfind("]")) + 1
     if max(text.rfind("{"), text.rfind("[")) >= end:

@@ -1,4 +1,4 @@
-"""Recognise the language of a text, and check that a completion is in one script throughout."""
+"""Identify the language of a text, and check that a completion is written in one script."""
 
 import functools
 import re
@@ -12,14 +12,14 @@ from rewards.extract import MAX_CHARS
 from rewards.protocol import Context, ItemComponent, Sample, Score
 
 UNKNOWN = "und"
-_READ_CHARS = 4_000  # enough to tell; a longer text is read at its beginning, middle and end
+_READ_CHARS = 4_000  # of a longer text, the beginning, middle and end are read
 
 
 def language_of(text: str) -> str:
-    """ISO 639-1 code of the text's main language; `und` where no letter is.
+    """Return the ISO 639-1 code of the text's main language; `und` for a text without letters.
 
-    A naive Bayes model over byte n-grams (py3langid), held to its two-letter languages; the same text always gives the same
-    answer. Below some 20 letters, close relatives are confused.
+    Uses py3langid, a naive Bayes model over byte n-grams, restricted to its two-letter languages. The result is deterministic.
+    Below about 20 letters, related languages are confused.
     """
     if len(text) > _READ_CHARS:
         part, middle = _READ_CHARS // 3, len(text) // 2
@@ -38,7 +38,7 @@ def _identifier() -> Any:
     return identifier
 
 
-# The scripts of languages, by the beginnings of the names that Unicode gives to their letters.
+# The scripts of languages, as prefixes of the Unicode names of their letters.
 _SCRIPTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ["cs", "da", "de", "en", "es", "fi", "fr", "hu", "id", "it", "nl", "no", "pl", "pt", "ro", "sv", "tr", "vi"],
@@ -54,16 +54,16 @@ _SCRIPTS: dict[str, tuple[str, ...]] = {
     "th": ("THAI",),
     "zh": ("CJK",),
 }
-# Not prose in any language: LaTeX commands, tags, and one or two Latin letters on their own, as in formulas.
+# LaTeX commands, tags, and runs of one or two Latin letters, as in formulas, are not prose.
 _NOT_PROSE = re.compile(r"\\[A-Za-z]+|</?[a-z]+>|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])")
 _ASCII_PROSE = re.compile(r"(?<![\\A-Za-z</])[A-Za-z]{3,}")
 _LETTER = re.compile(r"[^\W\d_]+")
 
 
 def script_share(text: str, language: str) -> float | None:
-    """The share of letters of `text` that are of the script of `language`; None where there are no letters.
+    """Return the share of letters of `text` in the script of `language`; None for a text without letters.
 
-    LaTeX commands, tags, and Latin letters that stand alone or in pairs count for nothing.
+    LaTeX commands, tags, and runs of one or two Latin letters are ignored.
 
     >>> script_share("Привет, world", "ru")  # 6 of 11 letters
     0.5454545454545454
@@ -79,10 +79,10 @@ def script_share(text: str, language: str) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageConsistency(ItemComponent):
-    """The share of the completion's letters that are of the script of `language`, see `script_share`.
+    """Share of the completion's letters in the script of `language`, see `script_share`.
 
-    Mixed scripts are what it finds (Chinese within English reasoning); languages of one script are not told apart.
-    `ok` for a share of 1; without letters, or of more than `MAX_CHARS` characters, `format`.
+    It detects mixed scripts (Chinese within English reasoning), but does not distinguish languages of one script. The status
+    is `ok` for a share of 1, and `format` without letters or above `MAX_CHARS` characters.
 
     Source: language consistency of DeepSeek-R1 (2501.12948, 2.3.2): the share of words of the target language.
     """

@@ -1,6 +1,6 @@
-"""Reward lengths: near a target, below a limit, shorter than the others of the group.
+"""Rewards for lengths: near a target, below a limit, or shorter than other completions of the group.
 
-Lengths are in tokens where token ids are given.
+Lengths are in tokens if token ids are known.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from rewards.errors import PresetError
 from rewards.evaluation import run_component
 from rewards.protocol import Component, Context, ItemComponent, Sample, Score
 
-CHARACTERS_A_TOKEN = 4  # of English, by common tokenizers
+CHARACTERS_A_TOKEN = 4  # English text in common tokenizers
 
 
 def length_in_tokens(sample: Sample) -> tuple[int, str]:
-    """(length, what was counted): `tokens` when token ids are given, else `characters`, four to a token, rounded up."""
+    """Return the length in tokens, and `tokens`; without token ids, a quarter of the characters, rounded up, and `characters`."""
     if sample.n_tokens is not None:
         return sample.n_tokens, "tokens"
     return -(-len(sample.text) // CHARACTERS_A_TOKEN), "characters"
@@ -22,9 +22,9 @@ def length_in_tokens(sample: Sample) -> tuple[int, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthTarget(ItemComponent):
-    """max(0, 1 − |n − target| / tolerance), n in tokens when token ids are given, else in words.
+    """max(0, 1 − |n − target| / tolerance), n in tokens if token ids are known, else in words.
 
-    `ok` while the value is above 0; a blank completion is `format`.
+    The status is `ok` for a value above 0, else `wrong`; a blank completion is `format`.
     """
 
     name: str = "length"
@@ -35,7 +35,7 @@ class LengthTarget(ItemComponent):
         if not 0 < self.tolerance <= self.target:
             raise PresetError(
                 f"length-target needs 0 < tolerance <= target, got tolerance {self.tolerance}, target {self.target}. "
-                "Lower tolerance, so that an empty completion earns nothing."
+                "Lower tolerance, so that an empty completion scores 0."
             )
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
@@ -50,9 +50,9 @@ class LengthTarget(ItemComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftOverlong(ItemComponent):
-    """0 while n <= L − c, (L − c − n) / c up to L, −1 beyond; L is `max_length`, c is `cache`, all in tokens.
+    """0 for n <= L − c, (L − c − n) / c for n <= L, else −1; L is `max_length`, c is `cache`, all in tokens.
 
-    n as in `length_in_tokens`. `ok` while nothing is taken off.
+    n is `length_in_tokens`. The status is `ok` for a value of 0.
 
     Source: DAPO, 2503.14476, equation 13.
     """
@@ -75,7 +75,7 @@ class SoftOverlong(ItemComponent):
 
 
 def length_share(length: float, shortest: float, longest: float) -> float:
-    """0.5 for the shortest of a group, −0.5 for the longest, 0 where all are equally long.
+    """Return 0.5 for the shortest length of a group, −0.5 for the longest; 0 if all lengths are equal.
 
     >>> [length_share(n, 100, 300) for n in (100, 150, 300)]
     [0.5, 0.25, -0.5]
@@ -87,8 +87,8 @@ def length_share(length: float, shortest: float, longest: float) -> float:
 class KimiLength:
     """λ = 0.5 − (n − n_min) / (n_max − n_min) within the group; λ for a right answer, min(0, λ) for a wrong one.
 
-    n_min and n_max are taken over the samples of one `group_id` in the batch; 0 for all when they are equally long, as in a
-    group of one. The status is that of `checker`, which decides what is right; where it fails, so does this.
+    n_min and n_max are over the samples of one `group_id` in the batch; λ is 0 if all lengths are equal, as in a group of one.
+    The status is that of `checker`, which decides what is right; if the checker fails, its score is returned.
 
     Source: Kimi k1.5, 2501.12599, section 2.3.3.
     """
@@ -106,11 +106,11 @@ class KimiLength:
         for sample, (length, _) in zip(samples, lengths, strict=True):
             groups.setdefault(sample.group_id, []).append(length)
         scores = run_component(self.checker, samples, ctx)
-        for at, (sample, (length, unit), verdict) in enumerate(zip(samples, lengths, scores, strict=True)):
-            if verdict.status in ("ok", "wrong", "format"):
+        for index, (sample, (length, unit), score) in enumerate(zip(samples, lengths, scores, strict=True)):
+            if score.status in ("ok", "wrong", "format"):
                 group = groups[sample.group_id]
                 share = length_share(length, min(group), max(group))
-                value = share if verdict.status == "ok" else min(0.0, share)
-                info = {**verdict.info, "length": length, "counted": unit}
-                scores[at] = replace(verdict, value=value, info=info)
+                value = share if score.status == "ok" else min(0.0, share)
+                info = {**score.info, "length": length, "counted": unit}
+                scores[index] = replace(score, value=value, info=info)
         return scores

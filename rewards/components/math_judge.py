@@ -189,7 +189,7 @@ def _same_scalar(expected: str, answer: str, final: bool) -> bool:
 
 
 def _same_numeral(expected: str, answer: str) -> bool | None:
-    """Whether digits and base are equal as text: an answer may omit the base, but not add one; 56 is not 70 in base 8."""
+    """Whether digits and base are equal as text: an answer may omit the base, but not add it; 56 is not 70 in base 8."""
     expected_numeral, answer_numeral = numeral(expected), numeral(answer)
     if expected_numeral is None:
         return None if answer_numeral is None else False

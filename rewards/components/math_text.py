@@ -323,7 +323,7 @@ _MEASURES = {
     )
     for name in names.split()
 }  # fmt: skip
-# Words after a number that change its value, or make it something else than a single number.
+# Words after a number that change its value, or mean that the text is not a single number.
 _NOT_UNITS = frozenset(re.findall(r"\S+", """
     or and to not if but vs versus either maybe perhaps possibly probably nor wrong between plus minus times over by
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
@@ -360,7 +360,7 @@ def _without_unit(text: str, letters: bool) -> tuple[str, str]:
     match = _UNIT_TEXTS.search(text)
     if match and match.start() and _is_unit(unit := _TEXT.sub(r" \1 ", match[0]).strip()):
         return text[: match.start()].rstrip(), unit
-    head = _NUMBER.match(text)[0]  # type: ignore[index]  # it matches everywhere
+    head = _NUMBER.match(text)[0]  # type: ignore[index]  # always matches
     unit = text[len(head) :].strip("() ")
     is_separated = text[len(head) - 1 : len(head)] in (" ", "(") and bool(unit)
     is_word = is_separated and all(_UNIT_WORDS[letters].fullmatch(word) for word in unit.split())
@@ -489,7 +489,7 @@ def _closes_at_end(text: str) -> bool:
 
 
 def _top_level(text: str, marks: tuple[str, ...]) -> list[str]:
-    """Split `text` at the `marks` outside all brackets, and strip the parts; a text with an environment stays whole."""
+    """Split `text` at the `marks` outside all brackets, and strip the parts; a text with an environment is not split."""
     if not any(mark in text for mark in marks) or "\\begin" in text:
         return [text]
     parts, depth, begin, position = [], 0, 0, 0

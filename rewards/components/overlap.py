@@ -1,4 +1,4 @@
-"""Overlap of a free text with a reference, by characters."""
+"""Similarity of a text to a reference, by characters."""
 
 import functools
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from rewards.components.final_text import AnswerComponent, reference_texts
 from rewards.errors import PresetError
 from rewards.protocol import Sample, Score
 
-MAX_CHARS = 20_000  # of an answer; six sizes of n-grams are counted
-_SLACK = 20  # characters that a very short text may have over the ratio
+MAX_CHARS = 20_000  # of an answer; n-grams of six sizes are counted
+_SLACK = 20  # characters by which a text may exceed the ratio, for very short references
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOverlap(AnswerComponent):
     """chrF / 100 in [0, 1], the best over the references.
 
-    `ok` from `correct_at` upwards. An answer of more than `max_ratio` times the characters of the longest reference
-    scores 0: chrF favours recall, and would pay for several answers in one.
+    The status is `ok` for a value of at least `correct_at`. An answer of more than `max_ratio` times the characters of the
+    longest reference scores 0, because chrF favours recall and would reward several answers in one text.
     """
 
     name: str = "overlap"
@@ -29,13 +29,13 @@ class TextOverlap(AnswerComponent):
         super().__post_init__()
         if not 0.0 < self.correct_at <= 1.0 or self.max_ratio < 1.0:
             raise PresetError(
-                f"correct_at is {self.correct_at} and max_ratio {self.max_ratio}. Give 0 < correct_at <= 1 <= max_ratio."
+                f"correct_at is {self.correct_at} and max_ratio {self.max_ratio}. Pass 0 < correct_at <= 1 <= max_ratio."
             )
 
     def expected(self, sample: Sample) -> list[str]:
         references = reference_texts(sample.reference) or []
         if not references or max(map(len, references)) > MAX_CHARS:
-            reason = f"no reference text that can be compared: {sample.reference!r}"[:200]
+            reason = f"no usable reference text: {sample.reference!r}"[:200]
             raise ValueError(f"{reason}; give text or a list of texts in `reference`")
         return references
 

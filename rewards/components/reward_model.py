@@ -1,7 +1,7 @@
-"""Sequence-classification reward models as a component: Bradley-Terry scores and labels.
+"""Reward models for sequence classification as a component: Bradley-Terry scores and labels.
 
-A completion is judged with its prompt, through the model's own chat template where it has one. Rows are sorted by length and
-run in batches of so many tokens; a batch that does not fit beside a trainer on the same GPU is halved until it does.
+The model reads a completion with its prompt, in its chat template if it has one. Rows are sorted by length and run in batches
+of a fixed number of tokens. A batch that does not fit next to a trainer on the same GPU is halved until it fits.
 """
 
 import json
@@ -21,13 +21,13 @@ _PACKAGES = ("torch", "transformers", "huggingface_hub")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _AMPERE = (8, 0)
-"""Compute capability of the first GPUs with bfloat16; earlier ones emulate it, at a fraction of the speed."""
-# These count positions from pad_token_id + 1, so that the first are never used.
+"""Compute capability of the first GPUs with bfloat16; earlier ones emulate it slowly."""
+# Model types that number positions from pad_token_id + 1, so that the first positions are not used.
 _SHIFTED = ("roberta", "camembert", "mpnet", "data2vec", "longformer")
 
 
 class Question(NamedTuple):
-    """Input of the model for one completion: the prompt's messages and the text."""
+    """Input of the model for one completion: (role, text) of the prompt's messages, and the text of the completion."""
 
     prompt: tuple[tuple[str, str], ...]
     text: str
@@ -35,13 +35,13 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model's files and device. Plain data: it travels between processes, the weights do not.
+    """A model's files and device, without weights, so that it can be pickled.
 
     Args:
         name: a folder written by `save_pretrained`, or a hub id whose files are in the local cache.
-        device: `cpu`, `cuda`, `cuda:1`, `mps`; `auto` is the process's GPU where there is one.
-        dtype: `float32`, `bfloat16`, `float16`; `auto` is float32, on a GPU bfloat16, and float16 where a GPU
-            has no bfloat16.
+        device: `cpu`, `cuda`, `cuda:1`, `mps`; `auto` is the process's GPU, or the CPU without a GPU.
+        dtype: `float32`, `bfloat16`, `float16`; `auto` is float32 on the CPU, and on a GPU bfloat16, or float16 if the
+            GPU has no bfloat16.
         revision: branch, tag or commit of a hub id.
     """
 
@@ -51,10 +51,10 @@ class ModelFiles:
     revision: str | None = None
 
     def config(self, preset: str) -> dict[str, Any]:
-        """Return the model's configuration, read without importing torch.
+        """Return the model's configuration; does not import torch. `preset` is the name in messages.
 
         Raises:
-            PresetError: a package or the model's files are missing, it has another head, or the device is unknown.
+            PresetError: a package or file is missing, the model has another head, or the device or dtype is unknown.
         """
         for package in _PACKAGES:
             require(preset, package, package)
@@ -67,14 +67,14 @@ class ModelFiles:
         if folder is None or not any((folder / weights).is_file() for weights in _WEIGHTS):
             where = f"no weights in {folder} ({', '.join(_WEIGHTS)})" if folder else "not in the local hub cache"
             raise PresetError(
-                f"Preset {preset!r} needs the model {self.name!r}: {where}. Give model= a folder written by "
-                f"save_pretrained, or fetch it once with `hf download {self.name}`."
+                f"Preset {preset!r} needs the model {self.name!r}: {where}. Pass a folder written by save_pretrained as "
+                f"model=, or download the model with `hf download {self.name}`."
             )
         try:
             config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             names = [str(name) for name in config.get("architectures") or []]
         except (OSError, ValueError, AttributeError, TypeError) as failure:
-            raise PresetError(f"{folder / 'config.json'} is no model configuration: {failure}.") from failure
+            raise PresetError(f"{folder / 'config.json'} is not a model configuration: {failure}.") from failure
         if not any(name.endswith("ForSequenceClassification") for name in names):
             raise PresetError(
                 f"Preset {preset!r} needs a model trained as ...ForSequenceClassification; {self.name!r} is "
@@ -83,7 +83,7 @@ class ModelFiles:
         return config
 
     def folder(self) -> Path | None:
-        """The folder with the files; for a hub id its snapshot in the local cache, or None."""
+        """Return the folder with the files: for a hub id its snapshot in the local cache, or None if there is none."""
         path = Path(self.name).expanduser()
         if path.is_dir():
             return path
@@ -97,7 +97,7 @@ class ModelFiles:
         return Path(config).parent if isinstance(config, str) else None
 
     def bytes_on(self, device: str) -> float:
-        """Bytes of the weights if they are loaded on `device` (cpu or cuda); 0 where they are not, or where no file is here."""
+        """Return the bytes of the weights on `device` (cpu or cuda); 0 if they are loaded elsewhere or there are no files."""
         folder = self.folder()
         if folder is None or self.device not in ("auto", device, f"{device}:0"):
             return 0.0
@@ -111,10 +111,10 @@ class ModelFiles:
         return sum(path.stat().st_size for path in files) / stored * loaded
 
     def loaded(self) -> "Loaded":
-        """The model in evaluation mode, loaded once per process.
+        """Return the model in evaluation mode, loaded once per process.
 
         Raises:
-            RuntimeError: it cannot be loaded; the message names the model and the reason.
+            RuntimeError: the model cannot be loaded; the message names the model and the reason.
         """
         with _LOCK:
             if self not in _LOADED:
@@ -158,7 +158,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A model with its tokenizer; one thread at a time, as neither the tokenizer's settings nor the memory are shared."""
+    """A model with its tokenizer. `lock` admits one thread at a time, for the tokenizer's settings and the memory."""
 
     model: Any
     tokenizer: Any
@@ -168,9 +168,9 @@ class Loaded:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def conversation(self, prompt: Sequence[tuple[str, str]], text: str) -> tuple[list[int], list[int]]:
-        """Token ids and types of a prompt with its answer, as the model was trained to read them.
+        """Return token ids and token types of a prompt with its answer.
 
-        Through the model's chat template, else as a pair of texts.
+        The model's chat template renders them; without a template they are a pair of texts.
         """
         if self.tokenizer.chat_template is not None:
             turns = [{"role": role, "content": content} for role, content in (*prompt, ("assistant", text))]
@@ -184,7 +184,7 @@ class Loaded:
     def logits(self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], batch_tokens: int) -> list[Any]:
         """Return the logits (labels,) of every row of token ids, in order.
 
-        Rows of like length share a batch of up to `batch_tokens` tokens, padding included.
+        Rows of similar length share a batch of up to `batch_tokens` tokens, padding included.
         """
         import torch
 
@@ -218,7 +218,7 @@ class Loaded:
         config = self.model.config.get_text_config()
         pad = config.pad_token_id
         if pad is None:
-            # A decoder's head reads the last token that is not padding, which it tells by its id: one that no row has.
+            # A decoder's head reads the last token that is not the padding id, so this id must not occur in the rows.
             used = {token for row in rows for token in row}
             pad = next(token for token in range(config.vocab_size) if token not in used)
             config.pad_token_id = pad
@@ -240,15 +240,15 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel:
-    """A reward model's verdict on the final text, given the prompt.
+    """A reward model's score of the final text, given the prompt.
 
-    Of a model with one output the logit r counts: sigmoid((r - center) / temperature), or r itself within ±`limit` with
-    `raw`. Of one with several, P(`label`), or 1 - P with `desired=False`.
+    For a model with one output, the logit r gives sigmoid((r - center) / temperature), or with `raw` r itself within ±`limit`.
+    For a model with several outputs, the score is P(`label`), or 1 - P with `desired=False`.
 
-    Equal questions of a batch are asked once. A model that cannot be loaded or fails is `infra`, and so is a
-    prompt that leaves no room for an answer; a completion that is longer than the model reads, or spells one of its special
-    tokens, is `format`. Values are rounded to six decimals (three below float32), so that they do not depend on which texts
-    happened to share a batch.
+    Equal questions of a batch are scored once. The status is `infra` if the model cannot be loaded or fails, or if the prompt
+    leaves no room for an answer. It is `format` if the completion exceeds the model's length limit or contains one of its
+    special tokens. Values are rounded to six decimals (three below float32), so that they do not depend on the other texts
+    of a batch.
     """
 
     itemwise: ClassVar[bool] = True
@@ -279,7 +279,7 @@ class RewardModel:
         return [question if isinstance(question, Score) else scores[question] for question in questions]
 
     def _question(self, sample: Sample) -> Question | Score:
-        """The question about one completion, or the score of one without text to judge."""
+        """Return the question for one completion, or the score if it has no text to judge."""
         answer = readable(sample.full_text, min_words=self.min_words, prompt=sample.prompt)
         if answer.value is None:
             return Score(None, "format", {"reason": answer.reason})
@@ -287,20 +287,20 @@ class RewardModel:
 
     def _answers(self, questions: Sequence[Question]) -> list[Score]:
         try:
-            return self._judged(self.files.loaded(), questions) if questions else []
+            return self._judge(self.files.loaded(), questions) if questions else []
         except Exception as failure:
             return [Score(None, "infra", {"reason": failure_reason(failure)})] * len(questions)
 
-    def _judged(self, loaded: Loaded, questions: Sequence[Question]) -> list[Score]:
+    def _judge(self, loaded: Loaded, questions: Sequence[Question]) -> list[Score]:
         limit = min(loaded.max_tokens, self.max_tokens or loaded.max_tokens)
         scores: dict[Question, Score] = {}
         inputs: dict[Question, tuple[list[int], list[int]]] = {}
         for question in questions:
-            spelt = next((token for token in loaded.special if token in question.text), None)
-            if spelt is not None:  # it could end the answer's turn and begin another
-                scores[question] = Score(None, "format", {"reason": f"spells the special token {spelt}"})
+            special = next((token for token in loaded.special if token in question.text), None)
+            if special is not None:  # it could end the answer's turn and begin another
+                scores[question] = Score(None, "format", {"reason": f"contains the special token {special}"})
                 continue
-            is_long = len(question.text) > 20 * limit  # no tokenizer packs twenty characters into every token
+            is_long = len(question.text) > 20 * limit  # no tokenizer has twenty characters per token on average
             ids, types = loaded.conversation(question.prompt, "" if is_long else question.text)
             if not is_long and 0 < len(ids) <= limit:
                 inputs[question] = ids, types
@@ -326,11 +326,11 @@ class RewardModel:
             chances = logits.sigmoid() if self.independent else logits.softmax(dim=-1)
             value = float(chances[self.index]) if self.desired else 1.0 - float(chances[self.index])
         if not math.isfinite(value):
-            return Score(None, "error", {"reason": f"the model gives {value!r}"})
+            return Score(None, "error", {"reason": f"the model returned {value!r}"})
         if self.index is None and self.raw:
             value = min(self.limit, max(-self.limit, value))
         elif self.index is None:
-            odds = min(700.0, max(-700.0, (value - self.center) / self.temperature))  # beyond, exp overflows
+            odds = min(700.0, max(-700.0, (value - self.center) / self.temperature))  # exp overflows above 709
             value = 1.0 / (1.0 + math.exp(-odds))
         value = round(value, digits)
         is_passed = self.threshold is None or value >= self.threshold
@@ -338,27 +338,27 @@ class RewardModel:
 
 
 def label_index(config: Mapping[str, Any], label: str | None, model: str) -> int | None:
-    """Place of `label` (any case) among a model's outputs; None for a model with one output, whose logit is the score.
+    """Return the index of `label` (any case) in a model's outputs; None for a model with one output, whose logit is the score.
 
     Raises:
-        PresetError: there is no such label, or there are several and none is named.
+        PresetError: the model has no such label, or several outputs and `label` is None.
     """
     listed = {int(index): str(name) for index, name in (config.get("id2label") or {}).items()}
-    count = len(listed) or int(config.get("num_labels") or 2)  # what transformers takes where nothing is said
+    count = len(listed) or int(config.get("num_labels") or 2)  # default of transformers
     if count == 1:
         return None
     if label is None:
-        raise PresetError(f"Model {model!r} has {count} outputs. Give label=, one of: {', '.join(listed.values())}.")
-    known = {name.casefold(): index for index, name in (listed or {n: f"LABEL_{n}" for n in range(count)}).items()}
-    if label.casefold() not in known:
+        raise PresetError(f"Model {model!r} has {count} outputs. Pass label=, one of: {', '.join(listed.values())}.")
+    indices = {name.casefold(): index for index, name in (listed or {n: f"LABEL_{n}" for n in range(count)}).items()}
+    if label.casefold() not in indices:
         raise PresetError(f"Model {model!r} has no label {label!r}. {nearest(label, listed.values())}")
-    return known[label.casefold()]
+    return indices[label.casefold()]
 
 
 def _turns(prompt: Any) -> tuple[tuple[str, str], ...]:
-    """(role, text) of each of the prompt's messages; a prompt in text is the user's.
+    """Return (role, text) of each message of the prompt; a string is a message of the user.
 
-    An answer that the prompt begins for the assistant, such as an open `<think>`, is left out.
+    A last message of the assistant, which the completion continues (such as an open `<think>`), is dropped.
     """
     if isinstance(prompt, str):
         return (("user", prompt),)

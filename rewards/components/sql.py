@@ -1,8 +1,8 @@
-"""Check whether a query gives the expected rows. It runs on SQLite, in a worker process.
+"""Check whether an SQLite query returns the expected rows, in a worker process.
 
-The query is the model's: it may only read tables, through SQLite's authorizer, on a database in memory or a file opened
-read-only, with caps on time, rows, bytes and every size that SQLite lets one limit. Databases and expected queries come
-from the data set, and run under the same caps.
+SQLite's authorizer lets the model's query read tables only. The database is in memory or a file opened read-only. Time, rows,
+bytes and all sizes that SQLite can limit are limited. Databases and expected queries come from the dataset, and run under the
+same limits.
 
 >>> judge("SELECT max(x) FROM t", "CREATE TABLE t (x); INSERT INTO t VALUES (1), (3)", None, "SELECT 3 FROM t LIMIT 1")
 ['ok', None]
@@ -25,9 +25,9 @@ from rewards.isolation import IsolatedComponent, Task
 from rewards.protocol import Context, Sample, Score
 
 MAX_ROWS = 10_000
-MAX_BYTES = 10_000_000  # of a result, about
+MAX_BYTES = 10_000_000  # approximate size of a result
 MAX_QUERY_CHARS = 20_000
-_STEPS = 1_000  # virtual machine steps between looks at the clock
+_STEPS = 1_000  # virtual machine steps between checks of the time
 
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 10_000_000,  # bytes of a text, a blob or a row
@@ -39,14 +39,14 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
-_QUERY_LENGTH = 1_000_000  # bytes of a text that a model's query may make
+_QUERY_LENGTH = 1_000_000  # largest text, in bytes, that a model's query may create
 _ON_FILES = frozenset({"load_extension", "readfile", "writefile"})
 _NO_FUNCTIONS = _ON_FILES | {"edit", "fts3_tokenizer", "zeroblob", "randomblob", "random"}
 _TIMEOUT = ["timeout", "the query ran out of time"]
 
 
 class _Refused(Exception):
-    """A query that is refused; its arguments are status and reason."""
+    """A query is refused; the arguments are status and reason."""
 
 
 def judge_all(
@@ -57,11 +57,11 @@ def judge_all(
     ordered: bool | None,
     seconds: float,
 ) -> list[str | None]:
-    """`judge` on every database (pairs of script and path); the first verdict that is not ok stands."""
+    """Call `judge` for each database (pairs of script and path); return the first result that is not ok, else ok."""
     for setup, path in databases:
-        verdict = judge(query, setup, path, expected_query, expected_rows, ordered, seconds)
-        if verdict[0] != "ok":
-            return verdict
+        result = judge(query, setup, path, expected_query, expected_rows, ordered, seconds)
+        if result[0] != "ok":
+            return result
     return ["ok", None]
 
 
@@ -74,15 +74,15 @@ def judge(
     ordered: bool | None = None,
     seconds: float = 1.0,
 ) -> list[str | None]:
-    """Status and reason for the model's query: ok, wrong, timeout, or error where the row of the data set is at fault.
+    """Return status and reason for the model's query: ok, wrong, timeout, or error if the dataset row is not usable.
 
     Args:
-        query: the model's.
+        query: the model's query.
         setup: script that fills a database in memory, or None.
         path: file of a database, or None.
-        expected_query, expected_rows: what gives the expected rows; the query wins.
-        ordered: compare rows in order; None: if the expected query ends with ORDER BY.
-        seconds: for each of the script, the expected query and the model's query.
+        expected_query, expected_rows: the expected rows, as a query or directly; the query has precedence.
+        ordered: whether to compare rows in order; None compares in order if the expected query ends with ORDER BY.
+        seconds: time limit for each of the script, the expected query and the model's query.
     """
     failures = (sqlite3.Error, sqlite3.Warning, ValueError, OSError, _Refused)
     fault = "database cannot be opened"
@@ -109,7 +109,7 @@ def judge(
         return ["wrong", "reads no table"]
     if ordered is None:
         ordered = expected_query is not None and top_level_order(expected_query)
-    # Column names do not count, the order of columns does.
+    # Column names are ignored; the order of columns is compared.
     if rows == expected or (not ordered and Counter(rows) == Counter(expected)):
         return ["ok", None]
     if len(rows) != len(expected):
@@ -125,7 +125,7 @@ _ORDER_BY = re.compile(r"\border\s+by\b", re.IGNORECASE)
 
 
 def top_level_order(query: str) -> bool:
-    """Whether the query's own result is ordered: ORDER BY outside of all parentheses, strings and comments."""
+    """Return whether the result of the query is ordered: ORDER BY outside of parentheses, strings and comments."""
     bare = _QUOTED_OR_COMMENT.sub(" ", query)
     while (inner := _INNERMOST.sub(" ", bare)) != bare:
         bare = inner
@@ -145,7 +145,7 @@ def _database(setup: str | None, path: str | None, seconds: float) -> sqlite3.Co
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA trusted_schema = OFF")
     if setup is not None and path is None:
-        # A script fills its own database: no other files, no extensions.
+        # The script may fill its database, but use no other files and no extensions.
         connection.set_authorizer(
             lambda action, *names: (
                 sqlite3.SQLITE_DENY
@@ -154,14 +154,14 @@ def _database(setup: str | None, path: str | None, seconds: float) -> sqlite3.Co
                 else sqlite3.SQLITE_OK
             )
         )
-        _clock(connection, seconds)
+        _limit_time(connection, seconds)
         connection.executescript(setup)
         connection.commit()
     return connection
 
 
 def _run(connection: sqlite3.Connection, query: str, seconds: float) -> tuple[list[tuple[Any, ...]], bool]:
-    """Rows of one SELECT, and whether it read any table of the database."""
+    """Return the rows of one SELECT, and whether it read a table of the database."""
     connection.set_authorizer(None)
     tables = {name.lower() for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     read: set[str] = set()
@@ -180,7 +180,7 @@ def _run(connection: sqlite3.Connection, query: str, seconds: float) -> tuple[li
         raise _Refused("wrong", "query too long")
     connection.set_authorizer(authorize)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _QUERY_LENGTH)
-    overrun = _clock(connection, seconds)
+    overrun = _limit_time(connection, seconds)
     try:
         cursor = connection.execute(query)
         if cursor.description is None:
@@ -201,22 +201,22 @@ def _run(connection: sqlite3.Connection, query: str, seconds: float) -> tuple[li
     return rows, bool(read)
 
 
-def _clock(connection: sqlite3.Connection, seconds: float) -> list[bool]:
-    """Interrupts what runs on the connection after so many seconds; the list is filled when it did."""
+def _limit_time(connection: sqlite3.Connection, seconds: float) -> list[bool]:
+    """Interrupt statements on the connection after `seconds` from now; the returned list is not empty after an interrupt."""
     deadline, overrun = time.monotonic() + seconds, list[bool]()
 
-    def look() -> int:
+    def check_time() -> int:
         if time.monotonic() < deadline:
             return 0
         overrun.append(True)
         return 1
 
-    connection.set_progress_handler(look, _STEPS)
+    connection.set_progress_handler(check_time, _STEPS)
     return overrun
 
 
 def _canonical(value: Any) -> Any:
-    """Numbers by value, to nine significant digits; text, blobs and NULL as they are."""
+    """Return numbers by value, to nine significant digits; text, blobs and NULL unchanged."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, float):
@@ -231,11 +231,11 @@ _BEGINNINGS = ("select", "with", "values")
 
 @dataclass(frozen=True, kw_only=True)
 class SqlAccuracy(IsolatedComponent):
-    """1 when the query's rows are the expected ones on every database of the row, else 0.
+    """1 if the query returns the expected rows on every database of the dataset row, else 0.
 
-    Rows are compared as a list where the expected query ends with ORDER BY (or column `ordered` says so), else as a
-    multiset. Queries that cannot be run, or write, are `wrong`; expected queries that cannot, or give no rows, `error`.
-    `root` is the directory that relative database paths start from.
+    Rows are compared in order if the expected query ends with ORDER BY (or column `ordered` is true), else as a multiset. A
+    query that fails or writes is `wrong`; an expected query that fails or returns no rows is an `error`. `root` is the folder
+    of relative database paths.
     """
 
     name: str = "accuracy"
@@ -264,9 +264,9 @@ class SqlAccuracy(IsolatedComponent):
 
 
 def find_query(text: str, strict: bool = True) -> Extracted:
-    """The query, or None with the reason: the `<answer>`, else the last fenced block, else a bare query.
+    """Return the query from `<answer>`, else the last fenced block, else a bare query; or the reason why there is none.
 
-    `strict` refuses a second answer tag or fenced block. Surrogates and NULs, which SQLite cannot read, are no query.
+    `strict` rejects a second answer tag or fenced block. Texts with surrogates or NULs are rejected: SQLite cannot read them.
     """
     final = final_text(text)
     if final.value is None:
@@ -298,7 +298,7 @@ def find_query(text: str, strict: bool = True) -> Extracted:
 
 
 def _row(sample: Sample, root: str) -> tuple[list[list[str | None]], str | None, list[list[Any]] | None, bool | None]:
-    """Databases as pairs (script, path), the expected query or rows, and whether the order counts."""
+    """Return databases as pairs (script, path), the expected query or rows, and whether the order counts."""
     paths, scripts = column(sample, "db_path", "database"), column(sample, "setup", "sql_context", "context", "schema")
     databases: list[list[str | None]] = []
     if paths is not None:

@@ -1,4 +1,4 @@
-"""Check a completion's layout: tags, boxes, hashes, the XML of well-known notebooks."""
+"""Check the format of a completion: tags, boxes, hashes, the XML of well-known notebooks."""
 
 import re
 from collections.abc import Callable
@@ -20,9 +20,8 @@ def _tags(first: str) -> tuple[str, ...]:
 class TagsFormat(ItemComponent):
     """1 for `<think>…</think><answer>…</answer>`, each tag once and both blocks filled, else 0; `first` replaces `think`.
 
-    Only white space may stand around and between the blocks. When the prompt already ends with `<think>`, the
-    completion may begin inside the block. `lines` also asks for each tag on a line of its own; a newline at the very end is
-    not asked for.
+    Only white space may stand around and between the blocks. If the prompt ends with `<think>`, the completion may begin
+    inside the block. `lines` also requires each tag on a separate line; the completion need not end with a newline.
     """
 
     name: str = "format"
@@ -39,7 +38,7 @@ class TagsFormat(ItemComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class TagCount(ItemComponent):
-    """A quarter for each of the four think and answer tags that appears exactly once; `first` replaces `think`."""
+    """0.25 for each of the four think and answer tags that occurs exactly once; `first` replaces `think`."""
 
     name: str = "tags"
     first: str = "think"
@@ -53,7 +52,7 @@ class TagCount(ItemComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerAnswer(AnswerComponent):
-    """1 when the content of `<answer>` is a whole number, with or without sign and thousands separators, else 0."""
+    """1 if the content of `<answer>` is a whole number, with or without sign and thousands separators, else 0."""
 
     name: str = "integer"
 
@@ -63,12 +62,12 @@ class IntegerAnswer(AnswerComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class Format(ItemComponent):
-    """1 when the completion holds what `scan` looks for, else 0 with the scanner's reason.
+    """1 if `scan` finds an answer in the completion, else 0 with the scanner's reason.
 
     Args:
-        scan: called as `scan(text, strict)`, for instance `rewards.extract.boxed_answer`; its result has a `reason`, None where
-            it has found something.
-        strict: passed on; scanners then refuse several answers, and text behind the answer.
+        scan: called as `scan(text, strict)`, for example `rewards.extract.boxed_answer`. Its result has a `reason`, which is
+            None if there is an answer.
+        strict: argument of `scan`; strict scanners reject several answers, and text after the answer.
     """
 
     name: str = "format"

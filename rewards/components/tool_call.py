@@ -1,4 +1,4 @@
-"""Compare tool calls with the expected ones."""
+"""Compare tool calls with expected calls."""
 
 import json
 from collections import Counter
@@ -18,14 +18,14 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Call(NamedTuple):
-    """One call; `arguments` are always an object."""
+    """One call; `arguments` is a JSON object."""
 
     name: str
     arguments: dict[str, Any]
 
 
-class Found(NamedTuple):
-    """The calls of a completion, none of them being a valid answer, or the reason why they cannot be read."""
+class Parsed(NamedTuple):
+    """The calls of a completion, which may be none, or the reason why they cannot be parsed."""
 
     calls: tuple[Call, ...] = ()
     reason: str | None = None
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _ToolCalls(ItemComponent):
-    """`format`: `hermes` (`<tool_call>` blocks), `openai` (`tool_calls` of messages), `json`, or `auto`: the one used."""
+    """Base class. `format` is `hermes` (`<tool_call>` blocks), `openai` (`tool_calls` of messages), `json` or `auto`."""
 
     format: str = "auto"
 
@@ -41,17 +41,17 @@ class _ToolCalls(ItemComponent):
         if self.format not in FORMATS:
             raise PresetError(f"format is {self.format!r}. Use one of: {', '.join(FORMATS)}.")
 
-    def calls(self, sample: Sample) -> Found:
-        """All calls of the completion's assistant messages (`openai`), else those in its text behind the thinking."""
+    def calls(self, sample: Sample) -> Parsed:
+        """Return all calls of the completion's assistant messages (`openai`), else those in its text after the thinking."""
         turns = [turn for turn in sample.messages or [] if isinstance(turn, dict) and turn.get("role") == "assistant"]
         lists = [turn["tool_calls"] for turn in turns if isinstance(turn.get("tool_calls"), list)]
         messages = [call for calls in lists for call in calls]
         if not messages or self.format not in ("auto", "openai"):
-            return sample.once(_text_calls, self.format)  # read once for all components
-        return Found(reason="calls in two formats") if _OPEN in sample.full_text else _found(parse_calls, messages)
+            return sample.once(_text_calls, self.format)  # parsed once for all components
+        return Parsed(reason="calls in two formats") if _OPEN in sample.full_text else _read(parse_calls, messages)
 
     def expected(self, sample: Sample) -> list[Call] | Score:
-        """The calls of the row's reference, or the score that says why they cannot be read."""
+        """Return the calls of the row's reference, or an `error` score with the reason why they cannot be parsed."""
         try:
             reference = sample.reference
             return parse_calls(column(sample, "tool_calls", "calls") if reference is None else reference)
@@ -61,7 +61,7 @@ class _ToolCalls(ItemComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCallFormat(_ToolCalls):
-    """1 for calls that can be read, or for text without a call where none is expected; else 0."""
+    """1 for calls that can be parsed, or for text without a call if no call is expected; else 0."""
 
     name: str = "format"
 
@@ -75,9 +75,9 @@ class ToolCallFormat(_ToolCalls):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCallAccuracy(_ToolCalls):
-    """ToolRL's correctness, in [-3, 3]; `ok` only when every call is right and there is none too many.
+    """ToolRL's correctness, in [-3, 3]; `ok` only if the calls are exactly the expected ones.
 
-    An expected empty list means: answer without a call. Calls that cannot be read are `format`, at the floor.
+    An empty list of expected calls requires an answer without a call. Calls that cannot be parsed are `format`.
     """
 
     name: str = "accuracy"
@@ -98,12 +98,12 @@ class ToolCallAccuracy(_ToolCalls):
 
 
 def toolrl_correctness(expected: Sequence[Call], calls: Sequence[Call]) -> float:
-    """6 R / S - 3, in [-3, 3], for the best one-to-one matching of calls of the same name (2504.13958, section 3.3).
+    """Return 6 R / S - 3, in [-3, 3], for the best one-to-one matching of calls with equal names (2504.13958, section 3.3).
 
     R = names + parameter names + parameter values: the Jaccard index of the names; for each expected call the Jaccard
-    index of its parameter names with those of its match; for each expected parameter 1 when its value is equal.
+    index of its parameter names and those of its match; for each expected parameter 1 if its value is equal.
     S = 1 + number of expected calls + number of expected parameters. Names are counted with repetition (the paper
-    takes sets), so that saying the same call twice costs something.
+    uses sets), so that a repeated call lowers the value.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -114,7 +114,7 @@ def toolrl_correctness(expected: Sequence[Call], calls: Sequence[Call]) -> float
         expected_arguments = [call.arguments for call in expected if call.name == name]
         offers = [call.arguments for call in calls if call.name == name]
         if offers:
-            scores = [[_parameters(want, offer) for offer in offers] for want in expected_arguments]
+            scores = [[_parameters(arguments, offer) for offer in offers] for arguments in expected_arguments]
             rows, columns = linear_sum_assignment(scores, maximize=True)
             matched += sum(scores[row][column] for row, column in zip(rows, columns, strict=True))
     most = 1 + len(expected) + sum(len(call.arguments) for call in expected)
@@ -122,10 +122,10 @@ def toolrl_correctness(expected: Sequence[Call], calls: Sequence[Call]) -> float
 
 
 def parse_calls(calls: Any) -> list[Call]:
-    """Calls out of a list of `{"name", "arguments"}` (or OpenAI's `{"function": ...}`), one of them, or JSON text.
+    """Return the calls of a list of `{"name", "arguments"}` (or OpenAI's `{"function": ...}`), of one of these, or of JSON text.
 
     Raises:
-        ValueError: anything else.
+        ValueError: `calls` has another form.
     """
     if isinstance(calls, str) and _OPEN in calls:
         return _hermes(calls)
@@ -137,7 +137,7 @@ def parse_calls(calls: Any) -> list[Call]:
     if isinstance(calls, dict):
         calls = [calls]
     if not isinstance(calls, list | tuple):
-        raise ValueError(f"calls are no list of objects but {type(calls).__name__}")
+        raise ValueError(f"calls are {type(calls).__name__}, not a list of objects")
     return [_call(call) for call in calls]
 
 
@@ -153,53 +153,53 @@ def _call(call: Any) -> Call:
             raise ValueError(f"arguments of {call['name'][:50]!r} are {parsed.reason}")
         arguments = parsed.value if parsed is not None else {}
     if not isinstance(arguments, dict):
-        raise ValueError(f"arguments of {call['name'][:50]!r} are no object")
+        raise ValueError(f"arguments of {call['name'][:50]!r} are not an object")
     return Call(call["name"].strip(), arguments)
 
 
-def _text_calls(text: str, format: str) -> Found:
+def _text_calls(text: str, format: str) -> Parsed:
     final = final_text(text)
     if final.value is None:
-        return Found(reason=final.reason)
+        return Parsed(reason=final.reason)
     if format == "hermes" or (format == "auto" and (_OPEN in final.value or _CLOSE in final.value)):
-        return _found(_hermes, final.value)
+        return _read(_hermes, final.value)
     if format == "openai":
-        return Found()
+        return Parsed()
     looks_like_json = final.value[0] in "{[" or "```json" in final.value or '"name"' in final.value
     if format == "auto" and not looks_like_json:
-        return Found()
-    json_value = find_json(text)
-    if json_value.reason is not None:
-        return Found() if json_value.reason == "missing" and not looks_like_json else Found(reason=json_value.reason)
-    return _found(parse_calls, json_value.value)
+        return Parsed()
+    result = find_json(text)
+    if result.reason is not None:
+        return Parsed() if result.reason == "missing" and not looks_like_json else Parsed(reason=result.reason)
+    return _read(parse_calls, result.value)
 
 
-def _found(read: Callable[[Any], Sequence[Call]], source: Any) -> Found:
+def _read(read: Callable[[Any], Sequence[Call]], source: Any) -> Parsed:
     try:
         calls = tuple(read(source))
     except ValueError as failure:
-        return Found(reason=str(failure)[:200])
-    return Found(reason="too many calls") if len(calls) > MAX_CALLS else Found(calls)
+        return Parsed(reason=str(failure)[:200])
+    return Parsed(reason="too many calls") if len(calls) > MAX_CALLS else Parsed(calls)
 
 
 def _hermes(text: str) -> list[Call]:
-    """Calls of the `<tool_call>` blocks, none within another; each holds one call, a list of calls, or one call a line.
+    """Return the calls of `<tool_call>` blocks; a block contains one call, a list of calls, or one call per line.
 
     Raises:
-        ValueError: anything else.
+        ValueError: a block is nested, not closed, or has another content.
     """
     calls: list[Call] = []
     position = 0
     while len(calls) <= MAX_CALLS:
-        opened, closed = text.find(_OPEN, position), text.find(_CLOSE, position)
-        if opened < 0 and closed < 0:
+        start, end = text.find(_OPEN, position), text.find(_CLOSE, position)
+        if start < 0 and end < 0:
             break
-        if opened < 0 or closed < opened:
-            raise ValueError(f"unterminated {_OPEN}" if closed < 0 else f"{_CLOSE} without {_OPEN}")
-        block = text[opened + len(_OPEN) : closed]
+        if start < 0 or end < start:
+            raise ValueError(f"unterminated {_OPEN}" if end < 0 else f"{_CLOSE} without {_OPEN}")
+        block = text[start + len(_OPEN) : end]
         if _OPEN in block:
             raise ValueError(f"{_OPEN} within {_OPEN}")
-        position = closed + len(_CLOSE)
+        position = end + len(_CLOSE)
         block_value = parse_json(block.strip())
         lines = [line for line in block.splitlines() if line.strip()]
         if block_value.reason is None:
@@ -212,7 +212,7 @@ def _hermes(text: str) -> list[Call]:
 
 
 def _parameters(expected: dict[str, Any], arguments: dict[str, Any]) -> float:
-    """Jaccard index of the parameter names (1 when neither has any), plus 1 for each equal value."""
+    """Return the Jaccard index of the parameter names (1 if there are none), plus 1 for each equal value."""
     names = (
         len(expected.keys() & arguments.keys()) / len(expected.keys() | arguments.keys())
         if expected or arguments

@@ -141,7 +141,7 @@ def test_assertions_that_would_have_to_be_run_refuse_the_row(tests):
 
 @pytest.mark.parametrize("tests", ["", "assert True", "assert (", "x\0", "(" * 10_000])
 def test_texts_without_assertions_are_refused(tests):
-    with pytest.raises(ValueError, match=r"no assertion|no Python"):
+    with pytest.raises(ValueError, match=r"no assertion|not Python"):
         calls_from_asserts(tests)
 
 

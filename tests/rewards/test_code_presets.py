@@ -273,7 +273,7 @@ def test_endless_programs_come_last_and_a_batch_ends_in_its_time():
         for i, s in zip(evaluation.infos["accuracy"], evaluation.statuses["accuracy"], strict=True)
         if s == "infra"
     }
-    assert reasons == {"the batch's 3 s were spent by others"}
+    assert reasons == {"other programs used the batch's 3 s"}
 
 
 @pytest.fixture(scope="module")

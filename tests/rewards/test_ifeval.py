@@ -118,9 +118,9 @@ def test_arguments_filled_by_arrow_and_json_text_are_read():
         (["punctuation:no_comma"], [{"relation": 1}], "kwargs cannot be used"),
         (["startend:end_checker"], [{}], "kwargs cannot be used"),
         (["startend:end_checker"], [{"end_phrase": " "}], "kwargs cannot be used"),
-        (["startend:end_checker"], ["x"], "no object"),
+        (["startend:end_checker"], ["x"], "not an object"),
         (["length_constraints:number_words"], [{"num_words": "x", "relation": "at least"}], "kwargs cannot be used"),
-        (["length_constraints:number_words"], [{"num_words": 3, "relation": "around"}], "none of at least"),
+        (["length_constraints:number_words"], [{"num_words": 3, "relation": "around"}], "not one of at least"),
     ],
 )  # fmt: skip
 def test_rows_that_cannot_be_used_are_errors(ids, kwargs, says):

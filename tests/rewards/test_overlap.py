@@ -40,7 +40,7 @@ def test_references_that_are_no_text_are_errors(reference):
 
 @pytest.mark.parametrize("params", [{"correct_at": 0.0}, {"correct_at": 2.0}, {"max_ratio": 0.5}])
 def test_thresholds_that_make_no_sense_are_refused(params):
-    with pytest.raises(PresetError, match="Give"):
+    with pytest.raises(PresetError, match="Pass"):
         load("text-overlap", **params)
 
 

@@ -1,5 +1,5 @@
-"""Generated programs, judged by what they print or return: run in `rewards.sandbox`, compared out here.
+"""Grade generated programs by their output: they run in `rewards.sandbox`, and this process compares the output.
 
-Expected outputs never enter the sandbox. What comes out is text or plain JSON, so that no object of the program's takes
-part in a comparison.
+Expected outputs never enter the sandbox. The sandbox returns text or plain JSON, so that no object of the program takes part
+in a comparison.
 """

@@ -1,4 +1,4 @@
-"""Finding the program in a completion: a scanner over lines, linear in their length."""
+"""Extract the program from a completion, by lines and in linear time."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ _WRAPPERS = ("<answer>", "</answer>")
 
 
 def code_block(text: str) -> Extracted:
-    r"""The last complete fenced block after the last `</think>`: the last one marked as Python, else the last unmarked.
+    r"""Return the last fenced block after the last `</think>` that is marked as Python, else the last unmarked block.
 
-    A block that is opened and not closed is no answer, whatever stands before it. Fences are lines of three or more
-    backticks or tildes, indented by three spaces at most; `<answer>` may stand before one, `</answer>` behind.
+    If a block is not closed, there is no program, even after complete blocks. Fences are lines of three or more backticks or
+    tildes, indented by three spaces at most; `<answer>` may precede an opening fence and `</answer>` follow a closing one.
 
     >>> code_block("So:\n```python\nprint(1)\n```\nwhich prints\n```\n1\n```")
     Extracted(value='print(1)\n', reason=None)
@@ -43,7 +43,7 @@ def code_block(text: str) -> Extracted:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str | None]]:
-    """Language and content of each fenced block; None for the content of one that is not closed."""
+    """Yield language and content of each fenced block; the content is None if the block is not closed."""
     fence, language = "", ""
     lines: list[str] = []
     for line in text.split("\n"):
@@ -60,7 +60,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _fence(line: str) -> tuple[str, str]:
-    """The run of fence characters that a line begins with, and what follows; ("", "") for any other line."""
+    """Return the fence characters at the start of a line and the rest of the line; ("", "") for other lines."""
     if "```" not in line and "~~~" not in line:
         return "", ""
     line = line.strip("\r").removeprefix(_WRAPPERS[0])

@@ -1,7 +1,7 @@
-"""Calls of a generated function: out of plain data or out of the assertions of test files (MBPP, HumanEval).
+"""Parse the calls that test a generated function, from plain data or from assertions of test files (MBPP, HumanEval).
 
-Values that stand in test files are literals and the few harmless expressions beside them; expected values stay outside the
-sandbox.
+Values in test files are evaluated here, so only literals and a few harmless expressions are accepted. Expected values never
+enter the sandbox.
 """
 
 import ast
@@ -16,7 +16,7 @@ from rewards.components.json_values import same_value
 _MAX_ITEMS = 1_000_000
 _MAX_BITS = 100_000
 
-# Functions of plain values that tests put around a result or an expectation; applied outside the sandbox.
+# Functions that tests apply to a result or an expected value; they are called outside the sandbox, on plain values.
 WRAPPERS: dict[str, Callable[..., Any]] = {
     "set": set,
     "frozenset": frozenset,
@@ -35,14 +35,14 @@ WRAPPERS: dict[str, Callable[..., Any]] = {
 
 
 class NotLiteral(ValueError):
-    """An expression that would have to be run to know its value."""
+    """An expression whose value is not known without running code."""
 
 
 def literal(node: ast.expr) -> Any:
-    """The value of a literal, of arithmetic on literals, or of a wrapper around one.
+    """Return the value of a literal, of arithmetic on literals, or of one of `WRAPPERS` applied to literals.
 
     Raises:
-        NotLiteral: anything else, or a value that would be huge.
+        NotLiteral: `node` is another expression, or its value is huge.
     """
     try:
         return _value(node)
@@ -94,11 +94,11 @@ def _arithmetic(left: Any, operator: ast.operator, right: Any) -> Any:
             return left % right
         case ast.Pow() if numbers and (isinstance(left, float) or left.bit_length() * abs(right) <= _MAX_BITS):
             return left**right
-    raise NotLiteral("arithmetic on other things than numbers, or with a huge result")
+    raise NotLiteral("arithmetic on values that are not numbers, or with a huge result")
 
 
 def _size(left: Any, right: Any) -> int:
-    """Items of a repeated sequence, or more than allowed for anything else."""
+    """Return the items of a repeated sequence; for other operands a number above the limit."""
     sequence, count = (right, left) if isinstance(left, int) else (left, right)
     if not isinstance(count, int) or not isinstance(sequence, str | list | tuple):
         return _MAX_ITEMS + 1
@@ -107,11 +107,11 @@ def _size(left: Any, right: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call and the value that it must give.
+    """One call and the value that it must return.
 
-    `wrappers` are applied to the returned value, first to last, before it is compared; `truth` compares its truth value
-    only; `absolute` and `tolerance` allow a distance, the latter relative to max(1, |expected|). `from_json` says that
-    the expectation was written as JSON, which knows no tuples. `alternatives` are right too.
+    `wrappers` are applied to the returned value, first to last, before the comparison. `truth` compares only truth values.
+    `absolute` is an absolute tolerance. `from_json` says that the expected value comes from JSON, so that tuples equal lists.
+    `alternatives` are further accepted values.
     """
 
     args: tuple[Any, ...]
@@ -124,7 +124,7 @@ class Call:
     alternatives: tuple[Any, ...] = ()
 
     def accepts(self, value: Any, tolerance: float = 0.0) -> bool:
-        """Whether a plain value, as decoded from the sandbox, is what this call must return."""
+        """Return whether a plain value from the sandbox is accepted; `tolerance` is relative to max(1, |expected|)."""
         try:
             for wrapper in self.wrappers:
                 value = WRAPPERS[wrapper](value)
@@ -137,22 +137,22 @@ class Call:
                 for right in (self.expected, *self.alternatives)
             )
         except Exception:
-            return False  # a value of another kind than the test is about
+            return False  # the value has another type than the test expects
 
 
 def parse_calls(reference: Any, function: str | None = None) -> tuple[str, list[Call]]:
-    """The function's name and its calls.
+    """Return the function's name and its calls.
 
-    Shapes: {function, calls: [{args, kwargs, expected}]}; {fn_name, inputs, outputs}; a list of {input, output} with one
-    JSON value a line; assertions as text or a list of texts (see `calls_from_asserts`); any of these as JSON, and with
-    {test_cases: …} around them.
+    Forms: {function, calls: [{args, kwargs, expected}]}; {fn_name, inputs, outputs}; a list of {input, output} with one
+    JSON value per line; assertions as text or a list of texts (see `calls_from_asserts`); any of these as JSON, and inside
+    {test_cases: …}.
 
     Args:
         reference: the row's tests.
-        function: name from another column; needed where the tests do not say it.
+        function: name from another column, for tests that do not contain it.
 
     Raises:
-        ValueError: another shape, no calls, no name, or assertions whose expected values cannot stay outside.
+        ValueError: another form, no calls, no name, or assertions whose expected values would have to enter the sandbox.
     """
     if not isinstance(reference, str) or reference.lstrip()[:1] in ("{", "["):
         reference, named = unwrapped(reference)
@@ -169,7 +169,7 @@ def parse_calls(reference: Any, function: str | None = None) -> tuple[str, list[
     elif isinstance(reference, Mapping) and "inputs" in reference:
         name, calls = reference.get("fn_name", function), []
         for args, output in paired(reference):
-            # These data sets put some outputs into a list of one, others not.
+            # These datasets wrap some outputs into a list of one element, others not.
             others = tuple(output) if isinstance(output, list) and len(output) == 1 else ()
             calls.append(Call(args=tuple(args), expected=output, from_json=True, alternatives=others))
     elif isinstance(reference, list) and all(isinstance(row, Mapping) for row in reference):
@@ -194,25 +194,25 @@ _REL_TOL = 1e-9  # default of math.isclose
 
 
 def calls_from_asserts(tests: str | Sequence[str], function: str | None = None) -> tuple[str, list[Call]]:
-    """The function's name and its calls.
+    """Return the function's name and its calls.
 
-    Understood: `assert f(…) == value` in either order with `set`, `sorted`, `len` and the like around either side, `is
-    True/False/None`, `abs(f(…) - value) < eps`, `math.isclose`, `assert f(…)`, `assert not f(…)`, `and` of these, and
-    HumanEval's `def check(candidate):` or pytest's `def test_…():` around them.
+    Accepts `assert f(…) == value` in either order with one of `WRAPPERS` around either side, `is True/False/None`,
+    `abs(f(…) - value) < eps`, `math.isclose`, `assert f(…)`, `assert not f(…)`, `and` of these, and HumanEval's
+    `def check(candidate):` or pytest's `def test_…():` around them.
 
     Args:
-        tests: one source text, or a list of them.
-        function: by default the one function that the assertions call.
+        tests: source text, or a list of source texts.
+        function: name of the function; by default the function that the assertions call.
 
     Raises:
-        ValueError: an assertion whose expected value cannot stay outside, no assertion at all, or more than one
-            function. The whole row is refused: a part of its tests would be an easier task.
+        ValueError: the expected value of an assertion would have to enter the sandbox, there is no assertion, or the
+            assertions call several functions. A part of the tests is never used alone: it would be an easier task.
     """
     source = tests if isinstance(tests, str) else "\n".join(tests)
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as failure:
-        raise ValueError(f"tests are no Python: {failure}"[:200]) from failure
+        raise ValueError(f"tests are not Python: {failure}"[:200]) from failure
     reader = _Reader(function)
     calls = [call for expression in _assertions(tree.body) for call in reader.read(expression)]
     if not calls or reader.function is None:
@@ -249,7 +249,7 @@ def _refused(node: ast.AST) -> ValueError:
 
 
 class _Reader:
-    """Turns assertions into calls, all of one function."""
+    """Converts assertions to calls of a single function."""
 
     def __init__(self, function: str | None) -> None:
         self.function = function
@@ -307,7 +307,7 @@ class _Reader:
         if self.function is None:
             self.function = name
         if name not in (self.function, "candidate"):
-            raise NotLiteral(f"calls {name} beside {self.function}")
+            raise NotLiteral(f"calls {name} as well as {self.function}")
         if any(keyword.arg is None for keyword in node.keywords):
             raise NotLiteral("unpacked arguments")
         return Call(

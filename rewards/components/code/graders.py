@@ -27,17 +27,17 @@ _TEST_COLUMNS = ("tests", "test_list", "test", "test_cases", "input_output", "ve
 _NAME_COLUMNS = ("entry_point", "function", "fn_name")
 _SETUP_COLUMN = "test_setup_code"
 _LIMIT_COLUMNS = ("time_limit", "memory_limit")
-_MIN_MEMORY_MB = 128  # below this, Python itself does not start everywhere
+_MIN_MEMORY_MB = 128  # with less, Python does not start on every system
 _REPORTED = 200
 _OF_ITERABLES = [(name,) for name in ("list", "tuple", "set", "frozenset", "sorted", "sum")]
-# Fields that say how a verdict is got or named, not what it is.
+# Fields that do not affect the verdict.
 _NOT_CONTENT = frozenset({"workers", "allow_unsafe", "batch_seconds"})
 
 T = TypeVar("T")
 
 
 def require_sandbox(allow_unsafe: bool) -> None:
-    """Raises PresetError where nothing can keep generated programs apart, unless that is allowed."""
+    """Raise PresetError if the system cannot isolate generated programs and `allow_unsafe` is not set."""
     try:
         isolates(allow_unsafe)
     except SandboxError as failure:
@@ -49,14 +49,14 @@ class ProgramOptions:
     """Options of presets that run programs.
 
     Args:
-        scoring: "all" or "share".
-        memory_mb: MiB of address space, where the row sets no limit.
-        max_tests: draw that many tests, the same ones for a group; None runs all.
-        workers: completions judged at the same time; None takes the number of CPUs.
-        batch_seconds: wall clock for a batch; slow programs come last, and without a score (`infra`) where no time is left.
-        python: path of an interpreter whose packages programs may use, such as a virtual environment's (numpy needs some
-            1,000 MiB); its version stands beside each verdict. None takes the system's, without packages.
-        allow_unsafe: run with mere limits where no sandbox works.
+        scoring: "all" (1 if all tests pass) or "share" (the share of passed tests).
+        memory_mb: address space in MiB, for rows without a limit.
+        max_tests: the most tests to run, drawn at random, the same ones for a group; None runs all.
+        workers: completions that are graded concurrently; None uses the number of CPUs.
+        batch_seconds: time limit of a batch; slow programs run last, and are `infra` (no score) if no time is left.
+        python: path of an interpreter whose packages programs may use, such as that of a virtual environment (numpy needs
+            about 1,000 MiB); each verdict contains its version. None uses the system's interpreter, without packages.
+        allow_unsafe: run programs with resource limits only, if the system has no sandbox.
     """
 
     scoring: str = "all"
@@ -70,13 +70,13 @@ class ProgramOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _CodeComponent(ProgramOptions, ItemComponent):
-    """Base of both graders: takes the program out of the completion and the tests out of the row, and caches verdicts.
+    """Base of both graders: extracts the program from the completion and the tests from the row, and caches verdicts.
 
-    With `scoring` "all" the value is 1 when every test passes, else 0; with "share" it is passed / tests. Status is `ok` only
-    when every test passes. `seconds` and `memory_mb` limit one run, `budget_seconds` all runs of one completion; tests that it
-    leaves no time for have failed. In a batch with `batch_seconds` each completion is first given an eighth of the time for a
-    run, and the slow ones are tried again when all others are judged. A verdict is remembered by program, tests and version of
-    the interpreter, unless a time limit had a part in it: a busy machine can do that to a right program.
+    With `scoring` "all" the value is 1 if all tests pass, else 0; with "share" it is passed / tests. The status is `ok` only if
+    all tests pass. `seconds` and `memory_mb` limit one run, `budget_seconds` all runs of one completion; tests without time
+    left fail. In a batch with `batch_seconds`, each completion first gets an eighth of the time for a run, and slow ones run
+    again after all others. Verdicts are cached by program, tests and version of the interpreter. A verdict that a time limit
+    affected is not cached, because a busy machine can slow a right program down.
     """
 
     name: str = "accuracy"
@@ -87,11 +87,11 @@ class _CodeComponent(ProgramOptions, ItemComponent):
         if self.scoring not in SCORING:
             raise PresetError(f"scoring is {self.scoring!r}. Use one of: {', '.join(SCORING)}.")
         if not 0 < self.seconds <= 600 or self.budget_seconds <= 0:
-            raise PresetError(f"seconds is {self.seconds}. Give more than 0 and at most 600.")
+            raise PresetError(f"seconds is {self.seconds}. Pass more than 0 and at most 600.")
         if self.memory_mb < _MIN_MEMORY_MB:
-            raise PresetError(f"memory_mb is {self.memory_mb}. Give at least {_MIN_MEMORY_MB}: Python itself needs it.")
+            raise PresetError(f"memory_mb is {self.memory_mb}. Pass at least {_MIN_MEMORY_MB}, which Python needs.")
         if self.max_tests is not None and self.max_tests < 1:
-            raise PresetError(f"max_tests is {self.max_tests}. Give at least 1, or None for all.")
+            raise PresetError(f"max_tests is {self.max_tests}. Pass at least 1, or None for all.")
         if self.python is not None:
             try:
                 interpreter(self.python)
@@ -100,16 +100,16 @@ class _CodeComponent(ProgramOptions, ItemComponent):
 
     def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
         keys = [self._key(sample, ctx) or f"only:{position}" for position, sample in enumerate(samples)]
-        known = recall(keys)
-        todo = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in known}
+        cached = recall(keys)
+        todo = {key: sample for key, sample in zip(keys, samples, strict=True) if key not in cached}
         end = math.inf if self.batch_seconds is None else time.monotonic() + self.batch_seconds
         one_pass = self.batch_seconds is None or len(todo) < 2
 
         def attempt(key: str, share: float) -> Score | None:
-            return self._tried(todo[key], ctx, functools.partial(self._run, share, end))
+            return self._try(todo[key], ctx, functools.partial(self._run, share, end))
 
-        tried = slow_last(attempt, list(todo), self.workers, one_pass)
-        fresh = {key: score for key, score in zip(todo, tried, strict=True) if score is not None}
+        results = slow_last(attempt, list(todo), self.workers, one_pass)
+        fresh = {key: score for key, score in zip(todo, results, strict=True) if score is not None}
         remember(
             {
                 key: [score.info["passed"], score.info["tests"], score.info.get("reason", "")]
@@ -117,10 +117,10 @@ class _CodeComponent(ProgramOptions, ItemComponent):
                 if not key.startswith("only:") and "passed" in score.info and not score.info.get("timed_out")
             }
         )
-        return [fresh[key] if key in fresh else self._verdict(*known[key]) for key in keys]
+        return [fresh[key] if key in fresh else self._verdict(*cached[key]) for key in keys]
 
     def _key(self, sample: Sample, ctx: Context) -> str | None:
-        """The cache key: everything the verdict depends on; None if that is not plain data."""
+        """Return the cache key, which covers everything that the verdict depends on; None if that is not plain data."""
         program = sample.once(code_block).value
         columns = (*_TEST_COLUMNS, *_NAME_COLUMNS, *_LIMIT_COLUMNS, _SETUP_COLUMN)
         tests = [sample.columns.get(column) for column in columns]
@@ -132,8 +132,8 @@ class _CodeComponent(ProgramOptions, ItemComponent):
     def score_one(self, sample: Sample, ctx: Context) -> Score:
         return self.score([sample], ctx)[0]
 
-    def _tried(self, sample: Sample, ctx: Context, run: Callable[[Job], Result]) -> Score | None:
-        """The score, with the seconds it took; None where the first try was too short."""
+    def _try(self, sample: Sample, ctx: Context, run: Callable[[Job], Result]) -> Score | None:
+        """Return the score with its time; None if the program did not end in the share of its time."""
         start, program = time.perf_counter(), sample.once(code_block)
         columns = (sample.columns[column] for column in _TEST_COLUMNS if sample.columns.get(column) is not None)
         tests = next(columns, sample.reference)
@@ -147,7 +147,7 @@ class _CodeComponent(ProgramOptions, ItemComponent):
         except _Slow:
             return None
         except _NoTime:
-            score = Score(None, "infra", {"reason": f"the batch's {self.batch_seconds or 0:g} s were spent by others"})
+            score = Score(None, "infra", {"reason": f"other programs used the batch's {self.batch_seconds or 0:g} s"})
         except SandboxError as failure:
             score = Score(None, "infra", {"reason": f"{failure}"[:_REPORTED]})
         except _BadRow as failure:
@@ -158,7 +158,7 @@ class _CodeComponent(ProgramOptions, ItemComponent):
 
     @abstractmethod
     def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, run: Callable[[Job], Result]) -> Score:
-        """The verdict on a program, by the tests of its row."""
+        """Score a program by the tests of its row."""
 
     @property
     def _python_version(self) -> str | None:
@@ -171,9 +171,9 @@ class _CodeComponent(ProgramOptions, ItemComponent):
         return [tests[position] for position in sorted(draw.sample(range(len(tests)), self.max_tests))]
 
     def _run(self, share: float, end: float, job: Job) -> Result:
-        """Run a job in a share of its time, until `end` (monotonic seconds) at most.
+        """Run a job for a share of its time, at most until `end` (monotonic seconds).
 
-        A sandbox that did not start is tried once more.
+        If the sandbox does not start, it is started a second time.
         """
         left = end - time.monotonic()
         if left <= 0:
@@ -204,12 +204,12 @@ class _CodeComponent(ProgramOptions, ItemComponent):
 
 @dataclass(frozen=True, kw_only=True)
 class CodeStdio(_CodeComponent):
-    """Share of tests passed by a program that reads stdin and prints.
+    """Share of passed tests of a program that reads stdin and prints.
 
-    Each test is a run of its own, and passes when it ends with exit code 0 and the expected lines.
+    Each test is a separate run. It passes if the program ends with exit code 0 and prints the expected lines.
 
-    `tolerance` lets numbers differ, see `same_output`. The columns `time_limit` (seconds, times `time_factor`) and
-    `memory_limit` (MiB) replace `seconds` and `memory_mb` where a row has them.
+    `tolerance` accepts close numbers, see `same_output`. The columns `time_limit` (seconds, times `time_factor`) and
+    `memory_limit` (MiB) replace `seconds` and `memory_mb` in rows that have them.
     """
 
     tolerance: float | None = None
@@ -217,7 +217,7 @@ class CodeStdio(_CodeComponent):
 
     def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, run: Callable[[Job], Result]) -> Score:
         pairs = self._drawn(_usable(parse_stdio_tests, tests), sample, ctx)
-        # A row's own limits count if they are positive numbers.
+        # Limits of the row apply if they are positive numbers.
         limits = [sample.columns.get(column) for column in _LIMIT_COLUMNS]
         numbers = [isinstance(n, int | float) and not isinstance(n, bool) and 0 < n < 1e6 and float(n) for n in limits]
         seconds = min(600.0, numbers[0] * self.time_factor) if numbers[0] else self.seconds
@@ -253,21 +253,21 @@ class CodeStdio(_CodeComponent):
 class CodeFunction(_CodeComponent):
     """Share of calls of a function that return the expected value.
 
-    All calls are made in one run, on arguments that go in and values that come out as JSON.
+    One run makes all calls. Arguments and returned values pass as JSON.
 
-    A value that is not plain (an object with an `__eq__` of its own, a subclass of int) is wrong; where the test makes a
-    list, set or sum of it, any iterable will do. `tolerance` lets floats differ by tolerance × max(1, |expected|).
-    `prelude` is run in front of the program, for instance imports.
+    A value that is not plain (an object with its own `__eq__`, a subclass of int) is wrong. Any iterable is accepted if the
+    test converts the value to a list, set or sum. `tolerance` accepts floats within tolerance × max(1, |expected|).
+    `prelude` is code that runs before the program, for example imports.
     """
 
     tolerance: float = 0.0
     prelude: str = ""
 
     def _judge(self, program: str, tests: Any, sample: Sample, ctx: Context, run: Callable[[Job], Result]) -> Score:
-        named = next((sample.columns[column] for column in _NAME_COLUMNS if sample.columns.get(column)), None)
+        name = next((sample.columns[column] for column in _NAME_COLUMNS if sample.columns.get(column)), None)
         setup = sample.columns.get(_SETUP_COLUMN)
-        before = "\n".join(part for part in (self.prelude, setup) if isinstance(part, str) and part)
-        function, calls = _usable(functools.partial(parse_calls, function=named), tests)
+        preamble = "\n".join(part for part in (self.prelude, setup) if isinstance(part, str) and part)
+        function, calls = _usable(functools.partial(parse_calls, function=name), tests)
         calls = self._drawn(calls, sample, ctx)
         rows = _usable(
             lambda calls: [
@@ -277,17 +277,17 @@ class CodeFunction(_CodeComponent):
         )
         job = Job(
             program=_HARNESS.read_text(encoding="utf-8"),
-            stdin=json.dumps({"function": function, "calls": rows, "before": before, "source": program}),
+            stdin=json.dumps({"function": function, "calls": rows, "before": preamble, "source": program}),
             seconds=min(self.seconds, self.budget_seconds),
             memory_mb=self.memory_mb,
             python=self.python,
         )
         result = run(job)
         answers = _answers(result.stdout, len(calls))
-        judged = [
+        accepted = [
             call.accepts(answer[0], self.tolerance) for call, answer in zip(calls, answers, strict=False) if answer
         ]
-        passed = sum(judged) if len(answers) <= len(calls) else 0
+        passed = sum(accepted) if len(answers) <= len(calls) else 0
         failures = [line for line in result.stdout.split("\n") if '"raised"' in line or '"missing"' in line]
         problem = (failures or ["other value"])[0]
         if len(answers) < len(calls):
@@ -298,15 +298,15 @@ class CodeFunction(_CodeComponent):
 
 
 class _Slow(Exception):
-    """Raised for a run that did not end in the share of its time that the first try gives."""
+    """Raised if a run does not end within the share of its time."""
 
 
 class _NoTime(Exception):
-    """Raised if the batch's time ends before the completion had its own."""
+    """Raised if the time of the batch ends before a run has had its complete time."""
 
 
 class _BadRow(ValueError):
-    """Raised for a row whose tests cannot be used, whatever the completion is."""
+    """Raised if the tests of a row cannot be used."""
 
 
 def _usable(parse: Any, tests: Any) -> Any:
@@ -317,7 +317,7 @@ def _usable(parse: Any, tests: Any) -> Any:
 
 
 def _answers(stdout: str, calls: int) -> list[tuple[Any] | None]:
-    """The answer of each line: its value in a tuple, or None for an exception and for anything that is no answer."""
+    """Return for each line its value in a tuple, or None for an exception and for a line that is not an answer."""
     answers: list[tuple[Any] | None] = []
     for line in filter(None, stdout.split("\n")[: calls + 2]):
         try:

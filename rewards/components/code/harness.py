@@ -1,6 +1,6 @@
-"""The program that calls a generated function in the sandbox, and plain Python values as JSON, as it reads and writes them.
+"""Call a generated function in the sandbox, and encode plain Python values as JSON.
 
-Runs on its own (`python3 -c SOURCE`) under any Python 3.7 or later; outside, `encode` and `decode` are imported.
+The source of this module runs as a program (`python3 -c SOURCE`) on Python 3.7 or later; the library imports the functions.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import json
 import os
 import sys
 
-TYPE_CHECKING = False  # importing typing would cost milliseconds in front of every program
+TYPE_CHECKING = False  # importing typing would delay every program by milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
 _MAX_DEPTH = 100
 _JSON_INT = 1 << 53
-_MOST_ITEMS = 100_000  # of an iterator
+_MOST_ITEMS = 100_000  # items that are read from an iterator
 
 
 class NotPlain(ValueError):
-    """A value that is not None, a truth value, a number, text, or a list, tuple, set or dict of such."""
+    """A value is not None, a bool, a number, text, or a list, tuple, set or dict of plain values."""
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """JSON for a plain value: None, truth values, text and small integers as they are, all else tagged.
+    """Return the JSON form of a plain value; all values except None, bools, text and small integers get a type tag.
 
-    Numbers and text of exact types only: a subclass could lie about what it equals. Containers that derive from the plain
-    ones (Counter, defaultdict, named tuples) are read by the plain ones' own methods, and are plain from then on.
+    Numbers and text must have exact types, because a subclass could redefine equality. Subclasses of containers (Counter,
+    defaultdict, named tuples) are read by the methods of the base class, and become that class.
 
     Raises:
-        NotPlain: anything else, or nesting deeper than 100.
+        NotPlain: the value has another type, or nests deeper than 100.
     """
     kind = type(value)
     if value is None or kind in (bool, str):
@@ -50,10 +50,10 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(tagged: Any, depth: int = 0) -> Any:
-    """The value that `encode` wrote.
+    """Return the value that `encode` encoded.
 
     Raises:
-        NotPlain: not what `encode` writes.
+        NotPlain: `tagged` is not an output of `encode`.
     """
     if tagged is None or isinstance(tagged, (bool, str, int)):
         return tagged
@@ -75,10 +75,10 @@ def decode(tagged: Any, depth: int = 0) -> Any:
 
 
 def main() -> None:
-    """Make the calls of the request on stdin and print a line of JSON for each.
+    """Make the calls of the request on stdin, and print a line of JSON for each call.
 
-    The request is {before, source, function, calls: [[args, kwargs, iterate]]}; a line is {value} or {raised}, or there is one
-    line {missing}.
+    The request is {before, source, function, calls: [[args, kwargs, iterate]]}. A line is {value} or {raised}; a single line
+    {missing} means that the program does not define the function.
     """
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)

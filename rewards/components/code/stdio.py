@@ -1,4 +1,4 @@
-"""Input and output pairs: reading them from the shapes that data sets use, and comparing what a program printed."""
+"""Parse tests of input and output from the forms of common datasets, and compare outputs."""
 
 import json
 import math
@@ -17,12 +17,12 @@ class StdioTest(NamedTuple):
 
 
 def parse_stdio_tests(reference: Any) -> list[StdioTest]:
-    """Tests from a list of {input, output}, from {inputs: [...], outputs: [...]}, or from either as JSON.
+    """Return the tests of a list of {input, output}, of {inputs: [...], outputs: [...]}, or of either as JSON.
 
-    {test_cases: [...]} around them is taken off. Lists of lines are joined.
+    {test_cases: [...]} around them is removed. Lists of lines are joined.
 
     Raises:
-        ValueError: another shape, no tests, a test that calls a function, or no test that expects any output.
+        ValueError: another form, no tests, a test that calls a function, or no test that expects any output.
     """
     reference, _ = unwrapped(reference)
     if isinstance(reference, Mapping):
@@ -38,7 +38,7 @@ def parse_stdio_tests(reference: Any) -> list[StdioTest]:
 
 
 def unwrapped(reference: Any) -> tuple[Any, str | None]:
-    """Tests that are JSON text, parsed, and without {test_cases: ...} around them; and the `fn_name` beside them."""
+    """Return the tests, parsed if they are JSON and without {test_cases: ...} around them; and the `fn_name` or None."""
     if isinstance(reference, str | bytes):
         reference = json.loads(reference)
     if isinstance(reference, Mapping) and "test_cases" in reference:
@@ -47,10 +47,10 @@ def unwrapped(reference: Any) -> tuple[Any, str | None]:
 
 
 def paired(tests: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Pairs of {inputs: [...], outputs: [...]}. Raises `ValueError` for lists of different lengths."""
+    """Return pairs from {inputs: [...], outputs: [...]}. Raises `ValueError` if the lists have different lengths."""
     inputs, outputs = tests.get("inputs"), tests.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise ValueError("tests need lists `inputs` and `outputs` of one length")
+        raise ValueError("tests need lists `inputs` and `outputs` of equal length")
     return list(zip(inputs, outputs, strict=True))
 
 
@@ -59,7 +59,7 @@ def _test(row: Any) -> StdioTest:
         raise ValueError(f"a test needs `input` and `output`, got {row!r}"[:200])
     kind = row.get("type", row.get("testtype", "stdin"))
     if kind not in ("stdin", "stdin_stdout"):
-        raise ValueError(f"a test of type {kind!r} is not one of input and output: use the preset code-function"[:200])
+        raise ValueError(f"a test of type {kind!r} does not have input and output: use the preset code-function"[:200])
     return StdioTest(_text(row["input"]), _text(row["output"]))
 
 
@@ -74,11 +74,11 @@ def _text(value: Any) -> str:
 
 
 def same_output(expected: str, printed: str, tolerance: float | None = None) -> bool:
-    r"""Whether both have the same lines: as many of them, each equal but for white space at its end.
+    r"""Return whether both outputs have the same number of lines and equal lines, without white space at line ends.
 
-    Blank lines at the end do not count. With a `tolerance`, spacing between words is free, and words may be numbers that
-    differ by at most tolerance × max(1, |expected|); where a whole number is expected, by the tolerance itself, and not
-    at all when a whole number is given.
+    Blank lines at the end are ignored. With a `tolerance`, spacing between words is ignored, and numbers may differ by
+    tolerance × max(1, |expected|). If a whole number is expected, a whole number must be equal, and a decimal may differ by
+    the tolerance itself, at most 0.1.
 
     >>> same_output("1\n2\n", "1 \n2"), same_output("1\n2\n", "1\n"), same_output("0.5", "0.5000001", 1e-6)
     (True, False, True)
@@ -88,7 +88,7 @@ def same_output(expected: str, printed: str, tolerance: float | None = None) -> 
         return False
     if tolerance is None:
         return expected_lines == printed_lines
-    pairs = [(w.split(), g.split()) for w, g in zip(expected_lines, printed_lines, strict=True)]
+    pairs = [(line.split(), other.split()) for line, other in zip(expected_lines, printed_lines, strict=True)]
     return all(
         len(words) == len(others)
         and all(word == other or _close(word, other, tolerance) for word, other in zip(words, others, strict=True))
@@ -105,7 +105,7 @@ def _close(word: str, other: str, tolerance: float) -> bool:
         expected, value = float(word), float(other)
     except ValueError:
         return False
-    if _WHOLE.fullmatch(word):  # an answer modulo 10^9 + 7 is not right because it is near
+    if _WHOLE.fullmatch(word):  # a number near an answer modulo 10^9 + 7 is wrong
         return int(word) == int(other) if _WHOLE.fullmatch(other) else abs(expected - value) <= min(tolerance, 0.1)
     if not (math.isfinite(expected) and math.isfinite(value)):
         return False
