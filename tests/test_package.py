@@ -150,63 +150,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return float(ground_truth in solution_str)
 """
 
-# What a worker of verl's does with a batch, in the process that tests it: decode, call our file, collect.
-REWARD_LOOP = r"""
-import json, sys
-import numpy as np, torch
-from hydra import compose, initialize_config_module
-from transformers import AutoTokenizer
-from verl import DataProto
-from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
-
-model, rewards = sys.argv[1:]
-rows = [("so \\boxed{72}", "72"), ("\\boxed{70}", "72"), ("\\boxed{2 + 70}", "72"), ("\\boxed{144/2}", "72.0")] * 4
-tokenizer = AutoTokenizer.from_pretrained(model)
-ids = [tokenizer(text)["input_ids"] for text, _ in rows]
-responses = torch.full((len(rows), max(map(len, ids))), tokenizer.pad_token_id)
-mask = torch.zeros(len(rows), 4 + responses.shape[1], dtype=torch.long)
-for at, tokens in enumerate(ids):
-    responses[at, : len(tokens)] = torch.tensor(tokens)
-    mask[at, : 4 + len(tokens)] = 1
-columns = {
-    "data_source": ["mine"] * len(rows),
-    "reward_model": [{"style": "rule", "ground_truth": truth} for _, truth in rows],
-    "extra_info": [{"question": "What is $2 + 70$?", "index": at} for at in range(len(rows))],
-}
-data = DataProto.from_dict(
-    tensors={"prompts": torch.ones(len(rows), 4, dtype=torch.long), "responses": responses, "attention_mask": mask},
-    non_tensors={name: np.array(column, dtype=object) for name, column in columns.items()},
-)
-told = {}
-for manager in ("naive", "dapo"):
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=[
-            f"actor_rollout_ref.model.path={model}", f"reward.reward_manager.name={manager}",
-            f"reward.custom_reward_function.path={rewards}", "reward.custom_reward_function.name=compute_score",
-        ])
-    worker = RewardLoopWorker(config)
-    told[manager] = worker.loop.run_until_complete(worker.compute_score_batch(data))
-print(json.dumps(told, default=float))
-"""
-
-
-@pytest.mark.install
-def test_verls_reward_loop_scores_with_a_file_of_the_rewards(tmp_path: Path, uv: Callable[..., str]) -> None:
-    """verl's own workers, configuration and reward managers, in an environment that both resolve in."""
-    uv("venv", "-q", "--python", sys.executable, "env")
-    python = tmp_path / "env" / "bin" / "python"
-    uv("pip", "install", "-q", "--python", python, ROOT / "rewards", "verl>=0.9,<0.10", "torch==2.13.0")
-    (tmp_path / "mine.py").write_text('from rewards import load\n\ncompute_score = load("math-verify").verl()\n')
-    command = [python, "-W", "ignore", "-c", REWARD_LOOP, ROOT / "kit/models/shipped/embedded", tmp_path / "mine.py"]
-    quiet = os.environ | {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=quiet, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
-    for manager in ("naive", "dapo"):
-        scores = [answer["reward_score"] for answer in answers[manager]]
-        assert scores == [1.0, 0.0, 0.0, 1.0] * 4, manager  # right, wrong, the question's own formula, right
-        assert [answer["reward_extra_info"]["accuracy"] for answer in answers[manager]] == scores
-
 
 def contents(folder: Path) -> dict[Path, bytes]:
     """Every file but compiled modules."""
