@@ -1,4 +1,4 @@
-"""Worker processes that can be killed, for work that may hang, crash or use much memory.
+"""Worker processes for work that may hang, crash or use much memory; they are killed at a deadline.
 
 >>> from rewards.isolation import Task, shared_pool
 >>> [fine, hanging] = shared_pool().run([Task("math:sqrt", (2.25,)), Task("time:sleep", (60,))], deadline=0.2)

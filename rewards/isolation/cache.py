@@ -1,4 +1,4 @@
-"""Results of this process by content: the function called, its arguments and the component's version."""
+"""Cache results in this process by content: the function, its arguments, and the component's version and fields."""
 
 import contextlib
 import hashlib
@@ -8,29 +8,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-_MAX_VALUE = 4_000  # characters of JSON that are kept
-_MAX_RECENT = 50_000  # results kept; when there are more, all are dropped
+_MAX_VALUE = 4_000  # characters of JSON of a cached result
+_MAX_RECENT = 50_000  # cached results; above this number, all are dropped
 _NAMES = frozenset({"name", "floor", "low", "high", "version"})
-_results: dict[str, str] = {}  # as JSON, so that nobody can change them
+_results: dict[str, str] = {}  # as JSON, so that callers cannot change them
 
 
 def content_key(*parts: Any) -> str | None:
-    """A digest of plain values, the same in every process; None when something is not plain.
+    """Return a digest of plain values, equal in all processes; None if a value is not plain.
 
-    Values that differ in type differ: 1, 1.0, True and "1" give four keys.
+    Values of different types have different digests: 1, 1.0, True and "1" give four keys.
     """
     try:
-        return hashlib.sha256(marshal.dumps(parts, 2)).hexdigest()  # version 2 has no references: equal in, equal out
+        return hashlib.sha256(marshal.dumps(parts, 2)).hexdigest()  # version 2 has no references between equal values
     except (ValueError, TypeError, MemoryError):
         return None
 
 
 def component_key(component: Any, ignored: frozenset[str], *parts: Any) -> str | None:
-    """A digest of a component's kind, version and fields, and of plain values; None when something is not plain.
+    """Return a digest of a component's class, version and fields, and of plain values; None if a value is not plain.
 
     Args:
         component: a dataclass.
-        ignored: fields beside its name and range that say how a result is got, not what it is.
+        ignored: fields that do not affect the result, in addition to name and range.
     """
     names = [f.name for f in fields(component) if f.name not in _NAMES | ignored]
     kind = f"{type(component).__module__}.{type(component).__qualname__}"
@@ -38,7 +38,7 @@ def component_key(component: Any, ignored: frozenset[str], *parts: Any) -> str |
 
 
 def recall(keys: Iterable[str]) -> dict[str, Any]:
-    """Return the results of the known ones among `keys`.
+    """Return the cached results of `keys`, by key.
 
     >>> remember({"key": {"passed": 3}})
     >>> recall(["key", "other"])
@@ -48,7 +48,7 @@ def recall(keys: Iterable[str]) -> dict[str, Any]:
 
 
 def remember(results: Mapping[str, Any]) -> None:
-    """Keep plain results of up to 4,000 characters of JSON; skip others."""
+    """Cache plain results of up to 4,000 characters of JSON; skip others."""
     if len(_results) > _MAX_RECENT:
         _results.clear()
     for key, value in results.items():
@@ -58,5 +58,5 @@ def remember(results: Mapping[str, Any]) -> None:
 
 
 def forget() -> None:
-    """Drop all results."""
+    """Drop all cached results."""
     _results.clear()

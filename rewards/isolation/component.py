@@ -1,4 +1,4 @@
-"""Components whose work is done in worker processes."""
+"""Components that do their work in worker processes."""
 
 import time
 from abc import abstractmethod
@@ -10,22 +10,22 @@ from rewards.isolation.cache import component_key, recall, remember
 from rewards.isolation.pool import Outcome, Task, shared_pool
 from rewards.protocol import Context, ItemComponent, Sample, Score, failure_reason
 
-# Fields that say how a result is got, not what it is.
+# Fields that do not affect the result.
 _NOT_CONTENT = frozenset({"deadline", "memory_mb", "budget"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class IsolatedComponent(ItemComponent):
-    """A component that hands each completion's work to a warm worker process.
+    """Base of components that score completions in warm worker processes.
 
-    `task` and `verdict` run here and must be cheap; the function that `task` names runs in a worker. An item that
-    overruns is `timeout`, one whose function raises, crashes or runs out of memory is `error`, both at the floor; the
-    other items keep their scores. Results are remembered by content.
+    `task` and `verdict` run in this process and must be cheap; the function of the task runs in a worker. A completion over
+    the deadline is `timeout`. One whose function raises, crashes or runs out of memory is `error`. Both score the floor, and
+    do not affect other completions. Results are cached by content.
 
     Args:
-        deadline: seconds an item may take.
-        memory_mb: address space that an item may take, MiB.
-        budget: seconds for a whole batch, or None; items that had not had their whole deadline by then are `infra`.
+        deadline: time limit for a completion in seconds.
+        memory_mb: limit of the address space for a completion in MiB.
+        budget: seconds for a batch, or None; a completion that has not had its complete deadline by then is `infra`.
     """
 
     deadline: float = 2.0
@@ -34,14 +34,14 @@ class IsolatedComponent(ItemComponent):
 
     @abstractmethod
     def task(self, sample: Sample, ctx: Context) -> Task | Score:
-        """Return the work to do on one completion, or its score if there is none."""
+        """Return the task for one completion, or its score if no task is needed."""
 
     @abstractmethod
     def verdict(self, sample: Sample, result: Any) -> Score:
-        """Return the score for the function's result, which went through JSON: tuples are lists."""
+        """Return the score from the result of the function, which was converted to JSON and back: tuples are lists."""
 
     def batch_seconds(self, tasks: int) -> float | None:
-        """Return the budget of a batch of that many different tasks, in seconds."""
+        """Return the budget in seconds of a batch with `tasks` different tasks; None for no limit."""
         return self.budget
 
     def score_one(self, sample: Sample, ctx: Context) -> Score:
@@ -52,22 +52,22 @@ class IsolatedComponent(ItemComponent):
         tasks: dict[int, Task] = {}
         for position, sample in enumerate(samples):
             start = time.perf_counter()
-            made = self._guarded(self.task, sample, ctx)
-            if isinstance(made, Task):
-                tasks[position] = made
-                made = Score(None, "error")  # until its outcome is there
-            scores.append(replace(made, seconds=time.perf_counter() - start) if isinstance(made, Score) else made)
-        # Known results come from the cache; equal tasks of one batch run once.
+            score = self._guarded(self.task, sample, ctx)
+            if isinstance(score, Task):
+                tasks[position] = score
+                score = Score(None, "error")  # replaced by the outcome below
+            scores.append(replace(score, seconds=time.perf_counter() - start) if isinstance(score, Score) else score)
+        # Equal tasks of a batch run once, and cached results are reused.
         keys = {
             position: component_key(self, _NOT_CONTENT, task.function, task.arguments) or f"only:{position}"
             for position, task in tasks.items()
         }
         outcomes = {key: Outcome("ok", value) for key, value in recall(keys.values()).items()}
         todo = {key: tasks[position] for position, key in keys.items() if key not in outcomes}
-        done = shared_pool().run(
+        finished = shared_pool().run(
             list(todo.values()), deadline=self.deadline, memory_mb=self.memory_mb, budget=self.batch_seconds(len(todo))
         )
-        fresh = dict(zip(todo, done, strict=True))
+        fresh = dict(zip(todo, finished, strict=True))
         remember({k: o.value for k, o in fresh.items() if o.status == "ok" and not k.startswith("only:")})
         outcomes |= fresh
         for position, key in keys.items():

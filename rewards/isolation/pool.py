@@ -1,4 +1,4 @@
-"""A pool of warm worker processes that are killed when a call overruns."""
+"""A pool of warm worker processes, which are killed if a call exceeds its deadline."""
 
 import atexit
 import contextlib
@@ -23,10 +23,10 @@ from rewards.isolation.worker import MAX_RESULT
 from rewards.parallel import cores, slow_last
 from rewards.protocol import failure_reason
 
-LOADING_SECONDS = 120.0  # for a worker to boot, and to import a function's module: not on the item's account
+LOADING_SECONDS = 120.0  # to start a worker and import a function's module; not part of a task's deadline
 _MAX_WORKERS = 16
 _WORKER = Path(__file__).with_name("worker.py")
-_LIBRARY = str(Path(__file__).parents[2])  # the entry of sys.path that holds `rewards`
+_LIBRARY = str(Path(__file__).parents[2])  # the entry of sys.path that contains `rewards`
 _SINGLE_THREADED = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -40,18 +40,18 @@ _SINGLE_THREADED = {
 class Task:
     """A call to make in a worker.
 
-    A function that can be interrupted says so with a `grace`: at the deadline an alarm raises `Overrun`, a BaseException,
-    in it, which is a `timeout` that costs no worker. In a batch with a budget such a function is first given an eighth of
-    the deadline, and all of it when every other task was tried. A function may also give up by itself, with any exception
-    that has a true attribute `overrun`.
+    A positive `grace` means that the function can be interrupted: at the deadline, an alarm raises `Overrun`, a BaseException,
+    in it. The task is then `timeout`, and the worker stays. In a batch with a budget, such a function first gets an eighth of
+    the deadline, and the complete deadline after all other tasks. A function may also stop by itself, with an exception whose
+    attribute `overrun` is true.
 
     Args:
-        function: `package.module:function`. Its module is imported in the worker, outside the deadline; when the module
-            has a function `warm_up()`, that is called once after the import.
+        function: `package.module:function`. The worker imports the module before the deadline begins, and calls its function
+            `warm_up()`, if there is one, once after the import.
         arguments: plain picklable values.
-        info: what a score says beside the reason when the call fails, for instance the extracted answer.
+        info: further entries of `Score.info` if the call fails, for example the extracted answer.
         grace: seconds after the deadline before the worker is killed, for a function that can be interrupted: on a busy
-            machine, or inside a library's C code, it may be late to hear of the alarm. 0: it is killed at the deadline.
+            machine, or in C code, the alarm may be delayed. 0 kills the worker at the deadline.
     """
 
     function: str
@@ -62,11 +62,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a task: its result as JSON gives it back (tuples as lists), or the reason why there is none.
+    """Outcome of a task: its result after conversion to JSON and back (tuples are lists), or the reason why there is none.
 
-    `status` is `ok`; `timeout` for an overrun of the deadline; `error` for what the function raised, a crash, or memory
-    that ran out; `infra` where no worker could be had at all, or the batch's budget was spent before the task had had its
-    whole deadline, which says nothing about the task.
+    `status` is `ok`; `timeout` if the task exceeded the deadline; `error` if the function raised, crashed or ran out of
+    memory; `infra`, which says nothing about the task, if no worker could be started, or the batch's budget ended before
+    the task had its complete deadline.
     """
 
     status: Literal["ok", "timeout", "error", "infra"]
@@ -79,10 +79,10 @@ class Worker:
     """One worker process and the pipe to it."""
 
     def __init__(self) -> None:
-        own_end, worker_end = socket.socketpair()
+        parent_end, worker_end = socket.socketpair()
         lifeline_end, self._lifeline = os.pipe()
-        # The folder that this process works in comes last, so that a file there cannot shadow a package. The folder of this
-        # library keeps its place: in a checkout it is the working folder, and a user's `rewards.py` would come first.
+        # The working folder comes last, so that a file there cannot shadow a package. The folder of this library keeps its
+        # position: in a checkout it is the working folder, and a user's `rewards.py` elsewhere would come first.
         path = sorted(sys.path, key=lambda entry: entry != _LIBRARY and entry in ("", os.getcwd()))
         setup = json.dumps([path, worker_end.fileno(), lifeline_end])
         try:
@@ -93,16 +93,16 @@ class Worker:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[worker_end.fileno(), lifeline_end],
                 env=os.environ | _SINGLE_THREADED,
-                start_new_session=True,  # Ctrl-C is for us; and its children can be killed with it
+                start_new_session=True,  # Ctrl-C does not reach it, and its children are killed with it
             )
         except BaseException:
-            own_end.close()
+            parent_end.close()
             os.close(self._lifeline)
             raise
         finally:
             worker_end.close()
             os.close(lifeline_end)
-        self._pipe = Connection(own_end.detach())
+        self._pipe = Connection(parent_end.detach())
         self._loaded: set[str] = set()
 
     @property
@@ -110,10 +110,10 @@ class Worker:
         return self._process.pid
 
     def load(self, function: str) -> str | None:
-        """Import the function's module; return the reason if that fails.
+        """Import the function's module; return the reason if the import fails.
 
         Raises:
-            OSError, EOFError: the process ends, or does not answer.
+            OSError, EOFError: the process ends or does not reply.
         """
         if function in self._loaded:
             return None
@@ -127,32 +127,32 @@ class Worker:
         """Send a request and return the reply, see `worker`.
 
         Raises:
-            TimeoutError: there is none after so many seconds.
+            TimeoutError: there is no reply after `seconds`.
             OSError, EOFError: the process has ended.
             ValueError: the reply cannot be read.
         """
         self._pipe.send_bytes(request)
         if not self._pipe.poll(seconds):
-            raise TimeoutError(f"silent for {seconds:g} s")
+            raise TimeoutError(f"no reply within {seconds:g} s")
         return json.loads(self._pipe.recv_bytes(MAX_RESULT + 1000))
 
     def end(self) -> str:
-        """Kill the process and its children; return how it had ended if it was dead already."""
+        """Kill the process and its children; return how the process ended if it had ended before."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=0.5 if self._pipe.poll(0) else 0)  # readable and silent: it is ending
+            self._process.wait(timeout=0.5 if self._pipe.poll(0) else 0)  # a readable pipe here means that it is ending
         code = self._process.poll()
         if code is None:
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(OSError):  # before it became the leader of its session
+            with contextlib.suppress(OSError):  # if it is not the leader of its session yet
                 self._process.kill()
         self.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # SIGKILL waits for nothing but the kernel
+        with contextlib.suppress(subprocess.TimeoutExpired):  # only the kernel can delay SIGKILL
             self._process.wait(timeout=5)
         return "it closed its pipe" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def close(self) -> None:
-        """Close this process's ends only: in a forked child, the worker is the parent's."""
+        """Close the pipes in this process without ending the worker, which belongs to the parent of a forked child."""
         self._pipe.close()
         if self._lifeline >= 0:
             os.close(self._lifeline)
@@ -163,63 +163,63 @@ class Worker:
 
 
 class Pool:
-    """Worker processes, started when needed, kept between batches, ended when they overrun or have grown too much.
+    """Worker processes. They start on demand, stay between batches, and end after an overrun or if they use too much memory.
 
-    Threads may share a pool. A forked child starts with no workers of its own; the parent's are left alone.
+    Threads may share a pool. A forked child starts without workers, and does not affect those of the parent.
 
     Args:
-        workers: at most this many; by default the number of cores this process may use, at least 2, at most 16.
+        workers: the most workers; by default the number of CPUs that this process may use, at least 2 and at most 16.
     """
 
     def __init__(self, workers: int | None = None) -> None:
         self.size = workers or min(_MAX_WORKERS, max(2, cores()))
-        self._fresh()
+        self._reset()
         _POOLS.add(self)
 
-    def _fresh(self) -> None:
-        self._places = threading.Semaphore(self.size)
+    def _reset(self) -> None:
+        self._slots = threading.Semaphore(self.size)
         self._idle: list[Worker] = []
         self._alive: set[Worker] = set()
 
     def run(
         self, tasks: Sequence[Task], *, deadline: float = 2.0, memory_mb: int = 2048, budget: float | None = None
     ) -> list[Outcome]:
-        """Run tasks and return their outcomes in order. Blocks the calling thread. Whatever a task does becomes its outcome.
+        """Run tasks and return their outcomes in order. Blocks the calling thread. Failures of tasks become outcomes.
 
         Args:
-            tasks: calls to make, shared out among the workers.
-            deadline: seconds a task may take; then, or after its `grace`, its worker is killed, and the others go on.
-            memory_mb: address space a task may take beside the code that was loaded for it, MiB.
-            budget: seconds for all tasks together; what had not had its whole deadline by then is `infra`.
+            tasks: calls to make, distributed over the workers.
+            deadline: time limit of a task in seconds; its worker is killed at the deadline plus the task's `grace`.
+            memory_mb: limit of the address space of a task in MiB, in addition to the code loaded for it.
+            budget: seconds for all tasks together; a task that has not had its complete deadline by then is `infra`.
 
         Raises:
-            ValueError: a deadline or memory limit that leaves nothing to work with.
+            ValueError: `deadline` or `memory_mb` is not positive.
         """
         if deadline <= 0 or memory_mb <= 0:
-            raise ValueError(f"deadline is {deadline} s and memory_mb {memory_mb}. Give more than 0 of both.")
+            raise ValueError(f"deadline is {deadline} s and memory_mb {memory_mb}. Pass numbers above 0.")
         end = math.inf if budget is None else time.monotonic() + budget
 
         def attempt(task: Task, share: float) -> Outcome | None:
             left = end - time.monotonic()
-            if left > 0 and self._places.acquire(timeout=None if budget is None else left):
+            if left > 0 and self._slots.acquire(timeout=None if budget is None else left):
                 try:
                     outcome = self._attempt(task, deadline, memory_mb << 20, share, end)
                 finally:
-                    self._places.release()
+                    self._slots.release()
                 if outcome is not None or (share < 1.0 and time.monotonic() < end):
                     return outcome
-            return Outcome("infra", None, f"the batch's budget of {budget or 0:g} s was spent by others")
+            return Outcome("infra", None, f"other tasks used the batch's budget of {budget or 0:g} s")
 
         return [outcome for outcome in slow_last(attempt, tasks, self.size, budget is None) if outcome is not None]
 
     def close(self) -> None:
-        """End the idle workers; the next batch starts new ones."""
+        """End the idle workers; the next batch starts new workers."""
         idle, self._idle = self._idle, []
         for worker in idle:
             self._end(worker)
 
     def _attempt(self, task: Task, deadline: float, memory: int, share: float, end: float) -> Outcome | None:
-        """Make a call and return its outcome; None if it had only a part of its deadline."""
+        """Make a call and return its outcome; None if it did not end within a part of its deadline."""
         module, _, name = task.function.partition(":")
         if not module or not name or module == "__main__":
             return Outcome("error", None, f"{task.function!r} is not of the form package.module:function")
@@ -250,8 +250,8 @@ class Pool:
             self._end(worker)
             kind, value, seconds = "late", None, time.monotonic() - start
         except (OSError, EOFError, ValueError) as failure:
-            how = self._end(worker)
-            why = f"the result cannot be read: {failure}" if isinstance(failure, ValueError) else how
+            ending = self._end(worker)
+            why = f"the result cannot be read: {failure}" if isinstance(failure, ValueError) else ending
             return Outcome("error", None, f"the worker process ended ({why})"[:300], time.monotonic() - start)
         else:
             if ends:
@@ -281,11 +281,11 @@ class Pool:
         self._alive.discard(worker)
         return worker.end()
 
-    def _forget(self) -> None:
-        """Drop the workers in a forked child: they are the parent's, and this end of their pipes must not keep them alive."""
+    def _abandon_workers(self) -> None:
+        """Drop the parent's workers in a forked child and close the pipes, which would keep them alive."""
         for worker in self._alive:
             worker.close()
-        self._fresh()
+        self._reset()
 
 
 _POOLS: "weakref.WeakSet[Pool]" = weakref.WeakSet()
@@ -293,7 +293,7 @@ _SHARED = Pool()
 
 
 def shared_pool() -> Pool:
-    """Return the pool that all components of this process use."""
+    """Return the pool of this process, which all components share."""
     return _SHARED
 
 
@@ -304,9 +304,9 @@ def _close_all() -> None:
             worker.end()
 
 
-def _forget_all() -> None:
+def _abandon_all() -> None:
     for pool in list(_POOLS):
-        pool._forget()
+        pool._abandon_workers()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_abandon_all)

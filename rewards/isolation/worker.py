@@ -1,7 +1,7 @@
-"""Script of a worker process: makes the calls that it is sent, one after the other.
+"""Script of a worker process, which makes the calls that it receives one after the other.
 
-Run by path: it knows nothing of the parent's main module and of this library. A request is the pickle of (function,
-arguments or None to load it only, bytes of memory, seconds until it is interrupted or 0); a reply is the JSON of
+It runs by path and imports neither the parent's main module nor this library. A request is the pickle of (function,
+arguments or None to only load it, bytes of memory, seconds until the interrupt or 0). A reply is the JSON of
 [`ok`, `error` or `late`, value or reason, seconds, whether this process ends now].
 """
 
@@ -21,20 +21,20 @@ MAX_RESULT = 16_000_000  # bytes of JSON
 
 
 class Overrun(BaseException):
-    """The item's time is over. It is no `Exception`, since libraries catch those in many places."""
+    """The time of the call is over. It is not an `Exception`, because libraries catch those in many places."""
 
     overrun = True
 
 
 class Worker:
-    """Calls functions by name, each under a limit of address space."""
+    """Calls functions by name, each with a limit of the address space."""
 
     def __init__(self) -> None:
         self.functions: dict[str, Callable[..., Any]] = {}
-        self.baseline = address_space()  # bytes that loaded code takes
+        self.baseline = address_space()  # bytes of the loaded code
 
     def answer(self, request: bytes) -> tuple[bytes, bool]:
-        """Return the reply, and whether this process should end: memory ran out, or it has grown too much."""
+        """Return the reply, and whether this process should end because it ran out of memory or uses too much."""
         start, memory, exhausted = time.monotonic(), 0, False
         try:
             function, arguments, memory, alarm = pickle.loads(request)
@@ -44,7 +44,7 @@ class Worker:
             value = None
             if arguments is not None:
                 limit(self.baseline + memory)
-                value = self.called(function, arguments, alarm)
+                value = self.call(function, arguments, alarm)
             reply = json.dumps(["ok", value, time.monotonic() - start], allow_nan=False)
             if len(reply) > MAX_RESULT:
                 raise ValueError(f"the result is {len(reply)} bytes of JSON, more than {MAX_RESULT}")
@@ -56,14 +56,14 @@ class Worker:
         ends = exhausted or (memory > 0 and address_space() > self.baseline + memory // 2)
         return f"{reply[:-1]}, {json.dumps(ends)}]".encode(), ends
 
-    def called(self, function: str, arguments: tuple[Any, ...], alarm: float) -> Any:
+    def call(self, function: str, arguments: tuple[Any, ...], alarm: float) -> Any:
         """Call the function; after `alarm` seconds, if not 0, raise `Overrun` in it.
 
-        That happens between two steps of the interpreter. What it cannot stop is for the parent to kill.
+        The interpreter raises it between two bytecodes. If a call in C code does not return, the parent kills this process.
         """
         if not alarm:
             return self.functions[function](*arguments)
-        signal.signal(signal.SIGALRM, _ring)
+        signal.signal(signal.SIGALRM, _raise_overrun)
         signal.setitimer(signal.ITIMER_REAL, alarm)
         try:
             return self.functions[function](*arguments)
@@ -73,23 +73,23 @@ class Worker:
     def load(self, function: str) -> None:
         """Import a function without a limit, and call its module's `warm_up()` if there is one."""
         module = importlib.import_module(function.partition(":")[0])
-        called: Any = module
+        target: Any = module
         for part in function.partition(":")[2].split("."):
-            called = getattr(called, part)
+            target = getattr(target, part)
         if callable(warm_up := getattr(module, "warm_up", None)):
             warm_up()
-        self.functions[function] = called
+        self.functions[function] = target
         self.baseline = address_space()
 
 
 def limit(memory: int | None) -> None:
-    """Limit the address space to so many bytes; None lifts the limit."""
+    """Limit the address space to `memory` bytes; None removes the limit."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     soft = hard if memory is None or (hard != resource.RLIM_INFINITY and memory > hard) else memory
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _ring(*_: object) -> None:
+def _raise_overrun(*_: object) -> None:
     raise Overrun
 
 
@@ -109,15 +109,15 @@ def address_space() -> int:
 
 
 def die_with_parent(lifeline: int) -> None:
-    """Let the kernel end this process when the parent's end of a pipe closes, even while it hangs in C code.
+    """Make the kernel end this process when the parent's end of a pipe closes, even if it hangs in C code.
 
-    Not PR_SET_PDEATHSIG: that follows the thread that started this process, which may end long before the parent.
+    PR_SET_PDEATHSIG would follow the thread that started this process, which may end long before the parent.
     """
     import fcntl
 
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO, which terminates
-    if os.getppid() == 1:  # it went before we listened
+    if os.getppid() == 1:  # the parent ended before
         os._exit(0)
 
 
@@ -141,4 +141,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # no clean-up of libraries that could hang or print
+    os._exit(0)  # skips exit handlers of libraries, which could hang or print

@@ -1,12 +1,12 @@
 """Run generated Python programs isolated from the machine, on Linux, without Docker and without privileges.
 
 Programs are forked from warm interpreters, see `forkserver`, and restricted by Landlock and a filter of system calls. A
-program has no network, no environment, no home, only system directories to read, nothing to write, and limits on time, memory,
-threads and output; grading happens outside, on what it wrote.
+program has no network and no environment variables, reads system directories only, writes no files, and has limits on time,
+memory, threads and output. The reward compares its output outside of the sandbox.
 
-Limits of the isolation: the kernel is shared, so that a bug in it is a way out. CPU bandwidth is not shared fairly. The
-sandbox keeps the programs of a model in training from harming the machine or cheating its reward; it is not made for hostile
-strangers on a machine that holds secrets.
+Limits of the isolation: programs share the kernel, so a bug in the kernel is a way out, and CPU bandwidth is not limited. The
+sandbox protects the machine and the reward from the programs of a model in training. It does not protect a machine with
+secrets from programs of hostile strangers.
 
 >>> from rewards import sandbox
 >>> sandbox.run("print(int(input()) * 2)", "21", allow_unsafe=True).stdout.strip()

@@ -1,8 +1,7 @@
 """Warm interpreters that fork a restricted process for each program, see `launcher.serve`.
 
-A program costs a fork, and neither the start of an interpreter nor its imports: a fifth of the time to start one. The seed of
-hashes and the layout of addresses are the server's. Each server has a user id of its own if this process is root, and runs one
-program at a time.
+A fork takes a fifth of the time to start an interpreter with its imports. Programs share the hash seed and the address layout
+of their server. Each server runs one program at a time, and has a separate user id if this process is root.
 """
 
 import atexit
@@ -28,15 +27,15 @@ from rewards.errors import RewardsError
 from rewards.sandbox.seccomp import filter_program
 
 _CHUNK = 1 << 16
-_START_SECONDS = 20.0  # until a server is ready; a busy machine may take seconds
-_ANSWER_SECONDS = 10.0  # until it says that a process was forked
-_GONE_SECONDS = 1.0  # how long a killed program holds up its caller, and a server that is closed
+_START_SECONDS = 20.0  # time limit for the start of a server, which may take seconds on a busy machine
+_ANSWER_SECONDS = 10.0  # time limit for a fork
+_GONE_SECONDS = 1.0  # longest wait for the end of a killed program or a closed server
 _MESSAGE = 4096
-_MOST_IDLE = 2 * (os.cpu_count() or 1)  # each holds some 10 MiB
+_MOST_IDLE = 2 * (os.cpu_count() or 1)  # servers; each uses about 10 MiB
 
-# 60578-61183 are assigned to nobody by Debian and by systemd (UIDS-GIDS), and small enough for mapped containers.
+# Debian and systemd (UIDS-GIDS) do not assign 60578-61183, and containers with mapped ids include them.
 _FIRST_UID, _SLOTS = 60578, 600
-# Of an interpreter with packages: numerical ones would start a thread a core, whose stacks count as memory.
+# Numerical packages would start a thread per core, whose stacks count as memory.
 _SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
@@ -45,15 +44,15 @@ _OPEN_FILES = 64
 _THREADS = 16
 
 _lock = threading.Lock()
-_idle: dict[tuple[str | None, bool], list["_Server"]] = {}  # by interpreter, and whether their programs are isolated
+_idle: dict[tuple[str | None, bool], list["_Server"]] = {}  # by interpreter, and whether programs are isolated
 _live: set["_Server"] = set()  # idle or in use
 Slot: TypeAlias = tuple[int, socket.socket]  # a user id, and the socket that claims it
 _free: list[Slot] = []
-_claims: list[socket.socket] = []  # of all slots of ours, also those in use
+_claims: list[socket.socket] = []  # of all slots of this process, free or in use
 
 
 class SandboxError(RewardsError):
-    """Programs cannot be isolated on this machine, or an interpreter cannot be run; the message says why."""
+    """The system cannot isolate programs, or an interpreter cannot be run; the message says why."""
 
 
 RunStatus: TypeAlias = Literal["ok", "failed", "timeout", "output", "infra"]
@@ -65,12 +64,12 @@ class Job:
 
     Args:
         program: Python source.
-        stdin: what the program reads, as text.
-        seconds: wall clock and, rounded up, CPU seconds.
-        memory_mb: MiB of address space.
-        output_bytes: bytes of stdout, and of stderr, after which the program is stopped.
-        python: path of an interpreter with its packages, such as a virtual environment's; by default the system's Python with
-            the standard library alone. The program may read the whole environment.
+        stdin: input of the program, as text.
+        seconds: limit of wall time and, rounded up, of CPU time.
+        memory_mb: limit of the address space in MiB.
+        output_bytes: limit of stdout and of stderr in bytes, at which the program is stopped.
+        python: path of an interpreter with packages, such as that of a virtual environment, whose files the program may read;
+            by default the system's Python with the standard library only.
     """
 
     program: str
@@ -83,12 +82,12 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a program ended.
+    """Status and output of a program.
 
-    `status`: `ok` exit code 0; `failed` any other end of its own, or no program that could be started; `timeout` and
-    `output` stopped at that limit; `infra` the sandbox did not start, which says nothing about the program. `stdout` and
-    `stderr` hold what was written until then, undecodable bytes replaced. `returncode` is negative for a signal, and None when
-    the program was stopped. `seconds` is wall clock.
+    `status`: `ok` for exit code 0; `failed` for another end, or a program that cannot start; `timeout` and `output` if it was
+    stopped at that limit; `infra` if the sandbox did not start, which says nothing about the program. `stdout` and `stderr`
+    are the output up to the end, with undecodable bytes replaced. `returncode` is negative for a signal, and None if the
+    program was stopped. `seconds` is wall time.
     """
 
     status: RunStatus
@@ -104,7 +103,7 @@ _PROBE = Job(program="print(input()[::-1])", stdin="ko", seconds=10.0)
 
 @functools.cache
 def problem() -> str:
-    """Return why programs cannot be isolated here, by the output of a small program; empty if they can."""
+    """Run a small program and return why the system cannot isolate programs; an empty text if it can."""
     if not sys.platform.startswith("linux"):
         return f"needs Linux, this is {sys.platform}"
     result = run_job(True, _PROBE)
@@ -114,54 +113,55 @@ def problem() -> str:
 
 
 def isolates(allow_unsafe: bool = False) -> bool:
-    """Return whether `run` would isolate a program; raises like it."""
+    """Return whether `run` isolates programs. Raises SandboxError if it cannot and `allow_unsafe` is not set."""
     if not (reason := problem()):
         return True
     if allow_unsafe:
         return False
     raise SandboxError(
-        f"Nothing here can keep generated programs apart: {reason}. Run on Linux 5.13 or later with Landlock, or pass "
-        "allow_unsafe=True to run them with mere limits."
+        f"This system cannot isolate generated programs: {reason}. Run on Linux 5.13 or later with Landlock, or pass "
+        "allow_unsafe=True to run them with resource limits only."
     )
 
 
 def run(program: str, stdin: str = "", *, allow_unsafe: bool = False, **limits: Any) -> Result:
-    """Run a Python program and wait for its end.
+    """Run a Python program and wait until it ends.
 
     Args:
         program: Python source.
-        stdin: what the program reads, as text.
-        allow_unsafe: where programs cannot be isolated, run it with mere limits: it then sees your files and your network.
-        limits: the other fields of `Job`: limits and the interpreter.
+        stdin: input of the program, as text.
+        allow_unsafe: run the program with resource limits only if the system cannot isolate it; it then has access to your
+            files and your network.
+        limits: other fields of `Job`.
 
     Raises:
-        SandboxError: programs cannot be isolated here, and `allow_unsafe` is not given.
+        SandboxError: the system cannot isolate programs, and `allow_unsafe` is not set.
     """
     return run_job(isolates(allow_unsafe), Job(program=program, stdin=stdin, **limits))
 
 
 def run_job(isolated: bool, job: Job) -> Result:
-    """Run a job, isolated or with mere limits. Never raises for what the program, the machine or the job's content does."""
+    """Run a job, isolated or with resource limits only. Never raises: failures become the status of the result."""
     try:
         return run_forked(job, isolated)
     except UnicodeEncodeError:
-        return Result(status="failed", reason="the program is no valid Unicode text")
+        return Result(status="failed", reason="the program is not valid Unicode text")
     except OSError as failure:
         return Result(status="infra", reason=f"{failure}"[:300])
 
 
 def run_forked(job: Job, isolated: bool) -> Result:
-    """Run a program in a process that a server of its interpreter forks, until it ends or passes a limit.
+    """Run a program in a process that a server of its interpreter forks, until it ends or reaches a limit.
 
     Raises:
-        OSError: no server can be started, or it ended.
-        UnicodeEncodeError: the program is no valid Unicode text.
+        OSError: no server can be started, or the server ended.
+        UnicodeEncodeError: the program is not valid Unicode text.
     """
     source = job.program.encode()
     with _server(job.python, isolated) as server, ExitStack() as stack:
-        start = time.monotonic()  # not before: a server that has to be started is no time of the program's
+        start = time.monotonic()  # without the time to start a server
         limits = resource_limits(job, server.slot and server.slot[0])
-        # In a file that the server does not read: the next program would find it in the server's memory.
+        # In files that the server does not read, so that the next program cannot find them in its memory.
         contents = job.stdin.encode("utf-8", "replace"), repr(limits).encode() + b"\n" + source
         stdin, request = (stack.enter_context(sealed_file(content)) for content in contents)
         (read_out, write_out), (read_err, write_err) = os.pipe(), os.pipe()
@@ -182,7 +182,7 @@ def run_forked(job: Job, isolated: bool) -> Result:
 
 @functools.cache
 def python() -> str:
-    """Return the interpreter for generated programs: the system's, else the base interpreter of this process."""
+    """Return the path of the system's interpreter, else of the base interpreter of this process."""
     for candidate in _PYTHONS:
         if os.access(candidate, os.X_OK):
             return candidate
@@ -190,7 +190,7 @@ def python() -> str:
 
 
 class Interpreter(NamedTuple):
-    """A Python chosen by the user: its path and version, and the directories that it lies in and reads."""
+    """A Python interpreter that the user chose: its path, version and directories outside of /usr."""
 
     path: str
     version: str
@@ -199,20 +199,20 @@ class Interpreter(NamedTuple):
 
 @functools.cache
 def interpreter(path: str) -> Interpreter:
-    """Ask the interpreter at `path` for its version and directories.
+    """Return the version and directories of the interpreter at `path`.
 
     Raises:
-        SandboxError: it cannot be run.
+        SandboxError: the interpreter cannot be run.
     """
-    ask = (
+    code = (
         "import platform, sys; print(platform.python_version(), sys.executable, sys.prefix, sys.base_prefix, sep='\\n')"
     )
     try:
-        output = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, timeout=60, check=True).stdout
+        output = subprocess.run([path, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
         version, executable, *prefixes = output.splitlines()
     except (OSError, ValueError, subprocess.SubprocessError) as failure:
         raise SandboxError(
-            f"python is {path!r}, which cannot be run: {failure}. Give the path of an interpreter."
+            f"python is {path!r}, which cannot be run: {failure}. Pass the path of an interpreter."
         ) from None
     outside = [each for each in dict.fromkeys(prefixes) if not f"{os.path.realpath(each)}/".startswith("/usr/")]
     return Interpreter(executable, version, tuple(outside))
@@ -221,8 +221,8 @@ def interpreter(path: str) -> Interpreter:
 def resource_limits(job: Job, uid: int | None) -> dict[str, int]:
     """Return the limits of a program's process, by their names in the module `resource`.
 
-    The number of threads is limited only for a slot's own user: for anyone else it would count all that the user runs
-    outside too.
+    The number of threads is limited only for the user of a slot. For other users, the limit would count their processes
+    outside of the sandbox.
     """
     limits = {
         "cpu": math.ceil(job.seconds) + 1,
@@ -238,10 +238,10 @@ def resource_limits(job: Job, uid: int | None) -> dict[str, int]:
 def server_command(path: str | None, isolated: bool, uid: int | None, control_fd: int, trainer_fd: int) -> list[str]:
     """Return the command of the launcher, which forks a process for each program.
 
-    It runs in the interpreter at `path` and as the user `uid`, until the process of the descriptor `trainer_fd` ends.
+    It runs in the interpreter at `path` as user `uid`, until the process of the descriptor `trainer_fd` ends.
 
     Raises:
-        OSError: `isolated`, on a machine whose system calls are not known.
+        OSError: `isolated` is set, and the numbers of the machine's system calls are not known.
     """
     code = filter_program() if isolated else b""
     if code is None:
@@ -269,16 +269,16 @@ def _launcher_source() -> str:
 
 @contextmanager
 def sealed_file(content: bytes) -> Iterator[int]:
-    """Open an anonymous file that nobody can change any more, for reading only."""
-    written = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    """Open an anonymous file with `content`, read-only and sealed against changes; yield its descriptor."""
+    writable = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(content)
         while view:
-            view = view[os.write(written, view) :]
-        fcntl.fcntl(written, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        fd = os.open(f"/proc/self/fd/{written}", os.O_RDONLY | os.O_CLOEXEC)
+            view = view[os.write(writable, view) :]
+        fcntl.fcntl(writable, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        os.close(written)
+        os.close(writable)
     try:
         yield fd
     finally:
@@ -288,8 +288,8 @@ def sealed_file(content: bytes) -> Iterator[int]:
 def take_slot() -> Slot | None:
     """Return a free user id of this process, or a new one; None if this process is not root.
 
-    Programs of different slots cannot signal one another, and limits on the number of threads count per slot. Slots are claimed
-    across processes by the name of a socket, which the kernel frees when its owner ends, and which leaves no file behind.
+    Programs of different slots cannot signal each other, and thread limits count per slot. The name of a socket claims a slot
+    across processes; the kernel frees it when the owner ends, and no file remains.
 
     Raises:
         OSError: all slots are taken.
@@ -312,14 +312,14 @@ def take_slot() -> Slot | None:
 
 
 def give_slot(slot: Slot | None) -> None:
-    """Free a slot for the next server; all processes of its user id have ended."""
+    """Free a slot for the next server, after all processes of its user id have ended."""
     if slot is not None:
         with _lock:
             _free.append(slot)
 
 
 class _Server:
-    """A fork server; `control` is the socket to it. It is `lost` when one of its programs does not end."""
+    """A fork server. `control` is the socket to it; `lost` says that one of its programs did not end."""
 
     lost = False
 
@@ -329,13 +329,13 @@ class _Server:
         read, write = os.pipe()
         trainer = os.pidfd_open(os.getpid())
         try:
-            with server_end, sealed_file(b"") as nothing:
-                # Its streams are of the same kinds as a program's, since Python inspects them at its start.
+            with server_end, sealed_file(b"") as empty:
+                # Streams of the same kinds as those of programs, because Python inspects them at its start.
                 self.process = subprocess.Popen(
                     server_command(python, isolated, self.slot and self.slot[0], server_end.fileno(), trainer),
                     env={} if python is None else _SINGLE_THREADED,
                     cwd="/",
-                    stdin=nothing,
+                    stdin=empty,
                     stdout=write,
                     stderr=write,
                     start_new_session=True,
@@ -360,28 +360,28 @@ class _Server:
                 self.close()
                 if not isinstance(failure, OSError):
                     raise
-                written = errors.read(_MESSAGE).decode("utf-8", "replace").strip()
-                raise OSError(f"{failure} {written[-200:]}".strip()) from None
+                output = errors.read(_MESSAGE).decode("utf-8", "replace").strip()
+                raise OSError(f"{failure} {output[-200:]}".strip()) from None
 
     def fork(self, fds: Sequence[int]) -> tuple[int, list[bytes]]:
-        """Fork a process for a program; return its descriptor, and what it has said so far."""
+        """Fork a process for a program; return its descriptor, and the messages that arrived before."""
         socket.send_fds(self.control, [b"fork"], fds)
         status: list[bytes] = []
         while True:
             answer, process = self.answer(_ANSWER_SECONDS)
             if process:
                 return process[0], status
-            status.append(answer)  # the process itself may be the first to say something
+            status.append(answer)  # a message of the process may arrive before its descriptor
 
     def answer(self, seconds: float) -> tuple[bytes, list[int]]:
         """Receive the next message and its descriptors.
 
         Raises:
-            OSError: it ended, or says nothing in time.
+            OSError: the server ended, or sends nothing within `seconds`.
         """
-        with selectors.PollSelector() as heard:
-            heard.register(self.control, selectors.EVENT_READ)
-            if not heard.select(seconds):
+        with selectors.PollSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ)
+            if not selector.select(seconds):
                 raise OSError(f"the sandbox's fork server did not answer within {seconds:g} s")
         message, fds, _, _ = socket.recv_fds(self.control, _MESSAGE, 1)
         if not message:
@@ -389,7 +389,7 @@ class _Server:
         return message, fds
 
     def close(self) -> None:
-        """End the server, also when a process forked from this one holds its socket too."""
+        """End the server, even if a fork of this process holds its socket as well."""
         with suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
         self.control.close()
@@ -398,23 +398,23 @@ class _Server:
             self.process.wait(_GONE_SECONDS)
             give_slot(self.slot)
         except subprocess.TimeoutExpired:
-            self.process.kill()  # its slot is not used again: a program that is left ends with it, who knows when
+            self.process.kill()  # the slot is not freed, because a program of it may still run
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_GONE_SECONDS)
 
 
 class _Program:
-    """A process that a server forked, whose output is read until it ends or passes a limit.
+    """A process that a server forked; reads its output until it ends or reaches a limit.
 
     Args:
-        process: its descriptor; closed at the end, as `outputs` are.
-        outputs: descriptors to read its stdout and stderr from.
-        status: what it has said of its start so far.
+        process: descriptor of the process; `close` closes it and `outputs`.
+        outputs: descriptors from which to read stdout and stderr.
+        status: messages about its start so far.
     """
 
     def __init__(self, server: _Server, process: int, outputs: tuple[int, int], job: Job, status: list[bytes]) -> None:
         self.server, self.process, self.job, self.status = server, process, job, status
-        self.owned = [*outputs, process]
+        self.descriptors = [*outputs, process]
         self.output = {fd: bytearray() for fd in outputs}
         self.code: int | None = None
         self.stopped: RunStatus | None = None
@@ -425,7 +425,7 @@ class _Program:
             os.set_blocking(fd, False)
 
     def follow(self, deadline: float) -> None:
-        """Read until the program ends, time is up, or it has written too much."""
+        """Read output until the program ends, reaches the deadline, or exceeds the limit of output."""
         while self.code is None and self.stopped is None:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -435,10 +435,10 @@ class _Program:
                 if key.fd in self.output:
                     self._read(key.fd)
                 else:
-                    self._hear(_ANSWER_SECONDS)
+                    self._receive(_ANSWER_SECONDS)
 
     def close(self) -> None:
-        """End what is left of the program, and read what it had written before."""
+        """End the program if it still runs, and read the rest of its output."""
         try:
             if self.code is None:
                 with suppress(ProcessLookupError):
@@ -446,22 +446,22 @@ class _Program:
                 end = time.monotonic() + _GONE_SECONDS
                 try:
                     while self.code is None:
-                        self._hear(max(0.0, end - time.monotonic()))
+                        self._receive(max(0.0, end - time.monotonic()))
                 except OSError:
                     self.server.lost = True
                     if self.stopped is None:
                         raise
-                    # The verdict stays: the kernel may take its time to clear a program away.
+                    # The status stays, although the kernel has not removed the program yet.
             for fd in self.output:
                 while self.stopped is None and self._read(fd):
                     pass
         finally:
             self.selector.close()
-            for fd in self.owned:
+            for fd in self.descriptors:
                 os.close(fd)
 
     def result(self, seconds: float) -> Result:
-        """Return how the program ended, after `seconds`."""
+        """Return the result of the program, which took `seconds`."""
         stdout, stderr = (text.decode("utf-8", "replace") for text in self.output.values())
         status: RunStatus = self.stopped or "failed"
         if self.stopped == "timeout":
@@ -478,8 +478,8 @@ class _Program:
         code = None if self.stopped else self.code
         return Result(status=status, stdout=stdout, stderr=stderr, returncode=code, seconds=seconds, reason=reason)
 
-    def _hear(self, seconds: float) -> None:
-        """Read what the server or the process says next."""
+    def _receive(self, seconds: float) -> None:
+        """Process the next message of the server or the process."""
         answer, _ = self.server.answer(seconds)
         if answer.startswith(b"ended "):
             self.code = int(answer.split()[1])
@@ -487,7 +487,7 @@ class _Program:
             self.status.append(answer)
 
     def _read(self, fd: int) -> bool:
-        """Read output once; return whether there may be more."""
+        """Read output once; return whether there may be more output."""
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -505,7 +505,7 @@ class _Program:
 
 @contextmanager
 def _server(python: str | None, isolated: bool = True) -> Iterator[_Server]:
-    """Lend a server to one caller at a time; one that fails is not used again."""
+    """Yield a server for one caller; a server that fails is not used again."""
     while True:
         with _lock:
             waiting = _idle.get((python, isolated))
@@ -520,19 +520,19 @@ def _server(python: str | None, isolated: bool = True) -> Iterator[_Server]:
     except BaseException:
         server.close()
         raise
-    over = server if server.lost else None
+    surplus = server if server.lost else None
     with _lock:
-        if over is None:
+        if surplus is None:
             _idle.setdefault((python, isolated), []).append(server)
             if sum(map(len, _idle.values())) > _MOST_IDLE:
-                over = max(_idle.values(), key=len).pop(0)
-    if over is not None:
-        over.close()
+                surplus = max(_idle.values(), key=len).pop(0)
+    if surplus is not None:
+        surplus.close()
 
 
 @atexit.register
 def close_idle() -> None:
-    """End the servers that wait for a program."""
+    """End the idle servers."""
     with _lock:
         servers = [server for servers in _idle.values() for server in servers]
         _idle.clear()
@@ -541,11 +541,11 @@ def close_idle() -> None:
 
 
 def _forget() -> None:
-    """Drop the servers and slots in a forked child: they are its parent's."""
+    """Drop the servers and slots in a forked child; they belong to the parent."""
     global _lock
     _lock = threading.Lock()
     for copy in (*_claims, *(server.control for server in _live)):
-        copy.close()  # while one of its control is open, a server does not see its parent's close
+        copy.close()  # an open copy would hide from the server that the parent closed the socket
     _live.clear()
     _idle.clear()
     _free.clear()

@@ -1,6 +1,6 @@
 """Fork a restricted process for each requested program: the script of a fork server, see `serve`.
 
-Runs on its own (`python3 -I -S -c SOURCE CONFIG`): nothing but the standard library, and of that as little as possible.
+The source of this module runs as a program (`python3 -I -S -c SOURCE CONFIG`) and imports few modules of the standard library.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import os
 import resource
 import sys
 
-TYPE_CHECKING = False  # importing typing would cost milliseconds in front of every program
+TYPE_CHECKING = False  # importing typing would delay every program by milliseconds
 if TYPE_CHECKING:
     import socket
     from typing import Any
 
-# A copy for the functions below: a program may change the names that it shares with them.
+# The functions below use a copy of the builtins, because a program may change the shared ones.
 globals()["__builtins__"] = dict(vars(sys.modules["builtins"]))
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -26,13 +26,13 @@ _SIGKILL = 9
 _POLLIN, _POLLRDHUP = 1, 0x2000
 # Rights of Landlock: execute 1, write 2, read file 4, read directory 8, then making, removing, moving, truncating.
 _READ_AND_RUN, _READ, _READ_WRITE_FILE = 1 | 4 | 8, 4 | 8, 2 | 4
-# What programs import most: loaded once, before the first fork.
+# The modules that programs import most, loaded once before the first fork.
 _PRELOADED = ["atexit", "bisect", "collections", "copy", "functools", "heapq", "io", "itertools", "json", "math"]
 _PRELOADED += ["operator", "random", "re", "string", "typing"]
 
 
 def call(name: str, result: int) -> int:
-    """Return the result of a system call. Raises `OSError` if it is negative."""
+    """Return the result of a system call. Raises `OSError` if the result is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
@@ -52,9 +52,9 @@ def prctl(name: str, option: int, *args: Any) -> None:
 
 
 def restrict_files(readable: list[str]) -> None:
-    """Restrict files by Landlock: read and run what is below these paths, write nothing but /dev/null."""
+    """Restrict files by Landlock: reading and executing below these paths, and writing to /dev/null."""
     abi = syscall("landlock", _LANDLOCK_CREATE, None, 0, 1)
-    known = (1 << (12 + min(abi, 3))) - 1  # all rights of this kernel: links across folders since 2, truncation since 3
+    known = (1 << (12 + min(abi, 3))) - 1  # rights of this kernel: links across folders from ABI 2, truncation from 3
     net = 3 if abi >= 4 else 0  # bind and connect TCP
     scope = 3 if abi >= 6 else 0  # abstract sockets, signals
     device = 1 << 15 if abi >= 5 else 0  # ioctl on devices
@@ -74,7 +74,7 @@ def restrict_files(readable: list[str]) -> None:
 
 
 def filter_calls(program: bytes) -> None:
-    """Install a seccomp filter, given as compiled BPF. Raises `OSError`."""
+    """Install a seccomp filter, a compiled BPF program. Raises `OSError`."""
 
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
@@ -84,15 +84,15 @@ def filter_calls(program: bytes) -> None:
 
 
 def serve(config: dict[str, Any]) -> bytes:
-    """Fork a restricted process for each program and return its source in that process, to be run.
+    """Fork a restricted process for each program, and return the program's source in that process.
 
-    Ends when the other end of the socket is shut, and with the process that started it, whose forked children may hold that end
-    too.
+    The server ends when the other end of the socket is shut down, and with the process that started it, whose forked children
+    may hold that end as well.
 
-    A program is asked for by a message with four descriptors: its stdin, stdout, stderr, and a file with its limits and its
-    source. The answers: `pid` with a descriptor of the process, `ready` from that process when it is locked up or `failed` and
-    why it could not be, and `ended` with its exit code. Nothing of a program is ever read by the process that forks: the next
-    one would inherit it. Only one runs at a time.
+    A request is a message with four descriptors: stdin, stdout, stderr, and a file with limits and source. The replies are
+    `pid` with a descriptor of the process, `ready` from that process when it is restricted, or `failed` and the reason, and
+    `ended` with the exit code. The forking process never reads a program, because the next program would inherit its content.
+    One program runs at a time.
     """
     import contextlib
     import gc
@@ -130,7 +130,7 @@ def serve(config: dict[str, Any]) -> bytes:
         child = os.fork()
         if not child:
             try:
-                return lock_up(fds, control, code)
+                return restrict_process(fds, control, code)
             except BaseException as failure:
                 _report(control, failure)
                 os._exit(125)
@@ -143,18 +143,18 @@ def serve(config: dict[str, Any]) -> bytes:
         ends.register(control, _POLLRDHUP)
         ends.register(trainer, _POLLIN)
         if process not in [fd for fd, _ in ends.poll()]:
-            os.kill(child, _SIGKILL)  # nobody waits for it any more
+            os.kill(child, _SIGKILL)  # the requester has ended or does not wait any more
         os.close(process)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(OSError):
-            os.killpg(child, _SIGKILL)  # what it left, without isolation; not yet reaped, so that the number is its own
+            os.killpg(child, _SIGKILL)  # processes that it left; before the reaping, nobody else can have its id
         _, status = os.waitpid(child, 0)
         ended = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         control.send(b"ended %d" % ended)
 
 
-def lock_up(fds: list[int], control: socket.socket, filter_code: bytes) -> bytes:
-    """Restrict this process, just forked, for a program and return the program's source."""
+def restrict_process(fds: list[int], control: socket.socket, filter_code: bytes) -> bytes:
+    """Restrict this process after the fork, and return the program's source."""
     prctl("pdeathsig", _PR_SET_PDEATHSIG, _SIGKILL)
     os.setsid()
     with open(fds[3], "rb") as content:
@@ -179,26 +179,25 @@ def _report(control: socket.socket, failure: BaseException) -> None:
 def run(source: bytes) -> None:
     """Run a program as `__main__` and end this process.
 
-    It ends as the interpreter does, but without taking apart the modules that were there before: they lie in memory that is
-    shared with the server, and each page that is written to would be copied, which costs as much as all the rest of a short
-    program. Ends that are out of the ordinary (a text as exit code, a stream that cannot be flushed) are left to the
-    interpreter. A source with a NUL byte is an error, as from Python 3.12 on; before, the interpreter drops the rest of a file's
-    line there.
+    It ends like the interpreter, but does not clear the modules that were loaded before. Their memory is shared with the
+    server, and writing to it would copy pages, which takes as long as the rest of a short program. Unusual ends (a text as
+    exit code, a stream that cannot be flushed) are left to the interpreter. A source with a NUL byte is an error, as in Python
+    3.12 and later; earlier interpreters drop the rest of the line.
     """
     import atexit
     import gc
     import io
 
-    def flush() -> None:  # whoever holds them, such as a module that is not taken apart
+    def flush() -> None:  # also files in modules that are not cleared
         for stream in [*streams, *(each for each in gc.get_objects() if issubclass(type(each), files))]:
             stream.flush()
 
     files = io.TextIOWrapper, io.BufferedWriter
-    path, before, code = "/main.py", set(sys.modules) - {"__main__"}, 0
+    path, preloaded, code = "/main.py", set(sys.modules) - {"__main__"}, 0
     program = sys.modules["__main__"] = type(sys)("__main__")
     program.__dict__.update(__file__=path, __cached__=None, __annotations__={}, __builtins__=sys.modules["builtins"])
     sys.argv = [path]
-    # The frames of this function and of the module that calls it; the call of exec counted until Python 3.12.
+    # The frames of this function and of the module that calls it; before Python 3.12, the call of exec counts as well.
     sys.setrecursionlimit(sys.getrecursionlimit() + 2 + (sys.version_info < (3, 12)))
     try:
         exec(compile(source, path, "exec", dont_inherit=True), program.__dict__)
@@ -219,9 +218,9 @@ def run(source: bytes) -> None:
         atexit._run_exitfuncs()
         flush()
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-        for name in {*sys.modules} - before:
+        for name in {*sys.modules} - preloaded:
             del sys.modules[name]
-        gc.collect()  # a program's objects end while its globals still stand
+        gc.collect()  # finalises the program's objects while its globals still exist
         flush()
         os._exit(code)
     except BaseException:
@@ -229,4 +228,4 @@ def run(source: bytes) -> None:
 
 
 if __name__ == "__main__":
-    run(serve(eval(sys.argv[1])))  # a repr that the library wrote; importing json would double the time
+    run(serve(eval(sys.argv[1])))  # a repr from the library; importing json would double the time

@@ -1,7 +1,7 @@
 """A filter of system calls as a classic BPF program, for prctl.
 
-It answers EPERM rather than killing, so that a program sees an ordinary failure. Numbers are those of the kernel's
-tables for x86-64 and 64-bit ARM; other machines get no filter.
+Denied calls return EPERM instead of killing the program, so that it sees an ordinary failure. Numbers come from the kernel's
+tables for x86-64 and 64-bit ARM; there is no filter for other machines.
 """
 
 import errno
@@ -28,15 +28,15 @@ _ALL_BITS = 0xFFFFFFFF
 _CLONE, _PRLIMIT, _PRCTL, _OPEN, _OPENAT = (56, 220), (302, 261), (157, 167), (2, -1), (257, 56)
 _SOCKETPAIR = (53, 199)
 _FCNTL, _IOCTL = (72, 25), (16, 29)
-# F_SETOWN, F_SETSIG, F_SETOWN_EX and FIOSETOWN, SIOCSPGRP: a pipe's owner may be any process, and is sent any signal.
+# F_SETOWN, F_SETSIG, F_SETOWN_EX and FIOSETOWN, SIOCSPGRP: they could make a pipe send any signal to any process.
 _SETTING_OWNERS = {_FCNTL: (8, 10, 15), _IOCTL: (0x8901, 0x8902)}
 
-# Their arguments are out of a filter's sight; the C library falls back to the older call.
+# A filter cannot read their arguments; the C library falls back to the older call.
 _NOT_IMPLEMENTED = {"clone3": (435, 435), "openat2": (437, 437)}
 
-# name: (x86-64, arm64); -1 where the machine has no such call. Other processes' memory, mounts, namespaces, kernel
-# interfaces, and memory that RLIMIT_AS does not count; then new processes, signals and settings that reach other processes of
-# the same user, and what Landlock leaves open about files (sizes before Linux 6.2, modes, owners, times, attributes, watches).
+# name: (x86-64, arm64), -1 if the machine has no such call. They access other processes' memory, mounts, namespaces, kernel
+# interfaces, and memory that RLIMIT_AS does not count; then new processes, signals and settings of other processes of the same
+# user, and changes of files that Landlock does not restrict (sizes before Linux 6.2, modes, owners, times, attributes, watches).
 _DENIED = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -119,7 +119,7 @@ _DENIED = {
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
-    # System V objects and message queues of the machine: those that are there can be used without being opened.
+    # System V objects and message queues of the machine, which can be used without being opened.
     "semget": (64, 190),
     "semop": (65, 193),
     "semtimedop": (220, 192),
@@ -161,7 +161,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
-    """Return the filter as an array of `struct sock_filter`, or None for a machine whose call numbers are not known.
+    """Return the filter as an array of `struct sock_filter`, or None for a machine with unknown call numbers.
 
     A program may start threads but no processes, send no signals, open no sockets and change no file's size, mode or owner.
     """
@@ -179,7 +179,7 @@ def filter_program(machine: str | None = None) -> bytes | None:
         (_CLONE, _ARG0, _ALL_BITS, _JUMP_SET, _NEW_NAMESPACES, True),
         (_CLONE, _ARG0, _ALL_BITS, _JUMP_SET, _CLONE_THREAD, False),
         (_PRLIMIT, _ARG0, _ALL_BITS, _JUMP_EQUAL, 0, False),  # pid 0: only itself
-        (_PRCTL, _ARG0, _ALL_BITS, _JUMP_EQUAL, 1, True),  # PR_SET_PDEATHSIG, by which it ends with its server
+        (_PRCTL, _ARG0, _ALL_BITS, _JUMP_EQUAL, 1, True),  # PR_SET_PDEATHSIG, which ends the program with its server
         (_OPEN, _ARG1, _ACCESS_AND_TRUNCATE, _JUMP_EQUAL, _TRUNCATE, True),
         (_OPENAT, _ARG2, _ACCESS_AND_TRUNCATE, _JUMP_EQUAL, _TRUNCATE, True),
         (_SOCKETPAIR, _ARG1, _SOCKET_TYPE, _JUMP_EQUAL, _STREAM, False),  # a datagram may go to any other socket

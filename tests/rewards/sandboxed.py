@@ -19,7 +19,7 @@ def need_isolation():
 
 
 def without_walls(program: str) -> sandbox.Result:
-    """Result of a program that is run with mere limits."""
+    """Result of a program that is run with resource limits only."""
     return forkserver.run_job(False, sandbox.Job(program=program))
 
 

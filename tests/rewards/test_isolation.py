@@ -155,7 +155,7 @@ def test_slow_tasks_are_tried_last_and_take_no_other_its_time(pool):
     assert statuses(outcomes[10:]) == ["ok"] * 30
     assert {o.status for o in outcomes[:10]} == {"timeout", "infra"}
     assert {o.reason for o in outcomes[:10] if o.status == "timeout"} == {"over the deadline of 0.8 s"}
-    reason = "the batch's budget of 1.6 s was spent by others"
+    reason = "other tasks used the batch's budget of 1.6 s"
     assert {o.reason for o in outcomes[:10] if o.status == "infra"} == {reason}
     assert {o.value for o in pool.run([call("pid")] * 50)} <= before
 
@@ -163,7 +163,7 @@ def test_slow_tasks_are_tried_last_and_take_no_other_its_time(pool):
 def test_a_spent_budget_kills_only_what_cannot_be_interrupted(pool):
     before = {o.value for o in pool.run([call("pid")] * 50)}
     start = time.monotonic()
-    reason = "the batch's budget of 0.2 s was spent by others"
+    reason = "other tasks used the batch's budget of 0.2 s"
     for tasks in ([call("wait", 60, grace=20.0)] * 2, [call("wait", 60, grace=20.0)] * 12):
         outcomes = pool.run(tasks, deadline=10.0, budget=0.2)
         assert {(o.status, o.reason) for o in outcomes[:2]} == {("infra", reason)}

@@ -28,7 +28,7 @@ def _isolation():
         ("not python at all", "failed", "exit code 1"),
         ("1\n\0", None, ""),  # Python 3.11 stops reading at NUL, later versions refuse
         ("", "ok", ""),
-        ("\ud800", "failed", "no valid Unicode"),
+        ("\ud800", "failed", "not valid Unicode"),
         ("print('x' * 5000)", "output", "stopped after 1000 bytes"),
         ("import sys; print('x' * 5000, file=sys.stderr)", "output", "stopped after 1000 bytes"),
     ],
