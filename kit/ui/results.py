@@ -89,27 +89,15 @@ def audit_table(audit: dict[str, Any]) -> Markup:
         verdict = m.note(f"No attack is paid on any of {results[0]['rows']} rows.", "ok")
     else:
         verdict = m.note("\n".join(audit["problems"]), "fail")
-    honest = ("right", "spellings")
-    rows = [
-        [
-            m.badge(
-                *(
-                    ("honest", "ok" if attack["paid"] == attack["rows"] else "warn")
-                    if attack["attack"] in honest
-                    else ("paid", "fail")
-                    if attack["paid"]
-                    else ("attack", "")
-                )
-            ),
-            m.tag("span", attack["attack"], class_="nowrap"),
-            f"{attack['paid']} of {attack['rows']}",
-            m.number(attack["seconds"], 2),
-            _said(" · ".join(f"{example['how']} for {example['reference']}" for example in attack["examples"][:2]))
-            if attack["examples"]
-            else "",
-        ]
-        for attack in results
-    ]
+    rows = []
+    for attack in results:
+        if attack["attack"] in ("right", "spellings"):
+            badge = m.badge("honest", "ok" if attack["paid"] == attack["rows"] else "warn")
+        else:
+            badge = m.badge("paid", "fail") if attack["paid"] else m.badge("attack")
+        name, paid = m.tag("span", attack["attack"], class_="nowrap"), f"{attack['paid']} of {attack['rows']}"
+        examples = " · ".join(f"{example['how']} for {example['reference']}" for example in attack["examples"][:2])
+        rows.append([badge, name, paid, m.number(attack["seconds"], 2), _said(examples) if examples else ""])
     return verdict + m.table(["", "what", "rows paid", "longest, s", "example"], rows, numbers={3})
 
 
