@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,24 +69,17 @@ def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers],
 
 
 def _reason(run: RunDir, text: str) -> str:
-    """The reason of an end; the sentinel's name is no word."""
+    """Why the run ended, in words; of a crash also the last line that its process printed."""
     last = f"saved at step {step_of(run.checkpoints[-1])}" if run.checkpoints else "nothing was saved"
     if text == "control/stop":
         return f"Stopped by you; {last}."
     if text.startswith(("SIGTERM", "SIGINT")):
         return f"Stopped at once ({text.partition(':')[0]}); {last}."
-    if "crashed with exit code" in text and (last_line := last_words(run)):
-        return f"{text}\n{last_line}"
+    if "crashed with exit code" in text:
+        with suppress(OSError):
+            lines = [line for line in _tail(run, 4000).splitlines() if line.strip() and "supervisor: " not in line]
+            return "\n".join([text, *(redact(line.strip())[:500] for line in lines[-1:])])
     return text
-
-
-def last_words(run: RunDir) -> str:
-    """The last line that a run printed."""
-    try:
-        lines = [line.strip() for line in _tail(run, 4000).splitlines() if line.strip()]
-    except OSError:
-        return ""
-    return redact(lines[-1])[:500] if lines else ""
 
 
 def _tail(run: RunDir, size: int) -> str:

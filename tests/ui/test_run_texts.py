@@ -110,6 +110,12 @@ def test_a_run_without_a_checkpoint_is_started_again_and_the_page_says_so(site: 
     assert "Stopped by you; saved at step 3." in parts[1]
     run.write_status("stopped", reason="SIGTERM: it did not stop at its sentinel")
     assert "Stopped at once (SIGTERM); saved at step 3." in View(site).look("early", "charts", {})[1]
+    reason = "The process crashed with exit code 1."
+    run.write_status("failed", reason=reason)
+    run.log.write_text(
+        f"Traceback:\nInvalidVersion: N/A\n2026-11-27 05:07:20 supervisor: the run is failed: {reason}\n"
+    )
+    assert f"{reason}\nInvalidVersion: N/A</div>" in View(site).look("early", "charts", {})[1]
 
 
 def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
