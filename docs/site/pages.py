@@ -138,7 +138,7 @@ def hooks() -> str:
     return "\n".join(lines) + "\n"
 
 
-PRESET_SECTIONS = ("Formula", "Range", "Checker", "Columns", "Source", "Hacks")
+PRESET_SECTIONS = ("Formula", "Range", "Checker", "Columns", "Source", "Attacks")
 _SECTION = re.compile(rf"(?:^|(?<=\s))({'|'.join(PRESET_SECTIONS)}):\s")
 _ARXIV = re.compile(r"(?<![\d./])(\d{4}\.\d{5})(?!\d)")
 
@@ -183,14 +183,14 @@ def preset_page(name: str) -> str:
     """The page of one reward preset."""
     doc = preset_doc(name)
     parts = [f"# `{name}`", _prose(doc.summary)]
-    parts += [f"**{section}:** {_prose(doc.sections[section])}" for section in PRESET_SECTIONS if section != "Hacks"]
+    parts += [f"**{section}:** {_prose(doc.sections[section])}" for section in PRESET_SECTIONS if section != "Attacks"]
     if doc.parameters:
         rows = [f"| `{name}` | {default} | {_cell(_prose(meaning))} |" for name, default, meaning in doc.parameters]
         parts += ["## Parameters", "| name | default | meaning |\n|---|---|---|\n" + "\n".join(rows)]
     if doc.raises:
         parts.append(f"Raises {_prose(doc.raises)}")
     parts += ["## Example", f"```python\n{doc.example}\n```", *_golden_row(name)]
-    parts += ["## Known hacks", _prose(doc.sections["Hacks"])]
+    parts += ["## Known attacks", _prose(doc.sections["Attacks"])]
     return "\n\n".join(parts) + "\n"
 
 

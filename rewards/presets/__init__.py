@@ -1,4 +1,4 @@
-"""Presets by name; their modules are imported when needed."""
+"""Presets by name. Their modules are imported on demand."""
 
 import importlib
 import inspect
@@ -11,7 +11,7 @@ from rewards.preset import Preset
 
 __all__ = ["describe", "load", "names", "parameters"]
 
-# The module of each preset and the package that it needs; the function that builds it has the preset's name.
+# Module of each preset and the package that it needs. The function that builds it has the name of the preset.
 _PRESETS = {
     "classification-label": ("text", None),
     "code-function": ("code", None),
@@ -45,16 +45,16 @@ def names() -> list[str]:
 
 
 def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Preset:
-    """Build the preset of this name with `params`; `describe(name)` lists them.
+    """Build the preset `name` with `params`; `describe(name)` lists its parameters.
 
     Args:
-        thinking_opened: whether the model is shown an open `<think>` before it writes. None looks at the end of each
-            prompt, where one that the chat template adds does not stand; `kit` asks the template itself.
+        thinking_opened: whether the prompt that the model reads ends with an open `<think>`. None checks the end of each
+            prompt, without the text that a chat template adds; `kit` renders the template and sets this argument.
 
     Raises:
         UnknownPresetError: no preset has this name.
-        UnknownParameterError: the preset has no such parameter, or one that it needs is missing.
-        PresetError: the parameters do not make a usable preset.
+        UnknownParameterError: the preset has no such parameter, or a required one is missing.
+        PresetError: a value is not usable, or a package is not installed.
     """
     build = _builder(name)
     known = {parameter.name: parameter for parameter in parameters_of(build)}
@@ -66,7 +66,7 @@ def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Pr
         raise UnknownParameterError(f"Preset {name!r} needs {', '.join(missing)}. Pass it as a parameter.")
     for param, value in params.items():
         if not known[param].accepts(value):
-            raise PresetError(f"Preset {name!r}: {param} is {value!r}. Give {known[param].accepted_values}."[:400])
+            raise PresetError(f"Preset {name!r}: {param} is {value!r}. Pass {known[param].accepted_values}."[:400])
     if package := _PRESETS[name][1]:
         require(name, package.replace("-", "_"), package)
     preset = build(**params)
@@ -86,7 +86,7 @@ def describe(name: str) -> str:
 
 
 def parameters(name: str) -> list[Parameter]:
-    """Return the preset's parameters with their meaning, range and default, for a form.
+    """Return the preset's parameters with their meaning, range and default.
 
     Raises:
         UnknownPresetError: no preset has this name.

@@ -1,4 +1,4 @@
-"""Generated Python programs, judged by running their tests in a sandbox."""
+"""Presets for generated Python programs, which run their tests in a sandbox."""
 
 from rewards.components.code.graders import CodeFunction, CodeStdio, ProgramOptions, require_sandbox
 from rewards.parameters import with_options
@@ -25,30 +25,28 @@ def code_stdio(
     tolerance: float | None = None,
     options: ProgramOptions,
 ) -> Preset:
-    """Programs of Python that read stdin and print, as in contests, in the last fenced block after `</think>`.
+    """Python programs that read stdin and print, as in contests, in the last fenced block after `</think>`.
 
-    Formula: accuracy = 1 when every test passes, else 0; with `scoring="share"`, passed / tests. A test passes when the
-    program ends with exit code 0 and printed the expected lines: as many, each equal but for white space at its end; with
-    `tolerance`, words are compared, numbers with a decimal point or exponent within it, whole numbers exactly.
+    Formula: accuracy = 1 if all tests pass, else 0; with `scoring="share"`, passed / tests. A test passes if the program ends
+    with exit code 0 and prints the expected lines: the same number of lines, equal without white space at line ends. With
+    `tolerance`, words are compared, decimals within the tolerance and whole numbers exactly.
     Range: [0, 1].
     Checker: accuracy.
     Columns: `reference` (or `tests`, `test_cases`, `input_output`, `verification_info`): a list of {input, output}, or
-    {inputs: [...], outputs: [...]}, or either as JSON; `time_limit` in seconds and `memory_limit` in MiB where a row has
-    them.
-    Source: tests by input and output of APPS (2105.09938), CodeContests (2203.07814) and TACO (2312.14852), unit tests as a
-    reward of CodeRL (2207.01780). Differs from graders that compare lines with `zip`, where a prefix of the expected output
-    passes.
-    Hacks: printing a prefix of the expected output (line counts must agree); `sys.exit(0)` before printing (only output
-    counts); reading the tests or the grader (expected outputs never enter the sandbox, nothing else is there to read);
-    changing builtins (comparison is in another process); tests that expect nothing (a row of such tests is an error);
-    constants that match many tests (use "all"; "share" pays for them); learning the tests by heart over many epochs
-    (hold rows out, or draw with `max_tests`).
+    {inputs: [...], outputs: [...]}, or either as JSON; optionally `time_limit` in seconds and `memory_limit` in MiB.
+    Source: tests of input and output in APPS (2105.09938), CodeContests (2203.07814) and TACO (2312.14852); unit tests as a
+    reward in CodeRL (2207.01780). Unlike graders that compare lines with `zip`, it rejects a prefix of the expected output.
+    Attacks: a prefix of the expected output (the number of lines must be equal); `sys.exit(0)` before printing (the output
+    must be equal); reading the tests or the grader (expected outputs never enter the sandbox); changed builtins (another
+    process compares the output); tests that expect no output (such a row is an error); constants that match many tests ("all"
+    does not pay them, "share" does); tests learned by heart over many epochs (not detected: use held-out rows, or
+    `max_tests`).
 
     Args:
-        seconds: wall clock for each test, where the row has no `time_limit`.
-        time_factor: factor on `time_limit`, for limits that were set for compiled languages.
-        budget_seconds: wall clock for all tests of a completion; tests that it leaves no time for have failed.
-        tolerance: numbers may differ by tolerance × max(1, |expected|); None compares text.
+        seconds: time limit of each test, for rows without `time_limit`.
+        time_factor: factor of `time_limit`, for limits that were set for compiled languages.
+        budget_seconds: time limit of all tests of a completion; tests without time left fail.
+        tolerance: decimals may differ by tolerance × max(1, |expected|); None compares text.
         options: see `ProgramOptions`.
 
     >>> from rewards import build_samples, load
@@ -77,24 +75,24 @@ def code_function(
     prelude: str | None = None,
     options: ProgramOptions,
 ) -> Preset:
-    """Functions of Python called with given arguments, defined in the last fenced block after `</think>`.
+    """Python functions that are called with arguments, defined in the last fenced block after `</think>`.
 
-    Formula: accuracy = 1 when every call returns the expected value, else 0; with `scoring="share"`, passed / calls.
+    Formula: accuracy = 1 if all calls return the expected value, else 0; with `scoring="share"`, passed / calls.
     Range: [0, 1].
     Checker: accuracy.
     Columns: `reference` (or `tests`, `test_list`, `test`, `test_cases`, `input_output`, `verification_info`):
     {function, calls: [{args, kwargs, expected}]}, or {fn_name, inputs, outputs}, or assertions as in MBPP and HumanEval;
-    `entry_point` with the function's name where the tests do not say it; `test_setup_code`, put in front.
+    `entry_point` with the function's name if the tests do not contain it; `test_setup_code`, which runs before the program.
     Source: assertions of MBPP (2108.07732) and HumanEval (2107.03374), calls of APPS (2105.09938).
-    Hacks: `sys.exit(0)` (a call without an answer has failed); an object that equals everything, or a subclass of int
-    (only plain values come out, compared outside); changed builtins or a forged result line (it still has to hold the
-    right value); reading the expected values (they never enter the sandbox). Tests whose expected values cannot be read
-    off, such as loops, helpers or `pytest.raises`, are an error of the row.
+    Attacks: `sys.exit(0)` (a call without a result fails); an object that equals everything, or a subclass of int (only plain
+    values leave the sandbox, and another process compares them); changed builtins or a forged result line (the value must
+    still be right); reading the expected values (they never enter the sandbox). Tests without literal expected values, such
+    as loops, helpers or `pytest.raises`, are an error of the row.
 
     Args:
-        seconds: wall clock for all calls of a completion.
+        seconds: time limit of all calls of a completion.
         tolerance: floats may differ by tolerance × max(1, |expected|).
-        prelude: Python run in front of every program. None stands for the imports that such problems take for granted
+        prelude: Python code that runs before every program. None runs the imports that such problems usually presuppose
             (`from typing import *`, math, re, collections, itertools, functools, heapq, bisect, ...).
         options: see `ProgramOptions`.
 

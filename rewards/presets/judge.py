@@ -1,4 +1,4 @@
-"""Open-ended answers, judged by a language model: graded one by one, or ranked within their group."""
+"""Presets for open-ended answers, which a language model grades one by one or ranks within their group."""
 
 from typing import Any
 
@@ -24,36 +24,36 @@ def judge_rubric(
     max_chars: int = 20_000,
     options: JudgeOptions,
 ) -> Preset:
-    """Answers graded point by point against a rubric, by a judge behind an OpenAI-compatible endpoint.
+    """Answers that a judge behind an OpenAI-compatible endpoint grades against a rubric.
 
     Formula: sum of weight x points / scale over the rubric's items, divided by the sum of the weights. The default
     rubric is correctness 0.6, completeness 0.25, clarity 0.15. Each answer is graded alone, at temperature 0; equal
     answers to one prompt are graded once.
-    Range: [0, 1]; None where there is no verdict (status `infra`: no connection, refusals, time, unreadable replies,
-    a spent budget), which excludes the completion instead of scoring it 0.
-    Checker: judge, `ok` from `threshold` on.
-    Columns: none needed; `reference`, `answer`, `solution` or `ground_truth` is shown to the judge when it is there;
-    `rubric_column` names a column with a rubric of the row's own.
-    Source: judges and their biases 2306.05685; rubrics as rewards 2507.17746; answers that open and say nothing
-    2507.08794; data set off from instructions 2403.14720.
-    Hacks: an answer that gives orders to the judge or closes its own quotation: it stands between lines with a key made
-    from its own content, and the verdict must repeat that key; pleas that are known are refused unasked. An answer that
-    brings its own verdict: it cannot know the key. Length and confident tone, which judges favour: the instructions say
-    they are no merit and `max_chars` caps them, but a bias remains: watch the length, and add `length-target`. Position:
-    there is none, as answers are not compared; the order of the items is that of the rubric. Reasoning that argues with
-    the judge: it sees only what follows `</think>`. Blank texts, loops, `Solution:` and echoes of the prompt: refused
-    unasked. Breaking the judge on purpose, so as not to be graded: too long is `format` and not `infra`, and TRL counts
-    None beside scored siblings as 0. A judge of the policy's own family prefers its style: use another one.
+    Range: [0, 1]; None without a verdict (status `infra`: no connection, refusals, timeouts, unreadable replies, the
+    budget is used up), which excludes the completion instead of scoring it 0.
+    Checker: judge, `ok` if the value is at least `threshold`.
+    Columns: none required; the judge reads `reference`, `answer`, `solution` or `ground_truth` if the row has one;
+    `rubric_column` names a column with a rubric per row.
+    Source: judges and their biases 2306.05685; rubrics as rewards 2507.17746; answers with an opening and no content
+    2507.08794; separation of data and instructions 2403.14720.
+    Attacks: an answer with instructions to the judge, or one that closes its own quotation: it is quoted between lines with
+    a key that is derived from its content, and the verdict must repeat the key; texts with known instructions to a grader
+    are rejected unsent. An answer that contains a verdict: it cannot know the key. Length and confident tone, which judges
+    favour: the instructions tell the judge to ignore them and `max_chars` limits the length, but a bias remains: watch the
+    length, and add `length-target`. Position: answers are not compared, and items have the order of the rubric. Reasoning
+    that argues with the judge: the judge reads only the text after `</think>`. Blank texts, loops, `Solution:` and echoes
+    of the prompt: rejected unsent. An answer that prevents its grading: too long is `format` and not `infra`, and TRL
+    counts None as 0 if the group has scores. A judge of the policy's model family prefers its style: use another one.
 
     Args:
         rubric: {name: description}, or a list of {name, description, weight}.
-        rubric_column: column with the row's own rubric, in either form or as JSON; rows without are `not_applicable`.
-        scale: points for full marks on one item.
-        threshold: value from which an answer counts as correct.
+        rubric_column: column with a rubric per row, in either form or as JSON; rows without one are `not_applicable`.
+        scale: the most points for an item.
+        threshold: smallest value of a correct answer.
         max_chars: longer answers are `format` and not sent.
         options: see `JudgeOptions`.
 
-    A judge that cannot be reached excludes the completion; a blank one is not sent at all:
+    If the judge cannot be reached, the completion is excluded; a blank completion is not sent:
 
     >>> from rewards import build_samples, load
     >>> preset = load("judge-rubric", base_url="http://127.0.0.1:9/v1", model="judge", retries=0)
@@ -79,30 +79,30 @@ def judge_ranking(
     max_chars: int = 8_000,
     options: JudgeOptions,
 ) -> Preset:
-    """The completions of a group ranked against one another, by a judge behind an OpenAI-compatible endpoint.
+    """Completions of a group that a judge behind an OpenAI-compatible endpoint ranks.
 
-    Formula: the share of the group's other answers that an answer is better than, equals counting half, as the mean over
-    two orders in which they are shown, one drawn at random and its reverse. 0.5 where the group holds
-    one distinct answer; 0 for what is no text to judge.
-    Range: [0, 1]; None for a whole group on which the judge gives no complete verdict (status `infra`).
-    Checker: none: a value says how an answer compares within its group, and nothing of whether it is right.
-    Columns: none needed; `reference`, `answer`, `solution` or `ground_truth` is shown to the judge when it is there.
-    Source: comparing is easier for judges than grading, and they favour a position, 2306.05685; the mean over orders
-    2305.17926; data set off from instructions 2403.14720.
-    Hacks: an answer that gives orders to the judge or closes its own quotation: it stands between lines with a key made from
-    all the data, and the verdict must repeat that key; pleas that are known are refused unasked. Position: each order is shown
-    reversed, too. Copies of one good answer do not crowd others out: equal answers are shown once. Length and confident tone,
-    which judges favour: the instructions say they are no merit and `max_chars` caps them, but a bias remains: watch the
-    length, and add `length-target`. Breaking the judge: the whole group is then without a score, which earns nothing. A group
-    of nothing but poor answers still has a best one: the advantage is the same as if it were good, so add a reward for being
-    right where there is one.
+    Formula: the share of the group's other answers that rank below an answer, ties counting half, as the mean over two orders
+    of presentation, one drawn at random and its reverse. 0.5 if the group has one distinct answer; 0 for a completion without
+    readable text.
+    Range: [0, 1]; None for all completions of a group without a complete verdict (status `infra`).
+    Checker: none: a value compares an answer with its group, and does not say whether it is right.
+    Columns: none required; the judge reads `reference`, `answer`, `solution` or `ground_truth` if the row has one.
+    Source: judges compare more reliably than they grade, and favour a position, 2306.05685; the mean over orders
+    2305.17926; separation of data and instructions 2403.14720.
+    Attacks: an answer with instructions to the judge, or one that closes its own quotation: it is quoted between lines with a
+    key that is derived from all answers, and the verdict must repeat the key; texts with known instructions to a grader are
+    rejected unsent. Position: the judge also ranks the reversed order. Copies of a good answer: equal answers are ranked once.
+    Length and confident tone, which judges favour: the instructions tell the judge to ignore them and `max_chars` limits the
+    length, but a bias remains: watch the length, and add `length-target`. An answer that prevents the ranking: no completion
+    of its group then has a score. A group of poor answers only: the best one gets the same advantage as a good answer, so add
+    a reward for correctness if possible.
 
     Args:
-        criteria: what makes one answer better than another, in a sentence or several; None for truth, completeness, clarity.
+        criteria: what makes an answer better than another, in sentences; None for truth, completeness and clarity.
         max_chars: longer answers are `format` and not sent.
         options: see `JudgeOptions`.
 
-    A judge that cannot be reached excludes the group; a group of one answer needs none:
+    If the judge cannot be reached, the group is excluded; a group with one distinct answer needs no judge:
 
     >>> from rewards import build_samples, load
     >>> preset = load("judge-ranking", base_url="http://127.0.0.1:9/v1", model="judge", retries=0)

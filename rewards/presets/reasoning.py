@@ -1,4 +1,4 @@
-"""Reasoning in tags and an answer: grade-school maths, R1-Zero, reasoning-gym, the countdown game, multiple choice."""
+"""Presets for reasoning and an answer: grade-school maths, R1-Zero, reasoning-gym, the countdown game, multiple choice."""
 
 from rewards.components.answers import ChoiceAccuracy, NumericAccuracy
 from rewards.components.countdown import CountdownAccuracy
@@ -16,20 +16,20 @@ def gsm8k_reasoning(*, format_weight: float = 0.2, tag_weight: float = 0.1, stri
     """Grade-school maths answered as `<think>…</think><answer>…</answer>`.
 
     Formula: accuracy + 0.2 format + 0.1 tags.
-    accuracy is 1 when the one number in the last `<answer>` after `</think>` equals the reference exactly;
-    format is 1 for one think block and one answer block, both filled, and nothing else;
-    tags is a quarter for each of the four tags that appears exactly once.
+    accuracy is 1 if the last `<answer>` after `</think>` is one number that equals the reference exactly;
+    format is 1 for one think block and one answer block, both not blank, and no other text;
+    tags is 0.25 for each of the four tags that occurs exactly once.
     Range: [0, 1.3].
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: a number, or a GSM8K solution that ends in `#### 72`.
     Source: accuracy and format rewards of DeepSeek-R1 (2501.12948, 2.2.2); data of GSM8K (2110.14168).
-    Hacks: hedges, lists and equations (`70 or 72`, `8 = 7`) are not one number: wrong. Answers within the reasoning, in
-    an unclosed tag or given twice are no answer. Layout alone earns 0.3, less than a right answer without it.
+    Attacks: hedges, lists and equations (`70 or 72`, `8 = 7`): wrong, because they are not one number. Answers in the
+    reasoning, in an unclosed tag or given twice: no answer. The format alone: 0.3, less than a right answer without format.
 
     Args:
-        format_weight: weight of the layout; 0 leaves it out.
-        tag_weight: weight of the tag count; 0 leaves it out.
-        strict: refuse a second answer tag, and text after `</answer>`, as no answer at all.
+        format_weight: weight of the format; 0 removes the component.
+        tag_weight: weight of the tag count; 0 removes the component.
+        strict: treat a second answer tag, and text after `</answer>`, as no answer.
 
     >>> from rewards import build_samples, load
     >>> samples = build_samples(
@@ -50,20 +50,20 @@ def gsm8k_reasoning(*, format_weight: float = 0.2, tag_weight: float = 0.1, stri
 
 
 def gsm8k_hash(*, format_weight: float = 0.1, strict: bool = True) -> Preset:
-    """Grade-school maths answered like the data set itself: free text, then a last line `#### 72`.
+    """Grade-school maths answered like the solutions of the dataset: free text, then a last line `#### 72`.
 
     Formula: accuracy + 0.1 format.
-    accuracy is 1 when the number on the last `####` line equals the reference exactly;
-    format is 1 when there is one such line, filled, at the end.
+    accuracy is 1 if the number on the last `####` line equals the reference exactly;
+    format is 1 if there is one such line, not blank, at the end.
     Range: [0, 1.1].
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: a number, or a GSM8K solution that ends in `#### 72`.
     Source: answer format of GSM8K (2110.14168).
-    Hacks: two such lines, text behind, hedges, lists and equations are no answer, or wrong.
+    Attacks: two such lines and text after the line: no answer. Hedges, lists and equations: wrong.
 
     Args:
-        format_weight: weight of the layout; 0 leaves it out.
-        strict: refuse a second `####` line, and text after it, as no answer at all.
+        format_weight: weight of the format; 0 removes the component.
+        strict: treat a second `####` line, and text after it, as no answer.
 
     >>> from rewards import build_samples, load
     >>> samples = build_samples(["6 x 12?"] * 2, ["6 x 12 = 72\\n#### 72", "It is 72."], answer=["72", "72"])
@@ -77,25 +77,25 @@ def gsm8k_hash(*, format_weight: float = 0.1, strict: bool = True) -> Preset:
 
 
 def gsm8k_xml(*, strict: bool = True) -> Preset:
-    """The five rewards of the popular GSM8K notebooks, for `<reasoning>…</reasoning><answer>…</answer>`, bugs fixed.
+    """The five rewards of the popular GSM8K notebooks, for `<reasoning>…</reasoning><answer>…</answer>`, with bugs fixed.
 
     Formula: 2 correctness + 0.5 integer + 0.5 strict_format + 0.5 soft_format + 0.5 tags.
-    correctness is 1 when the one number in the last `<answer>` equals the reference exactly; integer is 1 when the
-    answer is a whole number; strict_format is 1 for both blocks, filled, each tag on its own line; soft_format is the
-    same without asking for lines; tags is a quarter for each of the four tags that appears exactly once.
+    correctness is 1 if the last `<answer>` is one number that equals the reference exactly; integer is 1 if the answer is
+    a whole number; strict_format is 1 for both blocks, not blank, with each tag on a separate line; soft_format is the same
+    without the condition on lines; tags is 0.25 for each of the four tags that occurs exactly once.
     Range: [0, 4].
     Checker: correctness.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: a number, or a GSM8K solution that ends in `#### 72`.
-    Source: the notebook rewards that W. Brown published and Unsloth's notebooks carry. What differs here:
-    correctness compares numbers, not strings (`72.00`, `$72`), and wants a closed tag, where a text without tags was
-    its own answer; integer knows signs and separators; both formats span lines, which the originals did not, and the
-    strict one asks for no newline at the end; the soft one refuses text around the blocks; tags takes nothing off for
-    each character after `</answer>`, by which a perfect long answer without a final newline scored -1.55 of 0.5.
-    Hacks: shaping earns 2 without a right answer, as much as correctness alone: a wrong answer in its layout equals a
-    right one with no layout and a fraction. Lists, hedges, blank or repeated tags earn no correctness.
+    Source: the rewards of W. Brown's and Unsloth's notebooks. Differences: correctness compares numbers instead of strings
+    (`72.00`, `$72`) and requires a closed tag, while the originals took a text without tags as the answer; integer accepts
+    signs and separators; both formats may span lines, unlike the originals, and the strict one requires no newline at the
+    end; the soft one rejects text around the blocks; tags subtracts nothing for characters after `</answer>`, for which the
+    original gave a perfect long answer without a final newline -1.55 instead of 0.5.
+    Attacks: the format alone: 2, as much as correctness alone, so that a wrong whole number in the format equals a right
+    fraction without it. Lists, hedges, blank or repeated tags: no correctness.
 
     Args:
-        strict: refuse a second answer tag, and text after `</answer>`, as no answer at all.
+        strict: treat a second answer tag, and text after `</answer>`, as no answer.
 
     >>> from rewards import build_samples, load
     >>> good = "<reasoning>\\n6 x 12\\n</reasoning>\\n<answer>\\n72\\n</answer>"
@@ -121,27 +121,27 @@ def r1_zero(
     language: str = "en",
     options: MathOptions,
 ) -> Preset:
-    r"""Accuracy, layout and language of completions `<think>…</think><answer>…</answer>`, for training from a base model.
+    r"""Accuracy, format and language of completions `<think>…</think><answer>…</answer>`, for training from a base model.
 
     Formula: accuracy + 0.2 format + 0.1 language. accuracy is that of `math-verify`, on the last `<answer>` after
-    `</think>` (a box within it counts for it); format is 1 for one think block and one answer block, both filled, and
-    nothing else; language is the share of letters that are of the script of `language`.
+    `</think>`, or on a box in it; format is 1 for one think block and one answer block, both not blank, and no other
+    text; language is the share of letters in the script of `language`.
     Range: [0, 1.3].
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`.
-    Source: DeepSeek-R1 (2501.12948), 2.2.2 and 2.3.2. The paper gives no weights and adds its terms up; R1-Zero itself
-    has no language term.
-    Hacks: tags without content, blocks twice, text after `</answer>`: no format, and no answer. Long prose in the right
-    script earns at most 0.1. Languages that share a script are not told apart. Otherwise as for `math-verify`.
+    Source: DeepSeek-R1 (2501.12948), 2.2.2 and 2.3.2. The paper adds the terms without weights; R1-Zero has no language
+    term.
+    Attacks: blank tags, repeated blocks, text after `</answer>`: no format, and no answer. Long prose in the right script:
+    at most 0.1. Another language of the same script: not detected. Otherwise as for `math-verify`.
 
     Args:
-        format_weight: weight of the layout; 0 leaves it out.
-        language_weight: weight of the language; 0 leaves it out, as for R1-Zero.
-        language: ISO 639-1 code of the language that the reasoning should be in.
+        format_weight: weight of the format; 0 removes the component.
+        language_weight: weight of the language; 0 removes the component, as in R1-Zero.
+        language: ISO 639-1 code of the language of the reasoning.
         options: see `MathOptions`.
 
     Raises:
-        PresetError: math-verify is not installed, the language's script is not known, or shaping could outweigh accuracy.
+        PresetError: math-verify is not installed, the script of the language is unknown, or shaping could outweigh accuracy.
 
     >>> from rewards import build_samples, load
     >>> texts = ["<think>six times twelve</think><answer>72</answer>", "<think>шесть на двенадцать</think><answer>70</answer>"]
@@ -164,22 +164,22 @@ def reasoning_gym(*, format_weight: float = 0.2, tag_weight: float = 0.0, strict
 
     Formula: accuracy + 0.2 format (+ tag_weight tags).
     accuracy is the task's `score_answer` on the content of the last `<answer>` after `</think>`;
-    format is 1 for one think block and one answer block, both filled, and nothing else;
-    tags is a quarter for each of the four tags that appears exactly once.
+    format is 1 for one think block and one answer block, both not blank, and no other text;
+    tags is 0.25 for each of the four tags that occurs exactly once.
     Range: [0, 1.2].
-    Checker: accuracy, `ok` for a full score of 1 only.
+    Checker: accuracy, `ok` only for a score of 1.
     Columns: `task`, the dataset's name in reasoning-gym; `entry`, the generated entry {question, answer, metadata} as a
     JSON string.
     Source: reasoning-gym (2505.24760).
-    Hacks: text that contains the answer, to which most tasks give partial credit: 0 while `strict`. Code as an answer,
-    which some verifiers evaluate: those get only plain arithmetic, algebra and literals, any other answer is wrong. A
-    task whose verifier takes every answer (game_of_life_halting), the beginning of one (coin_flip) or `nan` (complex_arithmetic):
-    corrected here; a test screens all tasks for constants that are right.
+    Attacks: text that contains the answer, to which most tasks give partial credit: 0 with `strict`. Code as an answer,
+    which some verifiers evaluate: they get plain arithmetic, algebra and literals only; other answers are wrong. Verifiers
+    that accept every answer (game_of_life_halting), a prefix (coin_flip) or `nan` (complex_arithmetic): corrected here; a
+    test screens all tasks for constants that are accepted.
 
     Args:
-        format_weight: weight of the layout; 0 leaves it out.
-        tag_weight: weight of the tag count; 0 leaves it out.
-        strict: a task's partial credit for a wrong answer counts as 0; False keeps it.
+        format_weight: weight of the format; 0 removes the component.
+        tag_weight: weight of the tag count; 0 removes the component.
+        strict: whether a task's partial credit for a wrong answer becomes 0.
 
     >>> import json
     >>> from rewards import build_samples, load
@@ -204,20 +204,20 @@ def reasoning_gym(*, format_weight: float = 0.2, tag_weight: float = 0.0, strict
 def countdown(*, format_weight: float = 0.1, use_all: bool = True, strict: bool = True) -> Preset:
     """The countdown game, answered with an expression as `<think>…</think><answer>(44 + 19) * 2</answer>`.
 
-    Formula: accuracy + 0.1 format. accuracy is 1 when the expression has exactly the target's value and takes each
-    given number exactly once; format is 1 for one think block and one answer block, both filled, and nothing else.
+    Formula: accuracy + 0.1 format. accuracy is 1 if the expression has exactly the target's value and uses each given
+    number exactly once; format is 1 for one think block and one answer block, both not blank, and no other text.
     Range: [0, 1.1].
     Checker: accuracy.
     Columns: `nums` or `numbers`, the given whole numbers, a list or its JSON; `target`, else the reference.
-    Source: TinyZero's countdown task; its 0.1 for the layout.
-    Hacks: code as an answer: expressions are read as a syntax tree of `+ - * /` and whole numbers, and computed as exact
-    fractions; there is no `eval`, no power, no `//`. The target itself, or numbers twice or glued together: each given
-    number has to be there once. `70 = 72`: the right side has to be the target, and the left side has to reach it.
+    Source: TinyZero's countdown task, with its 0.1 for the format.
+    Attacks: code as an answer: expressions are parsed as a syntax tree of `+ - * /` and whole numbers, and computed as exact
+    fractions, without `eval`, powers and `//`. The target itself, repeated or joined numbers: each given number must occur
+    once. `70 = 72`: the right side must be the target, and the left side must have its value.
 
     Args:
-        format_weight: weight of the layout; 0 leaves it out.
-        use_all: every given number has to be used; False lets some be left out.
-        strict: refuse a second answer tag, and text after `</answer>`, as no answer at all.
+        format_weight: weight of the format; 0 removes the component.
+        use_all: whether every given number must be used.
+        strict: treat a second answer tag, and text after `</answer>`, as no answer.
 
     >>> from rewards import build_samples, load
     >>> texts = ["<think>?</think><answer>(19 - 1) * 4 = 72</answer>", "<think>?</think><answer>72</answer>"]
@@ -235,23 +235,23 @@ def countdown(*, format_weight: float = 0.1, use_all: bool = True, strict: bool 
 def mcq_letter(*, letters: str = "ABCD", answer_in: str = "any", strict: bool = True, first_index: int = 0) -> Preset:
     r"""Multiple choice questions, answered with one letter.
 
-    Formula: 1 when the answer chooses the reference's letter and no other, else 0. A choice is a letter, bare, in
-    brackets or emphasis, or set off from the option's text: `C`, `(c)`, `**C**`, `C. Paris`, `C - Paris`, `Option C`, `C is
-    correct`. Under `any`, a completion that is nothing else needs no tag, box or line.
+    Formula: 1 if the answer chooses the reference's letter and no other, else 0. A choice is a letter, bare, in brackets
+    or emphasis, or separated from the option's text: `C`, `(c)`, `**C**`, `C. Paris`, `C - Paris`, `Option C`, `C is
+    correct`. With `any`, a completion that is only a choice needs no tag, box or line.
     Range: [0, 1].
     Checker: accuracy.
-    Columns: `reference`, `answer`, `solution` or `ground_truth`: the letter, or the position of the right choice.
-    `choices` or `options`, the texts, where there are any: a letter within the chosen one's text is no second choice.
+    Columns: `reference`, `answer`, `solution` or `ground_truth`: the letter, or the index of the right choice.
+    `choices` or `options`, optional: the texts of the choices; a letter in the text of the chosen one is not a second choice.
     Source: the protocol of MMLU (2009.03300).
-    Hacks: hedging (`B or C`, `A B C D`, two tags or boxes): no single letter, wrong. Naming a letter in passing (`A
-    cat`), or within the reasoning: not looked at. Always answering one letter earns that letter's share: shuffle the
+    Attacks: hedging (`B or C`, `A B C D`, two tags or boxes): wrong, because it is not a single letter. A letter in a text
+    (`A cat`) or in the reasoning: ignored. The same letter for every row: earns the share of that letter, so shuffle the
     options.
 
     Args:
-        letters: the letters there are, in order.
-        answer_in: where the answer stands: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
-        strict: refuse answers given more than once and differently, and text after a tag or line.
-        first_index: position of the first choice, for references that are numbers.
+        letters: the letters of the choices, in order.
+        answer_in: place of the answer: `boxed`, `tag` (`<answer>`), `hash` (`####`), `line` (`Answer:`) or `any`.
+        strict: treat several different answers, and text after a tag or line, as no answer.
+        first_index: index of the first choice, for references that are numbers.
 
     Raises:
         PresetError: the letters are not different capitals, or `answer_in` is unknown.

@@ -1,4 +1,4 @@
-"""Texts scored by a reward model: any sequence classifier."""
+"""Preset for texts that a reward model scores, which may be any sequence classifier."""
 
 from rewards.components.reward_model import ModelFiles, RewardModel, label_index
 from rewards.errors import PresetError
@@ -23,41 +23,41 @@ def reward_model(
     max_tokens: int | None = None,
     batch_tokens: int = 16_384,
 ) -> Preset:
-    r"""Texts that a reward model prefers: any sequence classifier of transformers.
+    r"""Texts that a reward model prefers; any sequence classifier of transformers.
 
-    Formula: of a model with one output (Bradley-Terry), sigmoid((r - center) / temperature) of its logit r: the chance that
-    it would prefer the text to one of reward `center`; with `raw`, r itself within ±`limit`. Of a model with several
+    Formula: for a model with one output (Bradley-Terry), sigmoid((r - center) / temperature) of its logit r: the probability
+    that the text is preferred to a text of reward `center`; with `raw`, r itself within ±`limit`. For a model with several
     outputs, P(label), or 1 - P with `desired=False`.
     Range: [0, 1]; with `raw` [-limit, limit].
-    Checker: reward, `ok` from `threshold` on: 0.5, with `raw` 0.
+    Checker: reward, `ok` if the value is at least `threshold`: 0.5 by default, 0 with `raw`.
     Columns: none.
     Source: pairwise preferences 1706.03741 and 2203.02155; head and layout of TRL's RewardTrainer.
-    Hacks: what such a model likes too much, above all length, lists, confident tone and praise of the user, a policy finds
-    within some hundred steps: keep a KL penalty, watch the length, add `length-target`, and read completions. Loops, echoes
-    of the prompt, pleas to the grader and blank texts are refused unasked. Special tokens spelt out, which could end the
-    answer and begin a turn of the user's that praises it: refused. Text behind the end of what the model reads: too long is
-    0.
+    Attacks: biases of reward models, above all length, lists, confident tone and praise of the user, which policies learn
+    within a few hundred steps: keep a KL penalty, watch the length, add `length-target`, and read completions. Loops, echoes
+    of the prompt, instructions to the grader and blank texts: rejected before the model reads them. Special tokens in the
+    text, which could end the answer and begin a user's turn with praise: rejected. Text after the model's length limit: such
+    a completion scores 0.
 
     Args:
         model: folder or hub id of a model trained as ...ForSequenceClassification.
-        label: which of several outputs counts; not needed for a model with one.
+        label: name of the output that is the score; not needed for a model with one output.
         desired: whether to reward `label`; False for labels such as toxic.
-        center: logit that is worth 0.5.
-        temperature: logits by which the odds change e-fold; raise it for a model whose rewards differ by tens.
-        raw: the logit itself.
-        limit: what a raw logit is cut at.
-        threshold: value from which a text counts as correct.
-        reads: conversation (the prompt and the text, by the model's chat template, else as a pair of texts), or completion
-            (the text alone, as classifiers of sentiment or toxicity want it).
+        center: logit with the value 0.5.
+        temperature: difference of logits that changes the odds by a factor of e; raise it if the rewards differ by tens.
+        raw: use the logit itself.
+        limit: limit of the absolute value of a raw logit.
+        threshold: smallest value of a correct text.
+        reads: conversation (the prompt and the text, in the model's chat template or as a pair of texts), or completion
+            (the text alone, as for classifiers of sentiment or toxicity).
         min_words: answers with fewer words score 0.
-        device: auto (the process's GPU where there is one), cpu, cuda, cuda:1 or mps.
-        dtype: auto (on a GPU bfloat16, or float16 where it has none; else float32), float32, bfloat16 or float16.
+        device: auto (the process's GPU, or the CPU without a GPU), cpu, cuda, cuda:1 or mps.
+        dtype: auto (float32 on the CPU; bfloat16 on a GPU, or float16 if it has no bfloat16), float32, bfloat16 or float16.
         revision: branch, tag or commit of a hub id.
-        max_tokens: longest conversation that is judged; None takes the model's own limit.
-        batch_tokens: tokens of a forward pass, padding included; halved where memory does not suffice.
+        max_tokens: longest conversation to score; None uses the model's limit.
+        batch_tokens: tokens of a forward pass, including padding; halved if the memory does not suffice.
 
     Raises:
-        PresetError: the model's files are not here, it has another head or no such label, or a package is missing.
+        PresetError: the model's files are missing, it has another head or no such label, or a package is missing.
 
     >>> from rewards import PresetError, load
     >>> try:
@@ -74,7 +74,7 @@ def reward_model(
     config = files.config("reward-model")
     index = label_index(config, label, model)
     if raw and index is not None:
-        raise PresetError(f"raw is for models with one output; {model!r} has several, of which P(label) counts.")
+        raise PresetError(f"raw is for models with one output; {model!r} has several. Remove raw.")
     component = RewardModel(
         files=files,
         index=index,

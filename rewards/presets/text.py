@@ -1,4 +1,4 @@
-"""Text: resemblance to a reference, lengths, instructions to follow, facts, and labels from a fixed set."""
+"""Presets for text: similarity to a reference, lengths, instructions, facts, and labels from a fixed set."""
 
 from collections.abc import Sequence
 
@@ -11,22 +11,22 @@ from rewards.preset import Preset, weighted
 
 
 def text_overlap(*, correct_at: float = 0.5, max_ratio: float = 1.6, style: str = "text") -> Preset:
-    """A free text that resembles a reference: a summary, a translation, a long answer.
+    """A text that is similar to a reference: a summary, a translation, a long answer.
 
-    Formula: chrF / 100, the F-score over character n-grams of one to six, the best over the references; 0 for more than 1.6
-    times the characters of the longest reference.
+    Formula: chrF / 100, the F-score over character n-grams of one to six, the best over the references; 0 for more than
+    `max_ratio` times the characters of the longest reference.
     Range: [0, 1].
-    Checker: overlap, `ok` from 0.5 upwards.
+    Checker: overlap, `ok` if the value is at least `correct_at`.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: a text, or a list of them.
     Source: chrF (Popović 2015, aclanthology W15-3049), by the sacrebleu library (1804.08771). Works for any script.
-    Hacks: words of the reference without its meaning, sentences copied from the prompt: both raise the overlap, and nothing
-    here notices, so add a judge or a reward model where meaning counts. Several answers in one, the prompt itself: 0 over 1.6
-    times the reference's characters. One word, or letters at random: few n-grams of six.
+    Attacks: words of the reference without its meaning, and sentences copied from the prompt: they raise the overlap and are
+    not detected, so add a judge or a reward model if meaning counts. Several answers in one text, or the prompt itself: 0
+    above the length limit. A single word, or random letters: they share few long n-grams.
 
     Args:
-        correct_at: overlap from which a text counts as correct in evaluation.
-        max_ratio: characters, as a multiple of the longest reference, over which a text earns 0.
-        style: where the text stands: `text`, all that follows the thinking, or `answer` for tags.
+        correct_at: smallest overlap of a correct text.
+        max_ratio: length limit, as a multiple of the characters of the longest reference.
+        style: place of the text: `text` (all text after the thinking), or `answer` (tags).
 
     Raises:
         PresetError: sacrebleu is not installed, or a parameter is out of its range.
@@ -43,20 +43,20 @@ def text_overlap(*, correct_at: float = 0.5, max_ratio: float = 1.6, style: str 
 
 
 def length_target(*, target: int = 200, tolerance: int = 100) -> Preset:
-    """Completions as long as asked, whatever they say: a first experiment, or shaping beside a reward of yours.
+    """Completions near a target length, with any content: for a first experiment, or as shaping of another reward.
 
-    Formula: max(0, 1 - |n - target| / tolerance), n in tokens when token ids are given (the end-of-sequence token
-    included, as TRL passes it), else in white-space separated words. A blank completion scores 0.
+    Formula: max(0, 1 - |n - target| / tolerance), n in tokens if token ids are known (including the end-of-sequence
+    token, as TRL passes it), else in white-space separated words. A blank completion scores 0.
     Range: [0, 1].
-    Checker: length, `ok` while the value is above 0.
+    Checker: length, `ok` if the value is above 0.
     Columns: none.
-    Source: the triangular band is the plainest of length rewards; see also Kimi k1.5 (2501.12599).
-    Hacks: any text of the right length, padding and loops included, earns all of it: nothing is done about that, so
-    use it with a small weight beside a reward for the task. An empty completion earns nothing, whatever the target.
+    Source: a triangular function, the simplest length reward; see also Kimi k1.5 (2501.12599).
+    Attacks: any text of the right length, including padding and loops: paid, so give it a small weight next to a reward
+    for the task. An empty completion: 0 for every target.
 
     Args:
         target: length that scores 1.
-        tolerance: distance from the target at which the value reaches 0; at most `target`.
+        tolerance: distance from the target at which the value is 0; at most `target`.
 
     >>> from rewards import build_samples, load
     >>> samples = build_samples(["Hi"] * 3, ["a b c d", "a b c", ""])
@@ -67,24 +67,24 @@ def length_target(*, target: int = 200, tolerance: int = 100) -> Preset:
 
 
 def ifeval(*, style: str = "text") -> Preset:
-    """Verifiable instructions: lengths, keywords, layouts, letter case, languages, beginnings and ends.
+    """Verifiable instructions: lengths, keywords, formats, letter case, languages, beginnings and ends.
 
-    Formula: accuracy is 1 when all instructions of the row are followed, else 0.
+    Formula: accuracy is 1 if the response follows all instructions of the row, else 0.
     Range: [0, 1].
-    Checker: accuracy, `ok` only when all are followed.
-    Columns: `instruction_id_list`: names such as `punctuation:no_comma`, and `kwargs`: one object of arguments each,
-    as in the data set google/IFEval; lists, or JSON text of them.
+    Checker: accuracy.
+    Columns: `instruction_id_list`: names such as `punctuation:no_comma`, and `kwargs`: an object of arguments for each name,
+    as in the dataset google/IFEval; lists, or JSON text of them.
     Source: IFEval (2311.07911), all of its 25 kinds of instructions; as a training reward in Tulu 3 (2411.15124).
-    Hacks: the instructions say nothing of the question, so that text which is no answer can follow them: combine with a
-    judge or a reward model. Blank responses, blank sections, titles, bullets and placeholders, all of the fixed
-    answers at once, the prompt alone where it was to be repeated: follow nothing. Think and answer tags in the
-    response: no answer, with `style="text"`.
+    Attacks: text that follows the instructions and does not answer the question: not detected, so combine the preset with a
+    judge or a reward model. Blank responses, blank sections, titles, bullets and placeholders, all of the fixed answers at
+    once, and the prompt alone if it must be repeated: 0. Think and answer tags in the response: no answer with
+    `style="text"`.
 
     Args:
-        style: where the response stands: `text`, all that follows the thinking, or `answer` for tags.
+        style: place of the response: `text` (all text after the thinking), or `answer` (tags).
 
     Raises:
-        PresetError: py3langid, which tells the language of a response, is not installed.
+        PresetError: py3langid, which identifies languages, is not installed.
 
     >>> from rewards import build_samples, load
     >>> row = {
@@ -102,26 +102,26 @@ def ifeval(*, style: str = "text") -> Preset:
 def qa_short(
     *, f1_weight: float = 0.3, format_weight: float = 0.1, style: str = "answer", no_answer: str | None = None
 ) -> Preset:
-    """A short factual answer, right when it equals one of the accepted ones.
+    """A short factual answer that equals one of the accepted answers.
 
     Formula: accuracy + 0.3 f1 + 0.1 format. accuracy is SQuAD's exact match (lower case, without punctuation and the
     articles a, an, the), f1 its overlap of words, each the best over the accepted answers; format is 1 for one think
-    and one answer block.
+    block and one answer block.
     Range: [0, 1.4].
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: text, a number, a list of accepted answers (JSON text
     too), SQuAD's {"text": [...]}, or TriviaQA's {"value", "aliases"}.
     Source: SQuAD (1606.05250) and its evaluation script; F1 as a reward as in R1-Searcher (2503.05592).
-    Hacks: several answers at once ("Paris or London", lists, slashes, text over three times as long as the accepted
-    answer): exact match fails, and F1 is 0. An empty answer block: no answer. Other numbers that normalisation would
-    make equal (-72, 7.2 and 72): where the accepted answer is a number, only the same number counts. The right words
-    in another order: F1 stays below 1, accuracy 0.
+    Attacks: several answers at once ("Paris or London", lists, slashes, text over three times as long as the accepted
+    answer): no exact match, and F1 is 0. An empty answer block: no answer. Other numbers that normalisation would make
+    equal (-72, 7.2 and 72): if the accepted answer is a number, only the same number is accepted. The right words in
+    another order: F1 is below 1, and accuracy 0.
 
     Args:
-        f1_weight: weight of the overlap of words; 0 leaves it out.
-        format_weight: weight of the think and answer blocks; 0 leaves it out, and so does a style other than answer.
-        style: where the answer stands: `answer` (tags), `boxed`, `hash`, or `text`, all that follows the thinking.
-        no_answer: what to say where the list of accepted answers is empty, as in SQuAD 2.0.
+        f1_weight: weight of the overlap of words; 0 removes the component.
+        format_weight: weight of the think and answer blocks; 0 or a style other than `answer` removes the component.
+        style: place of the answer: `answer` (tags), `boxed`, `hash`, or `text` (all text after the thinking).
+        no_answer: expected answer if the list of accepted answers is empty, as in SQuAD 2.0.
 
     >>> from rewards import build_samples, load
     >>> texts = [f"<think>?</think><answer>{answer}</answer>" for answer in ("The Eiffel Tower!", "Tower", "A or B")]
@@ -138,26 +138,26 @@ def qa_short(
 
 
 def classification_label(*, labels: Sequence[str] = (), label_weight: float = 0.1, style: str = "answer") -> Preset:
-    """One label out of a fixed set.
+    """One label of a fixed set.
 
-    Formula: accuracy + 0.1 format. accuracy is 1 when the whole answer is the right label, format is 1 when it is any
-    of the labels.
+    Formula: accuracy + 0.1 format. accuracy is 1 if the complete answer is the right label; format is 1 if it is one of
+    the labels.
     Range: [0, 1.1].
     Checker: accuracy.
     Columns: `reference`, `answer`, `solution` or `ground_truth`: the label's name, or its index into the labels;
-    `labels` or `choices`: the labels of this row, a list or JSON text, if not given as a parameter.
-    Source: exact match over a closed set of answers, the plainest verifiable reward (DeepSeek-R1, 2501.12948, 2.2.2).
-    Hacks: naming several labels, or a text that contains the label: the whole answer must be one label. Always the most
-    frequent label: nothing in the answer tells, so balance the labels of the data. An answer outside the set: no
-    answer, when the labels are known.
+    `labels` or `choices`: the labels of the row, a list or JSON text, which replace the parameter.
+    Source: exact match over a closed set of answers, the simplest verifiable reward (DeepSeek-R1, 2501.12948, 2.2.2).
+    Attacks: several labels, or a text that contains the label: the complete answer must be one label. The most frequent
+    label for every row: not detected, so balance the labels of the data. An answer outside the set: no answer, if the
+    labels are known.
 
     Args:
-        labels: the labels, for rows that do not bring their own.
-        label_weight: weight of answering with any of the labels; 0 leaves it out.
-        style: where the answer stands: `answer` (tags), `boxed`, `hash`, or `text`, all that follows the thinking.
+        labels: the labels, for rows without a column of labels.
+        label_weight: weight of an answer with any of the labels; 0 removes the component.
+        style: place of the answer: `answer` (tags), `boxed`, `hash`, or `text` (all text after the thinking).
 
     Raises:
-        PresetError: labels that are blank or equal but for case and punctuation.
+        PresetError: a label is blank, or two labels are equal without case and punctuation.
 
     >>> from rewards import build_samples, load
     >>> texts = [f"<answer>{answer}</answer>" for answer in ("Positive.", "negative", "positive or negative")]

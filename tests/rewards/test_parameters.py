@@ -19,7 +19,7 @@ WRONG = [
 @pytest.mark.parametrize(("preset", "params"), WRONG)
 def test_values_of_another_type_or_range_are_refused(preset, params):
     [(name, _)] = params.items()
-    with pytest.raises(PresetError, match=f"Preset '{preset}': {name} is .* Give "):
+    with pytest.raises(PresetError, match=f"Preset '{preset}': {name} is .* Pass "):
         load(preset, **params)
 
 
