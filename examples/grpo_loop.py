@@ -1,29 +1,29 @@
-"""GRPO from top to bottom in one file: a tiny model learns to work sums out instead of guessing. No GPU, about a minute.
+"""GRPO in one file: a tiny model learns to calculate sums step by step instead of guessing. It takes a minute on a CPU.
 
     python examples/grpo_loop.py
 
-The model gives two kinds of answers to "5 + 7 + 3 =". Most are guesses, `<think>a guess</think><answer>13</answer>`, and
-now and then it writes the working out, `<think>5 + 7 = 12, 12 + 3 = 15</think><answer>15</answer>`. Nobody tells it which
-kind is better: it only learns whether the number was right, and whether the tags were.
+The model gives two kinds of answers to "5 + 7 + 3 =". Most are guesses, `<think>a guess</think><answer>13</answer>`. Some
+contain the calculation, `<think>5 + 7 = 12, 12 + 3 = 15</think><answer>15</answer>`. The reward does not say which kind is
+better, only whether the number and the tags are right.
 
 A step of GRPO (`train_step` below):
 
-    1. Draw a few problems, and answer each several times by sampling. The answers to one problem are a group.
-    2. Reward every answer by a program.
+    1. Choose some problems, and sample several answers to each. The answers to one problem are a group.
+    2. A program computes the reward of every answer.
     3. Compare each answer with its group: its advantage is (reward - the group's mean) / the group's standard deviation.
-    4. Move the weights so that answers with a positive advantage become likelier, the others less likely.
+    4. Update the weights so that answers with a positive advantage become more likely, the others less likely.
 
-There is no second model that predicts rewards, as in PPO, and no example of a good answer, as in supervised fine-tuning.
-A group of equal rewards teaches nothing: all of its advantages are 0.
+Unlike PPO, GRPO needs no second model that predicts rewards, and unlike supervised fine-tuning, no examples of good answers.
+A group with equal rewards has no effect: all of its advantages are 0.
 
-`kit.train` does the same for models and data of any size: faster, in less memory, and without losing anything on the way.
+`kit.train` does the same for models and data of any size, faster, in less memory, and with checkpoints.
 """
 
 import random
 import time
 from typing import NamedTuple
 
-# kit comes first: it tells torch's threads to sleep while they wait, so that this also runs where other programs do.
+# Import kit first: it sets how torch's threads wait, so that this is fast on a busy machine too.
 from kit.objective import LossScale, Objective, RewardBatch, TokenBatch
 from kit.models.embedded import source_of
 import rewards
@@ -34,27 +34,27 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerBase
 
 STEPS = 12
-PROBLEMS = 16  # a step
-GROUP = 8  # answers to each of them
-UPDATES = 2  # of the weights on the answers of one step
-MAX_TOKENS = 64  # of an answer
-LEARNING_RATE = 3e-4  # of a model with 0.7 million weights; one of billions takes 1e-6 to 1e-5
-HELD_OUT = 200  # problems that are never trained on
+PROBLEMS = 16  # per step
+GROUP = 8  # answers per problem
+UPDATES = 2  # optimiser steps on the answers of one step
+MAX_TOKENS = 64  # per answer
+LEARNING_RATE = 3e-4  # for 0.7 million weights; models with billions need 1e-6 to 1e-5
+HELD_OUT = 200  # number of problems that are never trained on
 
 Problem = tuple[str, str]  # a question and its right answer
 
 
 class Answers(NamedTuple):
-    """B answers with their prompts. A is the number of tokens of the longest prompt, T that of the longest answer."""
+    """B answers with their prompts. The longest prompt has A tokens, the longest answer T."""
 
-    tokens: Tensor  # (B, A + T): prompts are padded on the left, answers on the right, so that all answers begin at A
+    tokens: Tensor  # (B, A + T): prompts are padded on the left, answers on the right, so all answers start at column A
     real: Tensor  # (B, A + T) bool: not padding
     start: int  # A
     texts: list[str]
 
     @property
     def mask(self) -> Tensor:
-        """(B, T) bool: the tokens that the model chose. It is trained on these, and not on prompts or padding."""
+        """(B, T) bool: the tokens that the model sampled. Only these are trained, not prompts or padding."""
         return self.real[:, self.start :]
 
 
@@ -71,10 +71,10 @@ def make_problems(count: int) -> list[Problem]:
 
 @torch.no_grad()
 def sample(model: PeftModel, tokenizer: PreTrainedTokenizerBase, questions: list[str], greedy: bool = False) -> Answers:
-    """One answer to each question, token by token, all of them at once.
+    """Generate one answer to each question, for all questions at once.
 
-    Tokens are drawn from the model's own distribution: temperature 1, nothing cut off. The loss assumes just that.
-    `greedy` takes the likeliest token instead, which is how the model is judged.
+    Tokens are sampled from the model's distribution without changes (temperature 1, no top-p), as the loss assumes. `greedy`
+    takes the most likely token instead; held-out scores use it.
     """
     chats = [[{"role": "user", "content": question}] for question in questions]
     prompts = tokenizer.apply_chat_template(
@@ -83,22 +83,22 @@ def sample(model: PeftModel, tokenizer: PreTrainedTokenizerBase, questions: list
     tokens, real = prompts["input_ids"], prompts["attention_mask"].bool()
     start, new = tokens.shape[1], tokens
     going = torch.ones(len(tokens), dtype=torch.bool)  # answers that have not ended yet
-    cache = DynamicCache(config=model.config)  # keys and values of all tokens so far: each is forwarded once
+    cache = DynamicCache(config=model.config)  # keys and values of earlier tokens
     for _ in range(MAX_TOKENS):
         logits = model(input_ids=new, attention_mask=real, past_key_values=cache).logits[:, -1]
         new = logits.argmax(-1, keepdim=True) if greedy else torch.multinomial(logits.softmax(-1), 1)
         new = new.where(going[:, None], tokenizer.pad_token_id)
         tokens, real = torch.cat([tokens, new], dim=1), torch.cat([real, going[:, None]], dim=1)
-        going = going & (new[:, 0] != tokenizer.eos_token_id)  # the token that ends an answer belongs to it
+        going = going & (new[:, 0] != tokenizer.eos_token_id)  # the end token is part of the answer
         if not going.any():
             break
     return Answers(tokens, real, start, tokenizer.batch_decode(tokens[:, start:], skip_special_tokens=True))
 
 
 def log_probabilities(model: PeftModel, answers: Answers) -> Tensor:
-    """(B, T): what the model gives to each token of the answers, as log-probability."""
+    """The log-probability of each token of the answers, (B, T)."""
     logits = model(input_ids=answers.tokens, attention_mask=answers.real).logits
-    logits = logits[:, answers.start - 1 : -1]  # the logits at a token are about the next one
+    logits = logits[:, answers.start - 1 : -1]  # the logits at a position predict the next token
     return logits.log_softmax(-1).gather(-1, answers.tokens[:, answers.start :, None]).squeeze(-1)
 
 
@@ -110,8 +110,8 @@ def train_step(
     preset: rewards.Preset,
     problems: list[Problem],
 ) -> dict[str, float]:
-    """One step of GRPO on these problems. Gives back what is worth watching."""
-    # 1. Answer every problem GROUP times: B answers, of which the first GROUP are to the first problem, and so on.
+    """Make one step of GRPO on these problems, and return its metrics."""
+    # 1. Answer every problem GROUP times: B answers. The first GROUP answers belong to the first problem, and so on.
     questions = [question for question, _ in problems for _ in range(GROUP)]
     references = [reference for _, reference in problems for _ in range(GROUP)]
     answers = sample(model, tokenizer, questions)
@@ -120,15 +120,15 @@ def train_step(
     scored = preset.score(rewards.build_samples(questions, answers.texts, reference=references))
     totals = torch.tensor(scored.totals)  # (B,)
 
-    # 3. Advantage: how much better is an answer than its siblings? (reward - mean of the group) / deviation of the group
+    # 3. Advantage of an answer within its group: (reward - mean of the group) / standard deviation of the group
     group = torch.arange(len(problems)).repeat_interleave(GROUP)  # (B,): 0 0 0 ... 1 1 1 ...
     advantages = objective.compute_advantages(RewardBatch(rewards=totals, group=group))  # (B,)
 
-    # 4. Update. Every token of an answer gets the answer's advantage A. With r = probability now / probability when it was
-    #    drawn, the gain of a token is r · A. At the first update r is 1 everywhere, and the gradient is that of
-    #    A · log-probability: plain REINFORCE. Another update on the same answers is cheaper than new answers, but it learns
-    #    from what the model would no longer say. So nothing is gained by moving r above 1.28 where A is positive, or below
-    #    0.8 where it is negative: no token is pushed far by one batch.
+    # 4. Update. Every token of an answer has the answer's advantage A. With r = current probability / probability when it was
+    #    sampled, the objective of a token is r · A. At the first update r is 1 everywhere, and the gradient is that of
+    #    A · log-probability, i.e. REINFORCE. A second update on the same answers is cheaper than new answers, but the model
+    #    would no longer sample exactly these. The clip therefore removes the gradient where r is above 1.28 and A positive,
+    #    or r is below 0.8 and A negative, so that one batch cannot change a token's probability far beyond these bounds.
     with torch.no_grad():
         old = log_probabilities(model, answers)
     for _ in range(UPDATES):
@@ -142,16 +142,16 @@ def train_step(
     by_group = totals.view(len(problems), GROUP)
     return {
         "reward": totals.mean().item(),
-        "right": torch.tensor(scored.values["accuracy"]).mean().item(),  # of the answers
+        "right": torch.tensor(scored.values["accuracy"]).mean().item(),  # share of the answers
         "tokens": answers.mask.sum(1).float().mean().item(),
-        "groups that teach": (by_group.amax(1) > by_group.amin(1)).float().mean().item(),
+        "groups with a gradient": (by_group.amax(1) > by_group.amin(1)).float().mean().item(),
     }
 
 
 def held_out_score(
     model: PeftModel, tokenizer: PreTrainedTokenizerBase, preset: rewards.Preset, problems: list[Problem]
 ) -> tuple[float, str]:
-    """The share of problems that the model gets right when it takes the likeliest token each time, and its first answer."""
+    """The share of problems that greedy decoding solves, and the first answer."""
     questions, references = [question for question, _ in problems], [reference for _, reference in problems]
     answers = sample(model, tokenizer, questions, greedy=True)
     right = preset.is_correct(rewards.build_samples(questions, answers.texts, reference=references))
@@ -163,7 +163,7 @@ def load_model() -> tuple[PeftModel, PreTrainedTokenizerBase]:
     folder = source_of("embedded")
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    # LoRA: the weights stay as they are, and beside each matrix two thin ones are trained. What was learned is a small file.
+    # LoRA: the weights are frozen, and two thin matrices are trained for each weight matrix. The adapter is a small file.
     return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")), tokenizer
 
 

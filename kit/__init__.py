@@ -1,13 +1,13 @@
-"""grpo-kit: fine-tune language models with GRPO on one GPU, or on a laptop's CPU.
+"""grpo-kit: fine-tune language models with GRPO on one GPU or on a CPU.
 
     import kit
-    run = kit.train("quickstart", steps=20)      # in a process of its own; returns a handle on its directory
+    run = kit.train("quickstart", steps=20)      # in a separate process; returns a handle on the run
     run.metrics(); run.plot(); run.evaluate()
 
-    from kit import HookedGRPOTrainer, Objective  # a drop-in for trl.GRPOTrainer whose loss is made of hooks
+    from kit import HookedGRPOTrainer, Objective  # a drop-in for trl.GRPOTrainer with a loss of hooks
 
-Names are imported on first use, so that `import kit` loads neither torch nor pydantic. What it does at once is to say how
-the threads of a torch that is loaded later wait for each other (`kit.threads`), here and in every process started from here.
+Names are imported on first use, so that `import kit` loads neither torch nor pydantic. The import sets how OpenMP threads wait
+for each other (`kit.threads`), in this process and in its children.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def start(
     overrides: Sequence[str] = (),
     **shortcuts: Any,
 ) -> Run:
-    """Starts a run like `train`, but returns at once. The run goes on if this process or its terminal ends.
+    """Starts a run like `train`, but returns at once. The run continues if this process or its terminal ends.
 
     Follow the run with the returned `Run`: `.status`, `.metrics()`, `.wait()`, `.stop()`. Errors in the configuration raise
     `ConfigError`; errors in the data or the model end the run as `failed`, with the reason.
@@ -171,7 +171,7 @@ class Run:
         end = None if timeout is None else time.monotonic() + timeout
         while (state := self._dir.settled()["state"]) in ALIVE:
             if end is not None and time.monotonic() >= end:
-                raise RunError(f"The run '{self.id}' is still {state} after {timeout:g} s; it goes on.")
+                raise RunError(f"The run '{self.id}' is still {state} after {timeout:g} s; it continues.")
             time.sleep(POLL_SECONDS)
         if (refused := self.status.get("refused")) is not None:
             raise RunError(f"The run '{self.id}' was not resumed and is still {state}: {refused}")

@@ -1,14 +1,14 @@
-"""Every error that a user can cause, in one tree.
+"""The errors that a user can cause.
 
 KitError                      exit code 2; the message says what was seen, what was expected and what to do
 ├── ConfigError               a key, value or combination in YAML, CLI or Python
 ├── DataError                 a dataset that cannot be read, mapped or split
 ├── ModelError                a model or tokenizer that cannot be loaded or scored
-├── RewardError               a reward that does not keep its contract
-├── ObjectiveError            a hook that does not keep its contract, or needs what the run lacks
+├── RewardError               a reward that violates its contract
+├── ObjectiveError            a hook that violates its contract, or needs a field that the run does not have
 ├── RunError                  a run id, a run directory, a disk
-├── EngineError               a generation engine that died, hangs or has no room
-└── EnvironmentUnsupported    a package or machine outside what the kit was tested with
+├── EngineError               a generation engine that died, hangs or is out of memory
+└── EnvironmentUnsupported    an unsupported package version or machine
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class KitError(Exception):
 
     exit_code = 2
     shown = False
-    """Whether a process below has told the user already."""
+    """Whether a child process has printed the message already."""
 
     def _render_traceback_(self) -> list[str]:
-        """What notebooks print of it: the message, as the command line does. `%debug` still leads to where it was raised."""
+        """Only the message is printed in notebooks, as on the command line. `%debug` still shows where it was raised."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(KitError):
-    """A configuration that cannot be run as it stands."""
+    """A configuration that cannot be run."""
 
 
 class DataError(KitError):
@@ -39,7 +39,7 @@ class ModelError(KitError):
 
 
 class RewardError(KitError):
-    """A reward that does not keep its contract."""
+    """A reward that violates its contract."""
 
 
 class ObjectiveError(KitError):

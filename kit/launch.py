@@ -35,7 +35,7 @@ def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
 
 
 def launch_detached(config: RunConfig) -> RunDir:
-    """Starts a run with a resolved configuration and returns at once. The run goes on if this process ends."""
+    """Starts a run with a resolved configuration and returns at once. The run continues if this process ends."""
     folder = create_run(config)
     detach(folder, {"config": config.model_dump(mode="json")}, module=TRAINER)
     return folder

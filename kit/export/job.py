@@ -1,4 +1,4 @@
-"""Export a run's weights in a process of its own: `python -m kit.export.job REQUEST`. Read `export` first.
+"""Export a run's weights in a child process: `python -m kit.export.job REQUEST`. Read `export` first.
 
 The request has the keys run_dir, format, checkpoint (best, last, a step, or null), out, force, dtype, quantization, prompts,
 seed, verify, base and llama_cpp.

@@ -153,7 +153,7 @@ class ExportRequest:
 
 
 def export(run: RunDir, request: ExportRequest, *, progress: bool = False) -> dict[str, Any]:
-    """Export in a process of its own and return the result. Raises `NotVerified` or another `KitError`."""
+    """Export in a child process and return the result. Raises `NotVerified` or another `KitError`."""
     from kit.evaluation.results import checkpoint_now, weights_of
 
     if not run.config.is_file():

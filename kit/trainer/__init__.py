@@ -1,1 +1,1 @@
-"""`HookedGRPOTrainer` and what it is made of."""
+"""`HookedGRPOTrainer` and its parts."""
