@@ -140,20 +140,20 @@ def _test(options: argparse.Namespace) -> int:
         if lines:
             _print_table(["row", "", label, "total", *names, "why"], lines)
 
-    print_cases("completion", [case for case in report.cases if case.kind != "hack"])
-    hacks = [case for case in report.cases if case.kind == "hack"]
-    hacks.sort(key=lambda case: float("inf") if case.total is None else -case.total)
-    best = {case.name: case for case in reversed(hacks)}  # for each attack the row on which it earns most
-    print_cases("hack", [best[name] for name in dict.fromkeys(case.name for case in report.cases if case.name in best)])
+    print_cases("completion", [case for case in report.cases if case.kind != "attack"])
+    attacks = [case for case in report.cases if case.kind == "attack"]
+    ranked = sorted(attacks, key=lambda case: float("inf") if case.total is None else -case.total)
+    best = {case.name: case for case in reversed(ranked)}  # for each attack the row on which it earns most
+    print_cases("attack", [best[name] for name in dict.fromkeys(case.name for case in attacks)])
     for label, texts in (("note", report.notes), ("problem", report.problems)):
         for line in _first_of_each_kind(texts):
             print(f"{label}: {line}")
     kinds = [case.kind for case in report.cases]
-    counts = f"{kinds.count('good')} good, {kinds.count('bad')} bad, {kinds.count('hack')} hacks"
+    counts = f"{kinds.count('good')} good, {kinds.count('bad')} bad, {kinds.count('attack')} attacks"
     if not report.passed:
         print(f"{len(report.problems)} problem(s) with {counts}.")
     elif "good" in kinds:
-        print(f"No hack and no wrong answer reaches a right one: {counts}.")
+        print(f"No attack and no wrong answer scores as high as a right one: {counts}.")
     return 0 if report.passed else PAID
 
 

@@ -6,7 +6,7 @@ The audit tries each attack on every row and reports on how many rows it is paid
 
     echo         the formulas of the prompt as the answer, and the prompt as the completion
     constants    the same answer for every row; the rate is that of the best constant
-    hedges       several answers, chains, nested tags, cut completions: `rewards.hacks` with the row's reference
+    hedges       several answers, chains, nested tags, cut completions: `rewards.attacks` with the row's reference
     near-misses  another digit, sign, order, entry or bracket
     shuffles     the reference of another row
     slow         answers that take a careless grader very long or fill its memory; the longest time is reported
@@ -35,20 +35,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rewards.components.math_text import reference_text
-from rewards.errors import RewardsError, nearest
-from rewards.functions import FunctionComponent
-from rewards.hacks import (
+from rewards.attacks import (
     ANSWER_STYLES,
     CONSTANTS,
     SLOW,
     echoes,
-    known_hacks,
+    known_attacks,
     near_misses,
     render_answer,
     same_answer,
     spellings,
 )
+from rewards.components.math_text import reference_text
+from rewards.errors import RewardsError, nearest
+from rewards.functions import FunctionComponent
 from rewards.preset import Preset
 from rewards.protocol import Status
 from rewards.samples import REFERENCE_COLUMNS, completion_text, plain, prompt_text
@@ -309,7 +309,7 @@ def audit(
         rows: mappings with `prompt` (a string or messages) and the dataset columns. One of `REFERENCE_COLUMNS` holds the
             reference: a text, a number or a worked solution.
         attacks: names from `ATTACKS`.
-        style: form of an answer in a completion: a name of `rewards.hacks.STYLES` or a text with `{answer}` in it. None
+        style: form of an answer in a completion: a name of `rewards.attacks.STYLES` or a text with `{answer}` in it. None
             chooses the style in which most references are paid.
         most: the most rows to audit; more rows are sampled at random.
         limit: largest share of rows on which an attack may be paid, 0 to 1.
@@ -395,8 +395,8 @@ def _attempts(rows: Sequence[_AuditRow], attacks: Sequence[str], style: str, rng
                 continue
             if attack == "hedges":
                 wrong = next(iter(near_misses(text)), f"not {text}")
-                hacks = known_hacks(prompt, text, wrong, style)
-                yield from (Case(at, attack, hack.name, hack.completion) for hack in hacks)
+                known = known_attacks(prompt, text, wrong, style)
+                yield from (Case(at, attack, each.name, each.completion) for each in known)
                 continue
             for answer in _ANSWERS[attack](prompt, text, references, rng):
                 if attack in ("right", "spellings") or not same_answer(answer, text):

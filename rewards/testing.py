@@ -6,7 +6,7 @@ Rows are JSON objects, one per line. All keys are dataset columns, except for th
     good         completions with a right answer: a string, a list of messages, or a list of those
     bad          completions with a wrong answer
     completion   completions to score and print, without a judgement
-    style        form of an answer in a completion: a name of `rewards.hacks.STYLES` or a text with `{answer}` in it
+    style        form of an answer in a completion: a name of `rewards.attacks.STYLES` or a text with `{answer}` in it
     right, wrong a right and a wrong answer, which become a good and a bad completion and the known attacks, in this style;
                  without them, the attacks contain the first good and the first bad completion
 
@@ -23,10 +23,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rewards.attacks import ANSWER_STYLES, known_attacks, render_answer
 from rewards.components.math_text import reference_text
 from rewards.errors import RewardsError, UnknownPresetError
 from rewards.functions import from_function
-from rewards.hacks import ANSWER_STYLES, known_hacks, render_answer
 from rewards.preset import Preset
 from rewards.presets import load, names
 from rewards.protocol import FAILURES, Status
@@ -42,8 +42,8 @@ _ROUNDING = 1e-9
 class Case:
     """A completion and its scores.
 
-    `kind` is good, bad, completion, hack, or an attack of `rewards.audit`. `name` is the name of the attack, its answer, or
-    the beginning of the completion. `seconds` is the time of all components.
+    `kind` is good, bad, completion, attack, or a name of `rewards.audit.ATTACKS`. `name` is the name of the attack, its answer,
+    or the beginning of the completion. `seconds` is the time of all components.
     """
 
     row: int
@@ -135,7 +135,7 @@ def read_rows(file: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
+def check(preset: Preset, rows: Iterable[Row], *, attacks: bool = True) -> Report:
     """Score the completions of every row and the known attacks on it; the completions of a row form one group.
 
     Problems are: the reward fails on a good completion (then the row has no other problem); the total of a bad completion or
@@ -149,12 +149,12 @@ def check(preset: Preset, rows: Iterable[Row], *, hacks: bool = True) -> Report:
     notes: list[str] = []
     rows = list(rows)
     for number, row in enumerate(rows, start=1):
-        row_cases = _cases(number, row, hacks)
+        row_cases = _cases(number, row, attacks)
         scored = score_cases(preset, [row] * len(row_cases), row_cases)
         cases += scored
         problems += _problems(preset, number, scored)
         if not any(case.failed for case in scored if case.kind == "good"):
-            failing = (case for case in scored if case.kind == "hack" and case.failed)
+            failing = (case for case in scored if case.kind == "attack" and case.failed)
             notes += [
                 f"Row {number}: the reward fails on the attack '{case.name}'. {case.reason}".strip() for case in failing
             ]
@@ -185,7 +185,7 @@ def _style_notes(preset: Preset, rows: Sequence[Row]) -> list[str]:
     return []
 
 
-def _cases(number: int, row: Row, hacks: bool) -> list[Case]:
+def _cases(number: int, row: Row, attacks: bool) -> list[Case]:
     """Return the completions of the row and the known attacks on it."""
     completions: dict[str, list[Any]] = {}
     for kind, answer in (("good", "right"), ("bad", "wrong"), ("completion", "")):
@@ -197,12 +197,12 @@ def _cases(number: int, row: Row, hacks: bool) -> list[Case]:
         raise RewardsError(f"Row {number} has no completions. Add some in `good`, `bad` or `completion`.")
     good, bad = ([completion_text(each) for each in completions[kind]] for kind in ("good", "bad"))
     right = row.get("right", good[0] if good else None)
-    if not hacks or not isinstance(right, str):
+    if not attacks or not isinstance(right, str):
         return cases
     wrong = row.get("wrong", bad[0] if bad else "something else")
     style = row.get("style", "plain") if "right" in row or row.get("style") == "prose" else "plain"
-    known = known_hacks(prompt_text(row.get("prompt", "")), right, str(wrong), style)
-    return cases + [Case(number, "hack", hack.name, _as_completion(row, hack.completion)) for hack in known]
+    known = known_attacks(prompt_text(row.get("prompt", "")), right, str(wrong), style)
+    return cases + [Case(number, "attack", attack.name, _as_completion(row, attack.completion)) for attack in known]
 
 
 def score_cases(preset: Preset, rows: Sequence[Row], cases: Sequence[Case]) -> list[Case]:
@@ -248,7 +248,7 @@ def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:
     problems = [f"Row {number}: good completion '{case.name}' got no score." for case in good if case.total is None]
     lowest = min((case.total for case in good if case.total is not None), default=None)
     for case in cases:
-        what = {"good": "good completion", "bad": "bad completion", "hack": "hack"}.get(case.kind)
+        what = {"good": "good completion", "bad": "bad completion", "attack": "attack"}.get(case.kind)
         if what is None:
             continue
         correct = preset.checker is not None and case.statuses[preset.checker] == "ok"
@@ -256,7 +256,7 @@ def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:
             if preset.checker is not None and not correct:
                 problems.append(f"Row {number}: good completion '{case.name}' is not correct for {preset.checker}.")
         elif lowest is not None and case.total is not None and case.total >= lowest - _ROUNDING:
-            problems.append(f"Row {number}: {what} '{case.name}' scores {case.total:g}, an honest answer {lowest:g}.")
+            problems.append(f"Row {number}: {what} '{case.name}' scores {case.total:g}, a right answer {lowest:g}.")
         elif correct:
             problems.append(f"Row {number}: {what} '{case.name}' is correct for {preset.checker}.")
     return problems

@@ -1,4 +1,4 @@
-"""`grpo-kit reward`: list, show and test; exit code 1 for a reward that can be hacked, 2 for the user's errors."""
+"""`grpo-kit reward`: list, show and test; exit code 1 for a reward that pays an attack, 2 for the user's errors."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def test_show_gives_the_docstring_and_the_components(name: str) -> None:
 
 def test_test_prints_every_part_with_its_status() -> None:
     output = run("test", "gsm8k-reasoning")
-    for word in ("good", "bad", "hack", "hedged", "1 ok", "0 wrong", "0 format", "duplicated_tag", "total", "tags"):
+    for word in ("good", "bad", "attack", "hedged", "1 ok", "0 wrong", "0 format", "duplicated_tag", "total", "tags"):
         assert word in output
-    assert "No hack and no wrong answer reaches a right one: 3 good, 4 bad" in output
+    assert "No attack and no wrong answer scores as high as a right one: 3 good, 4 bad" in output
 
 
 def test_a_function_that_can_be_hacked_gives_exit_code_1() -> None:
     Path("mine.py").write_text(SUBSTRING)
     output = run("test", "mine.py:substring", "--data", rows(ROW), code=1)
-    assert "problem: Row 1: hack 'hedged' scores 1, an honest answer 1." in output
+    assert "problem: Row 1: attack 'hedged' scores 1, a right answer 1." in output
     assert "problem(s) with 1 good, 1 bad" in output
 
 

@@ -47,7 +47,7 @@ REWARDS_LAYERS = [
     "rewards.components",
     "rewards.presets",
     "rewards.compat",
-    "rewards.hacks",
+    "rewards.attacks",
     "rewards.testing",
     "rewards.audit",
     "rewards",

@@ -214,7 +214,7 @@ def presets() -> str:
 
 def _golden_row(name: str) -> list[str]:
     """The first row that `grpo-kit reward test` scores, with one completion that must win and one that must lose."""
-    from rewards.hacks import render_answer
+    from rewards.attacks import render_answer
     from rewards.testing import golden
 
     if not (rows := golden(name)):

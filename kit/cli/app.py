@@ -163,7 +163,7 @@ app.command()(cli_runs.compare)
     options_metavar="list|show|test|audit [OPTIONS] [ARGS]...",
 )
 def reward(context: typer.Context) -> None:
-    """List reward presets, show one, test one with known hacks, or audit one on your own rows.
+    """List reward presets, show one, test one with known attacks, or audit one on your own rows.
 
     `test` and `audit` also accept the YAML file of a run with overrides. `grpo-kit reward VERB --help` lists the options of a
     verb. Without the kit, use `python -m rewards`.

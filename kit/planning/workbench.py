@@ -1,4 +1,4 @@
-"""A worker that answers questions about a configuration for the page: rows, rewards, hacks, plans.
+"""A worker that answers questions about a configuration for the page: rows, rewards, attacks, plans.
 
 `python -m kit.planning.workbench` reads one JSON object a line and writes one a line: `{"answer": ...}`,
 `{"error": message, "kind": name}` for a user's mistake, or `{"crash": ...}`. The page kills the process when an answer takes
@@ -245,7 +245,7 @@ def guess(config: RunConfig, request: Request) -> dict[str, Any]:
 
 
 def check(config: RunConfig, request: Request) -> dict[str, Any]:
-    """Whether the reward can score the first training row, what a right and a wrong answer earn, and which hacks pay.
+    """Whether the reward can score the first training row, what a right and a wrong answer earn, and which attacks pay.
 
     `problem` is why a part of the reward fails on a right answer; None where all parts score it.
     """
@@ -258,11 +258,11 @@ def check(config: RunConfig, request: Request) -> dict[str, Any]:
     result = {"problem": problem, "right": items[0]["total"], "wrong": items[1]["total"], "tried": 0, "paid": 0}
     if problem is not None or not row.get("reference"):
         return result
-    cases = hacks(config, {})["cases"]
+    cases = attacks(config, {})["cases"]
     honest = min(
         (item["total"] for item in cases if item["kind"] == "good" and item["total"] is not None), default=None
     )
-    tried = [item["total"] for item in cases if item["kind"] == "hack" and item["total"] is not None]
+    tried = [item["total"] for item in cases if item["kind"] == "attack" and item["total"] is not None]
     paid = [total for total in tried if honest is not None and total >= honest - 1e-9]
     return result | {"tried": len(tried), "paid": len(paid)}
 
@@ -284,8 +284,8 @@ def weights(config: RunConfig, request: Request) -> dict[str, Any]:
     return {"checker": preset.checker, "parts": parts}
 
 
-def hacks(config: RunConfig, request: Request) -> dict[str, Any]:
-    """The known hacks around a training row's right answer, each scored beside an honest right and a wrong answer."""
+def attacks(config: RunConfig, request: Request) -> dict[str, Any]:
+    """The known attacks around a training row's right answer, each scored beside an honest right and a wrong answer."""
     from kit.runner.prepare import build_reward
     from rewards import testing
 
@@ -338,7 +338,7 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
 
 def examples(config: RunConfig, request: Request) -> list[str]:
     """Completions to begin with: right, wrong, right without the asked layout, cut off."""
-    from rewards.hacks import render_answer
+    from rewards.attacks import render_answer
 
     (row,) = pick(config, [int(request.get("row", 0))])
     right, style = str(row.get("reference") or "42"), style_of(config)
@@ -383,7 +383,7 @@ def validate(config: RunConfig, request: Request) -> list[str]:
     return prepare.validate(config)
 
 
-ASKED = (columns, rows, lengths, score, check, guess, weights, hacks, audit, examples, plan, validate)
+ASKED = (columns, rows, lengths, score, check, guess, weights, attacks, audit, examples, plan, validate)
 QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {question.__name__: question for question in ASKED}
 
 
@@ -420,7 +420,7 @@ def main() -> None:
     for line in sys.stdin:
         reply = answer(json.loads(line))
         text = to_json(reply) + "\n"
-        replies.write(text.encode("utf-8", "replace"))  # a hack may hold half a character
+        replies.write(text.encode("utf-8", "replace"))  # an attack may hold half a character
         replies.flush()
         if reply.get("over"):
             return

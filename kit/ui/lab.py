@@ -1,6 +1,6 @@
 """The Reward Lab of New run: what the reward says of real rows before anything is trained.
 
-Pasted completions part by part, with what was extracted; the known hacks; and the signal check, which samples the model and
+Pasted completions part by part, with what was extracted; the known attacks; and the signal check, which samples the model and
 says whether there is anything to learn.
 """
 
@@ -142,7 +142,7 @@ def _cheat(form: Form, place: gr.Number) -> gr.Button:
         run = gr.Button("Try all of them", variant="primary", size="md")
         many = gr.Button("Audit on my rows", size="md", elem_id="audit")
     out = gr.HTML(
-        m.empty("Not tried yet", "Some thirty hacks take a second; an audit of several rows takes up to a minute.")
+        m.empty("Not tried yet", "Some thirty attacks take a second; an audit of several rows takes up to a minute.")
     )
     form.on(many.click, audited, [], [out], concurrency_limit=4)
     form.on(run.click, cheated, [place], [out], concurrency_limit=4)
@@ -150,9 +150,9 @@ def _cheat(form: Form, place: gr.Number) -> gr.Button:
 
 
 def cheated(sent: Sent, at: Any) -> str:
-    """The known hacks, scored."""
+    """The known attacks, scored."""
     try:
-        return results.show_hacks(_ask(sent, "hacks", row=whole(at)))
+        return results.show_attacks(_ask(sent, "attacks", row=whole(at)))
     except KitError as problem:
         return m.error(problem)
 

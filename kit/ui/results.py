@@ -1,4 +1,4 @@
-"""How the Reward Lab's results look: completions part by part, hacks, the audit, the signal check and what it suggests."""
+"""How the Reward Lab's results look: completions part by part, attacks, the audit, the signal check and what it suggests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.ui.steps import LABELS
 
 LEVELS = {"will learn": "ok"} | dict.fromkeys(("too easy", "sample more", "borderline", "slow reward"), "warn")
 """How a verdict of the signal check is coloured; any other is a failure."""
-SHOWN_HACKS = 10
+SHOWN_ATTACKS = 10
 COMMANDS = {
     "; test it with: grpo-kit reward test": "; test it in the tab Score",
     "grpo-kit reward list": "see the list at the top of this step",
@@ -53,24 +53,24 @@ def show_group(answer: dict[str, Any]) -> Markup:
     return show_rows("One group", rows, [], about)
 
 
-def show_hacks(audit: dict[str, Any]) -> str:
-    """The list of hacks, those that work first."""
+def show_attacks(audit: dict[str, Any]) -> str:
+    """The list of attacks, those that work first."""
     honest = [case["total"] for case in audit["cases"] if case["kind"] == "good" and case["total"] is not None]
     bar = min(honest, default=None)
-    tried = [case for case in audit["cases"] if case["kind"] == "hack"]
+    tried = [case for case in audit["cases"] if case["kind"] == "attack"]
     works = [case for case in tried if bar is not None and case["total"] is not None and case["total"] >= bar - 1e-9]
     if audit["problems"]:
         verdict = m.note("\n".join(audit["problems"][:8]), "fail")
     elif bar is None:
         verdict = m.note("There is no right answer to compare with; write one above.", "warn")
     else:
-        verdict = m.note(f"None of {len(tried)} hacks reaches the honest answer's {bar:.2f}.", "ok")
+        verdict = m.note(f"None of {len(tried)} attacks reaches the honest answer's {bar:.2f}.", "ok")
     notes = m.join(m.note(note, "warn") for note in audit["notes"])
     order = sorted(
         audit["cases"], key=lambda case: ({"good": 0, "bad": 1}.get(case["kind"], 2), -(case["total"] or 0.0))
     )
     rows = [_case(case, case in works) for case in order]
-    head, first = ["", "what", "reward", "completion", "why"], SHOWN_HACKS + len(works)
+    head, first = ["", "what", "reward", "completion", "why"], SHOWN_ATTACKS + len(works)
     rest = m.tag(
         "details",
         m.tag("summary", f"{len(rows) - first} more that earn no more") + m.table(head, rows[first:], numbers={2}),
@@ -103,7 +103,7 @@ def audit_table(audit: dict[str, Any]) -> Markup:
 
 def _case(case: dict[str, Any], works: bool) -> list[Any]:
     kind = {"good": ("honest", "ok"), "bad": ("wrong", "warn")}.get(
-        case["kind"], ("works", "fail") if works else ("hack", "")
+        case["kind"], ("works", "fail") if works else ("attack", "")
     )
     name = {"good": "right answer", "bad": "wrong answer"}.get(case["kind"], case["name"])
     return [m.badge(*kind), name, m.number(case["total"], 2), _said(case["completion"]), case["why"]]

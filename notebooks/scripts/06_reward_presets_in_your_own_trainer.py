@@ -72,10 +72,10 @@ scored = preset.score(rewards.build_samples(["What is 6 x 12?"] * 4, texts, answ
 pd.DataFrame({"completion": texts, "total": scored.totals, **scored.statuses})
 
 # %% [markdown]
-# ## Known hacks
+# ## Known attacks
 #
 # A policy exploits careless rewards with hedged answers, empty tags and repeated answers. The test scores good and bad
-# completions and then such hacks; none may score as high as a right answer.
+# completions and then such attacks; none may score as high as a right answer.
 
 # %%
 # !grpo-kit reward test gsm8k-reasoning

@@ -82,7 +82,7 @@ def test_a_reward_is_tested_as_a_run_has_it(config_file: str) -> None:
     done = RUNNER.invoke(app, ["reward", "test", config_file, *own])
     assert done.exit_code == 0, done.output
     assert "1.5" in done.output  # 1 + 0.5
-    assert "No hack and no wrong answer reaches a right one" in done.output
+    assert "No attack and no wrong answer scores as high as a right one" in done.output
     done = RUNNER.invoke(app, ["reward", "audit", "missing.yaml", "--data", "rows.jsonl"])
     assert done.exit_code == 2
     assert "missing.yaml" in done.output

@@ -110,10 +110,10 @@ def test_columns_and_reward_are_guessed_from_rows(tmp_path: Path) -> None:
     assert guessed("none.jsonl", [{"prompt": f"Say {n}"} for n in range(20)])["reward"] is None
 
 
-def test_hacks_are_tried_around_the_rows_own_answer(config: dict[str, Any]) -> None:
-    report = asked("hacks", config, row=0)
+def test_attacks_are_tried_around_the_rows_own_answer(config: dict[str, Any]) -> None:
+    report = asked("attacks", config, row=0)
     assert report["passed"], report["problems"]
-    assert sum(case["kind"] == "hack" for case in report["cases"]) > 20
+    assert sum(case["kind"] == "attack" for case in report["cases"]) > 20
     assert report["right"] != report["wrong"]
     (missing,) = [case for case in report["cases"] if case["name"] == "missing"]
     assert missing["completion"] is None
@@ -129,9 +129,9 @@ def test_a_reward_that_can_be_cheated_is_named(
     )
     monkeypatch.chdir(tmp_path)
     cheated = config | {"reward": {"functions": [{"path": "lax.py:anywhere"}]}}
-    report = asked("hacks", cheated, row=0)
+    report = asked("attacks", cheated, row=0)
     assert not report["passed"]
-    assert any("hack" in problem for problem in report["problems"])
+    assert any("attack" in problem for problem in report["problems"])
     audited = asked("audit", cheated, style="plain")
     assert not audited["passed"]
     assert {result["attack"]: result["paid"] for result in audited["results"]}["hedges"] == 12
@@ -142,7 +142,7 @@ def test_a_reward_that_can_be_cheated_is_named(
     [
         ("score", {"row": 10**9, "completions": ["x"]}, "There is no training row"),
         ("score", {"row": -1, "completions": ["x"]}, "There is no training row"),
-        ("hacks", {"style": "no hole"}, "style"),
+        ("attacks", {"style": "no hole"}, "style"),
     ],
 )
 def test_mistakes_are_said(config: dict[str, Any], question: str, more: dict[str, Any], why: str) -> None:

@@ -41,7 +41,7 @@ def evaluate(preset, *completions, reference=REFERENCE, ctx=None, **columns):
 def test_golden_rows_pass(judge):
     report = check(preset_for(judge), golden("judge-rubric"))
     assert report.problems == []
-    assert {case.kind for case in report.cases} == {"good", "bad", "hack"}
+    assert {case.kind for case in report.cases} == {"good", "bad", "attack"}
 
 
 def test_points_are_weighted(judge):

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from rewards import Preset, PresetError, build_samples, load
+from rewards.attacks import known_attacks, render_answer
 from rewards.components.math_verify import MathVerify
 from rewards.evaluation import run_component
-from rewards.hacks import known_hacks, render_answer
 from rewards.protocol import Context
 
 PROMPT = r"What is 6 x 12? Put the answer in \boxed{}, for example \boxed{5}."
@@ -118,10 +118,10 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch):
 
 
 @pytest.mark.parametrize("style", ["boxed", "answer", "hash", "Answer: {answer}"])
-def test_no_known_hack_is_correct(style):
-    hacks = known_hacks(PROMPT, "72", "70", style)
+def test_no_known_attack_is_correct(style):
+    attacks = known_attacks(PROMPT, "72", "70", style)
     preset = load("math-dapo", deadline=10.0)  # looks in every place
-    completions = [render_answer(style, "72"), render_answer(style, "70"), *[hack.completion for hack in hacks]]
+    completions = [render_answer(style, "72"), render_answer(style, "70"), *[attack.completion for attack in attacks]]
     size = len(completions)
     evaluation = preset.score(build_samples([PROMPT] * size, completions, reference=["72"] * size))
     assert evaluation.statuses["accuracy"][:2] == ["ok", "wrong"]

@@ -6,10 +6,10 @@ import random
 import pytest
 from pairwise import rest_in_matrix
 
-from rewards import hacks
+from rewards import attacks
+from rewards.attacks import CONSTANTS, echoes, near_misses, same_answer, spellings
 from rewards.components import math_judge
 from rewards.components.math_judge import judge
-from rewards.hacks import CONSTANTS, echoes, near_misses, same_answer, spellings
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 
@@ -91,7 +91,7 @@ def test_echoes_are_what_a_prompt_holds() -> None:
     prompt = "Compute $$\\frac{1}{2} + 3 = x.$$ If \\[y > 2\\] and 12 + 30 - 2 are $5, what is \\(a\\)? See p. 7-9."
     assert echoes(prompt) == ["\\frac{1}{2} + 3 = x", "\\frac{1}{2} + 3", "y > 2", "a", "12 + 30 - 2", "7-9"]
     assert echoes("no formula") == []
-    assert len(echoes("$1+1$ $1+2$ $1+3$ " * 50 + "".join(f"$x_{at}$" for at in range(99)))) == hacks.MAX_ECHOES
+    assert len(echoes("$1+1$ $1+2$ $1+3$ " * 50 + "".join(f"$x_{at}$" for at in range(99)))) == attacks.MAX_ECHOES
 
 
 def test_several_numbers_are_the_same_answer_in_any_order_and_spelling():

@@ -1,4 +1,4 @@
-"""rewards.testing finds hacks that earn what an honest answer earns, and every preset stands up to the known ones."""
+"""rewards.testing reports attacks that score as high as a right answer, and every preset resists the known attacks."""
 
 import json
 
@@ -8,7 +8,7 @@ from pairwise import rest_in_matrix
 import rewards
 from rewards import Preset, RewardsError, from_function, testing
 from rewards.__main__ import main
-from rewards.hacks import STYLES, known_hacks, render_answer
+from rewards.attacks import STYLES, known_attacks, render_answer
 
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 
@@ -35,7 +35,7 @@ def test_no_preset_is_hacked(name):
     report = testing.check(rewards.load(name), testing.golden(name))
     assert report.problems == []
     assert report.passed
-    assert sum(case.kind == "hack" for case in report.cases) >= 13
+    assert sum(case.kind == "attack" for case in report.cases) >= 13
     failed = {
         (case.name, status, *case.reasons.values())
         for case in report.cases
@@ -52,8 +52,8 @@ def test_a_reward_that_looks_for_the_answer_anywhere_is_found_out():
     row = {"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}
     report = testing.check(Preset([from_function(substring)], name="substring"), [row])
     assert not report.passed
-    hacks = {problem.split("'")[1] for problem in report.problems}
-    assert {"hedged", "equation", "list of answers", "truncated in the answer", "huge text"} <= hacks
+    attacks = {problem.split("'")[1] for problem in report.problems}
+    assert {"hedged", "equation", "list of answers", "truncated in the answer", "huge text"} <= attacks
 
 
 def test_rows_in_a_style_that_the_reward_does_not_read_are_a_few_lines_and_a_hint(tmp_path, capsys):
@@ -76,20 +76,20 @@ def test_totals_decide_where_there_is_no_checker():
         return [min(len(c.split()), 10) / 10 for c in completions]
 
     preset = Preset([from_function(words)], name="words")
-    report = testing.check(preset, [{"good": ["a b c d"], "bad": ["a b", "a b c d e"]}], hacks=False)
+    report = testing.check(preset, [{"good": ["a b c d"], "bad": ["a b", "a b c d e"]}], attacks=False)
     # 0.4 for the good one; 0.2 and 0.5 for the bad ones
-    assert report.problems == ["Row 1: bad completion 'a b c d e' scores 0.5, an honest answer 0.4."]
+    assert report.problems == ["Row 1: bad completion 'a b c d e' scores 0.5, a right answer 0.4."]
     assert [case.total for case in report.cases] == [0.4, 0.2, 0.5]
 
 
-def test_a_hack_that_breaks_a_function_costs_only_itself():
+def test_an_attack_that_breaks_a_function_costs_only_itself():
     def fragile(completions, **kwargs):
         return [float(c.split()[-1] == "72") for c in completions]  # IndexError for blank text
 
     report = testing.check(
         Preset([from_function(fragile)], name="fragile"), [{"good": ["it is 72"], "bad": ["it is 7"]}]
     )
-    assert [case.total for case in report.cases if case.kind != "hack"] == [1.0, 0.0]
+    assert [case.total for case in report.cases if case.kind != "attack"] == [1.0, 0.0]
     assert any("the reward fails on the attack 'empty'. IndexError" in note for note in report.notes)
 
 
@@ -106,15 +106,15 @@ def test_completions_have_the_shape_that_the_rows_have():
 
 
 @pytest.mark.parametrize("style", [*STYLES, "Answer: {answer}"])
-def test_hacks_fit_the_style_and_have_names_of_their_own(style):
-    hacks = known_hacks("6 x 12?", "72", "70", style)
-    assert len({hack.name for hack in hacks}) == len(hacks) >= 13
-    assert render_answer(style, "72") not in {hack.completion for hack in hacks}
-    assert {"missing", "empty", "prompt echo", "keyword stuffed", "huge text"} <= {hack.name for hack in hacks}
-    assert render_answer(style, " \n ") in {hack.completion for hack in hacks}
+def test_attacks_fit_the_style_and_have_names_of_their_own(style):
+    attacks = known_attacks("6 x 12?", "72", "70", style)
+    assert len({attack.name for attack in attacks}) == len(attacks) >= 13
+    assert render_answer(style, "72") not in {attack.completion for attack in attacks}
+    assert {"missing", "empty", "prompt echo", "keyword stuffed", "huge text"} <= {attack.name for attack in attacks}
+    assert render_answer(style, " \n ") in {attack.completion for attack in attacks}
 
 
-def test_a_reward_that_fails_is_one_problem_and_not_a_list_of_hacks():
+def test_a_reward_that_fails_is_one_problem_and_not_a_list_of_attacks():
     def broken(completions, **columns):
         raise RuntimeError("no such column")
 

@@ -9,11 +9,11 @@ import pytest
 from pairwise import rest_in_matrix
 
 from rewards import build_samples, load
-from rewards.hacks import render_answer
+from rewards.attacks import render_answer
 
 
 class Row(NamedTuple):
-    """A right answer, how it stands in completions (see rewards.hacks), columns of the row and parameters of the preset."""
+    """A right answer, how it stands in completions (see rewards.attacks), columns of the row and parameters of the preset."""
 
     preset: str
     style: str

@@ -18,10 +18,10 @@ def test_texts_are_escaped_everywhere() -> None:
         "prompt": EVIL, "reference": EVIL, "checker": EVIL, "weights": {EVIL: 1.0}, "advantages": [1.0],
         "items": [{"text": EVIL, "total": 1.0, "correct": True, "parts": [part]}],
     }  # fmt: skip
-    hacks = {
+    attacks = {
         "passed": False, "problems": [EVIL], "notes": [EVIL], "right": EVIL, "wrong": EVIL, "style": EVIL,
         "cases": [
-            {"kind": kind, "name": EVIL, "completion": EVIL, "total": 1.0, "why": EVIL} for kind in ("good", "bad", "hack")
+            {"kind": kind, "name": EVIL, "completion": EVIL, "total": 1.0, "why": EVIL} for kind in ("good", "bad", "attack")
         ],
     }  # fmt: skip
 
@@ -33,7 +33,7 @@ def test_texts_are_escaped_everywhere() -> None:
     pages = [
         results.show_group(group),
         results.show_row({"place": 0, "prompt": EVIL, "reference": EVIL}),
-        results.show_hacks(hacks),
+        results.show_attacks(attacks),
         *(m.page(results.audit_table(audited(passed))) for passed in (True, False)),
         m.error(EVIL),
         m.empty(EVIL, EVIL),

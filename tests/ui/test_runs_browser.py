@@ -93,7 +93,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
     sees(new, "accuracy read:")
     step(new, "Try to cheat")
     press(new, "Try all of them")
-    sees(new, re.compile(r"None of \d+ hacks"))
+    sees(new, re.compile(r"None of \d+ attacks"))
     press(new, "Audit on my rows")
     sees(new, "No attack is paid on any of 12 rows")
     new.get_by_text("Parameters and weights").click()
