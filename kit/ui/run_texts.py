@@ -40,14 +40,14 @@ TITLES = {
 LEVELS = {"error": "fail", "warning": "warn", "info": ""}
 MOST_ALERTS = 6
 LOG_BYTES = 24_000
-"""Of the end of a log, at most: a poll stays small."""
+"""Bytes of a log's end that are shown, so that a poll stays small."""
 LONGEST_YAML = 2_000_000
-"""Letters of config.yaml that are shown, at most."""
+"""Characters of config.yaml that are shown."""
 
 
 def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers], evaluations: Mapping[str, Any],
          alarms: int, link: bool) -> str:  # fmt: skip
-    """The result, or while it runs how far it is; then figures, and what can be done. `link`: there is a report to read."""
+    """Show the result of a run, or its progress, then figures and links. `link`: there is a report."""
     state = str(status["state"])
     title = m.tag("div", m.tag("h2", run.id) + m.state_badge(state), class_="spread")
     rewards = [float(value) for value in _finite(columns.get("reward"))]
@@ -58,7 +58,7 @@ def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers],
         parts.append(m.note(_reason(run, str(status["reason"])), level))
     if status.get("refused"):
         force = m.tag("code", f"grpo-kit resume {run.id} --force{run.root_option}")
-        words = m.tag("p", m.join(["To resume it all the same: ", force]))
+        words = m.tag("p", m.join(["To resume it anyway: ", force]))
         parts.append(m.note(m.tag("h4", "It was not resumed") + m.tag("div", str(status["refused"])) + words, "fail"))
     cells = m.join(
         m.tag("div", m.tag("small", name) + m.tag("div", value, class_="num"))
@@ -83,31 +83,31 @@ def _reason(run: RunDir, text: str) -> str:
 
 
 def _tail(run: RunDir, size: int) -> str:
-    """The end of log.txt. Raises `OSError`."""
+    """Read the end of log.txt. Raises `OSError`."""
     with open(run.log, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - size))
         return file.read(size).decode("utf-8", "replace")
 
 
 def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers]) -> list[tuple[str, str]]:
-    """Names and values."""
+    """Return the figures of a run: (name, value)."""
     live = status["state"] in ALIVE
     begun, end = status.get("started"), status.get("ended") or status.get("heartbeat")
-    taken = end - begun if isinstance(begun, (int, float)) and isinstance(end, (int, float)) else None
+    seconds_taken = end - begun if isinstance(begun, (int, float)) and isinstance(end, (int, float)) else None
     pairs = [("started", m.when(begun))]
     if not live:
-        pairs = [("steps", steps(status)), *pairs, ("ended", m.when(status.get("ended"))), ("took", duration(taken))]
-    known = _finite(columns.get("reward"))
-    if len(known):
-        pairs.append(("training reward, mean of last 10", m.number(float(known[-10:].mean()))))
+        pairs = [("steps", steps(status)), *pairs, ("ended", m.when(status.get("ended"))), ("took", duration(seconds_taken))]
+    rewards = _finite(columns.get("reward"))
+    if len(rewards):
+        pairs.append(("training reward, mean of last 10", m.number(float(rewards[-10:].mean()))))
     seconds = _finite(columns.get("step_time"))
     if len(seconds):
-        pairs.append(("a step, median of last 20", m.seconds(float(np.median(seconds[-20:])))))
+        pairs.append(("time per step, median of last 20", m.seconds(float(np.median(seconds[-20:])))))
     return pairs
 
 
 def _next(run: RunDir, link: bool) -> Markup:
-    """Links to what comes next."""
+    """Return links to the screens that use the run's weights, and to its report."""
     screens = ("Chat", "Export", "Compare") if has_weights(run) else ()
     links = [m.tag("a", name, href=address(name.lower(), run.id), class_="button") for name in screens]
     if link:
@@ -117,9 +117,9 @@ def _next(run: RunDir, link: bool) -> Markup:
 
 
 def alerts(events: Sequence[Event], columns: Mapping[str, Numbers]) -> tuple[Markup, int]:
-    """(alerts as text, how many hold): the latest of each kind that still holds, the gravest first.
+    """Return (alerts as text, number of alerts that still hold), the most severe first; only the latest of each kind.
 
-    Those that have lapsed follow in one line.
+    Alerts that have lapsed follow in one line.
     """
     raised = [event for event in events if event.get("kind") == "alert"]
     if not raised:
@@ -141,12 +141,12 @@ def alerts(events: Sequence[Event], columns: Mapping[str, Numbers]) -> tuple[Mar
         words = "; ".join(
             f"{TITLES.get(name, name).lower()} (step {latest[name].get('step')})" for name in sorted(lapsed)
         )
-        notes.append(m.tag("p", f"No longer so: {words}.", class_="dim"))
+        notes.append(m.tag("p", f"No longer true: {words}.", class_="dim"))
     return m.tag("div", m.join(notes), class_="stack-notes"), len(ranked)
 
 
 def _lapsed(columns: Mapping[str, Numbers], names: Collection[str]) -> set[str]:
-    """Alerts about the training whose condition does not hold at the last line any more."""
+    """Return the training alerts whose condition no longer holds at the last line of metrics."""
     watch = AlertMonitor()
     needed = [name for keys in alarms.KEYS.values() for name in keys if name in columns] + ["grad_norm"]
     watched = {name: columns[name] for name in needed if name in columns}
@@ -167,30 +167,30 @@ def _finite(values: Numbers | None) -> Numbers:
 
 
 def log_tail(run: RunDir) -> str:
-    """The end of what the run printed; the box opens at its end."""
+    """Show the end of the run's log, in a box that opens at its end."""
     try:
-        cut = run.log.stat().st_size > LOG_BYTES
+        is_cut = run.log.stat().st_size > LOG_BYTES
         text = _tail(run, LOG_BYTES)
     except OSError:
-        return m.empty("No log yet", "What the run prints stands here as it comes.")
-    if cut:
+        return m.empty("No log yet", "The output of the run appears here.")
+    if is_cut:
         text = text.partition("\n")[2]
-    where = m.tag("small", f"the last {human_size(LOG_BYTES)} of {run.log}" if cut else str(run.log))
+    title = m.tag("small", f"the last {human_size(LOG_BYTES)} of {run.log}" if is_cut else str(run.log))
     lines = m.tag("pre", redact(text).strip() or "(nothing printed yet)")
-    return m.page(where, m.tag("div", lines, class_="log", tabindex="0"))
+    return m.page(title, m.tag("div", lines, class_="log", tabindex="0"))
 
 
 def configuration(run: RunDir) -> Markup:
-    """The YAML of a run, and the command that trains the same again, in a fold."""
+    """Show the YAML of a run and the command that repeats it, in a fold."""
     command = f"grpo-kit train {run.config} -o run.id=NAME"
-    again = m.tag("p", m.join([m.tag("small", "the same again: "), m.tag("code", command)]))
+    again = m.tag("p", m.join([m.tag("small", "train it again: "), m.tag("code", command)]))
     text = run.config.read_text(encoding="utf-8", errors="replace") if run.config.is_file() else ""
     return m.fold("config.yaml", again, m.tag("pre", redact(text[:LONGEST_YAML]), class_="said"))
 
 
 def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """Checkpoints with size, score and use."""
-    scores = {int(one["step"]): one for one in evaluations.values() if isinstance(one.get("step"), int)}
+    """Show the checkpoints with their held-out scores."""
+    scores = {int(score["step"]): score for score in evaluations.values() if isinstance(score.get("step"), int)}
     best = read_tree(run.path / "best.json").get("step")
     checkpoints = run.checkpoints
     usable = complete_checkpoints(checkpoints)
@@ -209,7 +209,7 @@ def checkpoint_table(run: RunDir, evaluations: Mapping[str, Mapping[str, Any]]) 
             marks.append(m.badge("Resume continues from here", "live"))
         rows.append(line(path, m.number(step), scores.get(step), *marks))
     if not rows:
-        return m.fold("Checkpoints", m.note("None yet: the first comes after run.save_every steps, or at the end."))
+        return m.fold("Checkpoints", m.note("None yet. The first is saved after run.save_every steps, or at the end."))
     return m.fold("Checkpoints", m.table(["folder", "step", "held-out", ""], rows, numbers={1}))
 
 

@@ -1,4 +1,4 @@
-"""What all screens share: settings, runs, child processes, the run in the address, polling."""
+"""Shared by all screens: settings, runs, child processes, the run in the address, polling."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from kit.ui.children import Benches, Job, Jobs
 from kit.ui.settings import Settings
 
 UNSEEN: dict[str, Any] = {"show_progress": "hidden", "show_progress_on": [], "api_visibility": "private"}
-"""How an event is listened to of which nobody is to see that it runs: nothing blinks, no API.
+"""Options of an event that shows no progress and has no API.
 
-Gradio's script tells each output of every event how it stands, hidden or not, and looks each up in the whole page: a third of the
-time in which New run came up. With `show_progress_on` empty it tells none."""
+Gradio's script reports the progress of an event to each of its outputs, which it looks up in the whole page. That took a third
+of the loading time of New run. With an empty `show_progress_on` it reports to none."""
 QUIET: dict[str, Any] = {"queue": False} | UNSEEN
-"""The same outside of the queue, for what takes milliseconds."""
+"""`UNSEEN` outside of the queue, for events that take milliseconds."""
 SIGNAL = "kit.planning.signal"
-"""The module of the signal check, with which the keys of its jobs begin."""
+"""The module of the signal check. The keys of its jobs begin with this name."""
 RUN_FROM_ADDRESS = "() => new URLSearchParams(window.location.search).get('run') || ''"
 """JavaScript for `Blocks.load(js=...)`: the id in `?run=<id>`."""
 
 
 @dataclass
 class Site:
-    """One per server. Screens store nothing in it, so that two browsers see the same."""
+    """The server's settings and child processes. Screens store nothing in it, so that two browsers see the same."""
 
     settings: Settings
     benches: Benches = field(default_factory=Benches)
     jobs: Jobs = field(default_factory=Jobs)
     idle: list[Callable[[], object]] = field(default_factory=list)
-    """What ends idle processes of screens that hold a part of a GPU."""
+    """Functions that end idle processes of screens, which may hold GPU memory."""
 
     def make_room(self) -> None:
-        """Gives what this server holds of a GPU to a run that is about to start, which plans with what is free."""
+        """Free the GPU memory that this server's children hold. A run that is about to start plans with the free memory."""
         self.jobs.stop(SIGNAL)
         self.benches.close_heavy()
         for end in self.idle:
@@ -51,7 +51,7 @@ class Site:
         return RunStore(self.settings.root)
 
     def run(self, run_id: Any) -> RunDir:
-        """The run of an id that a browser sent. Raises `RunError`; a path is no id, and a link leads elsewhere."""
+        """Open the run of an id that a browser sent. Raises `RunError` for a path, an unknown id, or a symbolic link."""
         run = self.store.open(run_id if isinstance(run_id, str) else "")
         if run.path.is_symlink():
             raise RunError(
@@ -61,53 +61,53 @@ class Site:
         return run
 
     def statuses(self) -> list[tuple[RunDir, dict[str, Any]]]:
-        """All runs that can be opened here with their status, the latest first. Raises `RunError`."""
+        """Return all runs with their statuses, latest first, without symbolic links. Raises `RunError`."""
         return [(run, status) for run, status in self.store.statuses() if not run.path.is_symlink()]
 
     def runs(self) -> list[RunDir]:
-        """Those runs alone. Raises `RunError`."""
+        """Return the runs of `statuses`. Raises `RunError`."""
         return [run for run, _ in self.statuses()]
 
-    def choices(self, wanted: Any, first: Callable[[RunDir, dict[str, Any]], bool]) -> gr.Dropdown:
-        """The list of runs: those that `first(run, status)` names above the others; chosen is `wanted`, else the uppermost."""
+    def choices(self, selected: Any, first: Callable[[RunDir, dict[str, Any]], bool]) -> gr.Dropdown:
+        """Return the list of runs: those for which `first(run, status)` is true come first. `selected` or the first is chosen."""
         try:
             runs = sorted(self.statuses(), key=lambda pair: not first(*pair))
         except RunError:
             runs = []
         ids = [run.id for run, _ in runs]
-        return gr.Dropdown(choices=ids, value=wanted if is_id(wanted) else next(iter(ids), None))
+        return gr.Dropdown(choices=ids, value=selected if is_id(selected) else next(iter(ids), None))
 
     def live(self) -> list[str]:
-        """The runs that wait or train. Raises `RunError`."""
+        """Return the ids of runs that wait or train. Raises `RunError`."""
         return [run.id for run, status in self.store.statuses() if status["state"] in ALIVE]
 
     def close(self) -> None:
-        """Ends the children of this server; runs go on."""
+        """End the child processes of this server. Runs continue."""
         self.jobs.close()
         self.benches.close()
 
 
 def is_id(value: Any) -> bool:
-    """Whether a value from a browser has the form of a run id."""
+    """Whether a value from a browser is a valid run id."""
     return isinstance(value, str) and RUN_ID.fullmatch(value) is not None
 
 
 NO_RUNS = m.empty("No trained model yet", m.join([m.tag("a", "Train one", href="/new"), " first."]))
-"""What stands where weights are needed and there is no run at all."""
+"""Shown by a screen that needs weights if there is no run."""
 
 
 def has_weights(run: RunDir, status: object = None) -> bool:
-    """Whether there is something to chat with or to export."""
+    """Whether the run has weights to chat with or to export."""
     return run.adapter.is_dir() or bool(run.checkpoints)
 
 
 def run_box() -> gr.Textbox:
-    """A box that is not shown: the id of the run that the address names."""
+    """Return a hidden box for the id of the run in the address."""
     return gr.Textbox(visible="hidden", elem_classes="hidden-box", label="run")
 
 
 def to_address(screen: str) -> str:
-    """JavaScript for the `input` of a list of runs: a reload, and a link that is passed on, show what is chosen now."""
+    """Return JavaScript for the `input` event of a list of runs: it writes the chosen runs into the address."""
     return (
         "(chosen) => { const ids = [chosen].flat().filter(Boolean).map(encodeURIComponent).join(','); "
         f"history.replaceState(null, '', '/{screen}' + (ids && '?run=' + ids)); }}"
@@ -120,7 +120,7 @@ def address(screen: str, run_id: str | None = None) -> str:
 
 
 def job_state(job: Job | None, title: str, waiting: str, done: Callable[[Any], str]) -> str:
-    """Where a job is: its last line, why it failed, or `done(result)`."""
+    """Describe a job: its last line while it runs, its error, or `done(result)`."""
     if job is None:
         return ""
     if job.state == "running":
@@ -134,7 +134,7 @@ POLL_SECONDS = 2.0
 
 
 def stamp(paths: Iterable[Path], extra: object = None) -> str:
-    """A text that changes when one of the files does: time and size of each, or its absence."""
+    """Return a text that changes if one of the files does: it has the time and size of each."""
     parts = [repr(extra)]
     for path in paths:
         try:

@@ -35,7 +35,7 @@ def test_without_runs_it_says_how_to_start_one(site: Site) -> None:
     assert "No runs yet" in active
     assert recent == ""
     run(site, "first", "finished")
-    assert "Begin another" in home.look(site, "")[1]
+    assert "Start a run:" in home.look(site, "")[1]
 
 
 def test_the_example_comes_with_all_that_screens_show(site: Site) -> None:
@@ -107,7 +107,7 @@ def test_held_out_problems_that_are_scored_are_no_training(site: Site, state: st
         live.change_status(lambda _: {"phase": "held-out score"})
         text = home.look(site, "")[1]
         assert '<span class="badge live">scoring before' in text
-        assert "9 min left, and the steps" in text
+        assert "9 min left, then the steps" in text
         live.change_status(lambda _: {"forecast": {"start": 20.0, "steps": 60.0}})
         assert "10 min left in all" in home.look(site, "")[1], "that of the page that started it"
         live.write_status("running", step=12, eta_seconds=30.0)

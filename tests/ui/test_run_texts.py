@@ -51,7 +51,7 @@ def test_an_alert_lapses_when_its_condition_is_over() -> None:
     assert holding == 1
     text, holding = run_texts.alerts(events, {"completions/clipped_ratio": np.append(cut, [0.0] * 12)})
     assert "33% were cut" not in text
-    assert "No longer so: completions are cut off (step 10)" in text
+    assert "No longer true: completions are cut off (step 10)" in text
     assert holding == 0
 
 
