@@ -1,4 +1,4 @@
-"""Compare: the verdict between runs, their scores, curves and settings, made by a child process as `grpo-kit compare` does."""
+"""Compare: verdict, scores, curves and settings of several runs, computed by a child process as in `grpo-kit compare`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAITING = "Reading the scores of single problems …"
 
 
 def result(comparison: Mapping[str, Any]) -> str:
-    """Arms and verdicts first, then scores and curves, then what differs in configuration."""
+    """Show arms and verdicts, then scores and curves, then the differences in configuration."""
     names = [arm["name"] for arm in comparison["arms"]]
     arms = [
         [name, m.join((m.tag("a", run, href=address("run", run)) for run in arm["runs"]), ", ")]
@@ -43,7 +43,7 @@ def result(comparison: Mapping[str, Any]) -> str:
 
 
 def chosen_runs(site: Site, ids: Any) -> list[RunDir]:
-    """The runs of ids that a browser sent, each once. Raises `RunError` for fewer than two, too many, or one that is none."""
+    """Open the runs that a browser sent, each once. Raises `RunError` for an unknown run, fewer than two, or too many."""
     names = [name for name in ids if isinstance(name, str)] if isinstance(ids, list) else []
     if len(names) > MOST_RUNS:
         raise RunError(f"{len(names)} runs are chosen; at most {MOST_RUNS} are compared at once.")
@@ -54,7 +54,7 @@ def chosen_runs(site: Site, ids: Any) -> list[RunDir]:
 
 
 class Screen:
-    """`look` gives [what the browser has now, verdict, stop button]."""
+    """The event handlers of the screen. `look` returns [stamp, verdict, stop button]."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -66,14 +66,14 @@ class Screen:
         return [job.stamp, job_state(job, "Comparing", WAITING, result), gr.Button(visible=job.state == "running")]
 
     def judge(self, ids: Any) -> list[Any]:
-        """[key of the job, what stands in place of the verdict]."""
+        """Start the comparison, unless its result is there. Returns [key of the job, error in place of the verdict]."""
         try:
             runs = chosen_runs(self.site, ids)
             request = {"runs": [run.id for run in runs], "root": str(self.site.settings.root)}
             state = stamp([run.eval for run in runs] + [run.metrics_file for run in runs])
             key = f"{JOB}:{hashlib.sha256(to_json([request, state]).encode()).hexdigest()[:16]}"
-            known = self.site.jobs.get(key)
-            if known is None or known.state != "done":
+            job = self.site.jobs.get(key)
+            if job is None or job.state != "done":
                 self.site.jobs.start(key, JOB, request)
         except KitError as problem:
             return ["", m.error(problem)]
@@ -81,7 +81,7 @@ class Screen:
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:
-    """The screen."""
+    """Build the screen."""
     screen = Screen(site)
     named, key, seen = run_box(), gr.State(""), gr.State("")
     ids = gr.Dropdown(
@@ -109,7 +109,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 
 
 def _choices(site: Site, chosen: Any) -> Any:
-    """Runs; those of the address, with commas between them, are chosen."""
+    """Return the list of runs; those in the address, separated by commas, are chosen."""
     try:
         ids = [run.id for run in site.runs()]
     except RunError:

@@ -1,4 +1,4 @@
-"""Saved completions of a run: one Parquet file a step, read lazily, the latest few files kept in memory."""
+"""Saved completions of a run: one Parquet file per step, read on demand. The latest few files stay in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.runs.store import RunDir
 
 NAME = re.compile(r"step-(\d{1,12})\.parquet")
 SEARCH_SECONDS = 1.5
-"""A search of many steps ends after this time, at least one step read."""
+"""A search ends after this time, but reads at least one step."""
 MOST_MATCHES = 200
 Row = dict[str, Any]
 
@@ -40,13 +40,13 @@ class Group:
 
     @property
     def differs(self) -> bool:
-        """Whether rewards differ, so that the group teaches something."""
+        """Whether the rewards differ, so that the group has a learning signal."""
         return bool(self.totals) and max(self.totals) - min(self.totals) > 1e-9
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Rows that a search found in the latest `read` of `steps` steps; `broken` says which files could not be read."""
+    """Rows that match a search of the latest `read` of `steps` steps; `broken` are errors of unreadable files."""
 
     rows: list[Row]
     read: int
@@ -55,13 +55,13 @@ class Matches:
 
 
 def components(row: Mapping[str, Any]) -> list[str]:
-    """Names of the reward's components, in their order."""
+    """Return the names of the reward's components, in their order."""
     names = [key.removeprefix("reward/") for key in row if key.startswith("reward/") and key.count("/") == 1]
     return [name for name in names if not isinstance(row[f"reward/{name}"], str)]
 
 
 def steps(run: RunDir) -> dict[int, Path]:
-    """The file of each step, in the order of steps."""
+    """Return the file of each step, in the order of steps."""
     try:
         names = [(match, path) for path in run.completions.iterdir() if (match := NAME.fullmatch(path.name))]
     except OSError:
@@ -70,7 +70,7 @@ def steps(run: RunDir) -> dict[int, Path]:
 
 
 def rows(run: RunDir, path: Path) -> list[Row]:
-    """All rows of a file with their weighted `total`, `group` and `row` number. Raises `RunError` for an unreadable file."""
+    """Read all rows of a file with their weighted `total`, `group` and `row` number. Raises `RunError` for an unreadable file."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -79,7 +79,7 @@ def rows(run: RunDir, path: Path) -> list[Row]:
 
 
 def groups(run: RunDir, path: Path) -> list[Group]:
-    """The rows of a file by prompt."""
+    """Return the rows of a file, grouped by prompt."""
     by_group: dict[int, list[Row]] = {}
     for row in rows(run, path):
         by_group.setdefault(row["group"], []).append(row)
@@ -87,7 +87,7 @@ def groups(run: RunDir, path: Path) -> list[Group]:
 
 
 def search(run: RunDir, matches: Callable[[Row], bool]) -> Matches:
-    """Rows of all steps that match, the latest steps first, until the time or the number of rows is used up."""
+    """Search all steps, the latest first, until the time or the number of rows is used up."""
     files, end = list(steps(run).values()), time.monotonic() + SEARCH_SECONDS
     hits: list[Row] = []
     broken: list[str] = []
@@ -104,7 +104,7 @@ def search(run: RunDir, matches: Callable[[Row], bool]) -> Matches:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a Parquet file. Raises `RunError` when it cannot be read."""
+    """Read the rows of a Parquet file. Raises `RunError` if it cannot be read."""
     import pyarrow.parquet as pq
 
     try:
@@ -135,7 +135,7 @@ def _prepared(path: Path, changed: int, size: int, factors: tuple[float, ...], g
 
 
 def weights(run: RunDir) -> Sequence[float]:
-    """Weights of the reward's components as trained; [] where env.json does not have them."""
+    """Return the weights of the reward's components in training; [] if env.json has none."""
     try:
         recorded = json.loads(run.env.read_text(encoding="utf-8"))["trainer_arguments"]["reward_weights"]
         return [float(weight) for weight in recorded]

@@ -1,4 +1,4 @@
-"""The completions of a run: the groups of a step, or what a search finds in all steps. A page at a time, never all rows."""
+"""The completions of a run: the groups of a step, or the matches of a search in all steps. Shows a page at a time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from kit.ui.completions import Group, Row
 from kit.ui.site import QUIET, Site
 
 LONGEST, LONGEST_PROMPT = 6000, 3000
-"""Letters of a completion and of a prompt that are shown; the file has them all."""
+"""Characters of a completion and of a prompt that are shown; the file has all of them."""
 FULL_PULL = 2.0
-"""Advantage at which its bar is full."""
+"""Advantage whose bar is full."""
 GROUPS_A_PAGE, MATCHES_SHOWN = 3, 24
 LONGEST_SEARCH = 200
 LONGEST_CALL = 2000
-"""Letters of a call that are shown."""
+"""Characters of a tool call that are shown."""
 FARTHEST = 100_000_000
 
 
 def show_group(group: Group) -> Markup:
-    """One prompt with all its completions."""
+    """Show one prompt with all its completions."""
     cut = sum(row.get("finish_reason") == "length" for row in group.rows)
     facts = [f"mean reward {m.number(group.mean)}"]
     facts += [f"{m.number(min(group.totals))} to {m.number(max(group.totals))}"] if group.totals else ["no reward"]
@@ -39,32 +39,35 @@ def show_group(group: Group) -> Markup:
 
 
 def show_rows(title: str, rows: list[Row], facts: Sequence[str], about: Markup) -> Markup:
-    """Completions of one prompt below a title, whether their rewards differ, some facts, and what `about` says of them."""
-    teaches = m.badge("rewards differ: this group teaches", "ok")
+    """Show completions of one prompt below a title, `facts` and `about`, and whether their rewards differ."""
+    differs = m.badge("rewards differ: this group teaches", "ok")
     flat = m.badge("all rewards equal: nothing to learn", "warn") if len(rows) > 1 else Markup("")
-    head = m.tag("div", m.tag("b", title) + (teaches if Group(0, 0, rows).differs else flat), class_="spread")
+    head = m.tag("div", m.tag("b", title) + (differs if Group(0, 0, rows).differs else flat), class_="spread")
     line = m.tag("div", m.join(m.tag("small", fact) for fact in facts), class_="row")
     body = m.join(show_completion(same[0], times=len(same)) for same in alike(rows))
     return m.tag("div", m.panel(head, line, about, body), class_="group")
 
 
 def alike(rows: Sequence[Row]) -> list[list[Row]]:
-    """Completions of the same text and reward together, in the order of the first of each."""
-    same: dict[tuple[Any, ...], list[Row]] = {}
+    """Group completions of the same text and reward, in the order of their first ones."""
+    equal: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = (row.get("completion"), row["total"], row.get("advantage"), row.get("finish_reason"))
-        same.setdefault(key, []).append(row)
-    return list(same.values())
+        equal.setdefault(key, []).append(row)
+    return list(equal.values())
 
 
 def show_prompt(row: Row, search: str = "") -> Markup:
-    """The prompt and its reference."""
+    """Show the prompt and its reference."""
     text = marked(shorten(str(row.get("prompt") or ""), LONGEST_PROMPT), search)
     return m.tag("div", text, class_="prompt", tabindex="0") + m.reference(row.get("reference"))
 
 
 def show_completion(row: Row, search: str = "", *, origin: bool = False, times: int = 1) -> Markup:
-    """Reward, advantage, components, extracted answers and text. `origin` adds step and prompt, `times` how often it came."""
+    """Show a completion with reward, advantage, components and extracted answers.
+
+    `origin` adds its step and prompt, `times` how often it was generated.
+    """
     left = [m.tag("div", m.number(row["total"], 2), class_="big"), m.tag("small", "reward"), pull(row.get("advantage"))]
     chips = [
         m.chip(name, row.get(f"reward/{name}"), str(row.get(f"reward/{name}/status") or ""))
@@ -87,7 +90,7 @@ def show_completion(row: Row, search: str = "", *, origin: bool = False, times: 
 
 
 def _text(row: Row, search: str) -> Markup:
-    """The completion: its turns where it has some, else its text."""
+    """Show the turns of a completion, or its text if it has only one turn."""
     if messages := turns(row):
         shown = [_turn(number, message, search) for number, message in enumerate(messages, 1)]
         return m.tag("div", m.join(shown), class_="turns")
@@ -96,7 +99,7 @@ def _text(row: Row, search: str) -> Markup:
 
 
 def turns(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The messages of a completion of several turns; [] where it has only one, or they cannot be read."""
+    """Return the messages of a completion with several turns; [] if it has only one, or they cannot be read."""
     try:
         messages = json.loads(row.get("turns") or "[]")
     except (TypeError, ValueError):
@@ -106,18 +109,18 @@ def turns(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _turn(number: int, message: Mapping[str, Any], search: str) -> Markup:
-    """A message: what the model wrote, which trains, or what a tool answered, which does not."""
+    """Show a message: the model's own messages are trained, the answers of tools are not."""
     role = str(message.get("role") or "assistant")
-    own = role == "assistant"
-    name = f"{message.get('name') or 'tool'} answers" if role == "tool" else "model" if own else role
-    head = m.tag("b", f"{number}. {name}") + m.badge("trains" if own else "does not train", "ok" if own else "")
+    trains = role == "assistant"
+    name = f"{message.get('name') or 'tool'} answers" if role == "tool" else "model" if trains else role
+    head = m.tag("b", f"{number}. {name}") + m.badge("trains" if trains else "does not train", "ok" if trains else "")
     content = message.get("content")
     words = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
     parts = [m.tag("div", head, class_="row")]
     if words:
         parts.append(m.tag("div", marked(shorten(words, LONGEST), search), class_="said", tabindex="0"))
     parts += [_call(call) for call in message.get("tool_calls") or [] if isinstance(call, dict)]
-    return m.tag("div", m.join(parts), class_=f"turn {'own' if own else 'other'}")
+    return m.tag("div", m.join(parts), class_=f"turn {'own' if trains else 'other'}")
 
 
 def _call(call: Mapping[str, Any]) -> Markup:
@@ -130,17 +133,17 @@ def _call(call: Mapping[str, Any]) -> Markup:
 
 
 def pull(advantage: Any) -> Markup:
-    """The advantage as a bar from the middle: right for a positive one, left for a negative one."""
+    """Show the advantage as a bar from the middle, to the right if it is positive, else to the left."""
     if not isinstance(advantage, (int, float)):
         return Markup("")
     share = min(1.0, abs(advantage) / FULL_PULL) * 50
-    side, words = ("up", m.effect(advantage)) if advantage > 0 else ("down", m.effect(advantage))
+    side, words = "up" if advantage > 0 else "down", m.effect(advantage)
     bar = m.tag("div", m.tag("i", "", class_=side, style=f"width:{share:.0f}%"), class_="pull", title=words)
     return bar + m.tag("small", f"advantage {round(advantage, 2) + 0.0:+.2f}", class_="nowrap", title=words)
 
 
 def details(row: Row) -> list[Markup]:
-    """Extracted answers, reasons and whatever else a component has reported."""
+    """Show extracted answers, reasons and other reports of the components."""
     lines = []
     for key, value in row.items():
         name, _, what = key.removeprefix("reward/").rpartition("/")
@@ -153,7 +156,7 @@ def details(row: Row) -> list[Markup]:
 
 
 def marked(text: str, search: str) -> Markup:
-    """The text, escaped, with what was searched for marked."""
+    """Escape the text and mark the matches of the search."""
     if not search:
         return escape(text)
     pieces = re.split(f"({re.escape(search)})", text, flags=re.I)
@@ -168,7 +171,7 @@ def _whole(value: Any) -> int:
 
 
 class Explorer:
-    """The tab. `look` gives [steps, page, HTML]."""
+    """The tab. `look` with `inputs` fills `outputs`: [step, page, HTML]."""
 
     inputs: list[Any]
     outputs: list[Any]
@@ -177,14 +180,14 @@ class Explorer:
         self.site = site
 
     def look(self, run_id: Any, step: Any, search: Any, page: Any) -> list[Any]:
-        """What the tab shows for values that a browser sent; those that are none of the choices count as not given."""
+        """Return [step, page, HTML] for values that a browser sent; invalid ones are ignored."""
         text = search.strip()[:LONGEST_SEARCH] if isinstance(search, str) else ""
         try:
             run = self.site.run(run_id)
             files = completions.steps(run)
             if not files:
-                words = "They are saved with every step unless run.save_completions is off."
-                return [gr.skip(), gr.Number(visible=False), m.empty("No completions on record", words)]
+                words = "Each step saves them unless run.save_completions is off."
+                return [gr.skip(), gr.Number(visible=False), m.empty("No completions saved", words)]
             at = min(files, key=lambda each: abs(each - _whole(step))) if _whole(step) else max(files)
             if text:
                 pages, number, html = 1, 1, _searched(run, text)
@@ -197,7 +200,7 @@ class Explorer:
             return [gr.skip(), gr.Number(visible=False), m.error(problem)]
         slider = gr.Slider(
             minimum=min(files), maximum=max(max(files), min(files) + 1), value=at, step=1, visible=not text,
-            info=f"{len(files):,} steps on record",
+            info=f"{len(files):,} saved steps",
         )  # fmt: skip
         return [slider, gr.Number(value=number, label=f"Page, of {pages}", visible=pages > 1), html]
 
@@ -211,7 +214,7 @@ def _groups(run: RunDir, groups: list[Group], page: int) -> str:
 
 
 def _searched(run: RunDir, text: str) -> str:
-    """The completions of all steps in which the text stands."""
+    """Show the completions of all steps that contain the text."""
     folded = text.casefold()
     matches = completions.search(
         run,
@@ -224,23 +227,21 @@ def _searched(run: RunDir, text: str) -> str:
         notes.append(m.note(f"{len(matches.broken)} files cannot be read: {matches.broken[0]}", "fail"))
     head = m.tag("p", m.tag("small", f"{len(matches.rows):,} completions in {matches.read:,} steps"))
     shown = [show_completion(row, text, origin=True) for row in matches.rows[:MATCHES_SHOWN]]
-    return m.page(*notes, head, m.panel(*shown) if shown else m.note("No completion holds this text."))
+    return m.page(*notes, head, m.panel(*shown) if shown else m.note("No completion contains this text."))
 
 
 def _weights_note(run: RunDir, rows: list[Row]) -> Markup:
-    """A note where rewards cannot be weighted as in training."""
+    """Return a note if the rewards cannot be weighted as in training."""
     if not rows or len(completions.weights(run)) == len(completions.components(rows[0])):
         return Markup("")
-    return m.note(
-        "env.json does not hold the weights of the reward's parts: each counts 1 in the rewards below.", "warn"
-    )
+    return m.note("env.json has no weights of the reward's components: each counts 1 in the rewards below.", "warn")
 
 
 def build(site: Site, chosen: gr.Dropdown) -> Explorer:
-    """The tab's parts; `look` with `inputs` fills `outputs`."""
+    """Build the tab."""
     explorer = Explorer(site)
     with gr.Row(elem_classes="tight"):
-        # Bounds that hold after a restart of the server, too, which forgets those of a run.
+        # Wide bounds: after a restart, the server checks values against these and not against those of the run.
         step = gr.Slider(0, FARTHEST, value=0, step=1, label="Step", visible=False, scale=4, min_width=200, buttons=[],
                          elem_id="completions-step")  # fmt: skip
         search = gr.Textbox(label="Search all steps", placeholder="in prompts, completions, references", scale=3,

@@ -42,7 +42,8 @@ def outcome(run: RunDir, evaluations: Mapping[str, Any]) -> Markup:
         words = f"The difference is {gap[0]}, between {gap[1]} and {gap[2]}{unit} (95 % interval)."
         interval = m.tag("p", words, class_="dim")
     chart = _chart(key, {"before": before[key], "after": after[key]})
-    return m.tag("div", headline + interval + chart, class_=f"verdict {LEVELS[change.verdict]}") + _answers(before, after)
+    result = m.tag("div", headline + interval + chart, class_=f"verdict {LEVELS[change.verdict]}")
+    return result + _answers(before, after)
 
 
 def _chart(key: str, sides: Mapping[str, Mapping[str, float]]) -> Markup:

@@ -297,9 +297,8 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         if name == "completions":
             event.then(opened.look, opened.inputs, opened.outputs, **QUIET)
     # Opening the tab of the address triggers its `select` event, which fills the tab.
-    blocks.load(
-        lambda run_id, tab: _from_address(site, run_id, tab), [named, named_tab], [chosen, tabs, tab], js=FROM_ADDRESS, **QUIET
-    ).then(**look)
+    read_address = functools.partial(_from_address, site)
+    blocks.load(read_address, [named, named_tab], [chosen, tabs, tab], js=FROM_ADDRESS, **QUIET).then(**look)
     chosen.input(None, [chosen], [], js=TO_RUN)
     chosen.input(**look).then(functools.partial(_look_if_open, opened), [tab, *opened.inputs], opened.outputs, **QUIET)
     for action in actions:

@@ -93,10 +93,10 @@ def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Number
     """Return the figures of a run: (name, value)."""
     live = status["state"] in ALIVE
     begun, end = status.get("started"), status.get("ended") or status.get("heartbeat")
-    seconds_taken = end - begun if isinstance(begun, (int, float)) and isinstance(end, (int, float)) else None
+    elapsed = end - begun if isinstance(begun, (int, float)) and isinstance(end, (int, float)) else None
     pairs = [("started", m.when(begun))]
     if not live:
-        pairs = [("steps", steps(status)), *pairs, ("ended", m.when(status.get("ended"))), ("took", duration(seconds_taken))]
+        pairs = [("steps", steps(status)), *pairs, ("ended", m.when(status.get("ended"))), ("took", duration(elapsed))]
     rewards = _finite(columns.get("reward"))
     if len(rewards):
         pairs.append(("training reward, mean of last 10", m.number(float(rewards[-10:].mean()))))

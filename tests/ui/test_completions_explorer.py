@@ -110,7 +110,7 @@ def test_a_run_without_completions_says_so(explorer: Explorer) -> None:
     run = make(explorer.site.settings.root, "none")
     for path in run.completions.iterdir():
         path.unlink()
-    assert "No completions on record" in explorer.look("none", *[None] * 3)[2]
+    assert "No completions saved" in explorer.look("none", *[None] * 3)[2]
 
 
 def test_a_completion_of_several_turns_is_a_conversation(explorer: Explorer) -> None:
