@@ -1,7 +1,4 @@
-"""Chat: the model before and after training side by side, the same prompt and seed, streamed, with the run's reward of each.
-
-From the bottom up: the model that is kept loaded, what is said of answers, the screen.
-"""
+"""Chat: the answers of the model before and after training to the same prompt with the same seed, each with its reward."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ IDLE_SECONDS = 600.0
 
 
 class Loaded:
-    """The one session of the page: its process holds a model, on a machine that may have room for one."""
+    """The page's only chat session: its process holds a model, and the machine may have room for one."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -34,7 +31,7 @@ class Loaded:
         self._session: ChatSession | None = None
 
     def session(self, run: RunDir, checkpoint: str | None) -> ChatSession:
-        """The session on these weights as they are now, loaded or not; the one on other weights ends. Raises `KitError`."""
+        """Return the session on these weights, loaded or not. A session on other weights ends. Raises `KitError`."""
         checkpoint, key = resolved(run, checkpoint)
         with self._lock:
             if self._key == key and self._session is not None and self._session.alive:
@@ -48,17 +45,17 @@ class Loaded:
             return self._session
 
     def of(self, run_id: str) -> ChatSession | None:
-        """The session if it is of this run and its process lives."""
+        """Return the session if it is of this run and its process lives."""
         session = self._session
         return session if session is not None and session.alive and session.run.id == run_id else None
 
     def close_idle(self) -> None:
-        """Ends the process unless somebody waits for an answer of it; the next question loads the model again."""
+        """End the process unless it is answering. The next question loads the model again."""
         if self._session is not None and self._session.alive and not self._session.answering:
             self._session.close()
 
     def check_idle(self) -> None:
-        """Raises `RunError` where a run is training: the model could take the memory that it needs."""
+        """Raise `RunError` if a run is training: the chat could take memory that the run needs."""
         if live := self.site.live():
             raise RunError(
                 f"'{live[0]}' is training and needs this machine's memory. Stop it, or wait until it has ended."
@@ -66,9 +63,9 @@ class Loaded:
 
 
 def resolved(run: RunDir, checkpoint: str | None) -> tuple[str | None, str]:
-    """The selected checkpoint, and a text that changes with its files. Raises `RunError`.
+    """Return the selected checkpoint, and a text that changes with its files. Raises `RunError`.
 
-    `best`, `last` and a result that was written anew are other weights under the same name.
+    The weights called `best`, `last` or the result change while a run continues.
     """
     from kit.evaluation.results import checkpoint_now, weights_of
 
@@ -87,17 +84,17 @@ LONGEST_PROMPT, LONGEST_REFERENCE = 20_000, 4_000
 PICKED = 60
 """Held-out prompts in the picker."""
 MOST_MESSAGES = 40
-"""Messages of a side that stay on the screen."""
+"""Messages of each side on the screen."""
 EVERY_SECONDS = 0.15
-"""Between two updates of an answer that is being written."""
+"""Seconds between two updates of an answer that is being generated."""
 ENDS = {"stop": ("complete", "ok"), "length": ("cut at the limit", "fail"), "cancelled": ("stopped", "warn"),
         "tool_calls": ("last call not answered", "fail")}  # fmt: skip
 
 
 def summary(answers: Mapping[str, Mapping[str, Any]], reference: Any, about: Mapping[str, Any]) -> str:
-    """What the reward says of both answers, how they ended, and which weights gave them.
+    """Show the rewards of both answers, how they ended, and the weights.
 
-    `about` is what the process says of the model that it has loaded.
+    `about` is the `ready` message of the process that loaded the model.
     """
     lines = [m.tag("div", m.tag("b", NAMES[side]) + _facts(answer), class_="row") for side, answer in answers.items()]
     model = f"{about.get('model')}, weights of step {about.get('step')}, on {about.get('device')}"
@@ -106,7 +103,7 @@ def summary(answers: Mapping[str, Mapping[str, Any]], reference: Any, about: Map
 
 
 def _facts(answer: Mapping[str, Any]) -> Markup:
-    """The reward with a chip a component (nothing where no reference is known), the end and the length of an answer."""
+    """Show the reward of an answer (if it has a reference), its components, its end and its length."""
     parts = []
     if isinstance(reward := answer.get("reward"), Mapping):
         parts += [m.tag("span", m.number(reward.get("total"), 2), class_="big"), m.tag("small", "reward")]
@@ -120,7 +117,7 @@ def _facts(answer: Mapping[str, Any]) -> Markup:
 
 
 def _verdict(answers: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """Which answer has the higher reward."""
+    """Say which answer has the higher reward."""
     totals = {side: (answer.get("reward") or {}).get("total") for side, answer in answers.items()}
     base, tuned = totals.get("base"), totals.get("tuned")
     if not isinstance(base, (int, float)) or not isinstance(tuned, (int, float)):
@@ -152,7 +149,7 @@ class Screen:
         history: Any,
         request: gr.Request | None = None,
     ) -> Iterator[list[Any]]:
-        """Asks both sides: [messages before, messages after, what is said of them, stop button, history], growing."""
+        """Ask both models. Yields [messages before, messages after, summary, stop button, history] as the answers grow."""
         before: list[Any] = history if isinstance(history, list) and len(history) == len(SIDES) else [[] for _ in SIDES]
         texts = dict.fromkeys(SIDES, "")
         hidden = gr.Button(visible=False)
@@ -183,15 +180,20 @@ class Screen:
             yield [gr.skip(), gr.skip(), m.error(problem), hidden, gr.skip()]
 
     def stop(self, run_id: Any, request: gr.Request | None = None) -> None:
-        """Ends the answer that this browser is given; those of others, who share the model, go on."""
+        """End the answers to this browser. Those to other browsers, which share the model, continue."""
         if is_id(run_id) and (session := self.loaded.of(run_id)) is not None:
             session.cancel(_browser(request))
 
     def choices(self, run_id: Any) -> list[Any]:
-        """[weights, status, picker, messages before and after, summary, history, what asks] of another run."""
+        """Return the contents of the screen for a run that was chosen.
+
+        [weights, status, held-out prompts, messages before, messages after, summary, history, inputs]
+        """
         names: list[str] = []
         picker = gr.Dropdown(choices=[], value=None, visible=False)
-        text = m.page(m.note("The first question loads the model; it is given back after ten minutes without one."))
+        text = m.page(
+            m.note("Your first question loads the model. It is unloaded after ten minutes without a question.")
+        )
         try:
             run = self.site.run(run_id)
             names, picker = weights(run), held_out(run)
@@ -204,14 +206,14 @@ class Screen:
 
 
 def held_out(run: RunDir) -> gr.Dropdown:
-    """The picker with the first held-out prompts, hidden where the run has kept none. Raises `RunError`."""
+    """Return the list of the first held-out prompts, hidden if the run has none. Raises `RunError`."""
     rows = read(run.heldout)[:PICKED] if run.heldout.is_file() else []
     choices = [(f"{number}: {_line(row.get('prompt'))}", str(number)) for number, row in enumerate(rows, 1)]
     return gr.Dropdown(choices=choices, value=None, visible=bool(choices))
 
 
 def _chats(before: Sequence[list[Any]], question: str, texts: Mapping[str, str]) -> list[list[dict[str, str]]]:
-    """The messages of each side: those before, the question, and the answer as far as it is written."""
+    """Return the messages of each side: `before`, the question, and the answer so far."""
     return [
         [
             *messages,
@@ -223,34 +225,34 @@ def _chats(before: Sequence[list[Any]], question: str, texts: Mapping[str, str])
 
 
 def question_of(prompt: Any, picked: Any, reference: Any) -> dict[str, Any]:
-    """A prompt of one's own with an optional reference, or a held-out one by its number. Raises `ConfigError`."""
+    """Return a written prompt with an optional reference, or the number of a held-out one. Raises `ConfigError`."""
     text = prompt.strip() if isinstance(prompt, str) else ""
     if not text:
         if isinstance(picked, str) and picked.isascii() and picked.isdigit() and len(picked) < 10:
             return {"heldout": int(picked)}
         raise ConfigError("Write a prompt, or pick a held-out one.")
     if len(text) > LONGEST_PROMPT:
-        raise ConfigError(f"The prompt has {len(text):,} letters; at most {LONGEST_PROMPT:,} are taken.")
-    known = reference.strip() if isinstance(reference, str) else ""
-    if len(known) > LONGEST_REFERENCE:
-        raise ConfigError(f"The reference has {len(known):,} letters; at most {LONGEST_REFERENCE:,} are taken.")
-    return {"prompt": text, "reference": known or None}
+        raise ConfigError(f"The prompt has {len(text):,} characters; at most {LONGEST_PROMPT:,} are allowed.")
+    answer = reference.strip() if isinstance(reference, str) else ""
+    if len(answer) > LONGEST_REFERENCE:
+        raise ConfigError(f"The reference has {len(answer):,} characters; at most {LONGEST_REFERENCE:,} are allowed.")
+    return {"prompt": text, "reference": answer or None}
 
 
 def _browser(request: gr.Request | None) -> str:
-    """What Gradio calls an open page of a browser."""
+    """Return Gradio's name of the browser's session."""
     return str(getattr(request, "session_hash", None) or "nobody")
 
 
 def _line(prompt: Any) -> str:
-    """The last line of a prompt, or of its last message."""
+    """Return the last line of a prompt, or of its last message."""
     text = prompt[-1].get("content") if isinstance(prompt, list) and prompt else prompt
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return (lines[-1] if lines else "")[:90]
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:
-    """The screen."""
+    """Build the screen."""
     screen = Screen(site)
     named, history = run_box(), gr.State([[], []])
     with gr.Row(elem_classes="tight low"):
@@ -259,7 +261,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     status = gr.HTML(elem_id="chat-status")
     with gr.Column(visible=False) as asking:
         with gr.Row():
-            # Texts as they are: no Markdown, so that tags such as <think> are seen.
+            # No Markdown, so that tags such as <think> are visible.
             chats = [
                 gr.Chatbot(
                     [],
@@ -309,6 +311,6 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     picked.input(None, [], [prompt], js="() => ''")
     for event in (ask.click, prompt.submit):
         event(screen.ask, inputs, [*chats, about, stop, history], **slow)
-        # A prompt of one's own unselects the picked row.
+        # A written prompt unselects the held-out one.
         event(lambda text: None if text.strip() else gr.skip(), [prompt], [picked], **QUIET)
     stop.click(screen.stop, [chosen], [], queue=False, api_visibility="private")

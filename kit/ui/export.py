@@ -1,4 +1,4 @@
-"""Export: a format, progress by a child process, what the verification found, the files; and the report to pass on."""
+"""Export: formats, progress of the child process, results of the verification, files, and the report."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ MOST_FILES = 60
 
 
 def _notice(status: Mapping[str, Any], choices: Sequence[str]) -> str:
-    """What to know before exporting."""
+    """Return a note on what can be exported."""
     if not choices:
         return m.empty("This run has no weights yet", "They come with its first checkpoint, or at its end.")
     if status["state"] in ALIVE:
-        return m.page(m.note("This run is still training: what is exported is its last complete checkpoint.", "warn"))
+        return m.page(m.note("This run is still training: its last complete checkpoint is exported.", "warn"))
     return ""
 
 
 def results(run_id: str, exported: Mapping[str, Mapping[str, Any]]) -> str:
-    """Every export of the run, the latest first."""
+    """Show every export of the run, the latest first."""
     if not exported:
         return m.empty(
             "Nothing exported yet",
@@ -78,7 +78,7 @@ def _result(run_id: str, name: str, export: Mapping[str, Any]) -> Markup:
 
 
 def _verification(verification: Mapping[str, Any]) -> Markup:
-    """The figures beside the limits that they are held against, and the faults."""
+    """Show the measured differences beside their limits, and the faults."""
     faults = m.join(m.note(str(fault), "fail") for fault in verification.get("faults") or [])
     comparison, limits = verification.get("comparison") or {}, verification.get("limits") or {}
     rows = [
@@ -91,7 +91,7 @@ def _verification(verification: Mapping[str, Any]) -> Markup:
     if not rows:
         return faults
     title = m.tag("p", "Compared with the trained model:")
-    return faults + title + m.table(["what", "found", "limit"], rows, numbers={1, 2})
+    return faults + title + m.table(["", "measured", "limit"], rows, numbers={1, 2})
 
 
 FIGURES = (
@@ -99,7 +99,7 @@ FIGURES = (
     ("mean difference of log-probability (nats)", "logp_difference_mean", "mean", "at most {}"),
     ("largest difference", "logp_difference_max", "largest", "at most {}"),
 )
-"""Words, key of the comparison, key of its limit, words of the limit."""
+"""Label, key of the comparison, key of its limit, text of the limit."""
 
 
 def _number(value: Any) -> str:
@@ -136,7 +136,7 @@ WAITING = "Starting: Python and torch are loaded first …"
 
 
 def weights(run: RunDir) -> list[str]:
-    """What can be exported of a run, best first."""
+    """Return the names of the weights that can be exported, the result first."""
     steps = complete_checkpoints(run.checkpoints)
     names = [RESULT] if run.adapter.is_dir() else []
     names += [BEST] if (run.path / "best.json").is_file() else []
@@ -145,7 +145,7 @@ def weights(run: RunDir) -> list[str]:
 
 
 def checkpoint_of(value: Any) -> str | None:
-    """The checkpoint that a choice means. Raises `ConfigError` for a text that is none of the choices."""
+    """Return the checkpoint of a name from `weights`. Raises `ConfigError` for any other text."""
     if value in (RESULT, None, ""):
         return None
     if value in (BEST, LAST):
@@ -157,10 +157,7 @@ def checkpoint_of(value: Any) -> str | None:
 
 
 def export_options(kind: Any, which: Any, quantization: Any) -> dict[str, Any]:
-    """What a browser asks for, looked at one by one: no folder, no program and no base model can be named from a page.
-
-    Raises `ConfigError`.
-    """
+    """Check the export that a browser requests. It can name no folder, program or base model. Raises `ConfigError`."""
     if kind not in FORMATS:
         raise ConfigError(f"There is no such format. Known: {', '.join(FORMATS)}.")
     if kind in QUANTISED and quantization not in QUANTIZATIONS:
@@ -174,7 +171,7 @@ def export_options(kind: Any, which: Any, quantization: Any) -> dict[str, Any]:
 
 
 class Screen:
-    """`look` gives [seen, notice, progress, results, stop, the choices of an export]."""
+    """The event handlers of the screen. `look` returns [stamp, notice, progress, results, stop button, inputs]."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -183,7 +180,7 @@ class Screen:
         return f"{JOB}:{run.path.resolve()}:{kind}"
 
     def look(self, run_id: Any, kind: Any, seen: Any) -> list[Any]:
-        known = seen if isinstance(seen, dict) else {}
+        before = seen if isinstance(seen, dict) else {}
         try:
             if not run_id and self.site.runs():
                 return [gr.skip()] * 6
@@ -192,12 +189,12 @@ class Screen:
             now = {"problem": str(problem)}
             text = NO_RUNS if not run_id else m.error(problem)
             hidden = [gr.Button(visible=False), gr.Column(visible=False)]
-            return [gr.skip()] * 6 if known == now else [now, text, "", "", *hidden]
+            return [gr.skip()] * 6 if before == now else [now, text, "", "", *hidden]
         job = self.site.jobs.get(self.key(run, kind))
         folder = run.path / "export"
         state = (run.id, kind, run.status()["state"], job.stamp if job else "")
         now = {"now": stamp([folder, run.adapter, *sorted(folder.glob("*.json"))[:MOST_EXPORTS]], state)}
-        if known == now:
+        if before == now:
             return [gr.skip()] * 6
         names = weights(run)
         return [
@@ -220,10 +217,10 @@ class Screen:
         try:
             return report_links(self.site.run(run_id))
         except KitError:
-            return ""  # the notice says it
+            return ""  # the notice has the error
 
     def begin(self, run_id: Any, *choices: Any) -> list[Any]:
-        """[what is said, seen]."""
+        """Start an export. Returns [error or "", an empty stamp, so that the next `look` fills the screen]."""
         try:
             run, request = self.site.run(run_id), export_options(*choices)
             if not weights(run):
@@ -234,7 +231,7 @@ class Screen:
         return ["", {}]
 
     def _request(self, run: RunDir, request: dict[str, Any]) -> dict[str, Any]:
-        """What the child is asked, checked: says at once what the child would say after a while. Raises `KitError`."""
+        """Return the request to the child process. Checks first what the child would report later. Raises `KitError`."""
         from kit.export.gguf import find_tools
         from kit.export.request import ExportRequest
 
@@ -250,7 +247,7 @@ class Screen:
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:
-    """The screen."""
+    """Build the screen."""
     screen = Screen(site)
     named, seen = run_box(), gr.State({})
     with gr.Row(elem_classes="tight"):
@@ -270,7 +267,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         with gr.Row(elem_classes="tight"):
             start = gr.Button("Export and verify", variant="primary", elem_id="export-start")
             stop = gr.Button("Stop", variant="stop", visible=False, elem_id="export-stop")
-    said, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
+    note, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
     results = gr.HTML(elem_id="export-results")
     report = gr.HTML(elem_id="export-report")
     outputs = [seen, notice, progress, results, stop, asking]
@@ -281,11 +278,11 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     for event in (first.then, chosen.input):
         event(screen.choices, [chosen], [which], **QUIET).then(**look).then(screen.report, [chosen], [report], **QUIET)
     chosen.input(None, [chosen], [], js=to_address("export"))
-    kind.input(lambda kind: [gr.Dropdown(visible=kind in QUANTISED), ""], [kind], [quantization, said], **QUIET).then(
+    kind.input(lambda kind: [gr.Dropdown(visible=kind in QUANTISED), ""], [kind], [quantization, note], **QUIET).then(
         **look
     )
     start.click(
-        screen.begin, [chosen, kind, which, quantization], [said, seen],
+        screen.begin, [chosen, kind, which, quantization], [note, seen],
         queue=False, api_visibility="private", trigger_mode="once",
     ).then(**look)  # fmt: skip
     stop.click(screen.stop, [chosen, kind], [], queue=False, api_visibility="private")
@@ -293,7 +290,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 
 
 def report_links(run: RunDir) -> str:
-    """The report to open or download, and the command that publishes it."""
+    """Show links to the report, and the commands that publish report and export."""
     path = f"/runs/{run.id}/report.html"
     command = f"grpo-kit report {shlex.quote(run.id)} --no-completions -o index.html{run.root_option}"
     push = f"hf upload OWNER/NAME {shlex.quote(str(run.path / 'export' / 'adapter'))}"

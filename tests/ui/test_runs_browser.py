@@ -141,7 +141,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
 def test_base_and_tuned_answer_side_by_side(page: Any, tab: Callable[..., Tab]) -> None:
     assert (page.root / "way" / "adapter").is_dir(), "made by the test above"
     chat = tab(page, "/chat?run=way")
-    sees(chat, "The first question loads the model")
+    sees(chat, "Your first question loads the model")
     expect(chat.locator("#chat-ask")).to_be_visible()
     chat.locator("#chat-picked input").click()
     chat.get_by_role("option").nth(1).click()
