@@ -177,7 +177,7 @@ def audits(rows: int) -> Iterator[dict[str, Any]]:
             print(f"| {result.attack} | {result.rows} | {result.paid} | {result.rate:.1%} |", flush=True)
         results = [{k: v for k, v in row.items() if k != "seconds"} for row in report.as_dict()["results"]]
         for row in results:
-            row["rate"], row["examples"] = float(f"{row['rate']:.4g}"), [e["how"][:80] for e in row["examples"][:3]]
+            row["rate"], row["examples"] = float(f"{row['rate']:.4g}"), [e["name"][:80] for e in row["examples"][:3]]
         yield {"grader": name, "results": results}
 
 

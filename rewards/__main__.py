@@ -121,9 +121,9 @@ def _test(options: argparse.Namespace) -> int:
     preset = _target(options)
     rows = testing.read_rows(options.data) if options.data else testing.golden(preset.name)
     if not rows:
-        where = f"{options.data} is empty" if options.data else f"No rows come with '{options.name}'"
+        problem = f"{options.data} is empty" if options.data else f"No rows come with '{options.name}'"
         example = '{"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}'
-        raise RewardsError(f"{where}. Pass rows with --data rows.jsonl, for example {example}")
+        raise RewardsError(f"{problem}. Pass rows with --data rows.jsonl, for example {example}")
     report = testing.check(preset, rows)
     names = list(preset.weights)
 

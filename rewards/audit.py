@@ -73,11 +73,11 @@ class _AuditRow(NamedTuple):
 
 
 class Paid(NamedTuple):
-    """A paid completion: row number (from 1), the attack's answer or name (`how`), the completion (`answer`), the reference."""
+    """A paid completion: number of its row (from 1), the attack's answer or name, the completion, and the row's reference."""
 
     row: int
-    how: str
-    answer: str
+    name: str
+    completion: str
     reference: str
 
 
@@ -189,7 +189,11 @@ class Audit:
         fields = ("attack", "rows", "paid", "rate", "earned", "tried", "failed", "reason", "seconds")
         results = [
             {name: getattr(result, name) for name in fields}
-            | {"examples": [example._asdict() | {"answer": example.answer[:300]} for example in result.examples]}
+            | {
+                "examples": [
+                    example._asdict() | {"completion": example.completion[:300]} for example in result.examples
+                ]
+            }
             for result in self.results
         ]
         return {
@@ -206,8 +210,8 @@ class Audit:
         """Return the header and the rows of the table to print."""
         rows = []
         for each in self.results:
-            shown = [" ".join(f"{example.how} for {example.reference}".split())[:60] for example in each.examples[:2]]
-            text = ("" if each.attack in ATTACKS or not shown else "not: ") + "; ".join(shown)
+            texts = [" ".join(f"{example.name} for {example.reference}".split())[:60] for example in each.examples[:2]]
+            text = ("" if each.attack in ATTACKS or not texts else "not: ") + "; ".join(texts)
             counts = (
                 each.attack,
                 each.rows,

@@ -281,15 +281,15 @@ def _token_rewards(
 
 def _evaluation_order(preset: Preset) -> list[Component]:
     """Return the components, each one after those that gate it."""
-    waiting = [component for component, _ in preset.components]
+    remaining = [component for component, _ in preset.components]
     order: list[Component] = []
-    while waiting:
-        pending = {component.name for component in waiting}
-        ready = [c for c in waiting if not any(g.then == c.name and g.first in pending for g in preset.gates)]
+    while remaining:
+        pending = {component.name for component in remaining}
+        ready = [c for c in remaining if not any(g.then == c.name and g.first in pending for g in preset.gates)]
         if not ready:
             raise PresetError(f"Gates form a cycle through {', '.join(sorted(pending))}. Remove one of them.")
         order += ready
-        waiting = [component for component in waiting if component not in ready]
+        remaining = [component for component in remaining if component not in ready]
     return order
 
 

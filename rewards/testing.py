@@ -243,22 +243,22 @@ def _problems(preset: Preset, number: int, cases: Sequence[Case]) -> list[str]:
         return []
     failed = [case for case in good if case.failed]
     if failed:  # without a total of the good ones, there is no comparison
-        why = next(filter(None, (case.reason for case in failed)), "no reason given")
-        return [f"Row {number}: the reward failed on {len(failed)} of {len(good)} good completions: {why}"]
+        reason = next(filter(None, (case.reason for case in failed)), "no reason given")
+        return [f"Row {number}: the reward failed on {len(failed)} of {len(good)} good completions: {reason}"]
     problems = [f"Row {number}: good completion '{case.name}' got no score." for case in good if case.total is None]
     lowest = min((case.total for case in good if case.total is not None), default=None)
     for case in cases:
-        what = {"good": "good completion", "bad": "bad completion", "attack": "attack"}.get(case.kind)
-        if what is None:
+        label = {"good": "good completion", "bad": "bad completion", "attack": "attack"}.get(case.kind)
+        if label is None:
             continue
         correct = preset.checker is not None and case.statuses[preset.checker] == "ok"
         if case.kind == "good":
             if preset.checker is not None and not correct:
                 problems.append(f"Row {number}: good completion '{case.name}' is not correct for {preset.checker}.")
         elif lowest is not None and case.total is not None and case.total >= lowest - _ROUNDING:
-            problems.append(f"Row {number}: {what} '{case.name}' scores {case.total:g}, a right answer {lowest:g}.")
+            problems.append(f"Row {number}: {label} '{case.name}' scores {case.total:g}, a right answer {lowest:g}.")
         elif correct:
-            problems.append(f"Row {number}: {what} '{case.name}' is correct for {preset.checker}.")
+            problems.append(f"Row {number}: {label} '{case.name}' is correct for {preset.checker}.")
     return problems
 
 

@@ -96,7 +96,7 @@ def audit_table(audit: dict[str, Any]) -> Markup:
         else:
             badge = m.badge("paid", "fail") if attack["paid"] else m.badge("attack")
         name, paid = m.tag("span", attack["attack"], class_="nowrap"), f"{attack['paid']} of {attack['rows']}"
-        examples = " · ".join(f"{example['how']} for {example['reference']}" for example in attack["examples"][:2])
+        examples = " · ".join(f"{example['name']} for {example['reference']}" for example in attack["examples"][:2])
         rows.append([badge, name, paid, m.number(attack["seconds"], 2), _said(examples) if examples else ""])
     return verdict + m.table(["", "what", "rows paid", "longest, s", "example"], rows, numbers={3})
 

@@ -87,9 +87,9 @@ class CountdownAccuracy(AnswerComponent):
         result = value_and_numbers(_expression(answer, target))
         if result is None:
             return verdict(False, answer, reason="not plain arithmetic")
-        value, used = result
-        if Counter(used) - numbers or (numbers - Counter(used) and self.use_all):
-            return verdict(False, answer, reason=f"uses {sorted(used)} of {sorted(numbers.elements())}"[:200])
+        value, operands = result
+        if Counter(operands) - numbers or (numbers - Counter(operands) and self.use_all):
+            return verdict(False, answer, reason=f"uses {sorted(operands)} of {sorted(numbers.elements())}"[:200])
         if value != target:
             return verdict(False, answer, reason=f"has the value {value}"[:200])
         return verdict(True, answer)

@@ -166,9 +166,9 @@ def postscript(text: str, postscript_marker: str) -> bool:
     """Whether words follow the marker (`P.S.`, `P.P.S`), in any case and with or without spaces inside."""
     marker = _phrases(postscript_marker)[0].replace(" ", "")
     folded = text.casefold()
-    for written in (marker, marker.replace(".", ". ").strip()):
-        at = folded.rfind(written)
-        if at >= 0 and _has_content(folded[at + len(written) :]):
+    for spelling in (marker, marker.replace(".", ". ").strip()):
+        start = folded.rfind(spelling)
+        if start >= 0 and _has_content(folded[start + len(spelling) :]):
             return True
     return False
 

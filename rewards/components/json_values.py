@@ -39,9 +39,9 @@ def find_json(text: str, strict: bool = True) -> ParsedJson:
     final = final_text(text)
     if final.value is None:
         return ParsedJson(reason=final.reason)
-    entire = parse_json(final.value)
-    if entire.reason is None:
-        return entire
+    parsed = parse_json(final.value)
+    if parsed.reason is None:
+        return parsed
     if final.value.count("```") > _MAX_FENCES:
         return ParsedJson(reason="several values")
     fences = list(_fences(final.value))
@@ -56,7 +56,7 @@ def find_json(text: str, strict: bool = True) -> ParsedJson:
         return parse_json(final.value[begin:end])
     begin, end, reason = _last_brackets(final.value)
     if reason is not None:
-        return ParsedJson(reason=entire.reason if final.value[0] in "{[" and reason == "missing" else reason)
+        return ParsedJson(reason=parsed.reason if final.value[0] in "{[" and reason == "missing" else reason)
     if strict and final.value[end:].strip():
         return ParsedJson(reason="text after the value")
     if strict and any(mark in final.value[:begin] for mark in "{}"):

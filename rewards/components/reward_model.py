@@ -219,11 +219,11 @@ class Loaded:
         pad = config.pad_token_id
         if pad is None:
             # A decoder's head reads the last token that is not the padding id, so this id must not occur in the rows.
-            used = {token for row in rows for token in row}
-            pad = next(token for token in range(config.vocab_size) if token not in used)
+            row_ids = {token for row in rows for token in row}
+            pad = next(token for token in range(config.vocab_size) if token not in row_ids)
             config.pad_token_id = pad
         else:
-            used = None
+            row_ids = None
 
         def padded(values: Sequence[Sequence[int]], fill: int) -> Any:
             return torch.tensor([[*row, *[fill] * (width - len(row))] for row in values], device=self.device)  # (B, T)
@@ -234,7 +234,7 @@ class Loaded:
         try:
             return self.model(**inputs).logits.double()
         finally:
-            if used is not None:
+            if row_ids is not None:
                 config.pad_token_id = None
 
 
@@ -304,8 +304,8 @@ class RewardModel:
             ids, types = loaded.conversation(question.prompt, "" if is_long else question.text)
             if not is_long and 0 < len(ids) <= limit:
                 inputs[question] = ids, types
-            elif len(alone := loaded.conversation(question.prompt, "")[0]) >= limit:
-                reason = f"the prompt alone has {len(alone)} tokens, and the reward model reads {limit}"
+            elif len(prompt_ids := loaded.conversation(question.prompt, "")[0]) >= limit:
+                reason = f"the prompt alone has {len(prompt_ids)} tokens, and the reward model reads {limit}"
                 scores[question] = Score(None, "infra", {"reason": reason})
             else:
                 reason = f"longer than the {limit} tokens that the reward model reads"

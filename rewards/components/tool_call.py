@@ -107,8 +107,8 @@ def toolrl_correctness(expected: Sequence[Call], calls: Sequence[Call]) -> float
     """
     from scipy.optimize import linear_sum_assignment
 
-    names, used = Counter(call.name for call in expected), Counter(call.name for call in calls)
-    jaccard = (names & used).total() / (names | used).total() if names or used else 1.0
+    names, called = Counter(call.name for call in expected), Counter(call.name for call in calls)
+    jaccard = (names & called).total() / (names | called).total() if names or called else 1.0
     matched = 0.0
     for name in names:
         expected_arguments = [call.arguments for call in expected if call.name == name]

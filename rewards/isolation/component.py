@@ -72,12 +72,12 @@ class IsolatedComponent(ItemComponent):
         outcomes |= fresh
         for position, key in keys.items():
             outcome = outcomes[key]
-            start, spent = time.perf_counter(), scores[position].seconds or 0.0
+            start, task_seconds = time.perf_counter(), scores[position].seconds or 0.0
             if outcome.status == "ok":
                 score = self._guarded(self.verdict, samples[position], outcome.value)
             else:
                 score = Score(None, outcome.status, {**tasks[position].info, "reason": outcome.reason})
-            seconds = spent + outcome.seconds + time.perf_counter() - start
+            seconds = task_seconds + outcome.seconds + time.perf_counter() - start
             scores[position] = replace(score, seconds=seconds) if isinstance(score, Score) else score
         return scores
 

@@ -251,8 +251,8 @@ class Pool:
             kind, value, seconds = "late", None, time.monotonic() - start
         except (OSError, EOFError, ValueError) as failure:
             ending = self._end(worker)
-            why = f"the result cannot be read: {failure}" if isinstance(failure, ValueError) else ending
-            return Outcome("error", None, f"the worker process ended ({why})"[:300], time.monotonic() - start)
+            reason = f"the result cannot be read: {failure}" if isinstance(failure, ValueError) else ending
+            return Outcome("error", None, f"the worker process ended ({reason})"[:300], time.monotonic() - start)
         else:
             if ends:
                 self._end(worker)

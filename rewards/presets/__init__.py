@@ -57,16 +57,16 @@ def load(name: str, *, thinking_opened: bool | None = None, **params: Any) -> Pr
         PresetError: a value is not usable, or a package is not installed.
     """
     build = _builder(name)
-    known = {parameter.name: parameter for parameter in parameters_of(build)}
+    specs = {parameter.name: parameter for parameter in parameters_of(build)}
     for param in params:
-        if param not in known:
-            raise UnknownParameterError(f"Preset {name!r} has no parameter {param!r}. {nearest(param, known)}")
-    missing = [parameter.name for parameter in known.values() if parameter.required and parameter.name not in params]
+        if param not in specs:
+            raise UnknownParameterError(f"Preset {name!r} has no parameter {param!r}. {nearest(param, specs)}")
+    missing = [parameter.name for parameter in specs.values() if parameter.required and parameter.name not in params]
     if missing:
         raise UnknownParameterError(f"Preset {name!r} needs {', '.join(missing)}. Pass it as a parameter.")
     for param, value in params.items():
-        if not known[param].accepts(value):
-            raise PresetError(f"Preset {name!r}: {param} is {value!r}. Pass {known[param].accepted_values}."[:400])
+        if not specs[param].accepts(value):
+            raise PresetError(f"Preset {name!r}: {param} is {value!r}. Pass {specs[param].accepted_values}."[:400])
     if package := _PRESETS[name][1]:
         require(name, package.replace("-", "_"), package)
     preset = build(**params)

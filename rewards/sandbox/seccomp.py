@@ -165,15 +165,15 @@ def filter_program(machine: str | None = None) -> bytes | None:
 
     A program may start threads but no processes, send no signals, open no sockets and change no file's size, mode or owner.
     """
-    known = _MACHINES.get(machine or platform.machine())
-    if known is None:
+    arch = _MACHINES.get(machine or platform.machine())
+    if arch is None:
         return None
-    code = [_op(_LOAD, _ARCH), _op(_JUMP_EQUAL, known.audit, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
-    if known.column == 0:
+    code = [_op(_LOAD, _ARCH), _op(_JUMP_EQUAL, arch.audit, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
+    if arch.column == 0:
         code += [_op(_JUMP_ATLEAST, _X32_BIT, 0, 1), _op(_RETURN, _KILL)]
     for table, error in ((_DENIED, errno.EPERM), (_NOT_IMPLEMENTED, errno.ENOSYS)):
         for numbers in table.values():
-            if (number := numbers[known.column]) >= 0:
+            if (number := numbers[arch.column]) >= 0:
                 code += [_op(_JUMP_EQUAL, number, 0, 1), _op(_RETURN, _ERRNO | error)]
     conditions = [
         (_CLONE, _ARG0, _ALL_BITS, _JUMP_SET, _NEW_NAMESPACES, True),
@@ -187,7 +187,7 @@ def filter_program(machine: str | None = None) -> bytes | None:
     for numbers, commands in _SETTING_OWNERS.items():
         conditions += [(numbers, _ARG1, _ALL_BITS, _JUMP_EQUAL, command, True) for command in commands]
     for numbers, argument, mask, test, constant, denied_if in conditions:
-        if (number := numbers[known.column]) >= 0:
+        if (number := numbers[arch.column]) >= 0:
             code += [
                 _op(_JUMP_EQUAL, number, 0, 5),
                 _op(_LOAD, argument),

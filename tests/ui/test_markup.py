@@ -26,7 +26,7 @@ def test_texts_are_escaped_everywhere() -> None:
     }  # fmt: skip
 
     def audited(passed: bool) -> dict[str, object]:
-        example = {"row": 1, "how": EVIL, "answer": EVIL, "reference": EVIL}
+        example = {"row": 1, "name": EVIL, "completion": EVIL, "reference": EVIL}
         result = {"attack": EVIL, "rows": 1, "paid": 1, "rate": 1.0, "tried": 1, "seconds": 0.1, "examples": [example]}
         return {"passed": passed, "problems": [EVIL], "results": [result]}
 
