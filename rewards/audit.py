@@ -189,11 +189,7 @@ class Audit:
         fields = ("attack", "rows", "paid", "rate", "earned", "tried", "failed", "reason", "seconds")
         results = [
             {name: getattr(result, name) for name in fields}
-            | {
-                "examples": [
-                    example._asdict() | {"completion": example.completion[:300]} for example in result.examples
-                ]
-            }
+            | {"examples": [each._asdict() | {"completion": each.completion[:300]} for each in result.examples]}
             for result in self.results
         ]
         return {

@@ -131,9 +131,7 @@ class VerlReward(_Reward):
         for source, solution, truth, extra in rows:
             info = {str(key): value for key, value in extra.items()} if isinstance(extra, Mapping) else {}
             prompt = info.get("prompt", info.get("question"))
-            prompt = getattr(
-                prompt, "tolist", lambda prompt=prompt: prompt
-            )()  # Parquet files store messages as an array
+            prompt = getattr(prompt, "tolist", lambda prompt=prompt: prompt)()  # Parquet stores messages as an array
             columns = {**options, **info, "data_source": source, "ground_truth": truth, "extra_info": extra}
             score_rows.append((prompt, solution, truth, columns, None))
         scores = self._score(score_rows)
