@@ -1,6 +1,6 @@
-"""The two models of a chat and their answers: one model with its adapter off and on, the same seed for both.
+"""The two models of a chat and their answers: the model with its adapter off and on, with the same seed.
 
-An answer is made as the run's held-out evaluation makes one, but for sampling settings of one's own and words as they come.
+An answer is generated as in the run's held-out evaluation, but with the user's sampling settings, and streamed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: a row as the run's data has them, with `reference` where it is known."""
+    """A row as in the run's data, with `reference` if it is known, the sides to ask, and sampling settings."""
 
     row: dict[str, Any]
     sides: Sequence[str]
@@ -36,27 +36,27 @@ class Question:
 
 
 class ChatModels:
-    """Both models loaded, the run's data and reward at hand."""
+    """Both models of a run, its held-out rows and its reward."""
 
     def __init__(self, run: RunDir, checkpoint: str | None) -> None:
         from kit.runner.prepare import build_reward
 
         self.source, note = open_source(run, checkpoint)
-        # The rows of evaluations, in their order: a number means the same problem there and here.
+        # In the order of evaluations, so that a number means the same problem in both.
         try:
             self.rows, no_rows = self.source.heldout_rows(), None
         except RunError as error:
             self.rows, no_rows = [], f"There are no held-out prompts to choose from: {error}"
         self.tuned = self.source.load().eval()
-        # With an adapter both are one model; without, the base is a second one.
+        # With an adapter one model is both; without, the base is a second model.
         self.base = self.tuned if self.source.lora else self.source.load_start()
         self.answerer = self.source.heldout(Answerer, self.rows[:1], build_reward(self.source.config))
         holder = gpu_holder()
-        shared = f"This chat shares {holder}; what it takes, that run may lack." if holder else None
+        shared = f"This chat shares {holder} and reduces the memory of that run." if holder else None
         self.note = " ".join(text for text in (note, no_rows, shared) if text)
 
     def about(self) -> dict[str, Any]:
-        """Run, step, model and device, for the session's `ready` event."""
+        """Return run, step, model and device, for the session's `ready` event."""
         config = self.source.config
         facts = {"run": self.source.run.id, "step": self.source.step, "model": self.source.run_name,
                  "device": self.source.files.backend.device, "heldout": len(self.rows),
@@ -64,13 +64,13 @@ class ChatModels:
         return facts | ({"note": self.note} if self.note else {})
 
     def sampling(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The run's own settings with `changes` over them. Raises `ConfigError` for what is out of range."""
-        own = self.source.config.generation
-        return {"seed": 0, "temperature": own.temperature, "top_p": own.top_p, "top_k": own.top_k,
-                "min_p": own.min_p or 0.0, "max_tokens": own.max_completion_tokens} | check_sampling(changes)  # fmt: skip
+        """Return the run's settings with `changes`. Raises `ConfigError` for values out of range."""
+        run = self.source.config.generation
+        return {"seed": 0, "temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k,
+                "min_p": run.min_p or 0.0, "max_tokens": run.max_completion_tokens} | check_sampling(changes)  # fmt: skip
 
     def question(self, message: Mapping[str, Any]) -> Question:
-        """A checked question. Raises `KitError`."""
+        """Return a checked question. Raises `KitError`."""
         number, reference = message.get("heldout"), message.get("reference")
         if number is not None:
             if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= len(self.rows):
@@ -79,15 +79,15 @@ class ChatModels:
                 )
             row = dict(self.rows[number - 1])
         else:
-            row = self._own(message.get("prompt"))
+            row = self._row(message.get("prompt"))
         if reference is not None:
             row["reference"] = str(reference)
         return Question(row, message.get("sides") or ("base", "tuned"), self.sampling(message.get("sampling") or {}))
 
-    def _own(self, text: Any) -> dict[str, Any]:
-        """The row of a question of one's own. One of the held-out problems, typed by hand, is that problem.
+    def _row(self, text: Any) -> dict[str, Any]:
+        """Return the row of a typed question: a held-out row if it has the same prompt and no pictures, else a new row.
 
-        Rewards may need more of a problem than its text. Of rows with pictures the text says too little.
+        The reward may need further columns of a held-out row.
         """
         from kit.data.rows import dress, read_prompt
 
@@ -102,15 +102,15 @@ class ChatModels:
                 return dict(row)
         if environments is not None and None not in environments:
             raise ConfigError(
-                f"A question of one's own says none of the run's environments ({', '.join(map(str, environments))}), which its "
-                "rows name. Ask a held-out prompt by its number."
+                f"A typed question names no environment, which this run needs ({', '.join(map(str, environments))}). Ask a "
+                "held-out prompt by its number."
             )
         return {"prompt": dressed}
 
     def answer(
         self, question: Question, side: str, say: Callable[[str], None], cancelled: Callable[[], bool]
     ) -> dict[str, Any]:
-        """One side's answer; `say` gets its text piece by piece, `cancelled` ends it."""
+        """Return the answer of one side. `say` gets its text piece by piece; `cancelled` ends it."""
         import torch
 
         started, most = time.perf_counter(), question.sampling["max_tokens"]
@@ -120,8 +120,8 @@ class ChatModels:
         def check_length(prompt: int) -> None:
             if limit is not None and prompt + most > limit:
                 raise ConfigError(
-                    f"Prompt and answer may take {prompt + most} tokens together, and the model reads {limit}. Ask less, or "
-                    "lower max_tokens."
+                    f"Prompt and answer may have {prompt + most} tokens, but the model's limit is {limit}. Shorten the prompt "
+                    "or lower max_tokens."
                 )
 
         stream = Stream(self.source.tokenizer, say, check_length)
@@ -141,7 +141,7 @@ class ChatModels:
         }  # fmt: skip
 
     def reward(self, row: dict[str, Any], done: Completion) -> dict[str, Any] | None:
-        """The run's reward of an answer with its components; None where no reference is known and none can be scored."""
+        """Return the run's reward of an answer with its components; None if the row has no reference."""
         if "reference" not in row:
             return None
         verdict = self.answerer.judge(row, done)
@@ -153,13 +153,13 @@ class ChatModels:
             }
             for name in verdict.values
         }
-        # A question of one's own lacks columns of the data; a reward that needs them has no say then.
-        foreign = bool(self.rows) and not self.rows[0].keys() - {IMAGES} <= row.keys()
-        unknown = foreign and any(part["status"] == "error" for part in parts.values())
+        # A typed question lacks columns of the data, so a reward that needs them fails and is not shown.
+        is_typed = bool(self.rows) and not self.rows[0].keys() - {IMAGES} <= row.keys()
+        unknown = is_typed and any(part["status"] == "error" for part in parts.values())
         return {"total": None if unknown else verdict.totals[0], "components": parts}
 
     def pick(self, start: int, count: int) -> dict[str, Any]:
-        """Held-out prompts from number `start` on."""
+        """Return held-out prompts from number `start` on."""
         from kit.generation.prompts import question
 
         shown = list(enumerate(self.rows, start=1))[max(0, start - 1) :][: max(0, min(count, 200))]
@@ -171,7 +171,7 @@ class ChatModels:
 
 
 class Answerer(HeldOut):
-    """Ids, pictures, tools and environments of a row as in training, with `sampling` of `ChatModels.sampling`."""
+    """Generates answers with ids, pictures, tools and environments as in training, and the user's sampling settings."""
 
     def ask(
         self,
@@ -181,7 +181,7 @@ class Answerer(HeldOut):
         stream: Stream,
         cancelled: Callable[[], bool],
     ) -> Completion:
-        """One completion; with its turns where the model may call tools."""
+        """Generate one completion, with its turns if the model has tools."""
         import torch
 
         self.plain = is_plain([row["prompt"]])
@@ -194,22 +194,22 @@ class Answerer(HeldOut):
             self.sampler.limit = sampling["max_tokens"]
 
         def ends(ids: Any, scores: Any, **_: Any) -> Any:
-            over = cancelled() or stream.is_full(ids.shape[1], sampling["max_tokens"])
-            return torch.full((ids.shape[0],), over, device=ids.device, dtype=torch.bool)
+            is_over = cancelled() or stream.is_full(ids.shape[1], sampling["max_tokens"])
+            return torch.full((ids.shape[0],), is_over, device=ids.device, dtype=torch.bool)
 
         self.further = {"streamer": stream, "stopping_criteria": [ends]}
         (done,) = self._ended(model, [self._prompt(row)], not greedy, end_tokens(model, self.tokenizer))
         return done
 
     def judge(self, row: dict[str, Any], done: Completion) -> Evaluation:
-        """The run's reward of a completion, what its environment says of it included."""
+        """Return the run's reward of a completion, including the result of its environment."""
         return self._verdict(self._as_samples([row], [done]), [done], scoring_context())
 
 
 class Stream:
-    """A streamer for `generate`: passes words on as they are finished, with the answers of tools between the turns.
+    """A streamer for `generate`: passes on complete words, and the answers of tools between the turns.
 
-    `check` is given the length of the first prompt.
+    `check` gets the length of the first prompt.
     """
 
     def __init__(self, tokenizer: Any, say: Callable[[str], None], check: Callable[[int], None]) -> None:
@@ -220,19 +220,19 @@ class Stream:
         self._words: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._words.on_finalized_text = self._say
         self._conversation: list[int] = []  # prompt and turns so far
-        self._asked = 0
+        self._prompt_length = 0
 
     def is_full(self, length: int, most: int) -> bool:
-        """Whether the conversation has `most` tokens behind its first prompt."""
-        return length >= self._asked + most
+        """Whether the conversation has `most` tokens after its first prompt."""
+        return length >= self._prompt_length + most
 
     def put(self, value: Any) -> None:
-        """Takes the prompt first, then one token after the other; likewise in each further turn."""
+        """Take the prompt first, then one token at a time; likewise in each further turn."""
         ids, known = value.flatten().tolist(), self._conversation
         if not self._words.next_tokens_are_prompt:
             known += ids
         elif not known:
-            self._conversation, self._asked = ids, len(ids)
+            self._conversation, self._prompt_length = ids, len(ids)
             self.check(len(ids))
         else:
             self._conversation = ids
@@ -241,7 +241,7 @@ class Stream:
         self._words.put(value)
 
     def end(self) -> None:
-        """Emits the text that was held back."""
+        """Emit the remaining text."""
         self._words.end()
 
     def _say(self, text: str, stream_end: bool = False) -> None:

@@ -6,7 +6,7 @@ One JSON object a line. To the process (`do`):
     ask      id, prompt (text or messages) or heldout (from 1), reference?, sides, sampling {seed, temperature, top_p,
              top_k, min_p, max_tokens}
     heldout  id, start (from 1), count              held-out prompts, for a picker
-    cancel   id                                     the answer under way ends; what was said so far is kept
+    cancel   id                                     the current answer ends; its text so far is kept
 
 From the process (`event`):
 
@@ -43,9 +43,9 @@ IDLE = 900.0
 
 SERVER = "kit.chat.server"
 START_SECONDS = 600.0
-"""How long loading may take."""
+"""The longest time of loading."""
 GOING = 5.0
-"""Seconds that a closed process is given before it is killed."""
+"""Seconds after which a closed process is killed."""
 
 
 SAMPLING: dict[str, tuple[type[int] | type[float], float, float]] = {
@@ -56,11 +56,11 @@ SAMPLING: dict[str, tuple[type[int] | type[float], float, float]] = {
     "min_p": (float, 0.0, 1.0),
     "max_tokens": (int, 1, 65536),
 }
-"""Type, least and most of each sampling setting."""
+"""Type, lowest and highest value of each sampling setting."""
 
 
 def check_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of sampling settings, which may be texts; None and empty ones are left out. Raises `ConfigError`."""
+    """Convert sampling settings, which may be texts, to numbers. None and empty texts are left out. Raises `ConfigError`."""
     numbers = {}
     for name, value in settings.items():
         if name not in SAMPLING:
@@ -74,13 +74,13 @@ def check_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
             number = math.nan
         if not low <= number <= high or (kind is int and not number.is_integer()):
             expected = f"a {'whole ' if kind is int else ''}number from {low:,.10g} to {high:,.10g}"
-            raise ConfigError(f"{name}: '{str(value)[:40]}' was given; expected {expected}.")
+            raise ConfigError(f"{name} is '{str(value)[:40]}'; expected {expected}.")
         numbers[name] = kind(number)
     return numbers
 
 
 class ChatSession:
-    """Base and tuned model of a run, ready to be asked. Usable as a context manager; safe to use from several threads.
+    """A chat with the base and the tuned model of a run. It is a context manager, and safe to use from several threads.
 
     Args:
         run: the run's directory.
@@ -93,7 +93,7 @@ class ChatSession:
         self.ready: dict[str, Any] = {}
         self._worker: Worker | None = None
         self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
-        self._owners: dict[str, str | None] = {}  # of the questions under way
+        self._owners: dict[str, str | None] = {}  # of the questions in progress
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._log: Any = None
@@ -105,7 +105,7 @@ class ChatSession:
 
     @property
     def answering(self) -> bool:
-        """Whether a question is under way."""
+        """Whether a question is being answered."""
         return bool(self._owners)
 
     @property
@@ -114,13 +114,13 @@ class ChatSession:
         return self._worker.pid if self._worker is not None and self.alive else None
 
     def start(self, timeout: float = START_SECONDS) -> dict[str, Any]:
-        """Loads the models unless they are, and returns what the process says of itself. Raises `KitError`."""
+        """Load the models unless they are loaded. Returns the `ready` message of the process. Raises `KitError`."""
         with self._lock:
             if self.alive:
                 return self.ready
             request = {"run_dir": str(self.run.path.resolve()), "idle": self.idle,
                        "checkpoint": None if self.checkpoint is None else str(self.checkpoint)}  # fmt: skip
-            # It lives as long as the process.
+            # Open as long as the process lives.
             self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
             waiting = self._waiting = {"": queue.SimpleQueue()}
 
@@ -155,15 +155,15 @@ class ChatSession:
         owner: str | None = None,
         **sampling: Any,
     ) -> Iterator[dict[str, Any]]:
-        """Asks, and yields events as they come: `began`, `token`, `answer` a side, then `done`.
+        """Ask, and yield events as they come: `began`, `token` and `answer` for each side, then `done`.
 
         Args:
-            prompt: a text, or messages; the run's system prompt goes before it. Or
-            heldout: the number of a held-out prompt, from 1; its reference is known.
+            prompt: a text, or messages; the run's system prompt is sent before it.
+            heldout: instead of a prompt, the number of a held-out one, from 1; its reference is known.
             reference: the right answer, for the reward.
             sides: `base`, `tuned` or both.
-            owner: who asks, for `cancel`, where several share the session.
-            sampling: seed, temperature (0: greedy), top_p, top_k, min_p, max_tokens; else as in the run.
+            owner: a name for `cancel`, if several users share the session.
+            sampling: seed, temperature (0: greedy), top_p, top_k, min_p, max_tokens; by default as in the run.
 
         Raises:
             KitError: a wrong question, or a process that died.
@@ -190,7 +190,7 @@ class ChatSession:
                 self._send({"do": "cancel", "id": number})
 
     def answer(self, prompt: str | None = None, **how: Any) -> dict[str, Any]:
-        """`ask`, whole: {prompt, reference, base: {text, tokens, finish, reward, ...}, tuned: {...}}."""
+        """Ask and wait: returns {prompt, reference, base: {text, tokens, finish, reward, ...}, tuned: {...}}."""
         result: dict[str, Any] = {}
         for message in self.ask(prompt, **how):
             if message["event"] == "answer":
@@ -200,7 +200,7 @@ class ChatSession:
         return result
 
     def heldout(self, start: int = 1, count: int = 20) -> dict[str, Any]:
-        """Held-out prompts for a picker: {rows: [{number, prompt, reference}], total}."""
+        """Return held-out prompts: {rows: [{number, prompt, reference}], total}."""
         self.start()
         number, mail = self._post({"do": "heldout", "start": start, "count": count})
         try:
@@ -209,13 +209,13 @@ class ChatSession:
             self._waiting.pop(number, None)
 
     def cancel(self, owner: str | None = None) -> None:
-        """Ends the answers under way, `owner`'s alone where one is named; what they said so far is kept."""
+        """End all current answers, or only those of `owner`. Their text so far is kept."""
         for number, whose in list(self._owners.items()):
             if owner is None or whose == owner:
                 self._send({"do": "cancel", "id": number})
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         with self._lock:
             worker, self._worker = self._worker, None
             if worker is not None:
@@ -266,25 +266,24 @@ class ChatSession:
             yield message
 
     def _last_words(self) -> str:
-        """Why the process has ended, from its last output."""
+        """Say why the process has ended, from its last output."""
         code = self._worker.poll() if self._worker is not None else None
         if code == -9:
             return "The chat's process was killed (signal 9): from outside, or by the kernel because memory ran out."
-        printed = ""
+        output = ""
         with contextlib.suppress(Exception):
             self._log.seek(0)
-            printed = "\n".join(self._log.read().strip().splitlines()[-5:])
-        return f"The chat's process has ended (exit code {code})." + (
-            f" It said:\n{printed}" if printed and code else ""
-        )
+            output = "\n".join(self._log.read().strip().splitlines()[-5:])
+        words = f"The chat's process has ended (exit code {code})."
+        return f"{words} Its last output:\n{output}" if output and code else words
 
 
 def open_chat(run: RunDir, checkpoint: str | int | None = None, **how: Any) -> ChatSession:
-    """A session on a run, not started yet. Raises `RunError` at once where the run has no weights to talk to."""
+    """Return a session on a run, not started yet. Raises `RunError` if the run has no weights."""
     from kit.evaluation.results import checkpoint_now, weights_of
 
     if not run.config.is_file():
-        raise RunError(f"Run '{run.id}' has no config.yaml yet, so there is nobody to talk to.")
+        raise RunError(f"Run '{run.id}' has no config.yaml yet, so it has no model to chat with.")
     checkpoint = checkpoint_now(run, checkpoint)
     weights_of(run, checkpoint)
     return ChatSession(run, checkpoint, **how)

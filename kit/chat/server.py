@@ -1,7 +1,7 @@
-"""The process of a chat: `python -m kit.chat.server REQUEST` (JSON). See client.py for what it reads and writes.
+"""The process of a chat: `python -m kit.chat.server REQUEST` (JSON). The protocol is in client.py.
 
-It ends when nobody has asked for a while, and when its stdin ends because the session is closed or the process that started it
-gone, also in the middle of an answer.
+It ends after a time without questions, and when its stdin ends, because the session is closed or its parent process has ended,
+also during an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Wire:
         self._out, self._lock = outgoing, threading.Lock()
 
     def send(self, event: str, **fields: Any) -> None:
-        """Sends one event. Ends the process if its owner is gone."""
+        """Send one event. Ends the process if its parent has ended."""
         try:
             with self._lock:
                 self._out.write(encode({"event": event, **fields}))
@@ -39,11 +39,11 @@ class Wire:
             os._exit(0)
 
     def listen(self, incoming: TextIO) -> None:
-        """Takes messages, and ends the process with them: the session is closed, or its process gone."""
+        """Read messages until stdin ends, then end the process."""
         for line in incoming:
             message = decode(line)
             if message is None:
-                self.send("error", id=None, kind="RunError", message="a line that is no JSON object was left out")
+                self.send("error", id=None, kind="RunError", message="a line is not a JSON object and was ignored")
             elif message.get("do") == "cancel":
                 self.cancelled.add(str(message.get("id")))
             else:
@@ -52,7 +52,7 @@ class Wire:
 
 
 def serve(request: dict[str, Any], wire: Wire) -> None:
-    """Loads, says `ready`, and answers until nobody has asked for `idle` seconds."""
+    """Load the models, send `ready`, and answer until no question came for `idle` seconds."""
     from kit.runner.console import LogCapture
     from kit.runs.store import RunDir
 
@@ -71,7 +71,7 @@ def serve(request: dict[str, Any], wire: Wire) -> None:
 
 
 def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> bool:
-    """Answers a question. Returns whether this process can answer another."""
+    """Answer a question. Returns whether this process can answer another one."""
     number = str(message.get("id"))
     try:
         if message.get("do") == "heldout":
@@ -80,7 +80,7 @@ def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> bool:
         elif message.get("do") == "ask":
             _answer(models, message, number, wire)
         else:
-            wire.send("error", id=number, kind="ConfigError", message=f"'{message.get('do')}' is nothing to ask for.")
+            wire.send("error", id=number, kind="ConfigError", message=f"there is no request '{message.get('do')}'")
     except Exception as error:
         wire.send("error", id=number, **_words(error))
         return not is_lost(error)
@@ -88,7 +88,7 @@ def _handle(models: ChatModels, message: dict[str, Any], wire: Wire) -> bool:
         wire.cancelled.discard(number)
         from kit.models.failures import release
 
-        release()  # what the answer took of the GPU beside the models, for a run that is beside this process or follows it
+        release()  # the GPU memory of the answer, for a run on the same GPU
     return True
 
 
@@ -115,24 +115,24 @@ def _words(error: Exception) -> dict[str, str]:
         return {"kind": type(error).__name__, "message": str(error)}
     import traceback
 
-    traceback.print_exception(error)  # to stderr, which the session keeps
+    traceback.print_exception(error)  # to stderr, which the session stores
     from kit.models.failures import is_out_of_memory
 
     if is_out_of_memory(error):
         return {
             "kind": "RunError",
-            "message": "Memory ran out. Ask for fewer tokens (max_tokens), or close what else is open.",
+            "message": "Memory ran out. Ask for fewer tokens (max_tokens), or close other programs.",
         }
     if is_lost(error):
         return {
             "kind": "RunError",
-            "message": f"The GPU failed ({error}), and this process with it. The next question loads the models again.",
+            "message": f"The GPU failed ({error}), so this process ends. The next question loads the models again.",
         }
     return {"kind": "RunError", "message": f"The answer failed: {type(error).__name__}: {error}"}
 
 
 def main(argv: list[str]) -> int:
-    """Reserves stdout for the protocol: whatever else is printed goes to stderr."""
+    """Serve with stdout reserved for the protocol; other output goes to stderr."""
     wire = Wire(claim_stdout())
     threading.Thread(target=wire.listen, args=(sys.stdin,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
@@ -143,4 +143,4 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # threads that wait for input would hold up an ordinary end
+    os._exit(code)  # threads that wait for input would delay an ordinary exit

@@ -1,11 +1,11 @@
-"""The web page: Gradio screens over run directories. No torch here; what is heavy is done by child processes.
+"""The web page: Gradio screens over run directories. Nothing here imports torch; child processes do the heavy work.
 
-server.py     the page mounted behind the gate, and the files that are served      settings.py  what it is started with
-security.py   the gate: every request passes here first                            guard.py     what a configuration may say
-page.py       the screens put together, and their look                             markup.py    pieces of HTML, escaped
-site.py       what screens share: runs, polling, the run that an address names     children.py  child processes
-draft.py      preset + changes -> config, YAML, command                            form.py      its inputs, made from the schema
-uploads.py    files that a browser brings                                          results.py   how the Reward Lab's results look
+server.py     mounts the page behind the gate, and serves files of runs            settings.py  its options
+security.py   the gate: every request passes it first                              guard.py     checks of a configuration
+page.py       the screens and their look                                           markup.py    pieces of HTML, escaped
+site.py       shared by all screens: runs, polling, the run in the address         children.py  child processes
+draft.py      preset + changes -> config, YAML, command                            form.py      the inputs of New run
+uploads.py    uploaded files                                                       results.py   HTML of the Reward Lab's results
 The screens: home.py, new_run.py (steps.py, reward.py, lab.py), run.py (explorer.py, completions.py), compare.py, chat.py,
 export.py.
 """

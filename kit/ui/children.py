@@ -1,4 +1,4 @@
-"""Child processes of the page: persistent ones that answer questions (`Bench`), and jobs that take minutes (`Jobs`)."""
+"""Child processes of the page: persistent ones that answer questions (`Bench`), and jobs of minutes (`Jobs`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kit.runs.worker import MOST_BYTES, STOPPED, Worker, as_error, call
 
 MODULE = "kit.planning.workbench"
 SECONDS = 120.0
-"""An answer takes no longer, the first one's imports included."""
+"""The longest time of an answer, including the imports of the first one."""
 IDLE_SECONDS = 600.0
 HEAVY = frozenset({"lengths", "plan", "validate"})
 """Questions that import torch or transformers."""
@@ -39,7 +39,7 @@ class Bench:
         self._leaving = False
 
     def ask(self, request: Mapping[str, Any], seconds: float = SECONDS) -> Any:
-        """The answer. Raises the `KitError` that the child reports, `RunError` when it ends or takes too long."""
+        """Return the answer. Raises the `KitError` that the child reports, `RunError` if it ends or takes too long."""
         if not self._lock.acquire(timeout=seconds):
             raise RunError("Another question is still being answered; try again in a moment.")
         try:
@@ -53,19 +53,19 @@ class Bench:
     def _ask(self, request: Mapping[str, Any], seconds: float) -> Any:
         worker = self._alive()
         try:
-            worker.send(request)  # one that has ended says so in place of an answer
+            worker.send(request)  # a worker that has ended replies None
             reply = self._replies.get(timeout=seconds)
         except queue.Empty:
             self.close()
             raise RunError(
-                "There was no answer in time, so the process was ended: a reward or a source hangs."
+                f"There was no answer within {seconds:g} s, so the process was ended. A reward or a data source may hang."
             ) from None
         if reply is None:
             self.close()
             if worker.too_long:
                 raise RunError(f"The answer has more than {MOST_BYTES // 1024**2} MiB. Ask for fewer rows.")
             raise RunError(
-                "The process that answers has died, perhaps of memory. Ask for less, or look at the server's output."
+                "The process that answers has died, perhaps because memory ran out. Ask for less, or see the server's output."
             )
         if "error" in reply:
             raise as_error(reply["kind"], reply["error"])
@@ -87,7 +87,7 @@ class Bench:
         self._idle.start()
 
     def leave(self) -> None:
-        """Ends the child, one that is answering once it has answered."""
+        """End the child, after its answer if it is answering."""
         self._leaving = True
         if self._lock.acquire(blocking=False):
             try:
@@ -97,26 +97,26 @@ class Bench:
                 self._lock.release()
 
     def close(self) -> None:
-        """Ends the child with whatever it has started."""
+        """End the child and its own children."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
 
 
 class Benches:
-    """A light child and a heavy one."""
+    """A light child, and a heavy one that imports torch."""
 
     def __init__(self) -> None:
         self._light, self._heavy = Bench(), Bench()
 
     def ask(self, question: str, config: RunConfig | None = None, *, seconds: float = SECONDS, **more: Any) -> Any:
-        """The answer to a question of `kit.planning.workbench.QUESTIONS`. Raises `KitError`."""
+        """Answer a question of `kit.planning.workbench.QUESTIONS`. Raises `KitError`."""
         bench = self._heavy if question in HEAVY else self._light
         tree = {} if config is None else config.model_dump(mode="json")
         return bench.ask({"question": question, "config": tree, **more}, seconds)
 
     def close_heavy(self) -> None:
-        """Ends the child that may hold a part of a GPU, as `Bench.leave` does."""
+        """End the child that may hold GPU memory, as `Bench.leave` does."""
         self._heavy.leave()
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ MOST_RUNNING, MOST_KEPT = 3, 20
 
 @dataclass
 class Job:
-    """One child and what came of it. `state` is running, done, failed or stopped."""
+    """One child process and its result. `state` is running, done, failed or stopped."""
 
     key: str
     request: Mapping[str, Any] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Job:
 
     @property
     def stamp(self) -> str:
-        """A text that changes when there is something new to show."""
+        """Return a text that changes if there is something new to show."""
         return f"{self.key}:{self.started}:{self.state}:{self.line}"
 
 
@@ -158,34 +158,33 @@ class Jobs:
             return self._jobs.get(key) if isinstance(key, str) else None
 
     def latest(self, prefix: str) -> Job | None:
-        """The latest job whose key has that prefix: what a reloaded page should show."""
+        """Return the latest job whose key has this prefix, for a page that was reloaded."""
         with self._lock:
             return next((job for key, job in reversed(self._jobs.items()) if key.startswith(prefix)), None)
 
     def start(self, key: str, module: str, request: Mapping[str, Any]) -> Job:
-        """Starts `python -m module` with the request and a `result` file to write; the same key while one runs is that one.
+        """Start `python -m module` with the request and the path of a result file, or return the running job of this key.
 
-        Raises `RunError` when as many run already as may, or one of this key with another request.
+        Raises `RunError` if too many jobs run, or one of this key with another request.
         """
         with self._lock:
-            known = self._jobs.get(key)
-            if known is not None and known.state == "running":
-                if known.request != request:
+            job = self._jobs.get(key)
+            if job is not None and job.state == "running":
+                if job.request != request:
                     raise RunError(
-                        "The same is running already with other settings, begun before or by another browser. Wait until "
-                        "it has ended, or stop it."
+                        "The same job runs already with other settings, perhaps for another browser. Wait until it has "
+                        "ended, or stop it."
                     )
-                return known
+                return job
             if sum(job.state == "running" for job in self._jobs.values()) >= MOST_RUNNING:
                 raise RunError(
                     f"{MOST_RUNNING} checks are running already, perhaps for another browser. Wait, or stop one of them."
                 )
             job = self._jobs[key] = Job(key, dict(request))
             self._jobs.move_to_end(key)
-            for old in [name for name, one in self._jobs.items() if one.state != "running"][
-                : max(0, len(self._jobs) - MOST_KEPT)
-            ]:
-                del self._jobs[old]
+            ended = [name for name, each in self._jobs.items() if each.state != "running"]
+            for name in ended[: max(0, len(self._jobs) - MOST_KEPT)]:
+                del self._jobs[name]
         threading.Thread(
             target=self._work, args=(job, module, dict(request)), name=f"job {key[:20]}", daemon=True
         ).start()
@@ -198,7 +197,7 @@ class Jobs:
                 outcome = call(
                     module,
                     request | {"result": str(result)},
-                    started=lambda pid: _begun(job, pid),
+                    started=lambda pid: _set_pid(job, pid),
                     on_line=lambda line: setattr(job, "line", line.strip() or job.line),
                 )
                 if outcome.error is not None:
@@ -215,7 +214,7 @@ class Jobs:
             job.error, job.state = f"The check broke: {type(error).__name__}: {error}", "failed"
 
     def stop(self, prefix: Any) -> None:
-        """Asks the jobs to end whose keys begin so; an empty text is none."""
+        """End the jobs whose keys have this prefix; an empty prefix ends none."""
         with self._lock:
             jobs = [job for key, job in self._jobs.items() if prefix and key.startswith(str(prefix))]
             running = [job for job in jobs if job.state == "running"]
@@ -228,19 +227,19 @@ class Jobs:
             self.stop(key)
 
 
-def _begun(job: Job, pid: int) -> None:
+def _set_pid(job: Job, pid: int) -> None:
     job.pid = pid
-    if job.state == "stopped":  # before it had a process
+    if job.state == "stopped":  # before its process started
         _end(job)
 
 
 def _end(job: Job) -> None:
     if job.pid is not None:
-        with suppress(OSError):  # below a terminal it is in this server's own process group
+        with suppress(OSError):  # the process alone: from a terminal it is in the server's process group
             os.kill(job.pid, signal.SIGTERM)
 
 
 def _with_line(error: KitError, job: Job) -> str:
-    """A crash says no more than its code; the last line that it printed says more."""
+    """Return the error with the last line that a crashed job printed."""
     text = str(error)
     return f"{text}\n{job.line}" if "crashed with exit code" in text and job.line else text

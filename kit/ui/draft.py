@@ -1,7 +1,7 @@
-"""What is being put together on New run: a preset and what was changed in it.
+"""The draft of New run: a preset and the changes to it.
 
-What a browser sends may hold anything: `Draft.read` checks its shape, and `Draft.config` validates and guards the
-configuration that it amounts to.
+A browser may send anything: `Draft.read` checks the shape of a draft, and `Draft.config` validates and guards its
+configuration.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft of a configuration: a base and changes to it.
+    """A preset and changes by dotted key, those of a section before those of its keys.
 
-    `changes` are by dotted key, a whole section's before those of its keys. `aside` is the draft that this one replaced, if
-    that had changes.
+    `aside` is the draft that this one replaced, if that had changes.
     """
 
     preset: str = FIRST
@@ -48,7 +47,7 @@ class Draft:
 
     @classmethod
     def read(cls, value: Any) -> Draft:
-        """From what a browser sent, `as_text` or a mapping. Raises `ConfigError` for what no page of this kit sends."""
+        """Read a draft that a browser sent, as `as_text` or a mapping. Raises `ConfigError` if it is malformed."""
         if isinstance(value, str):
             try:
                 value = json.loads(value)
@@ -69,43 +68,43 @@ class Draft:
             if deeper(change, DEEPEST):
                 raise ConfigError(f"{key}: nested deeper than {DEEPEST} levels.")
             if len(json.dumps(change, default=str)) > LONGEST_CHANGE:
-                raise ConfigError(f"{key}: longer than {LONGEST_CHANGE} letters.")
+                raise ConfigError(f"{key}: longer than {LONGEST_CHANGE} characters.")
         aside = None
-        if isinstance(kept := value.get("aside"), Mapping):
-            with suppress(ConfigError):  # one that no page has put aside is none
-                aside = cls.read({name: kept[name] for name in ("preset", "changes") if name in kept})
+        if isinstance(old := value.get("aside"), Mapping):
+            with suppress(ConfigError):
+                aside = cls.read({name: old[name] for name in ("preset", "changes") if name in old})
         return cls(preset, dict(changes), aside)
 
     def as_text(self) -> str:
-        """For the browser to keep, which compares a text by what it says and a mapping by which copy it is."""
+        """Return the draft as JSON. The browser compares texts by value, but mappings by identity."""
         return json.dumps(self.as_dict())
 
     def as_dict(self) -> Tree:
-        """Plain values."""
+        """Return the draft as plain values."""
         tree: Tree = {"preset": self.preset, "changes": self.changes}
         return tree | ({"aside": self.aside.as_dict()} if self.aside else {})
 
     def instead_of(self, other: Draft) -> Draft:
-        """This draft in the place of another, which is put aside if it had changes; else what it had put aside stays so."""
+        """Return this draft with `other` put aside, or with what `other` had put aside if it has no changes."""
         aside = replace(other, aside=None) if other.changes and other != self else other.aside
         return replace(self, aside=None if aside == self else aside)
 
     def change(self, key: str, value: Any) -> Draft:
-        """With one key set; a value that the preset has anyway is no change."""
+        """Return the draft with one key set. A value equal to the preset's is no change."""
         below = {name: old for name, old in self.changes.items() if name != key and not name.startswith(f"{key}.")}
         if lookup(replace(self, changes=below).tree(), key) == value:
             return replace(self, changes=below)
         return replace(self, changes={**below, key: value})
 
     def tree(self) -> Tree:
-        """All values, changes included, not validated: what the form shows while something is wrong."""
+        """Return all values with the changes, not validated: the form shows them even if some are wrong."""
         tree = copy.deepcopy(preset_tree(self.preset))
         for override in self.overrides():
             apply_override(tree, override)
         return tree
 
     def apply(self, overrides: list[str]) -> Draft:
-        """With overrides of the command line's form, such as plan and doctor suggest."""
+        """Return the draft with overrides in the form of the command line, as plan and signal check suggest them."""
         draft = self
         for override in overrides:
             tree: Tree = {}
@@ -115,17 +114,17 @@ class Draft:
         return draft
 
     def overrides(self) -> list[str]:
-        """`section.key=value`, as the command line takes them; JSON is YAML, so that a value comes back as it was."""
+        """Return the changes as `section.key=value` for the command line. The values are JSON, which is valid YAML."""
         texts = ((key, json.dumps(value, ensure_ascii=False)) for key, value in self.changes.items())
         return [f"{key}=" + _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) for key, text in texts]
 
     def _rooted(self, settings: Settings) -> list[str]:
-        """The overrides, with the folder of runs where it is not the default."""
+        """Return the overrides, with the folder of runs if it is not the default."""
         rooted = [] if str(settings.root) == "runs" else [f"run.root={to_json(str(settings.root))}"]
         return [*self.overrides(), *rooted]
 
     def config(self, settings: Settings) -> RunConfig:
-        """The configuration, validated and guarded. Raises `ConfigError`."""
+        """Return the configuration, validated and guarded. Raises `ConfigError`."""
         if any(key.startswith("run.root") for key in self.changes):
             raise ConfigError(f"run.root: runs of this page lie in {settings.root}; start it with --root for others.")
         config = load_config(self.preset, self._rooted(settings))
@@ -133,23 +132,23 @@ class Draft:
         return config
 
     def command(self, settings: Settings) -> str:
-        """The command that does the same, for a POSIX shell."""
+        """Return the command that trains this draft, for a POSIX shell."""
         options = (f"-o {shlex.quote(option)}" for option in self._rooted(settings))
         return " ".join(["grpo-kit", "train", self.preset, *options])
 
 
 @functools.cache
 def preset_tree(name: str) -> Tree:
-    """A preset's values; not to be changed."""
+    """Return a preset's values. The result is cached: do not change it."""
     return load_config(name).model_dump(mode="json")
 
 
 _UNSAFE = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""What YAML refuses or takes for the end of a line, and what no shell passes on."""
+"""Characters that YAML refuses or takes for a line end, or that a shell does not pass on."""
 
 
 def lookup(tree: Any, key: str) -> Any:
-    """What stands at a dotted key; None where nothing does."""
+    """Return the value of a dotted key; None if there is none."""
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree
@@ -158,7 +157,7 @@ def lookup(tree: Any, key: str) -> Any:
 def from_yaml(text: str, settings: Settings) -> Draft:
     """Make a draft with the values of this YAML, from the preset that needs the fewest changes. Raises `ConfigError`."""
     if len(text) > LONGEST_YAML:
-        raise ConfigError(f"A configuration has at most {LONGEST_YAML} letters here.")
+        raise ConfigError(f"A configuration has at most {LONGEST_YAML} characters here.")
     if has_aliases(text):
         raise ConfigError("Anchors and aliases (& and *) are not taken from the page.")
     tree = parse_yaml(text)
@@ -173,21 +172,21 @@ def from_yaml(text: str, settings: Settings) -> Draft:
     drafts = [Draft(name, dict(differences(preset_tree(name), target))) for name in names]
     draft = min(drafts, key=lambda draft: len(draft.changes))
     if "run.root" in draft.changes and Path(draft.changes["run.root"]) == settings.root:
-        del draft.changes["run.root"]  # the page's own YAML has it, and `Draft.config` puts it there
+        del draft.changes["run.root"]  # `Draft.config` adds it, so the page's YAML has it
     draft.config(settings)
     return draft
 
 
 def has_aliases(text: str) -> bool:
-    """Whether YAML has anchors, a few lines of which can stand for gigabytes."""
+    """Whether YAML has anchors: a few lines of them can expand to gigabytes."""
     try:
         return any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text))
     except (yaml.YAMLError, RecursionError):
-        return False  # whoever parses it will say so
+        return False  # the parser reports the error
 
 
 def deeper(value: Any, levels: int) -> bool:
-    """Whether lists and mappings are nested deeper than so many levels."""
+    """Whether lists and mappings are nested deeper than `levels`."""
     if not isinstance(value, (list, Mapping)):
         return False
     return levels == 0 or any(
@@ -196,7 +195,7 @@ def deeper(value: Any, levels: int) -> bool:
 
 
 def differences(base: Tree, target: Tree, prefix: str = "") -> list[tuple[str, Any]]:
-    """(key, value) of every leaf of `target` that differs. Sections are entered where both sides have the same keys."""
+    """Return (key, value) of every leaf of `target` that differs. Sections with other keys than in `base` are leaves."""
     changes: list[tuple[str, Any]] = []
     for name, value in target.items():
         key, old = f"{prefix}{name}", base.get(name)

@@ -293,5 +293,5 @@ def _put_aside(draft: Draft | None) -> list[Any]:
         return ["", gr.Button(visible=False)]
     number = len(draft.changes)
     several = number != 1
-    text = f"Your {number} change{'s' * several} of '{draft.preset}' {'are' if several else 'is'} put aside."
+    text = f"Your {number} change{'s' * several} to '{draft.preset}' {'are' if several else 'is'} saved."
     return [m.page(m.note(text, "warn")), gr.Button(visible=True)]

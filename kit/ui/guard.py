@@ -1,11 +1,11 @@
 """Checks of a configuration that comes from a browser.
 
-Gradio's API posts whatever one likes; the page's own lists and boxes hold nobody back, so everything is checked here, before
-it is planned, tried or started.
+A request to Gradio's API can contain any value, so the page's lists and boxes protect nothing. Every configuration is checked
+here before it is planned, tried or started:
 
-No code: hooks and rewards by registered names, or functions of the files that the server was started with (--hooks).
-No files but those below the folder that the server was started in, and those given with --folder.
-No reward that is sent elsewhere, or unprotected.
+- Code: only hooks and rewards with registered names, and functions of the files of --hooks.
+- Files: only those below the folder that the server was started in, and below those of --folder.
+- Rewards: none that call another machine or run without a sandbox.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMAND_LINE_ONLY = {
     "python": "it names a program to run",
     "root": "it names a folder to read from",
 }
-"""Parameters of reward presets that are not taken from a page."""
+"""Parameters of reward presets that the page refuses, with the reason."""
 FREE = (
     "data.system_prompt",
     "data.task_params",
@@ -39,7 +39,7 @@ FREE = (
     "data.prompt_column",
     "data.reference_column",
     "generation.vllm.regex",
-    "data.source",  # looked at below, as are the following
+    "data.source",  # this key and the following ones are checked below
     "model.name",
     "model.chat_template",
     "data.split",
@@ -50,13 +50,13 @@ FREE = (
     "reward.functions.params",
     "run.root",
 )
-"""Keys whose texts mean nothing but themselves, or have a rule of their own."""
+"""Keys whose values are plain texts, or have a check of their own."""
 NO_PATHS = ("data.split", "data.subset", "data.revision", "model.revision")
-"""Those among them that become part of file names in the hub's cache."""
+"""Keys whose values become parts of file names in the hub's cache."""
 
 
 def check(config: RunConfig, settings: Settings) -> None:
-    """Raises `ConfigError` for what is not taken from a page."""
+    """Raise `ConfigError` for values that the page refuses."""
     _check_texts(config, settings)
     _check_files(config, settings)
     _check_reward(config)
@@ -70,11 +70,11 @@ def check(config: RunConfig, settings: Settings) -> None:
 
 
 def _check_texts(config: RunConfig, settings: Settings) -> None:
-    """Every text but those that are looked at one by one, or are plain words: those of keys to come, too."""
+    """Refuse code and paths in every text except those of `FREE`. New keys are checked without a change here."""
     for key, text in _leaves(config.model_dump(mode="json")):
         if any(key == free or key.startswith(f"{free}.") for free in FREE):
             if key in NO_PATHS and _is_path(text):
-                raise ConfigError(f"{key}: '{text[:200]}' is a path, and the page takes none there.")
+                raise ConfigError(f"{key}: '{text[:200]}' is a path, which the page refuses here.")
             continue
         if text in shipped() or (key == "reward.functions.path" and text.startswith("preset:")):
             continue
@@ -83,11 +83,11 @@ def _check_texts(config: RunConfig, settings: Settings) -> None:
             allowed = {_resolved(str(file), settings.folder) for file in settings.hooks}
             if not name.isidentifier() or _resolved(path, settings.folder) not in allowed:
                 raise ConfigError(
-                    f"{key}: '{text[:200]}': code is not taken from the page. Choose a registered name, or start the page "
+                    f"{key}: '{text[:200]}': the page takes no code. Choose a registered name, or start the page "
                     f"with --hooks FILE.py and name FILE.py:function. Files: {', '.join(map(str, settings.hooks)) or 'none'}."
                 )
         elif _is_path(text):
-            raise ConfigError(f"{key}: '{text[:200]}' is a path, and the page takes none there.")
+            raise ConfigError(f"{key}: '{text[:200]}' is a path, which the page refuses here.")
 
 
 def _is_path(text: str) -> bool:
@@ -95,9 +95,9 @@ def _is_path(text: str) -> bool:
 
 
 def _is_here(text: str) -> bool:
-    """Whether an address or host is this machine's to every reader.
+    """Whether an address or host is this machine.
 
-    What a user name or a backslash hides is read in several ways.
+    False for a user name or a backslash in it: programs read such addresses in different ways.
     """
     if re.search(r"[@\\\s\x00-\x1f]", text):
         return False
@@ -109,13 +109,13 @@ def _is_here(text: str) -> bool:
 
 @functools.cache
 def shipped() -> frozenset[str]:
-    """Functions and classes of this package that its own presets name."""
+    """Return the functions and classes of this package that its presets name."""
     trees = [load_config(name).model_dump(mode="json", exclude={"reward"}) for name in preset_names()]
     return frozenset(text for tree in trees for _, text in _leaves(tree) if text.startswith("kit.") and ":" in text)
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, text) of every text, names of mappings included."""
+    """Yield (dotted key, text) of every text, including the names in mappings."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
@@ -143,7 +143,7 @@ def _check_files(config: RunConfig, settings: Settings) -> None:
 
 
 def _check_source(key: str, text: str, settings: Settings) -> None:
-    """A hub id, or something below the folder."""
+    """Accept a hub id, or a path below a readable folder."""
     path = Path(text)
     if HUB_ID.fullmatch(text) and not path.is_absolute() and not (settings.folder / path).exists():
         return
@@ -171,13 +171,13 @@ def _check_reward(config: RunConfig) -> None:
     all_params = [config.reward.params, *(function.params for function in config.reward.functions)]
     for name, value in [pair for params in all_params for pair in params.items()]:
         if name in COMMAND_LINE_ONLY:
-            raise ConfigError(f"reward.params.{name} is not taken from the page: {COMMAND_LINE_ONLY[name]}. "
+            raise ConfigError(f"reward.params.{name} is refused by the page: {COMMAND_LINE_ONLY[name]}. "
                               "Use a YAML file on the command line.")  # fmt: skip
         if name == "base_url" and not ("://" in str(value) and _is_here(str(value))):
             raise ConfigError(
-                f"reward.params.base_url: '{str(value)[:200]}' is another machine. From the page only services of this one "
-                "(http://127.0.0.1:PORT) are asked; use the command line for others."
+                f"reward.params.base_url: '{str(value)[:200]}' is another machine. The page calls only services of this "
+                "machine (http://127.0.0.1:PORT); use the command line for others."
             )
         for _, text in _leaves(value):
             if text.startswith(("/", "~")) or ".." in text.split("/"):
-                raise ConfigError(f"reward.params.{name}: '{text[:200]}' is a path, and the page takes none.")
+                raise ConfigError(f"reward.params.{name}: '{text[:200]}' is a path, which the page refuses.")

@@ -1,7 +1,7 @@
-"""The Reward Lab of New run: what the reward says of real rows before anything is trained.
+"""The Reward Lab of New run: tries the reward on real rows before training.
 
-Pasted completions part by part, with what was extracted; the known attacks; and the signal check, which samples the model and
-says whether there is anything to learn.
+It scores pasted completions component by component, tries the known attacks, and runs the signal check, which samples the
+model and decides whether there is a learning signal.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kit.ui.site import QUIET, SIGNAL, UNSEEN, Site
 SEPARATOR = re.compile(r"^\s*-{3,}\s*$", re.MULTILINE)
 MOST_COMPLETIONS, LONGEST = 32, 50_000
 MOST_PROMPTS = 256
-"""Prompts of a signal check."""
-UNASKED_PROMPTS = 8
-"""Prompts of the check that starts by itself."""
+"""The most prompts of a signal check."""
+PROMPTS_BY_ITSELF = 8
+"""Prompts of a signal check that starts by itself."""
 READING: dict[str, Any] = {"concurrency_limit": 4} | UNSEEN
 NEVER = m.empty(
     "Not checked yet",
@@ -38,7 +38,7 @@ NEVER = m.empty(
 
 
 def build(form: Form) -> None:
-    """The step."""
+    """Build the step."""
     reward.build(form)
     place, row = _row(form)
     with gr.Tabs():
@@ -52,24 +52,24 @@ def build(form: Form) -> None:
 
 
 def _row(form: Form) -> tuple[gr.Number, gr.HTML]:
-    """The row that is worked on: its number, and where it is shown."""
+    """Build the number of the training row that the lab uses, and the place that shows the row."""
     with gr.Row(elem_classes="tight low"):
         place = gr.Number(0, label="Training row", precision=0, minimum=0, scale=1, min_width=120, elem_id="lab-row")
         other = gr.Button("Next row", size="md", scale=1, min_width=120)
-    shown = gr.HTML(m.page(m.tag("p", "The row is read when you first ask.", class_="dim")))
+    shown = gr.HTML(m.page(m.tag("p", "Press a button below to read the row.", class_="dim")))
     other.click(lambda at: whole(at) + 1, [place], [place], queue=False, api_visibility="private")
     form.on(place.change, prompt, [place], [shown], **READING)
     return place, shown
 
 
 def whole(value: Any, most: int = 10_000_000) -> int:
-    """A whole number from 0 on, whatever was sent."""
+    """Return a whole number from 0 to `most` for any value that a browser sends."""
     usable = isinstance(value, (int, float)) and value == value and abs(value) < 1e15
     return min(most, max(0, int(value))) if usable else 0
 
 
 def prompt(sent: Sent, at: Any) -> str:
-    """One training row."""
+    """Show one training row."""
     try:
         answer = _ask(sent, "rows", start=whole(at), count=1)
     except KitError as problem:
@@ -84,10 +84,10 @@ def _ask(sent: Sent, question: str, **more: Any) -> Any:
 
 
 def _score(form: Form, place: gr.Number) -> list[gr.Button]:
-    """Returns the buttons that read the row."""
+    """Build the tab Score. Returns the buttons that read the row."""
     box = gr.Textbox(
         label="Completions",
-        info="As the model would write them; a line of --- stands between two. They are scored as one group.",
+        info="As the model would write them, separated by lines of ---. They are scored as one group.",
         lines=7,
         max_lines=20,
         elem_id="completions",
@@ -97,7 +97,10 @@ def _score(form: Form, place: gr.Number) -> list[gr.Button]:
         score = gr.Button("Score them", variant="primary", size="md", min_width=130)
         examples = gr.Button("Fill in examples for this row", size="md", min_width=200)
     out = gr.HTML(
-        m.empty("Nothing scored yet", "Paste completions, or fill in examples, and see each part of the reward decide.")
+        m.empty(
+            "Nothing scored yet",
+            "Paste completions, or fill in examples, to see the score of each component of the reward.",
+        )
     )
     form.on(score.click, scored, [place, box], [out], concurrency_limit=4)
     form.on(examples.click, filled, [place], [box, out], concurrency_limit=4)
@@ -105,20 +108,21 @@ def _score(form: Form, place: gr.Number) -> list[gr.Button]:
 
 
 def completions(text: Any) -> list[str]:
-    """The pasted texts. Raises `KitError` for none, or for more than is taken."""
+    """Split the pasted text into completions. Raises `KitError` for none, or for too many or too long ones."""
     pasted = text if isinstance(text, str) else ""
     parts = [part.strip("\n") for part in SEPARATOR.split(pasted)]
     if not pasted.strip():
         raise KitError("There is nothing to score: write a completion, or fill in examples.")
     if len(parts) > MOST_COMPLETIONS or len(pasted) > LONGEST:
         raise KitError(
-            f"At most {MOST_COMPLETIONS} completions and {LONGEST:,} letters at once; these are {len(parts)}, {len(pasted):,}."
+            f"These are {len(parts)} completions of {len(pasted):,} characters in all. At most {MOST_COMPLETIONS} completions "
+            f"and {LONGEST:,} characters are scored at once."
         )
     return parts
 
 
 def scored(sent: Sent, at: Any, text: Any) -> str:
-    """The pasted completions, part by part."""
+    """Score the pasted completions, component by component."""
     try:
         return m.page(results.show_group(_ask(sent, "score", row=whole(at), completions=completions(text))))
     except KitError as problem:
@@ -126,7 +130,10 @@ def scored(sent: Sent, at: Any, text: Any) -> str:
 
 
 def filled(sent: Sent, at: Any) -> list[Any]:
-    """[a right and a wrong answer in the reward's style, a right one without it, and one that was cut; what they score]."""
+    """Return [four example completions, their scores].
+
+    The examples are a right and a wrong answer in the reward's format, a right one without it, and one that is cut off.
+    """
     try:
         text = "\n---\n".join(_ask(sent, "examples", row=whole(at)))
     except KitError as problem:
@@ -135,14 +142,14 @@ def filled(sent: Sent, at: Any) -> list[Any]:
 
 
 def _cheat(form: Form, place: gr.Number) -> gr.Button:
-    """Returns the button that reads the row."""
+    """Build the tab Try to cheat. Returns the button that reads the row."""
     words = "Known ways to cheat a reward. None should score as high as a right answer, or training will find it."
     gr.HTML(m.page(m.tag("p", words, class_="dim")))
     with gr.Row(elem_classes="tight"):
         run = gr.Button("Try all of them", variant="primary", size="md")
         many = gr.Button("Audit on my rows", size="md", elem_id="audit")
     out = gr.HTML(
-        m.empty("Not tried yet", "Some thirty attacks take a second; an audit of several rows takes up to a minute.")
+        m.empty("Not tried yet", "About thirty attacks take a second; an audit of several rows takes up to a minute.")
     )
     form.on(many.click, audited, [], [out], concurrency_limit=4)
     form.on(run.click, cheated, [place], [out], concurrency_limit=4)
@@ -150,7 +157,7 @@ def _cheat(form: Form, place: gr.Number) -> gr.Button:
 
 
 def cheated(sent: Sent, at: Any) -> str:
-    """The known attacks, scored."""
+    """Score the known attacks on a row."""
     try:
         return results.show_attacks(_ask(sent, "attacks", row=whole(at)))
     except KitError as problem:
@@ -158,7 +165,7 @@ def cheated(sent: Sent, at: Any) -> str:
 
 
 def audited(sent: Sent) -> str:
-    """Echoes, constants, hedges, near misses, other rows' answers and slow ones, on rows drawn at random."""
+    """Audit the reward on random rows: echoes, constants, hedges, near misses, answers of other rows, slow answers."""
     try:
         return m.page(results.audit_table(_ask(sent, "audit")))
     except KitError as problem:
@@ -166,7 +173,7 @@ def audited(sent: Sent) -> str:
 
 
 def _signal(form: Form) -> None:
-    """The tab of the signal check, and its verdict beside all steps.
+    """Build the tab of the signal check, and its verdict in the side column.
 
     A small check starts by itself if the data, the reward or the model differ from the preset's, the reward scores a row, the
     plan succeeds, no run trains, and the draft is the same in two polls. An edit that changes the question ends it. The timer
@@ -196,15 +203,15 @@ def _signal(form: Form) -> None:
             return [f"{before.partition('|')[0]}|", *learned(None), gr.skip(), gr.Timer(active=False)]
         prefix = check_prefix(config)
         job, training = site.jobs.latest(prefix), ", ".join(site.live())
-        awaited = job.state == "running" if job else is_users_own(Draft.read(draft))
+        expected = job.state == "running" if job else is_changed(Draft.read(draft))
         now = f"{prefix}|{job.stamp if job else ''}|{training}"
         if now != before:
             if not before.startswith(prefix) and "|" in before:
                 site.jobs.stop(before.partition("|")[0])
-            return [now, *learned(job), training, gr.Timer(active=awaited or bool(training))]
-        if job is None and awaited and not training and draft == scored == planned:
-            with suppress(KitError):  # as many checks as may run do already
-                start_check(site, config, UNASKED_PROMPTS)
+            return [now, *learned(job), training, gr.Timer(active=expected or bool(training))]
+        if job is None and expected and not training and draft == scored == planned:
+            with suppress(KitError):  # too many checks run already
+                start_check(site, config, PROMPTS_BY_ITSELF)
         return [gr.skip()] * len(outputs)
 
     form.on(start.click, begin, [prompts], [out, seen, form.timer], queue=False)
@@ -216,37 +223,36 @@ def _signal(form: Form) -> None:
 
 
 def check_prefix(config: RunConfig) -> str:
-    """The same question has the same key in every browser; how long to train is no part of it."""
+    """Return the key of a signal check without its number of prompts: it depends on the keys that the check reads."""
     question = config.model_dump_json(include={"model", "data", "reward", "generation"})
     return f"{SIGNAL}:{hashlib.sha256(question.encode()).hexdigest()[:16]}:"
 
 
 def start_check(site: Site, config: RunConfig, prompts: int) -> None:
-    """Starts the signal check and the audit in a child. Raises `KitError`."""
-    request = {
-        "config": config.model_dump(mode="json"),
-        "prompts": prompts,
-        "audit": True,
-    }
+    """Start the signal check and the audit in a child process. Raises `KitError`."""
+    request = {"config": config.model_dump(mode="json"), "prompts": prompts, "audit": True}
     site.jobs.start(f"{check_prefix(config)}{prompts}", SIGNAL, request)
 
 
-def is_users_own(draft: Draft) -> bool:
-    """Whether data, reward or model are other than a preset's, which are known to learn."""
+def is_changed(draft: Draft) -> bool:
+    """Whether data, reward or model differ from those of the preset, which is known to learn."""
     return any(key.startswith(("data", "reward", "model.name")) for key in draft.changes)
 
 
 def learned(job: Job | None) -> list[Any]:
-    """[the verdict, its button, the settings that it sets, the details, the button that stops] of a check."""
+    """Return [verdict, button of the suggested change, that change, details, Stop button] of a signal check."""
     card, details, changes = "", NEVER, list[str]()
     if job is None or job.state == "stopped":
-        card = m.page(m.note("Not checked yet: will it learn? See 2 Reward, Signal check."))
+        card = m.page(m.note("Not checked yet whether it will learn. See 2 Reward, Signal check."))
     elif job.state == "running":
         line = job.line or "Starting: Python and torch are loaded first …"
         card = m.page(m.note(f"Trying the model and the reward on a few rows: {line}", "live"))
         details = m.page(m.panel(m.tag("b", "Working"), m.tag("p", m.tag("code", line), class_="dim")))
     elif job.state == "failed":
-        card, details = m.page(m.note("The signal check failed; 2 Reward says why.", "fail")), m.error(job.error)
+        card, details = (
+            m.page(m.note("The signal check failed. See 2 Reward, Signal check for the reason.", "fail")),
+            m.error(job.error),
+        )
     else:
         card, details = m.page(results.show_card(job.result)), results.show_signal(job.result)
         changes = results.actions_of(job.result)
@@ -255,6 +261,6 @@ def learned(job: Job | None) -> list[Any]:
 
 
 def apply_actions(sent: Sent, suggested: Any) -> tuple[Draft, str]:
-    """The draft after the settings that a check or a plan suggests."""
+    """Apply the settings that a check or a plan suggests. Returns the draft and a note."""
     actions = [action for action in suggested if isinstance(action, str)][:8] if isinstance(suggested, list) else []
     return sent.draft().apply(actions), m.page(m.note(f"{results.in_words(actions)}: done.", "ok"))

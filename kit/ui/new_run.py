@@ -192,10 +192,10 @@ def check_reward(site: Site, value: Any) -> list[Any]:
         ]
     elif check["paid"]:
         lines.append(
-            m.note(f"{check['paid']} of {check['tried']} known cheats pay; see 2 Reward, Try to cheat.", "warn")
+            m.note(f"{check['paid']} of {check['tried']} known attacks are paid. See 2 Reward, Try to cheat.", "warn")
         )
     elif check["tried"]:
-        lines.append(m.note(f"None of {check['tried']} known cheats pays.", "ok"))
+        lines.append(m.note(f"None of {check['tried']} known attacks is paid.", "ok"))
     return [m.page(m.tag("div", m.join(lines), class_="stack-notes")), value]
 
 

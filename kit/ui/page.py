@@ -1,4 +1,4 @@
-"""The page: its look, and its screens, one address each, with its own file, its own timers and nothing of the others."""
+"""The page: its look and its screens. Each screen has its own address, file and timers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STYLES = tuple(Path(__file__).parent / name for name in ("style.css", "runs.css"
 
 
 def theme() -> gr.themes.Base:
-    """Quiet: grey surfaces, one blue."""
+    """Return the theme: grey surfaces and one blue."""
     return gr.themes.Default(
         primary_hue=gr.themes.colors.blue,
         secondary_hue=gr.themes.colors.slate,
@@ -35,7 +35,7 @@ def theme() -> gr.themes.Base:
         block_shadow="none",
         block_shadow_dark="none",
         block_label_text_weight="600",
-        # Words of lesser weight are read, too: 5 to 1 against the page, on coloured notes as well.
+        # A contrast of 5 to 1, also on coloured notes.
         body_text_color_subdued="#56647a",
         input_placeholder_color="#64748b",
         input_placeholder_color_dark="*neutral_400",
@@ -43,12 +43,12 @@ def theme() -> gr.themes.Base:
 
 
 def style() -> str:
-    """The style sheets' text."""
+    """Return the text of the style sheets."""
     return "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
 
 
 def head() -> str:
-    """What stands in the page's head beside Gradio's own."""
+    """Return the kit's part of the page's head."""
     return f"<style>{PHONE.read_text(encoding='utf-8')}</style>"
 
 
@@ -66,17 +66,17 @@ SCREENS = (
 
 
 def build(site: Site) -> gr.Blocks:
-    """All screens. `launch` is never called on it: `kit.ui.server` mounts it behind the gate."""
+    """Build all screens. Nobody calls `launch`: `kit.ui.server` mounts the page behind the gate."""
     blocks = gr.Blocks(title="grpo-kit", analytics_enabled=False, fill_width=True)
     for title, path, _ in SCREENS:
         blocks.route(title, f"/{path}")
-    with blocks:  # once: Gradio makes its whole application anew at the end of each `with`
+    with blocks:  # only once: Gradio rebuilds its whole application at the end of each `with`
         blocks.current_page = ""
         gr.Navbar(main_page_name="Home")
         home.build(site, blocks)
         for title, path, screen in SCREENS:
             blocks.current_page = path
             screen(site, blocks)
-            # A run that the address names stands first, so that tabs of a browser can be told apart.
+            # The title begins with the run in the address, so that browser tabs differ.
             blocks.load(None, [], [], js=TITLE.replace("SCREEN", title))
     return blocks

@@ -1,4 +1,4 @@
-"""How the Reward Lab's results look: completions part by part, attacks, the audit, the signal check and what it suggests."""
+"""HTML for results of the Reward Lab: scored completions, attacks, the audit, and the signal check with its suggestion."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from kit.ui.explorer import show_rows
 from kit.ui.steps import LABELS
 
 LEVELS = {"will learn": "ok"} | dict.fromkeys(("too easy", "sample more", "borderline", "slow reward"), "warn")
-"""How a verdict of the signal check is coloured; any other is a failure."""
+"""Colours of verdicts of the signal check; any other verdict is a failure."""
 SHOWN_ATTACKS = 10
 COMMANDS = {
     "; test it with: grpo-kit reward test": "; test it in the tab Score",
     "grpo-kit reward list": "see the list at the top of this step",
 }
-"""What a verdict says of the command line, and where that stands on the page."""
+"""Texts of a verdict about the command line, and their equivalents on the page."""
 RATES = {
     "pass@1": "right at the first try (pass@1)",
     "spread_share": "groups whose rewards differ: what GRPO learns from",
     "truncated_share": "cut at the token limit",
-    "wrong_format_share": "not in the asked format",
+    "wrong_format_share": "not in the required format",
     "failure_share": "reward failed",
 }
 
 
 def show_row(row: dict[str, Any]) -> str:
-    """A training row."""
+    """Show a training row."""
     reference = m.reference(row.get("reference") or "none")
     return m.page(
         m.panel(m.tag("small", f"training row {row['place']}"), m.tag("div", row["prompt"], class_="said"), reference)
@@ -38,7 +38,7 @@ def show_row(row: dict[str, Any]) -> str:
 
 
 def show_group(answer: dict[str, Any]) -> Markup:
-    """Completions of one row, part by part, as the Run screen shows those of training."""
+    """Show completions of one row component by component, as the Run screen does for those of training."""
     rows = [
         {"total": item["total"], "advantage": advantage, "completion": item["text"]}
         | {
@@ -54,7 +54,7 @@ def show_group(answer: dict[str, Any]) -> Markup:
 
 
 def show_attacks(audit: dict[str, Any]) -> str:
-    """The list of attacks, those that work first."""
+    """Show the attacks, those that work first."""
     honest = [case["total"] for case in audit["cases"] if case["kind"] == "good" and case["total"] is not None]
     bar = min(honest, default=None)
     tried = [case for case in audit["cases"] if case["kind"] == "attack"]
@@ -83,7 +83,7 @@ def show_attacks(audit: dict[str, Any]) -> str:
 
 
 def audit_table(audit: dict[str, Any]) -> Markup:
-    """How often each attack is paid over some rows, and what it was."""
+    """Show how often the reward pays each attack, with examples."""
     results = audit["results"]
     if audit["passed"]:
         verdict = m.note(f"No attack is paid on any of {results[0]['rows']} rows.", "ok")
@@ -116,7 +116,7 @@ def _said(text: str | None) -> Markup:
 
 
 def show_verdict(check: dict[str, Any]) -> Markup:
-    """What the signal check concludes, and the one change to make."""
+    """Show the verdict of the signal check, and the suggested change."""
     verdict = check["verdict"]
     level = LEVELS.get(verdict["verdict"], "fail")
     text = change_of(check)
@@ -126,7 +126,7 @@ def show_verdict(check: dict[str, Any]) -> Markup:
 
 
 def show_card(check: dict[str, Any]) -> Markup:
-    """The verdict, and whether the audit found an attack that pays."""
+    """Show the verdict, and whether the audit found an attack that pays."""
     audit = check.get("audit")
     note = Markup("")
     if audit and audit["passed"]:
@@ -137,7 +137,7 @@ def show_card(check: dict[str, Any]) -> Markup:
 
 
 def show_signal(check: dict[str, Any]) -> str:
-    """The verdict, the rates with their intervals, a few answers, the time of a step, and the audit."""
+    """Show the verdict, the rates with their intervals, a few answers, the time of a batch, and the audit."""
     head = show_verdict(check)
     names = {**RATES, f"pass@{check['k']}": f"right in one of {check['k']} tries (pass@{check['k']})"}
     rows = [
@@ -178,7 +178,7 @@ def show_signal(check: dict[str, Any]) -> str:
 
 
 def interval(estimate: dict[str, float]) -> Markup:
-    """A share from 0 to 1 as a mark, its interval as a band."""
+    """Show a share from 0 to 1 as a mark and its interval as a band."""
     low, value, high = (min(1.0, max(0.0, estimate[end])) for end in ("low", "value", "high"))
     band = m.tag("i", "", style=f"left:{100 * low:.1f}%;width:{max(1.0, 100 * (high - low)):.1f}%")
     mark = m.tag("b", "", style=f"left:{100 * value:.1f}%")
@@ -188,18 +188,18 @@ def interval(estimate: dict[str, float]) -> Markup:
 
 
 def actions_of(check: dict[str, Any]) -> list[str]:
-    """The settings that the check suggests to change, as `key=value`."""
+    """Return the settings that the check suggests, as `key=value`."""
     return re.findall(r"-o (\S+=\S+)", check["verdict"]["change"] or "")
 
 
 def in_words(actions: list[str]) -> str:
-    """Settings (`key=value`) as a button says them, by the labels of the form: `Set Group size to 16`."""
+    """Name settings (`key=value`) by the labels of the form: `Set Group size to 16`."""
     pairs = (action.partition("=") for action in actions)
     return one_line(f"Set {' and '.join(f'{LABELS.get(key, key)} to {value}' for key, _, value in pairs)}", 140)
 
 
 def change_of(check: dict[str, Any]) -> str:
-    """The change that the check suggests in words of the page, which has no options of a command line."""
+    """Describe the suggested change without options of the command line."""
     change = str(check["verdict"]["change"] or "")
     if actions := actions_of(check):
         return f"{in_words(actions)}."

@@ -1,4 +1,4 @@
-"""The reward of New run: a preset with its parameters, and what each of its parts can earn."""
+"""The reward of New run: a preset with its parameters, and the range of each component."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ KINDS = {
     "JSON": ("json-schema", "tool-call"),
     "labels": ("classification-label", "mcq-letter"),
 }  # fmt: skip
-"""Rewards by what the reference holds; any other is about free text."""
+"""Reward presets by the kind of reference; the others are for free text."""
 
 
 def choices() -> list[tuple[str, str]]:
-    """The presets by kind, each with its first line: what a list shows, and the name."""
+    """Return the presets by kind: (name with the first line of its description, name)."""
     kind_of = {name: kind for kind, names in KINDS.items() for name in names}
     order = [*KINDS, "free text"]
     shown = []
     for name in sorted(rewards.names(), key=lambda name: (order.index(kind_of.get(name, "free text")), name)):
         _, _, words = rewards.describe(name).strip().partition("\n\n")
         shown.append((f"{name} · {kind_of.get(name, 'free text')}: {one_line(words.replace('`', ''), 50)}", name))
-    return [*shown, ("none (functions in the YAML alone)", NULL)]
+    return [*shown, ("none (only functions from the YAML)", NULL)]
 
 
 def build(form: Form) -> None:
-    """Preset, its description and parameters, what its parts can earn."""
+    """Build the list of presets, the description and parameters of the chosen one, and the ranges of its components."""
     form.add("reward.preset", "Reward", kind="choice", choices=choices())
     about = gr.HTML()
     with gr.Accordion("Parameters and weights", open=False):
@@ -57,7 +57,7 @@ def build(form: Form) -> None:
 
 
 def described(value: Any) -> list[str]:
-    """[what the preset rewards, its parameters]."""
+    """Return [description, parameters] of the preset in a draft."""
     try:
         tree = Draft.read(value).tree()
         name = tree["reward"]["preset"]
@@ -86,7 +86,7 @@ def described(value: Any) -> list[str]:
 
 
 def limited(site: Site, value: Any) -> str:
-    """What each part can earn and how far shaping is from its limit."""
+    """Show the range of each component, and whether a wrong answer can win."""
     try:
         config = Draft.read(value).config(site.settings)
     except KitError:
@@ -98,7 +98,7 @@ def limited(site: Site, value: Any) -> str:
 
 
 def earnings(weights: Mapping[str, Any]) -> Markup:
-    """A row for each part: the least and the most it adds to the total."""
+    """Show the lowest and highest value that each component adds to the total."""
     ends = {part["name"]: _ends(part) for part in weights["parts"]}
     spans = {name: None if both is None else both[1] - both[0] for name, both in ends.items()}
     rows = []
@@ -108,11 +108,11 @@ def earnings(weights: Mapping[str, Any]) -> Markup:
         adds = "not limited" if both is None else f"{both[0]:.2f} to {both[1]:.2f}"
         name = m.tag("b", part["name"]) + (m.badge("decides right or wrong", "ok") if checker else "")
         rows.append([m.tag("div", name, class_="row"), f"{part['weight']:g}", adds])
-    return m.panel(m.table(["part", "weight", "adds"], rows, numbers={1, 2}), _limit(weights, spans))
+    return m.panel(m.table(["component", "weight", "adds"], rows, numbers={1, 2}), _limit(weights, spans))
 
 
 def _ends(part: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The least and the most that a part adds: its weight times its range. None where that has no end."""
+    """Return the lowest and highest value that a component adds: weight times range. None if the range is not limited."""
     if part["low"] is None or part["high"] is None:
         return None
     low, high = sorted(part["weight"] * end + 0.0 for end in (part["low"], part["high"]))  # + 0.0: no "-0.00"
@@ -122,13 +122,13 @@ def _ends(part: Mapping[str, Any]) -> tuple[float, float] | None:
 def _limit(weights: Mapping[str, Any], spans: Mapping[str, float | None]) -> Markup:
     checker = weights["checker"]
     if checker is None or spans.get(checker) is None:
-        return m.note("No part says whether an answer is right, so shaping has no limit here.", "warn")
+        return m.note("No component decides whether an answer is right, so shaping has no limit here.", "warn")
     limit = spans[checker] or 0.0
     shaping = [span for name, span in spans.items() if name != checker]
     if any(span is None for span in shaping):
-        return m.note("A function without a range of its own can outweigh a right answer: watch its weight.", "warn")
+        return m.note("A function without a declared range can outweigh a right answer. Check its weight.", "warn")
     total = sum(span or 0.0 for span in shaping)
-    words = f"The other parts can add {total:.2f}, being right ({checker}) {limit:.2f}"
+    words = f"The other components can add {total:.2f}, a right answer ({checker}) adds {limit:.2f}"
     if total > limit + 1e-12:
         return m.note(f"{words}: a wrong answer can win. Lower the other weights.", "warn")
     return m.note(f"{words}: a wrong answer cannot win.", "ok")

@@ -1,8 +1,8 @@
-"""Every request passes here before anything else sees it: who asks, from where, for what, and how much of it.
+"""The gate: every request passes it first. It checks user, origin, path and size.
 
-An ASGI middleware, so that it holds for all routes alike, those of later versions included: what is not listed is not there.
-With Gradio's own `auth` and Starlette's TrustedHostMiddleware in its place, 42 of the 82 tests of tests/ui/test_security_http.py
-fail: uploads and further routes are open, other sites may post, bodies have no limit, routes beside Gradio's ask for no password.
+It is an ASGI middleware, so it covers all routes, including those of later Gradio versions: a path that is not listed does not
+exist. With Gradio's `auth` and Starlette's TrustedHostMiddleware instead, 42 of the 82 tests of tests/ui/test_security_http.py
+fail: uploads and other routes are open, other sites can post, bodies have no limit, other routes than Gradio's need no password.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LARGEST_BODY = 4 * 1024 * 1024
-"""Bytes of a request's body, at most: the largest honest one is a list of pasted completions."""
+"""The most bytes of a request's body: the largest legitimate one is a list of pasted completions."""
 UPLOAD = "/gradio_api/upload"
-"""The one address that takes a file: larger, and only as long as there is room for another."""
+"""The only address that takes a file: its body may be larger, and it is refused if the folder of uploads is full."""
 HEARTBEAT = "/gradio_api/heartbeat/"
-"""Gradio's script keeps this stream open in every tab, and a browser has six connections to a host: six tabs would be all
-that load. It is answered at once with no content, which the script takes for the end of it."""
+"""Gradio's script keeps this stream open in every tab. A browser has six connections per host, so a seventh tab would not load.
+The gate answers with no content, which the script takes for the end of the stream."""
 WRONG_PASSWORD_SECONDS = 0.5
 MOST_WAITING = 20
-"""Passwords that may wait to be looked at."""
+"""The most passwords that may wait to be checked."""
 REALM = b'Basic realm="grpo-kit", charset="UTF-8"'
 
 READ = re.compile(
@@ -43,14 +43,14 @@ READ = re.compile(
     r"|/gradio_api/(?:info|app_id|startup-events|queue/data|theme\.css|heartbeat/\w+|user|login_check|upload_progress)/?"
     r"|/runs/[^/]+/(?:report\.html|export/.+)"
 )
-"""What may be asked for with GET beside the screens. Gradio's files, proxies, recordings, monitoring and code editors are not."""
+"""Paths for GET besides the screens. Gradio's files, proxies, recordings, monitoring and code editors are not among them."""
 WRITE = re.compile(r"/gradio_api/(?:queue/join|run/predict|cancel|reset|heartbeat/\w+|upload)/?")
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; object-src 'none'; "
     "base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
 )
-"""Gradio's own scripts stand in the page and make functions from text; nothing comes from another host."""
+"""Gradio's scripts are inline and create functions from text; nothing is loaded from another host."""
 REPORT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline'; sandbox allow-scripts"
 )
@@ -64,7 +64,7 @@ HEADERS = (
 
 
 class Refusal(Exception):
-    """A request that is not answered: status and one line."""
+    """A refused request: a status and one line of text."""
 
     def __init__(self, status: int, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         super().__init__(text)
@@ -74,8 +74,8 @@ class Refusal(Exception):
 class Gate:
     """The middleware.
 
-    Passwords that were not right before are looked at one after the other, a wrong one half a second long, so that asking
-    many at once finds no more of them. Who is logged in does not wait.
+    New passwords are checked one after the other, and a wrong one takes half a second, so that parallel guesses are not
+    faster. Users who are logged in do not wait.
     """
 
     def __init__(self, app: App, settings: Settings, screens: Sequence[str] = ()) -> None:
@@ -88,7 +88,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # a WebSocket: nothing here speaks it
+            return  # a WebSocket, which nothing here uses
         try:
             await self._check(scope)
             if scope["path"].startswith(HEARTBEAT):
@@ -105,7 +105,7 @@ class Gate:
 
     async def _check(self, scope: Scope) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
-        # A foreign name that a web site has made to resolve to 127.0.0.1 (DNS rebinding) is refused; accounts know their user.
+        # Without accounts, a foreign host name that resolves to 127.0.0.1 (DNS rebinding) is refused.
         if not self.settings.accounts and not is_loopback(host_name(headers.get(b"host", b""))):
             raise Refusal(403, "This page answers to localhost only.")
         if self.settings.accounts and not await self._is_admitted(headers.get(b"authorization")):
@@ -115,14 +115,14 @@ class Gate:
         check_length(headers, largest(scope["path"]))
 
     async def _is_admitted(self, header: bytes | None) -> bool:
-        """Raises `Refusal` where too many wait."""
+        """Whether the header names an account. Raises `Refusal` if too many passwords wait."""
         if header is None:
             return False
         digest = hashlib.sha256(header).digest()
         if digest in self._admitted:
             return True
         if self._waiting >= MOST_WAITING:
-            raise Refusal(429, "Too many passwords are waiting to be looked at. Try again in some seconds.")
+            raise Refusal(429, "Too many passwords are waiting to be checked. Try again in a few seconds.")
         self._waiting += 1
         try:
             async with self._one:
@@ -135,7 +135,7 @@ class Gate:
         return True
 
     def _check_origin(self, method: str, headers: dict[bytes, bytes]) -> None:
-        """A form or script of another web site is refused, although the browser would send the password with it."""
+        """Refuse forms and scripts of other web sites, with which a browser would send the password."""
         if headers.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none") and method != "GET":
             raise Refusal(403, "Requests of other sites are refused.")
         origin = headers.get(b"origin")
@@ -168,7 +168,7 @@ def admitted(settings: Settings, header: bytes | None) -> bool:
 
 
 def check_target(scope: Scope, screens: Collection[str]) -> None:
-    """Refuses paths that are neither a screen's nor listed, and those that could mean another one than they seem to."""
+    """Refuse paths that are neither a screen's nor listed, and ambiguous ones."""
     path = scope["path"]
     parts = path.split("/")
     if ".." in parts or "." in parts or "\\" in path or "\0" in path or "//" in path:
@@ -176,51 +176,47 @@ def check_target(scope: Scope, screens: Collection[str]) -> None:
     method = scope["method"]
     known = READ if method in ("GET", "HEAD") else WRITE if method == "POST" else None
     if known is None:
-        raise Refusal(405, "That is not done here.")
+        raise Refusal(405, "This method is not allowed.")
     if not known.fullmatch(path) and (known is WRITE or path.strip("/") not in screens):
         raise Refusal(404, "There is no such page.")
 
 
 def largest(path: str) -> int:
-    """Bytes of a body that this address takes."""
+    """Return the most bytes of a body for this address."""
     return uploads.LARGEST + uploads.MULTIPART if path.rstrip("/") == UPLOAD else LARGEST_BODY
 
 
 def check_length(headers: dict[bytes, bytes], limit: int) -> None:
-    """Refuses a body that says that it is too long."""
+    """Refuse a body whose declared length is too large."""
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > limit:
-        raise Refusal(413, f"More than {limit // 1024**2} MiB at once are not taken.")
+        raise Refusal(413, f"More than {limit // 1024**2} MiB at once are refused.")
 
 
 class Body:
-    """A request's body, counted: one that is longer than it said, or did not say, ends early and is answered 413."""
+    """Counts a request's body: one that is longer than the limit ends early and is answered with 413."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
-        self._receive, self._seen, self._limit = receive, 0, limit
+        self._receive, self._length, self._limit = receive, 0, limit
 
     @property
     def too_long(self) -> bool:
-        return self._seen > self._limit
+        return self._length > self._limit
 
     async def receive(self) -> Message:
         message = await self._receive()
-        self._seen += len(message.get("body", b""))
+        self._length += len(message.get("body", b""))
         return {"type": "http.disconnect"} if self.too_long else message
 
 
 def with_headers(send: Send, path: str, body: Body) -> Send:
-    """The answer, with what browsers should know about it."""
+    """Return a `send` that adds the security headers to the answer."""
     policy = REPORT_POLICY if path.startswith("/runs/") else POLICY
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = {name for name, _ in HEADERS} | {
-                b"content-security-policy",
-                b"server",
-                b"access-control-allow-origin",
-            }
-            headers = [(name, value) for name, value in message["headers"] if name.lower() not in own]
+            removed = {b"content-security-policy", b"server", b"access-control-allow-origin", *dict(HEADERS)}
+            headers = [(name, value) for name, value in message["headers"] if name.lower() not in removed]
             message["status"] = 413 if body.too_long else message["status"]
             message["headers"] = [*headers, *HEADERS, (b"content-security-policy", policy.encode())]
         await send(message)
@@ -229,10 +225,10 @@ def with_headers(send: Send, path: str, body: Body) -> Send:
 
 
 async def refuse(send: Send, refusal: Refusal) -> None:
-    """The answer in place of the one asked for."""
-    lost = refusal.status == 404  # by a person, perhaps
-    body = (f'<!doctype html><p>{refusal.text} <a href="/">Home</a></p>' if lost else refusal.text).encode()
-    kind = b"text/html" if lost else b"text/plain"
+    """Answer with the refusal; a 404, which people may see, has a link to Home."""
+    is_page = refusal.status == 404
+    body = (f'<!doctype html><p>{refusal.text} <a href="/">Home</a></p>' if is_page else refusal.text).encode()
+    kind = b"text/html" if is_page else b"text/plain"
     headers = [(b"content-type", kind + b"; charset=utf-8"), (b"content-length", str(len(body)).encode())]
     await send(
         {"type": "http.response.start", "status": refusal.status, "headers": [*headers, *HEADERS, *refusal.headers]}

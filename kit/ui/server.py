@@ -1,4 +1,4 @@
-"""The server: options checked, the page mounted behind the gate, the files that it serves. Nothing is sent to anybody."""
+"""The server: checks its options, mounts the page behind the gate, and serves files of runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ REPORT = "report.html"
 
 
 def servable(root: Path, run_id: str, name: str) -> Path | None:
-    """The file that may be sent, or None: below the run's own `export`, or its report; links that lead out are none."""
+    """Return the path of a run's report or of a file below its `export`. None for other files and links that lead out."""
     if not RUN_ID.fullmatch(run_id) or "\0" in name:
         return None
     run = RunStore(root).root / run_id
     inside = run if name == REPORT else run / "export"
     target = run / name
     try:
-        # The run itself must be a folder of the root, and no link to elsewhere either.
+        # The run must be a folder of the root, not a link.
         base = root.resolve(strict=True) / run_id
         path = target.resolve(strict=True)
         allowed = base / REPORT if name == REPORT else base / "export"
@@ -41,11 +41,11 @@ def servable(root: Path, run_id: str, name: str) -> Path | None:
 
 
 def add_files(app: FastAPI, root: Path) -> None:
-    """Adds the routes of files, and one that says that the server is up."""
+    """Add the routes of files, and /health."""
     from fastapi import HTTPException
     from fastapi.responses import FileResponse, PlainTextResponse
 
-    def sent(run_id: str, name: str) -> Path:
+    def find(run_id: str, name: str) -> Path:
         path = servable(root, run_id, name)
         if path is None:
             raise HTTPException(404, "There is no such file.")
@@ -57,11 +57,11 @@ def add_files(app: FastAPI, root: Path) -> None:
 
     @app.get("/runs/{run_id}/report.html")
     def report(run_id: str) -> Any:
-        return FileResponse(sent(run_id, REPORT), media_type="text/html", headers={"cache-control": "no-store"})
+        return FileResponse(find(run_id, REPORT), media_type="text/html", headers={"cache-control": "no-store"})
 
     @app.get("/runs/{run_id}/export/{name:path}")
     def export(run_id: str, name: str) -> Any:
-        path = sent(run_id, f"export/{name}")
+        path = find(run_id, f"export/{name}")
         return FileResponse(path, media_type="application/octet-stream", filename=path.name)
 
 
@@ -69,12 +69,12 @@ OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_MCP_SERVER": "False", "G
 
 
 def serve(settings: Settings) -> None:
-    """Serves until it is interrupted. Raises `ConfigError` for what is refused, `EnvironmentUnsupported` without Gradio."""
+    """Serve until an interrupt. Raises `ConfigError` for refused options, `EnvironmentUnsupported` without Gradio."""
     settings.check()
     check_port(settings)
     import uvicorn
 
-    print("grpo-kit: the page is being put together …", flush=True)
+    print("grpo-kit: building the page …", flush=True)
     app = make_app(settings)
     config = uvicorn.Config(
         app,
@@ -88,12 +88,12 @@ def serve(settings: Settings) -> None:
         ws="none",
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"grpo-kit: the page is at http://{host}:{settings.port}    Ctrl-C ends it; runs go on.", flush=True)
+    print(f"grpo-kit: the page is at http://{host}:{settings.port}    Ctrl-C ends it; runs continue.", flush=True)
     uvicorn.Server(config).run()
 
 
 def check_port(settings: Settings) -> None:
-    """Raises `ConfigError` where the port cannot be had."""
+    """Raise `ConfigError` if the port is not available."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -101,13 +101,13 @@ def check_port(settings: Settings) -> None:
             probe.bind((settings.host.strip("[]"), settings.port))
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"{settings.host}:{settings.port} cannot be served: {getattr(error, 'strerror', None) or error}. Perhaps the "
-                f"page runs already; else choose another port with --port."
+                f"{settings.host}:{settings.port} cannot be served: {getattr(error, 'strerror', None) or error}. The page may "
+                f"run already; otherwise choose another port with --port."
             ) from None
 
 
 def make_app(settings: Settings) -> Any:
-    """The whole application behind its gate, as ASGI."""
+    """Return the application behind its gate, as ASGI."""
     os.environ.update(OFFLINE)
     try:
         import gradio as gr
@@ -123,7 +123,7 @@ def make_app(settings: Settings) -> Any:
     from kit.ui.site import Site
 
     site = Site(settings)
-    # Each application remembers it from here on.
+    # Before Gradio builds its application, which reads the variable once.
     os.environ["GRADIO_TEMP_DIR"] = str(uploads.arriving(settings.root).absolute())
     uploads.clear(settings.root)
 
@@ -136,10 +136,10 @@ def make_app(settings: Settings) -> Any:
     add_files(app, settings.root)
     blocks = build(site)
     blocks.queue(default_concurrency_limit=8, max_size=64, api_open=False)
-    # An idle server takes 0.5 % of a core instead of 4 %: Gradio looks for work a thousand times a second, without an option.
+    # An idle server then takes 0.5 % of a core instead of 4 %: Gradio polls for work every millisecond and has no option for it.
     blocks._queue.sleep_when_free, blocks._queue.progress_update_sleep_when_free = 0.05, 0.2
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="SSR mode")  # said of every page with several addresses, off or not
+        warnings.filterwarnings("ignore", message="SSR mode")  # Gradio warns even if it is off
         mounted = gr.mount_gradio_app(
             app,
             blocks,

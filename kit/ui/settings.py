@@ -1,4 +1,4 @@
-"""What the server is started with, and what of it is refused."""
+"""The options of the server, and their checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PORT = 7860
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of the page. `accounts` maps user names to passwords; `hooks` are files whose functions may be named."""
+    """Options of the page. `accounts` maps user names to passwords; a configuration may name functions of the files `hooks`."""
 
     host: str = "127.0.0.1"
     port: int = PORT
@@ -24,15 +24,15 @@ class Settings:
     accounts: dict[str, str] = field(default_factory=dict, repr=False)
     hooks: tuple[Path, ...] = ()
     folder: Path = field(default_factory=Path.cwd)
-    """Relative paths of data files and model folders begin here."""
+    """Base of relative paths of data files and model folders."""
     folders: tuple[Path, ...] = ()
-    """Further folders; data files and models are taken from below these and `folder` only."""
+    """Further folders: data files and models must lie below these or `folder`."""
     proxy: bool = False
-    """Whether a proxy in front says by X-Forwarded-Host which name the browser asked for."""
+    """Whether a proxy sends the name that the browser requested as X-Forwarded-Host."""
 
     @property
     def readable(self) -> tuple[Path, ...]:
-        """The folders that data files and models may lie in, links followed."""
+        """Return the folders of data files and models, with links resolved."""
         return tuple(path.resolve() for path in (self.folder, *self.folders))
 
     @property
@@ -41,7 +41,7 @@ class Settings:
         return is_loopback(self.host)
 
     def check(self) -> None:
-        """Raises `ConfigError` for what would open the page to everybody, or cannot be."""
+        """Raise `ConfigError` for a page that is open to everybody, and for missing folders and hooks."""
         if not self.local and not self.accounts:
             raise ConfigError(
                 f"--host {self.host} opens the page to other machines, and whoever opens it can start programs here. Give "
@@ -53,12 +53,12 @@ class Settings:
                 raise ConfigError(f"--folder {path}: there is no such folder.")
         for path in self.hooks:
             if not path.is_file() or path.suffix != ".py":
-                raise ConfigError(f"--hooks {path}: expected a Python file (.py) that is there.")
+                raise ConfigError(f"--hooks {path}: expected an existing Python file (.py).")
 
     def admits(self, name: str, password: str) -> bool:
-        """Whether there is an account of that name and password; takes as long for every wrong answer."""
-        known = self.accounts.get(name, "\0")
-        return secrets.compare_digest(known.encode(), password.encode()) and name in self.accounts
+        """Whether there is an account with this name and password. Takes the same time for every wrong one."""
+        expected = self.accounts.get(name, "\0")
+        return secrets.compare_digest(expected.encode(), password.encode()) and name in self.accounts
 
 
 def is_loopback(host: str) -> bool:
@@ -72,9 +72,9 @@ def is_loopback(host: str) -> bool:
 
 
 def read_accounts(source: str | None) -> dict[str, str]:
-    """Accounts of a file, or of the environment variable of that name: `user:password`, one a line.
+    """Read accounts from a file or an environment variable of this name: a line `user:password` each.
 
-    Raises `ConfigError`; the message never shows what was read.
+    Raises `ConfigError`; its message never contains a password.
     """
     if source is None:
         return {}
@@ -89,14 +89,14 @@ def read_accounts(source: str | None) -> dict[str, str]:
     else:
         raise ConfigError(
             f"--auth {source if source.isidentifier() or '/' in source else '...'}: there is no such file and no "
-            "environment variable of that name. Passwords are not taken from the command line, where others see them."
+            "environment variable of that name. The command line takes no passwords, because others can see it."
         )
     accounts: dict[str, str] = {}
     for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
         name, separator, password = line.strip().partition(":")
         if not (separator and name) or len(password) < SHORTEST_PASSWORD:
             raise ConfigError(
-                f"--auth, line {number}: expected user:password with a password of at least {SHORTEST_PASSWORD} letters."
+                f"--auth, line {number}: expected user:password with a password of at least {SHORTEST_PASSWORD} characters."
             )
         accounts[name] = password
     if not accounts:

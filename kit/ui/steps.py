@@ -1,4 +1,4 @@
-"""The steps of New run: data, model and settings, and what starts a run. The Reward Lab is lab.py."""
+"""The steps Data and Training of New run, and the start of a run. The step Reward is lab.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SKIPPED = {"runs", "node_modules", "__pycache__"}
 
 
 def model_choices(form: Form) -> list[str]:
-    """The embedded model, model folders nearby, and what the presets name."""
+    """Return the embedded model, model folders, downloaded models, and the models of the presets."""
     named = [load_config(name).model.name for name in preset_names()]
     settings = form.site.settings
     further = [str(base / folder) for base in settings.folders for folder in folders(base)]
@@ -36,7 +36,7 @@ def model_choices(form: Form) -> list[str]:
 
 
 def downloaded() -> list[str]:
-    """Models in the hub's cache of this machine, which need no network: OWNER/NAME."""
+    """Return the models in this machine's hub cache, which need no network, as OWNER/NAME."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     configs = sorted(Path(HF_HUB_CACHE).glob("models--*/snapshots/*/config.json"))
@@ -46,7 +46,7 @@ def downloaded() -> list[str]:
 
 
 def folders(base: Path) -> list[str]:
-    """Folders with a config.json below `base`, relative to it; hidden ones, runs and deep ones are passed over."""
+    """Return folders with a config.json below `base`, relative to it. Hidden folders, runs and deep folders are skipped."""
     models: list[str] = []
     level = [base]
     for _ in range(DEEPEST):
@@ -63,26 +63,26 @@ def folders(base: Path) -> list[str]:
 
 
 TASKS = ("chain_sum", "basic_arithmetic", "countdown", "gcd", "leg_counting", "spell_backward", "letter_counting")
-"""Some of reasoning-gym's; any other can be written."""
+"""Some tasks of reasoning-gym; others can be typed."""
 SENT = "(file, ...rest) => [file ? {place: file.path, name: file.orig_name} : null, ...rest]"
-"""JavaScript for an event whose first input is a place to drop files."""
+"""JavaScript for an event whose first input is a `drop_area`."""
 
 
 def drop_area(**shown: Any) -> gr.File:
-    """A place to drop a file.
+    """Return an area to drop a file on.
 
-    The server gets `{place, name}` by `SENT`, checked by `uploads.take`, and never Gradio's own file value, for which Gradio
-    copies or downloads whatever a forged request names.
+    `SENT` sends `{place, name}`, which `uploads.take` checks. Gradio's own file value is never used: for a forged one, Gradio
+    copies or downloads whatever it names.
     """
     area = gr.File(**shown)
-    area.data_model = None  # not in a class of its own: Gradio would write a stub of it beside this file
+    area.data_model = None  # no subclass: Gradio would write a stub file for it next to this file
     area.api_info = lambda: {"type": "object"}
     area.preprocess = lambda payload: payload
     return area
 
 
 def data_step(form: Form) -> None:
-    """The step."""
+    """Build the step Data."""
     with gr.Row():
         drop = drop_area(
             label=f"Your data: CSV, JSONL, JSON or Parquet, at most {uploads.LARGEST // 1024**2} MiB",
@@ -124,7 +124,7 @@ def data_step(form: Form) -> None:
 
 
 def data_choices(form: Form) -> list[str]:
-    """What was dropped, data files nearby and some tasks."""
+    """Return uploaded files, data files in the page's folders, and some tasks."""
     return [
         *uploads.kept(form.site.settings.root),
         *files(form.site.settings.folder),
@@ -134,7 +134,7 @@ def data_choices(form: Form) -> list[str]:
 
 
 def files(base: Path) -> list[str]:
-    """Data files in `base` and in its folders, relative to it."""
+    """Return data files in `base` and in its folders, relative to it."""
     names: list[str] = []
     try:
         nearby = [
@@ -149,30 +149,30 @@ def files(base: Path) -> list[str]:
 
 
 NEARBY = tuple(suffix for suffix in READERS if suffix != ".json")
-"""Data files by their names; a .json beside them is more often something else."""
+"""Suffixes of data files in lists. A .json file is usually something else."""
 BY_NAME = ("automatic", "")
 ROLES = (
     ("prompt", "Prompt", "What the model is asked: a text, or a list of messages."),
     ("reference", "Reference", "The right answer, which only the reward sees. There may be none."),
 )
-"""Role, what it is called, what it means."""
+"""Role of a column, its label, its meaning."""
 
 
 def _uploaded(sent: Sent, file: Any) -> tuple[Any, ...]:
-    """The file at its place, as the source, with what its rows suggest."""
+    """Store an uploaded file and use it as the source, with the settings that its rows suggest."""
     source = uploads.take(sent.form.site.settings.root, file)
     draft, message = guessed(sent.form.site, sent.valid().change("data.source", source))
     return draft, message, None, gr.Dropdown(choices=data_choices(sent.form)), ""
 
 
 def _guessed(sent: Sent) -> tuple[Any, ...]:
-    """Another source, with what its rows suggest; of a task or a hub id nothing is known before it is read."""
+    """Apply the settings that the rows of another source suggest; nothing is suggested for a task or a hub id."""
     draft, message = guessed(sent.form.site, sent.draft())
     return draft, message, ""
 
 
 def guessed(site: Site, draft: Draft) -> tuple[Draft, str]:
-    """(the draft with columns, reward and system prompt that the rows of its file suggest, what was set and why)."""
+    """Set columns, reward and system prompt as the rows of the draft's file suggest. Returns the draft and the reasons."""
     source = str(draft.tree()["data"]["source"])
     if not (site.settings.folder / source).is_file():
         return draft, ""
@@ -183,48 +183,48 @@ def guessed(site: Site, draft: Draft) -> tuple[Draft, str]:
         draft.config(site.settings)  # guarded before anything is read
         guess = site.benches.ask("guess", load_config({"data": {"source": source}}))
     except KitError:
-        return draft, ""  # it is said where the columns are shown
+        return draft, ""  # `mapped` reports the error
     draft = draft.change("data.prompt_column", guess["prompt"]).change("data.reference_column", guess["reference"])
     parts = [f"prompt '{guess['prompt']}'"] + ([f"right answers '{guess['reference']}'"] if guess["reference"] else [])
     if guess["reward"] is not None:
         draft = draft.change("reward.preset", guess["reward"]).change("reward.params", dict(guess["params"]))
         draft = draft.change("data.system_prompt", guess["system_prompt"])
         parts.append(f"reward {guess['reward']}")
-    words = f"Guessed from the rows: {', '.join(parts)}; {guess['why']}. Change below what is wrong."
+    words = f"Guessed from the rows: {', '.join(parts)}; {guess['why']}. Correct it below if it is wrong."
     return draft, m.page(m.note(words, "live"))
 
 
 def mapped(site: Site, value: Any) -> list[Any]:
-    """[columns and what each is taken for, choices of prompt, of reference]: of a file."""
+    """Return [table of a file's columns and their roles, list of prompt columns, list of reference columns]."""
     try:
         config = Draft.read(value).config(site.settings)
     except KitError:
         return ["", *_unknown()]  # `show_draft` reports the error
     try:
         if not (site.settings.folder / config.data.source).is_file():
-            return ["", *_unknown()]  # of a task or a hub id nothing is known before it is read
+            return ["", *_unknown()]  # the columns of a task or a hub id are unknown before it is read
         table = site.benches.ask("columns", config)
     except KitError as problem:
         return [m.error(problem), *_unknown()]
     names = [column["name"] for column in table["columns"]]
-    taken = {column["use"]: column["name"] for column in table["columns"]}
+    by_role = {column["use"]: column["name"] for column in table["columns"]}
     choices = [
-        gr.Dropdown(choices=[(f"by its name: {taken[role]}" if by_name else BY_NAME[0], ""), *names])
+        gr.Dropdown(choices=[(f"by its name: {by_role[role]}" if by_name else BY_NAME[0], ""), *names])
         for role, by_name in (
-            ("prompt", "prompt" in taken and config.data.prompt_column is None),
-            ("reference", "reference" in taken and config.data.reference_column is None),
+            ("prompt", "prompt" in by_role and config.data.prompt_column is None),
+            ("reference", "reference" in by_role and config.data.reference_column is None),
         )
     ]
     return [m.page(column_table(table)), *choices]
 
 
 def _unknown() -> list[Any]:
-    """The lists of columns where none are known."""
+    """Return the lists of columns if none are known."""
     return [gr.Dropdown(choices=[BY_NAME]), gr.Dropdown(choices=[BY_NAME])]
 
 
 def column_table(table: dict[str, Any]) -> Markup:
-    """The columns of a file, a line each."""
+    """Show the columns of a file, one per line."""
     rows = [
         [
             m.tag("code", column["name"], class_="nowrap"),
@@ -244,11 +244,11 @@ def column_table(table: dict[str, Any]) -> Markup:
     head = m.tag(
         "div", m.tag("h3", table["source"]) + m.tag("span", f"{table['total']:,} rows", class_="dim"), class_="spread"
     )
-    return m.panel(head, m.table(["column", "taken for", "holds", "for example", "empty"], rows), notes)
+    return m.panel(head, m.table(["column", "used as", "type", "for example", "empty"], rows), notes)
 
 
 def tokens(sent: Sent) -> str:
-    """Lengths as the model's tokenizer counts them."""
+    """Show prompts with the chat template, and their lengths in tokens of the model."""
     try:
         lengths = sent.form.site.benches.ask("lengths", sent.config())
     except KitError as problem:
@@ -272,18 +272,22 @@ def tokens(sent: Sent) -> str:
 
 
 def left_out(lengths: dict[str, Any]) -> Markup:
-    """How many rows are not trained on, and why, with the first of each kind."""
+    """Show how many rows are left out of training, and why, with examples."""
     info = lengths["info"]
     counts = info["rows"]
     faults = (info["bad_rows"] or [])[:3]
     bad = "; ".join(" ".join(f"{name} {value}" for name, value in fault.items() if value) for fault in faults)
-    long = "; ".join(f"row {one['place']} has {one['tokens']}: {one_line(one['text'], 60)}" for one in lengths["long"])
+    long = "; ".join(f"row {row['place']} has {row['tokens']}: {one_line(row['text'], 60)}" for row in lengths["long"])
     rows = [
         ["held out", counts["heldout"], "for evaluation, chosen by a hash of the prompt"],
-        ["held-out repeats", counts["heldout_duplicates"], "their prompt is a held-out one, which is not trained on"],
+        ["held-out repeats", counts["heldout_duplicates"], "their prompt is also a held-out one"],
         ["cannot be used", counts["skipped"], bad],
         ["too long", lengths["over"], f"more than {lengths['limit']} tokens. {long}"],
-        ["without a reference", counts["without_reference"], "they stay in; a reward that compares cannot score them"],
+        [
+            "without a reference",
+            counts["without_reference"],
+            "they are trained on; a reward that compares cannot score them",
+        ],
     ]
     shown = [[m.tag("span", row[0], class_="nowrap"), *row[1:]] for row in rows if row[1]]
     table = m.table(["", "rows", "why"], shown, numbers={1})
@@ -307,12 +311,12 @@ IMPORTANT = (
         "run.save_every": ("Checkpoint every N steps", ""),
     },
 )
-"""Keys, what they are called, and a few words."""
+"""Keys with their labels and hints."""
 LABELS = {name: label for names in IMPORTANT for name, (label, _) in names.items()}
 
 
 def train_step(form: Form) -> None:
-    """Model and the keys that matter most; every other key is in the YAML."""
+    """Build the step Training: the model and the most important keys. All keys are in the YAML."""
     form.add("model.name", "Model", "The embedded one, a folder, or a hub id.", kind="text", choices=model_choices(form),
              allow_custom_value=True, filterable=True)  # fmt: skip
     with gr.Row():
@@ -327,12 +331,12 @@ def train_step(form: Form) -> None:
 
 
 MOST_LIVE = 8
-"""Live runs below one root that the page starts, at most: the others wait for a GPU anyway."""
+"""The most live runs that the page starts: further ones would wait for a GPU anyway."""
 _STARTING = threading.Lock()
 
 
 def start_run(site: Site, read: Callable[[], Draft]) -> list[str]:
-    """[what happened, where to go]: starts a run in a process of its own, which outlives this server."""
+    """Start a run in a process of its own, which outlives this server. Returns [note, address of the run]."""
     from kit.api import start
 
     try:
@@ -340,18 +344,18 @@ def start_run(site: Site, read: Callable[[], Draft]) -> list[str]:
         config = draft.config(site.settings)
         if config.run.id is not None and (site.settings.root / config.run.id).exists():
             raise RunError(
-                f"There is a run '{config.run.id}' already. Give another name, or none: then it is made from preset and time."
+                f"There is a run '{config.run.id}' already. Choose another name, or none for a name from preset and time."
             )
         if problem := site.benches.ask("check", config, seconds=180.0)["problem"]:
             raise ConfigError(f"The reward cannot score the first row. {problem}")
         site.benches.ask("validate", config, seconds=180.0)
         forecast: dict[str, float] = {}
-        with suppress(KitError):  # without one the run starts all the same
+        with suppress(KitError):  # the run starts without a forecast, too
             forecast = site.benches.ask("plan", config, seconds=180.0)["run_seconds"]
-        with _STARTING:  # two browsers, or two clicks: one after the other, so that the limit holds
+        with _STARTING:  # one start at a time, so that the limit holds
             live = [run.id for run, status in site.store.statuses() if status["state"] in ALIVE]
             if len(live) >= MOST_LIVE:
-                raise RunError(f"{len(live)} runs are live already: {', '.join(live[:4])}, ... Stop one first.")
+                raise RunError(f"{len(live)} runs are live already: {', '.join(live[:4])}, ... Stop a run first.")
             if config.run.id is None:
                 config.run.id = site.store.new_id(draft.preset)
             site.make_room()

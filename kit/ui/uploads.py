@@ -1,7 +1,7 @@
-"""Files that a browser brings: into `.uploads` below the folder of runs and nowhere else, with a name and a size that are taken.
+"""Uploaded files: they are stored in `.uploads` below the folder of runs, with checked names and sizes.
 
-Gradio receives a file into `.uploads/.arriving` (`GRADIO_TEMP_DIR`); `take` moves it to its place. Nothing of it is read here:
-that is done by a child process, as rows of any source are, once the configuration names it.
+Gradio receives a file into `.uploads/.arriving` (`GRADIO_TEMP_DIR`), and `take` moves it to its place. Only a child process
+reads its contents, once a configuration names it.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from kit.errors import ConfigError
 from kit.registry import did_you_mean
 
 LARGEST = 100 * 1024**2
-"""Bytes of one file, at most. Whatever is larger is named by its path, below the folder that the page was started in."""
+"""The most bytes of one file. Larger files must be named by path."""
 MOST_BYTES = 2 * 1024**3
-"""Bytes of all files together."""
+"""The most bytes of all files together."""
 LEFTOVER_SECONDS = 3600.0
-"""What has arrived and was not taken within that time is thrown away: its browser has gone."""
+"""A file that arrived and was not taken within this time is deleted: its browser was closed."""
 MULTIPART = 64 * 1024
-"""What a request has beside the file."""
+"""Bytes of an upload request besides the file."""
 _placing = threading.Lock()
 
 
 def folder(root: Path) -> Path:
-    """Where they are kept: no run can have that name."""
+    """Return the folder of uploads. No run can have its name."""
     return root / ".uploads"
 
 
 def arriving(root: Path) -> Path:
-    """Where Gradio puts what is under way."""
+    """Return the folder of Gradio's unfinished uploads."""
     return folder(root) / ".arriving"
 
 
 def has_room(root: Path) -> bool:
-    """Whether another file may come. Leftovers do not count."""
+    """Whether another file fits. Old leftovers are deleted first."""
     clear(root)
     sizes = []
     for path in folder(root).rglob("*"):
@@ -52,7 +52,7 @@ def has_room(root: Path) -> bool:
 
 
 def kept(root: Path) -> list[str]:
-    """The files as `data.source` names them, the latest first."""
+    """Return the files as `data.source` names them, the latest first."""
     files = []
     with suppress(OSError):
         for path in folder(root).iterdir():
@@ -62,10 +62,10 @@ def kept(root: Path) -> list[str]:
 
 
 def take(root: Path, sent: Any) -> str:
-    """Moves the file that has arrived to its place, and returns it as `data.source` names it.
+    """Move an uploaded file to its place. Returns its path as `data.source` names it.
 
-    Raises `ConfigError` for what did not arrive there, or is of a kind that is not read. The same content under the same name
-    is one file.
+    Raises `ConfigError` for a file that did not arrive, or of a kind that cannot be read. Equal content under the same name
+    is stored once.
     """
     clear(root)
     place, name = (sent.get("place"), sent.get("name")) if isinstance(sent, dict) else (None, None)
@@ -75,10 +75,10 @@ def take(root: Path, sent: Any) -> str:
     if path.is_symlink() or not path.is_file() or not path.resolve().is_relative_to(base) or not path.is_absolute():
         raise ConfigError("No such file has arrived. Drop it again.")
     try:
-        with _placing:  # else two of one name, or two of one content, could not see each other
+        with _placing:  # one file at a time, so that equal names and contents are noticed
             target = _place(root, safe(name), path)
     except OSError as error:
-        raise ConfigError(f"{name[:80]} could not be kept in {folder(root)}: {error.strerror or error}.") from None
+        raise ConfigError(f"{name[:80]} could not be stored in {folder(root)}: {error.strerror or error}.") from None
     finally:
         path.unlink(missing_ok=True)
         with suppress(OSError):
@@ -87,12 +87,12 @@ def take(root: Path, sent: Any) -> str:
 
 
 def safe(name: str) -> str:
-    """A plain file name of a kind that is read. Raises `ConfigError`."""
+    """Return a plain file name. Raises `ConfigError` for a kind of file that cannot be read."""
     base = Path(name.replace("\\", "/")).name
     suffix = Path(base).suffix.lower()
     if suffix not in READERS:
         raise ConfigError(
-            f"{base[:80]}: files of kind '{suffix[:20] or 'no suffix'}' are not read.{did_you_mean(suffix, READERS)} "
+            f"{base[:80]}: files of kind '{suffix[:20] or 'no suffix'}' cannot be read.{did_you_mean(suffix, READERS)} "
             f"Kinds: {', '.join(READERS)}."
         )
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(base).stem).strip("-")[:60] or "data"
@@ -100,7 +100,7 @@ def safe(name: str) -> str:
 
 
 def _place(root: Path, name: str, fresh: Path) -> Path:
-    """Moved under its name, or with a number behind it where another file has that."""
+    """Move a file to its name, with a number added if another file has it. Returns its path."""
     path = Path(name)
     for number in range(1, 1000):
         target = folder(root) / (name if number == 1 else f"{path.stem}-{number}{path.suffix}")
@@ -113,10 +113,10 @@ def _place(root: Path, name: str, fresh: Path) -> Path:
 
 
 def clear(root: Path) -> None:
-    """Throws away what has arrived and was never taken, which Gradio keeps in a folder each, and what was cancelled."""
-    before = time.time() - LEFTOVER_SECONDS
+    """Delete files that arrived and were never taken, or whose upload was cancelled. Gradio makes a folder for each."""
+    oldest = time.time() - LEFTOVER_SECONDS
     with suppress(OSError):
         for path in arriving(root).iterdir():
             with suppress(OSError):
-                if path.lstat().st_mtime < before:
+                if path.lstat().st_mtime < oldest:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

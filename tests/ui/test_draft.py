@@ -107,7 +107,7 @@ def test_yaml_with_anchors_is_refused() -> None:
     bomb = "a: &a [x, x]\nb: &b [*a, *a]\nmodel: {name: embedded}"
     with pytest.raises(ConfigError, match="Anchors"):
         from_yaml(bomb, SETTINGS)
-    with pytest.raises(ConfigError, match="letters"):
+    with pytest.raises(ConfigError, match="characters"):
         from_yaml("x" * 200_000, SETTINGS)
     with pytest.raises(ConfigError):
         from_yaml("!!python/object/apply:os.system [id]", SETTINGS)

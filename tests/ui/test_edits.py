@@ -125,7 +125,7 @@ def test_what_another_preset_takes_the_place_of_is_kept_aside(form: Form) -> Non
     other, problem = _from_preset(sent(form, mine), "gsm8k")
     assert (other.preset, other.changes, problem) == ("gsm8k", {}, "")
     _, _, words, button, *_ = form.filled(other, [None] * len(NAMES))
-    assert "2 changes of &#39;quickstart&#39; are put aside" in words
+    assert "2 changes to &#39;quickstart&#39; are saved" in words
     assert button.visible
     third, _ = _from_preset(sent(form, other), "countdown")  # nothing was changed in between
     assert third.aside == mine
@@ -151,7 +151,7 @@ def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPa
     assert place == "/run?run=typed-last", note
     assert form.site.run("typed-last").record()["forecast"] == {"steps": 9.0}
     note, place = start_run(form.site, sent(form, id="typed-last").draft)
-    assert "There is a run &#39;typed-last&#39; already. Give another name" in note
+    assert "There is a run &#39;typed-last&#39; already. Choose another name" in note
     assert "-o " not in note, "the page has a box for it"
     assert place == ""
 

@@ -25,7 +25,7 @@ def weights(**config: Any) -> Any:
 
 def test_what_parts_can_earn_and_the_limit_of_shaping() -> None:
     report = weights(preset="gsm8k-reasoning")
-    text = "The other parts can add 0.30, being right (accuracy) 1.00: a wrong answer cannot win."
+    text = "The other components can add 0.30, a right answer (accuracy) adds 1.00: a wrong answer cannot win."
     assert text in reward.earnings(report)
     further = [{"path": "preset:length-target", "weight": 0.5}, {"path": "preset:gsm8k-hash", "weight": 0.1}]
     report = weights(preset="gsm8k-reasoning", functions=further)

@@ -101,7 +101,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
     parameters.fill("{format_weight: 0.21}")
     parameters.blur()
     expect(new.locator("#command textarea")).to_have_value(re.compile('format_weight": 0.21'))
-    sees(new, "The other parts can add 0.31")
+    sees(new, "The other components can add 0.31")
     step(new, "3 Training")
     for key, value in QUICK.items():
         fill(new, key, value)

@@ -128,7 +128,7 @@ def test_settings_of_sampling_that_are_empty_are_as_in_training_and_others_are_n
     assert check_sampling(texts) == {"seed": 7, "temperature": 0.0}
     wrong = (("seed", "1.5"), ("seed", -1), ("temperature", []), ("temperature", "nan"), ("max_tokens", 10**9))
     for name, value in wrong:
-        with pytest.raises(ConfigError, match=f"{name}: '.*expected a .*number from"):
+        with pytest.raises(ConfigError, match=f"{name} is '.*expected a .*number from"):
             check_sampling({name: value})
 
 
