@@ -50,7 +50,7 @@ REFUSED = {
     "vllm": ("generation.engine=vllm", "EnvironmentUnsupported", ["generation.engine: hf"]),
     "unsloth": ("model.backend=unsloth", "EnvironmentUnsupported", ["model.backend: transformers"]),
     "no model folder": ("model.name=./models/none", "ModelError", ["there is no folder ./models/none"]),
-    "4-bit without adapters": (["model.load_in_4bit=true", "model.lora=null"], "ModelError", ["Keep the LoRA section"]),
+    "4-bit without adapters": (["model.load_in_4bit=true", "model.lora=null"], "ModelError", ["Set model.lora"]),
     "a root below a file": ("run.root=request.json/runs", "RunError", ["a file stands where a folder is needed"]),
 }
 

@@ -1,5 +1,5 @@
-"""Models: which backend loads them, how, in what precision, and what a family of them needs."""
+"""Loading of models: backend, precision, adapters, memory, and the properties of a model family."""
 
 from kit.models.libraries import silence_import_noise
 
-silence_import_noise()  # before any module here brings transformers or peft
+silence_import_noise()  # before a module here imports transformers or peft

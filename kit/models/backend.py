@@ -1,9 +1,8 @@
 """The library that loads the model, its precision and device. The only module that may import Unsloth.
 
-Unsloth rewrites TRL's classes when it is imported, and reads environment variables while it is. So the choice is made
-here from what is installed, and carried out before anything imports `trl`. What a backend refuses of a model is said
-before a run starts, with what to set instead; where `model.backend: auto` has chosen Unsloth, a refusal is the reason to
-take transformers.
+Unsloth replaces TRL's classes when it is imported, and reads environment variables during the import. The backend is therefore
+chosen from the installed packages, and activated before anything imports `trl`. If a backend does not support a model, an
+error before the run names the setting to change; `model.backend: auto` uses transformers instead of Unsloth then.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ if TYPE_CHECKING:
     import torch
 
 Capability = tuple[int, int]
-"""CUDA compute capability, (7, 5) for a T4; None stands for the CPU."""
+"""CUDA compute capability, (7, 5) for a T4; None: the CPU."""
 
 BFLOAT16 = (8, 0)
-"""Ampere; earlier GPUs emulate bfloat16, at a fraction of the speed."""
+"""Ampere. Earlier GPUs emulate bfloat16 slowly."""
 VLLM = (7, 0)
-"""Volta, the oldest that vLLM generates on."""
+"""Volta, the oldest GPUs that vLLM supports."""
 
 
 def precision(dtype: str, capability: Capability | None, device_name: str = "this GPU") -> str:
-    """Returns float32, bfloat16 or float16: the requested one, else the best that the device computes in.
+    """Returns float32, bfloat16 or float16: the requested dtype, or for auto the best of the device.
 
     Raises `ModelError` for bfloat16 on a GPU without it, `EnvironmentUnsupported` for float16 on the CPU.
     """
     if capability is None:
         if dtype == "float16":
             raise EnvironmentUnsupported(
-                "model.dtype: float16 trains on a GPU only, and this machine has none that torch can use. "
+                "model.dtype: float16 needs a GPU for training, but torch finds none. "
                 "Set model.dtype: float32 (or auto)."
             )
         return "float32" if dtype == "auto" else dtype
@@ -61,17 +60,17 @@ def precision(dtype: str, capability: Capability | None, device_name: str = "thi
 
 
 def described(capability: Capability | None, device_name: str) -> str:
-    """A device in a message."""
+    """The device for messages."""
     return "the CPU" if capability is None else f"{device_name} (compute capability {capability[0]}.{capability[1]})"
 
 
 log = logging.getLogger("kit")
 TRANSFORMERS, UNSLOTH, UNSLOTH_CPU = "transformers", "unsloth", "unsloth-cpu"
 TESTED_UNSLOTH = "2026.10.9"
-NO_FLOAT32 = "model.dtype: float32, of which Unsloth's trainer makes bfloat16 or float16"
+NO_FLOAT32 = "Unsloth's trainer replaces model.dtype: float32 by bfloat16 or float16"
 TRANSFORMERS_INSTEAD = "Set model.backend: transformers."
-TRAINS_THE_SAME = "Set model.backend: transformers (or auto), which trains the same configuration."
-# Switches that would change what a run computes without standing in its configuration.
+TRAINS_THE_SAME = "Set model.backend: transformers (or auto), which supports the same configuration."
+# Environment variables of Unsloth that would change a run without being part of its configuration.
 _NEUTRAL = {
     "UNSLOTH_ALLOW_CPU": "0",
     "UNSLOTH_CPU_FROZEN_BF16": "0",
@@ -79,37 +78,37 @@ _NEUTRAL = {
     "UNSLOTH_GRPO_ROUTING_REPLAY": "0",
     "UNSLOTH_VLLM_ALLOW_STALE_ROLLOUTS": "0",
     "UNSLOTH_VLLM_FP32_LM_HEAD": "1",  # the kit's scorer has float32 logits
-    "UNSLOTH_VLLM_MERGED_ROLLOUT": "0",  # the adapter itself: in 16-bit weights, small updates round away
-    "UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE": "1",  # with standby, too, the engine's share is gpu_memory_utilization
+    "UNSLOTH_VLLM_MERGED_ROLLOUT": "0",  # use the adapter: small updates would be lost in 16-bit merged weights
+    "UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE": "1",  # the engine's share is gpu_memory_utilization with standby too
     "UNSLOTH_VLLM_SUFFIX_DECODING": "0",
 }
 
 
 @dataclass(frozen=True)
 class Backend:
-    """The chosen loader and why."""
+    """The chosen backend and the reason."""
 
     name: str
     device: str
     reason: str
     computes_in_float32: bool = False
-    """Although float16 was chosen: the model is of a family that overflows in it."""
+    """Whether the model computes in float32 although float16 was chosen, because its family overflows in float16."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine's properties that decide the backend."""
+    """Properties of the machine that determine the backend."""
 
     capability: Capability | None
-    """Of the GPU that torch uses; None: there is none."""
+    """Capability of torch's GPU; None: no GPU."""
     gpu: str = ""
     unsloth: str | None = None
-    """The installed version; None: not installed."""
+    """Installed version; None: not installed."""
     processes: int = 1
 
     @property
     def old_unsloth(self) -> bool:
-        """Whether the installed version is older than the tested one, and may not be tried."""
+        """Whether the installed version is older than the tested one, and untested versions are not allowed."""
         if self.unsloth is None or os.environ.get("KIT_ALLOW_UNTESTED") == "1":
             return False
         return Version(self.unsloth) < Version(TESTED_UNSLOTH)
@@ -120,7 +119,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Asks torch and the list of installed packages; imports nothing else."""
+    """Reads the properties from torch and from the installed packages, without importing other packages."""
     import torch
 
     try:
@@ -135,12 +134,12 @@ def this_machine() -> Machine:
 
 
 def choose_backend(config: ModelConfig) -> Backend:
-    """The loader for this machine. Raises `EnvironmentUnsupported` when the configuration asks for one it cannot have."""
+    """The backend of `config` on this machine. Raises `EnvironmentUnsupported` if the configured one cannot be used."""
     return decide(config, this_machine())
 
 
 def decide(config: ModelConfig, machine: Machine) -> Backend:
-    """The loader of `config` on `machine`."""
+    """The backend of `config` on `machine`."""
     name = config.backend
     if name == TRANSFORMERS:
         return Backend(TRANSFORMERS, machine.device, "model.backend: transformers")
@@ -148,8 +147,8 @@ def decide(config: ModelConfig, machine: Machine) -> Backend:
         return _best(config, machine)
     if machine.old_unsloth:
         raise EnvironmentUnsupported(
-            f"model.backend: {name} with Unsloth {machine.unsloth}; the kit was tested with {TESTED_UNSLOTH}. Install that one: "
-            f"pip install 'unsloth=={TESTED_UNSLOTH}' 'unsloth_zoo=={TESTED_UNSLOTH}', or try anyway with KIT_ALLOW_UNTESTED=1. "
+            f"model.backend: {name} with Unsloth {machine.unsloth}; the kit was tested with {TESTED_UNSLOTH}. Install: "
+            f"pip install 'unsloth=={TESTED_UNSLOTH}' 'unsloth_zoo=={TESTED_UNSLOTH}', or set KIT_ALLOW_UNTESTED=1. "
             f"{TRAINS_THE_SAME}"
         )
     if machine.unsloth is None:
@@ -161,36 +160,36 @@ def decide(config: ModelConfig, machine: Machine) -> Backend:
         return Backend(UNSLOTH_CPU, "cpu", "model.backend: unsloth-cpu")
     if machine.capability is None:
         raise EnvironmentUnsupported(
-            "model.backend: unsloth needs a CUDA GPU, and torch finds none here. Set model.backend: unsloth-cpu for Unsloth's "
+            "model.backend: unsloth needs a CUDA GPU, but torch finds none. Set model.backend: unsloth-cpu for Unsloth's "
             "CPU backend. " + TRAINS_THE_SAME
         )
     return Backend(UNSLOTH, "cuda", "model.backend: unsloth")
 
 
 def _best(config: ModelConfig, machine: Machine) -> Backend:
-    """Resolves `auto`: Unsloth on a CUDA GPU where it is installed and can train this configuration, else transformers."""
+    """Resolves `auto`: Unsloth if there is a CUDA GPU and it is installed and supports the configuration, else transformers."""
     reasons = (
         (machine.capability is None, "no GPU that torch can use"),
         (machine.unsloth is None, "Unsloth is not installed"),
         (machine.old_unsloth, f"Unsloth {machine.unsloth} is older than {TESTED_UNSLOTH}"),
         (machine.capability is not None and machine.capability < VLLM, f"Unsloth does not support {machine.gpu}"),
-        (machine.processes > 1, "several processes share the batch"),
+        (machine.processes > 1, "several processes train on one batch"),
         (config.dtype == "float32", NO_FLOAT32),
-        (config.attention is not None, "model.attention is set, and Unsloth brings its own"),
+        (config.attention is not None, "model.attention is set, but Unsloth uses its own"),
     )
     if reason := next((reason for when, reason in reasons if when), None):
         return Backend(TRANSFORMERS, machine.device, f"transformers + PEFT: {reason}")
-    return Backend(UNSLOTH, "cuda", f"Unsloth {machine.unsloth} on {machine.gpu}: a GPU, and it is installed")
+    return Backend(UNSLOTH, "cuda", f"Unsloth {machine.unsloth} on {machine.gpu}")
 
 
-# --- carrying the choice out ------------------------------------------------------------------------------------------
+# --- activating the backend -------------------------------------------------------------------------------------------
 
 
 _active: Backend | None = None
 
 
 def active_backend() -> Backend | None:
-    """The backend that this process runs on; None: no backend is active, and any trainer class will do."""
+    """The active backend of this process; None: none is active, and any trainer class is accepted."""
     return _active
 
 
@@ -198,8 +197,8 @@ def active_backend() -> Backend | None:
 def activate_backend(backend: Backend, *, standby: bool = False) -> Iterator[Backend]:
     """Runs the block on `backend`: sets its environment variables and imports its packages in order.
 
-    Enter it before anything imports `trl`. The environment is as before afterwards, but for what Unsloth sets itself.
-    Raises `EnvironmentUnsupported` when it is too late for that.
+    Enter it before anything imports `trl`; otherwise it raises `EnvironmentUnsupported`. Afterwards the environment is restored,
+    except for variables that Unsloth sets itself.
     """
     global _active
     previous = _active
@@ -214,7 +213,7 @@ def activate_backend(backend: Backend, *, standby: bool = False) -> Iterator[Bac
 
 
 def switches(backend: Backend, *, standby: bool = False) -> dict[str, str]:
-    """The environment variables that a backend reads, as they must be before it is imported."""
+    """The environment variables that must be set before a backend is imported."""
     if backend.name == TRANSFORMERS:
         return {}
     if backend.name == UNSLOTH_CPU:
@@ -226,9 +225,9 @@ def switches(backend: Backend, *, standby: bool = False) -> dict[str, str]:
 
 
 def expand_segments(*, standby: bool = False) -> None:
-    """Lets torch's allocator on the GPU grow its segments, so that packs of ever other lengths do not fragment its memory.
+    """Enables expandable segments of torch's GPU allocator, so that packs of varying lengths do not fragment memory.
 
-    Call it before CUDA starts. What the user has set stands; vLLM's sleep (`standby`) needs segments that stay, and WSL and
+    Call it before CUDA starts. A user's own setting has priority. vLLM's sleep (`standby`) needs fixed segments, and WSL and
     Tegra have no virtual memory on the GPU.
     """
     chosen = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys()
@@ -239,7 +238,7 @@ def expand_segments(*, standby: bool = False) -> None:
 
 @contextmanager
 def switched(variables: Mapping[str, str], *others: str) -> Iterator[None]:
-    """Sets environment variables, and puts back what they were; `others` too, which something inside sets."""
+    """Sets environment variables inside the block and restores them, and also `others`, which code inside may set."""
     before = {name: os.environ.get(name) for name in (*variables, *others)}
     os.environ.update(variables)
     try:
@@ -253,14 +252,14 @@ def switched(variables: Mapping[str, str], *others: str) -> Iterator[None]:
 
 
 def _unsloth(backend: Backend) -> Any:
-    """The package, imported if it was not. What it prints goes to the log.
+    """Imports the package. Its output goes to the log.
 
-    Raises `EnvironmentUnsupported` where this process cannot have it.
+    Raises `EnvironmentUnsupported` if this process cannot import it.
     """
     if "unsloth" not in sys.modules and "trl" in sys.modules:
         raise EnvironmentUnsupported(
-            f"model.backend: {backend.name}, but TRL was imported in this process already, and Unsloth can only rewrite it "
-            "while it is imported. Start a new process (grpo-kit train, kit.train(...)), or import unsloth first."
+            f"model.backend: {backend.name}, but this process has imported TRL already, and Unsloth can only patch it "
+            "during its import. Start a new process (grpo-kit train, kit.train(...)), or import unsloth first."
         )
     with stdout_to_log(), without_collections():
         try:
@@ -279,9 +278,9 @@ def fast_language_model(backend: Backend) -> Any:
 
 @contextmanager
 def stdout_to_log() -> Iterator[None]:
-    """Redirects what is printed inside to the kit's log, line by line."""
+    """Redirects output inside the block to the kit's log, line by line."""
     heard = io.StringIO()
-    heard.fileno = lambda: 1  # type: ignore[method-assign]  # vLLM mutes the descriptor while it makes process groups
+    heard.fileno = lambda: 1  # type: ignore[method-assign]  # vLLM mutes this descriptor while it creates process groups
     try:
         with contextlib.redirect_stdout(heard):
             yield
@@ -292,9 +291,9 @@ def stdout_to_log() -> Iterator[None]:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Pauses garbage collection in a process of the kit: modules leave no garbage, and looking takes a third of their time.
+    """Pauses garbage collection during imports in a process of the kit. Collections take a third of the time and find nothing.
 
-    What is there afterwards is left out of later collections; elsewhere, where it may be garbage by then, nothing is changed.
+    Existing objects are then frozen for later collections. In other processes, whose objects may be garbage, it does nothing.
     """
     if not is_of_the_kit():
         yield
@@ -324,13 +323,13 @@ def is_unsloths(base: type) -> bool:
 def use_threads(threads: int | None, model: str) -> int:
     """Sets torch's CPU threads and returns the number: `threads`, else OMP_NUM_THREADS, else one per physical core.
 
-    Cores are those that this process may use; processes that a launcher has started on one machine share them. The embedded
-    models gain little from a second thread, and on crowded cores two wait for each other: they get one.
+    Cores are those that this process may use, divided by the number of processes that a launcher has started. The embedded
+    models use one thread: a second one saves little, and on busy cores two wait for each other.
     """
     import torch
 
     openmp_threads, processes = os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("LOCAL_WORLD_SIZE")
-    if threads is None and processes is None and openmp_threads.isdecimal():  # launchers set it by themselves
+    if threads is None and processes is None and openmp_threads.isdecimal():  # not if a launcher has set it
         threads = int(openmp_threads) or None
     if threads is None:
         threads = 1 if model in EMBEDDED_MODELS else max(1, physical_cores() // int(processes or "1"))
@@ -339,7 +338,7 @@ def use_threads(threads: int | None, model: str) -> int:
 
 
 def physical_cores() -> int:
-    """Cores that this process may run on, hyper-threads not counted."""
+    """Number of physical cores that this process may use."""
     import psutil
 
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -347,7 +346,7 @@ def physical_cores() -> int:
 
 
 def torch_dtype(name: str, device: str) -> torch.dtype:
-    """The precision of the weights; `auto` is the best that the device computes in. Raises as `precision` does."""
+    """The dtype of the weights; `auto` is the best of the device. Raises the errors of `precision`."""
     import torch
 
     machine = this_machine() if device == "cuda" else Machine(None)
@@ -368,11 +367,11 @@ def quantization_config(dtype: torch.dtype | None = None) -> Any:
     )
 
 
-# --- what a backend refuses -------------------------------------------------------------------------------------------
+# --- architectures that a backend does not support --------------------------------------------------------------------
 
 
 def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
-    """The backend, or transformers where `auto` has chosen one that stops at this architecture. Raises `ModelError`."""
+    """The backend, or transformers if `auto` has chosen one without support for this architecture. Raises `ModelError`."""
     text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
     experts = [getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
     if backend.name == UNSLOTH and any(isinstance(count, int) and count > 1 for count in experts):
@@ -390,11 +389,11 @@ def suited(backend: Backend, config: ModelConfig, model_config: Any) -> Backend:
 
 
 FLOAT32_FAMILIES = ("gemma3,", "gemma3text", "gemma3n", "gemma4", "qwen3_5")
-"""Of Unsloth's `FORCE_FLOAT32` those whose experts do not keep them from it anyway; with a comma: the whole of a type."""
+"""Families of Unsloth's `FORCE_FLOAT32` without mixtures of experts. With a comma, the complete model_type must match."""
 
 
 def overflows_in_float16(model_config: Any) -> bool:
-    """Whether activations of this family exceed what float16 holds, so that it is computed in float32 instead."""
+    """Whether activations of this family exceed the range of float16, so that it must compute in float32."""
     text = model_config.get_text_config() if hasattr(model_config, "get_text_config") else model_config
     types = {str(getattr(each, "model_type", "")) for each in (model_config, text)}
     return any(family == name.replace("_", "") or family in f"{name}," for family in FLOAT32_FAMILIES for name in types)

@@ -1,7 +1,7 @@
-"""Needs of a model family, read from the model and not from a list of names.
+"""Properties of a model family, read from the model and not from a list of names.
 
-`adapter_of` reads a model's class and configuration and its tokenizer or processor. The result says how the trainer treats
-each input of the model, where completions end, and what the chat template can do.
+`adapter_of` reads a model's class, configuration, and tokenizer or processor. The result determines how the trainer treats each
+input of the model, which tokens end a completion, and what the chat template supports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from kit.errors import ModelError
 from kit.models.failures import first_line
 
-# --- what a chat template can do, found by rendering it ---------------------------------------------------------------
+# --- properties of a chat template, determined by rendering it ---------------------------------------------------------
 
 
 ASKED, ANSWERED, SHOWN_VALUES = "kitquestion", "kitanswer", "kitsystem"
@@ -36,22 +36,22 @@ TOOL = {
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The abilities of a chat template."""
+    """Properties of a chat template."""
 
     system: bool
-    """A system message reaches the model (some templates refuse one, or leave it out)."""
+    """Whether the rendered text contains a system message. Some templates refuse or ignore it."""
     tools: bool
-    """Tools that are declared reach the model."""
+    """Whether the rendered text contains declared tools."""
     opens_thinking: bool
-    """The opened turn begins inside `<think>`."""
+    """Whether the generation prompt ends inside `<think>`."""
     thinking_switch: bool
     """It reads `enable_thinking`."""
     turn_end: str | None
-    """The special token that follows an assistant's message."""
+    """The special token after an assistant's message."""
 
 
 def read_template(processing_class: Any) -> ChatTemplate | None:
-    """Renders the template of a tokenizer or processor a few times. None where it has none, or where it renders nothing."""
+    """Reads the properties by rendering the template a few times. None if there is none or if it renders nothing."""
     source = getattr(processing_class, "chat_template", None)
     if not source:
         return None
@@ -68,12 +68,12 @@ def read_template(processing_class: Any) -> ChatTemplate | None:
 
 
 def _render(processing_class: Any, messages: list[dict[str, Any]], **keywords: Any) -> str | None:
-    """The text, or None where the template refuses; processors may want the content in parts."""
+    """The rendered text; None if the template raises. Some processors need the content in parts."""
     parts = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
     for form in (messages, parts):
         try:
             text = str(processing_class.apply_chat_template(form, tokenize=False, **keywords))
-        except Exception:  # templates raise what they like, of jinja's or of Python's
+        except Exception:  # templates may raise any error of jinja or Python
             continue
         if ASKED in text:
             return text
@@ -81,7 +81,7 @@ def _render(processing_class: Any, messages: list[dict[str, Any]], **keywords: A
 
 
 def _turn_end(processing_class: Any) -> str | None:
-    """The first special token behind an assistant's message, looked for in the ids of what the template writes there."""
+    """The first special token after an assistant's message, from the token ids of the rendered text."""
     rendered = _render(processing_class, [USER, REPLY])
     if rendered is None or ANSWERED not in rendered:
         return None
@@ -89,7 +89,7 @@ def _turn_end(processing_class: Any) -> str | None:
     tail = rendered.rpartition(ANSWERED)[2]
     if not tail.strip():
         return None
-    # Some tokenizers do not list all added tokens that are special among their special ids.
+    # Some tokenizers do not list all special added tokens in their special ids.
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {
         *tokenizer.all_special_ids,
@@ -99,12 +99,12 @@ def _turn_end(processing_class: Any) -> str | None:
         if token in special:
             return str(tokenizer.convert_ids_to_tokens(token))
         if str(tokenizer.decode([token])).strip():
-            return None  # words come first: this template closes turns with text
+            return None  # the template ends turns with text
     return None
 
 
 def end_ids(generation_config: Any, tokenizer: Any, template: ChatTemplate | None) -> tuple[int, ...]:
-    """Every id that ends a completion, the tokenizer's first."""
+    """All token ids that end a completion, the tokenizer's first."""
     declared = getattr(generation_config, "eos_token_id", None)
     ids = [tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else list(declared or []))]
     if template is not None and template.turn_end is not None:
@@ -116,13 +116,13 @@ def end_ids(generation_config: Any, tokenizer: Any, template: ChatTemplate | Non
 
 
 TOKEN_FIELD = re.compile(r"(.*_)?token_type_ids")
-"""A model input with an entry a token: 0 is text."""
+"""A model input with one entry per token, where 0 is text."""
 POSITION_TABLE = re.compile(
     r"(.*\.)?(wpe|embed_positions|position_embeddings?|pos_embed|position_embed|pos_emb)(\.weight)?"
 )
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 UNSEEN = 10**9
-"""Tokenizers without a limit say a number beyond this."""
+"""Tokenizers without a limit report a larger number than this."""
 
 
 @dataclass(frozen=True)
@@ -132,55 +132,55 @@ class FamilyAdapter:
     model_type: str
     architecture: str
     multimodal: bool
-    """Whether it takes more than text; such a model is loaded with `AutoModelForImageTextToText`."""
+    """Whether it also reads pictures. It is then loaded with `AutoModelForImageTextToText`."""
     accepts: frozenset[str]
     """Names of the parameters of `forward`."""
 
     positions: bool
-    """Positions are looked up in a learned table: with left padding they must be counted from the attention mask."""
+    """Whether positions index a learned table. With left padding they must then be counted from the attention mask."""
     template: ChatTemplate | None
     ends: tuple[int, ...]
-    """Every token id that ends a completion: of the generation config, the tokenizer and the chat template."""
+    """All token ids that end a completion, from generation config, tokenizer and chat template."""
     context: int | None
-    """Tokens that fit, prompt and completion together; None where nothing says."""
+    """Maximum number of tokens of prompt and completion; None if unknown."""
     decoder: str | None
-    """Path of the language model inside a multimodal one; adapters go there."""
+    """Path of the language model inside a multimodal one. Only it gets adapters."""
     refused: tuple[str, ...]
-    """Names of layers that PEFT refuses to adapt in this architecture."""
+    """Names of layers for which PEFT raises in this architecture."""
     placeholders: tuple[int, ...]
-    """Token ids that stand for pictures, film and sound: a completion that held one could not be scored."""
+    """Placeholder token ids of pictures, video and audio. A completion with one could not be scored."""
 
     @property
     def fills(self) -> tuple[str, ...]:
-        """Token fields that a multimodal model may want in text-only batches, too: they are given as zeros."""
+        """Token fields that a multimodal model may need in text-only batches too. They are set to zeros."""
         return tuple(sorted(name for name in self.accepts if TOKEN_FIELD.fullmatch(name))) if self.multimodal else ()
 
     def rule(self, name: str) -> str:
         """Returns how the trainer treats a model input: `extend`, `slice` or `drop`.
 
-        `extend`: one entry a token, zeros over completions. `slice`: a number of entries a sample, which is counted. `drop`: the
-        model does not take it.
+        `extend`: one entry per token, zeros over completions. `slice`: a variable number of entries per sample. `drop`: not an
+        input of the model.
         """
-        if name not in self.accepts and not name.startswith("pixel_values"):  # pictures are never dropped in silence
+        if name not in self.accepts and not name.startswith("pixel_values"):  # never drop pictures silently
             return "drop"
         return "extend" if TOKEN_FIELD.fullmatch(name) else "slice"
 
     def completed(self, model: Any) -> Any:
-        """`model`, or a callable in its place that gives it the inputs it lacks in a scoring pass."""
+        """`model`, or a callable that adds inputs which a scoring pass does not provide."""
         if not self.positions and not self.fills:
             return model
         return functools.partial(_call, self, model)
 
     @property
     def exclude(self) -> str | None:
-        """Regular expression of the modules that get no adapter under `all-linear`; None: all do."""
+        """Regular expression of modules without an adapter under `all-linear`; None: no such modules."""
         parts = [] if self.decoder is None else [rf"(?!{re.escape(self.decoder)}\.).*"]
         parts += [rf"(.*\.)?{re.escape(name)}" for name in self.refused]
         return "|".join(parts) or None
 
 
 def _call(family: FamilyAdapter, model: Any, **inputs: Any) -> Any:
-    """A forward pass with positions counted from the mask, and zeros for token fields that are not given."""
+    """A forward pass with positions counted from the mask, and zeros for missing token fields."""
     import torch
 
     mask = inputs["attention_mask"]
@@ -195,10 +195,12 @@ def _call(family: FamilyAdapter, model: Any, **inputs: Any) -> Any:
 def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool = True) -> FamilyAdapter:
     """Reads the properties of a model that a trainer needs.
 
-    model_or_config: a transformers (or PEFT) model, or a configuration, of which the architecture is then built on the
-    meta device. processing_class: its tokenizer or processor; None: nothing is known of templates and fields. chat: the
-    chat template is in use, so the end of its turns ends a completion, too. Raises `ModelError` for a configuration of
-    which transformers makes neither a causal language model nor a conditional-generation one.
+    Args:
+        model_or_config: a transformers or PEFT model, or a configuration, whose architecture is built on the meta device.
+        processing_class: its tokenizer or processor; None: templates and fields are unknown.
+        chat: whether the chat template is used. Its end of turn then ends a completion too.
+
+    Raises `ModelError` if the configuration is neither of a causal language model nor of a conditional-generation one.
     """
     if hasattr(model_or_config, "named_parameters"):
         model = model_or_config.get_base_model() if hasattr(model_or_config, "get_base_model") else model_or_config
@@ -206,7 +208,7 @@ def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool
         model = meta_model(model_or_config)
     config, text = model.config, model.config.get_text_config()
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
-    # Of the forward of the class: the instance's may be wrapped already.
+    # From the class, because the forward of the instance may be wrapped already.
     forwards = (type(model).forward, type(getattr(model, "base_model", model)).forward)
     parameters = {name for forward in forwards for name in inspect.signature(forward).parameters}
     accepts = frozenset(parameters - {"self", "args", "kwargs"})
@@ -233,18 +235,18 @@ def adapter_of(model_or_config: Any, processing_class: Any = None, *, chat: bool
 
 
 def is_multimodal(config: Any) -> bool:
-    """Whether the configuration has a part for pictures."""
+    """Whether the configuration has a vision part."""
     return any(getattr(config, name, None) is not None for name in ("vision_config", "vision_tower", "vq_config"))
 
 
 def placeholders(config: Any) -> tuple[int, ...]:
-    """Ids that the configuration gives to pictures, film and sound."""
+    """Placeholder ids of the configuration for pictures, video and audio."""
     names = [name for name in vars(config) if re.fullmatch(r"(image|video|audio)_token_(id|index)", name)]
     return tuple(sorted({value for name in names if type(value := getattr(config, name)) is int}))
 
 
 def auto_class(config: Any) -> Any:
-    """The transformers Auto class that makes a trainable model of this configuration. Raises `ModelError`."""
+    """The Auto class of transformers for a trainable model of this configuration. Raises `ModelError`."""
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
@@ -257,15 +259,15 @@ def auto_class(config: Any) -> Any:
         return transformers.AutoModelForImageTextToText
     raise ModelError(
         f"model_type '{kind}' is neither a causal language model nor a conditional-generation one in transformers "
-        f"{transformers.__version__}, so there is nothing to generate completions with. Give a decoder (a '...ForCausalLM' or "
+        f"{transformers.__version__}, so it cannot generate completions. Use a decoder (a '...ForCausalLM' or "
         "'...ForConditionalGeneration' architecture), or a newer transformers if the model is new."
     )
 
 
 def is_remote(config: Any) -> bool:
-    """Whether the architecture is code that came with the model.
+    """Whether the architecture is Python code of the model's repository.
 
-    `auto_map` in config.json alone does not say so: uploads of architectures that transformers has since taken in keep it.
+    `auto_map` in config.json is not sufficient: old uploads keep it after transformers has added their architecture.
     """
     from transformers.models.auto import modeling_auto as auto
 
@@ -277,13 +279,13 @@ def is_remote(config: Any) -> bool:
 
 
 _META: dict[str, Any] = {}
-"""The last architecture that was asked for: one start asks for its own several times."""
+"""The most recent architecture: a start uses the same one several times."""
 
 
 def meta_model(config: Any) -> Any:
     """The architecture on the meta device, without memory for its weights.
 
-    Raises `ModelError` for what transformers cannot build.
+    Raises `ModelError` if transformers cannot build it.
     """
     import torch
 
@@ -303,14 +305,14 @@ def meta_model(config: Any) -> Any:
 
 
 def has_position_table(model: Any) -> bool:
-    """Whether the language model looks positions up in a table of weights."""
+    """Whether the language model has a learned table of positions."""
     path = decoder_path(model) if is_multimodal(model.config) else None
     names = (name for name, _ in model.named_parameters() if path is None or name.startswith(f"{path}."))
     return any(POSITION_TABLE.fullmatch(name) for name in names)
 
 
 def decoder_path(model: Any) -> str | None:
-    """Dotted path of the language model inside `model`, or None where it is not apart."""
+    """Dotted path of the language model inside `model`, or None if it is not a separate module."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     for name, module in model.named_modules():
         if name and module is decoder and name != model.base_model_prefix:
@@ -319,11 +321,11 @@ def decoder_path(model: Any) -> str | None:
 
 
 def refused_layers(model: Any) -> tuple[str, ...]:
-    """Names of layers that PEFT refuses to put LoRA on here (output projections of some state-space models)."""
+    """Names of layers for which PEFT raises (output projections of some state-space models)."""
     from peft import LoraConfig
     from peft.tuners import tuners_utils
 
-    # Can go when PEFT leaves them out by itself.
+    # Remove when PEFT skips them by itself.
     check = getattr(tuners_utils, "_check_lora_target_modules_mamba", None)
     if check is None:
         return ()

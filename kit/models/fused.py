@@ -1,13 +1,13 @@
-"""A transformers model in fewer kernels on a GPU, for the same numbers: its LoRA layers, and Liger's kernels where installed.
+"""Fewer GPU kernels for a transformers model, with equal results: fused LoRA layers, and Liger's kernels if installed.
 
-A plain LoRA layer becomes two autograd nodes. The first computes A x, keeps all that the layer keeps, and later sends back
-the gradient of the whole layer; the second makes its output, and keeps nothing. So
+A plain LoRA layer becomes two autograd nodes. The first computes A x, saves all tensors of the layer, and computes the
+complete gradient of the layer in the backward pass. The second computes the output and saves nothing. So
 
-- nothing is copied to float32 and there are no temporaries of the output's size, of which PEFT's forward makes three;
-- gradient checkpointing, which stops recomputing once everything kept is there, does not recompute a block's last product.
+- nothing is copied to float32, and there are no temporaries of the size of the output (PEFT's forward has three);
+- gradient checkpointing stops when all saved tensors are recomputed, so it does not recompute the last product of a block.
 
-Any other layer keeps PEFT's forward pass (`_plain` says which is plain), without its casts to float32 under autocast, which
-rounds the input back to 16 bits in the next operation.
+Other layers (see `_plain`) use PEFT's forward pass without its casts to float32 under autocast, which would round the input
+back to 16 bits in the next operation.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch.autograd.function import once_differentiable
 
 log = logging.getLogger("kit")
 LIGER = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True}
-"""Liger's kernels that are taken; its head and its loss are others' than the kit's."""
+"""The kernels of Liger that are used. The kit has its own head and loss."""
 
 
 class Fused:
-    """Fused kernels installed in a model, which `remove` takes out again. names: the kernels, for the log."""
+    """Installs fused kernels in a model; `remove` restores it. names: the kernels, for the log."""
 
     def __init__(self, model: Any) -> None:
         self.names: list[str] = []
@@ -37,9 +37,9 @@ class Fused:
         if any(type(module).forward.__module__.startswith("unsloth") for module in model.modules()):
             return  # its own kernels are there
         if count := self._lora(model):
-            self.names.append(f"{count} LoRA layers of one node")
+            self.names.append(f"{count} fused LoRA layers")
         if self._liger(model):
-            self.names.append("Liger's norms, rope and gated products")
+            self.names.append("Liger's norms, rotary embedding and gated products")
 
     def __str__(self) -> str:
         return ", ".join(self.names)
@@ -69,7 +69,7 @@ class Fused:
         return count
 
     def _liger(self, model: Any) -> bool:
-        """Liger's kernels under this model alone, but for the rotary embedding, which is a function of its module."""
+        """Installs Liger's kernels for this model only, except the rotary embedding, which is a function of its module."""
         if find_spec("liger_kernel") is None:
             return False
         from transformers.integrations.liger import apply_liger_kernel
@@ -85,12 +85,12 @@ class Fused:
         self._keep(namespace)
         classes = {name: value for name, value in namespace.items() if isinstance(value, type)}
         apply_liger_kernel(base, LIGER | {"cross_entropy": False, "fused_linear_cross_entropy": False})
-        namespace.update(classes)  # so that models made later are as they were
+        namespace.update(classes)  # so that later models are not changed
         return True
 
 
 def _cast_input(module: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """PEFT's `_cast_input_dtype`, but under autocast, which casts the product's operands itself."""
+    """PEFT's `_cast_input_dtype`, except under autocast, which casts the operands itself."""
     if x is not None and torch.is_autocast_enabled(x.device.type):
         return x
     cast: Tensor = type(module)._cast_input_dtype(module, x, dtype)
@@ -98,7 +98,7 @@ def _cast_input(module: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _frozen(base: Any) -> bool:
-    """Whether this is a linear layer that does not train, of 16 or 32 bits or of bitsandbytes' 4."""
+    """Whether this is a frozen linear layer of 16 or 32 bits, or of 4 bits by bitsandbytes."""
     weight, bias = getattr(base, "weight", None), getattr(base, "bias", None)
     if weight is None or weight.requires_grad or (bias is not None and bias.requires_grad):
         return False
@@ -106,7 +106,7 @@ def _frozen(base: Any) -> bool:
 
 
 def _plain(module: Any, x: Tensor) -> tuple[torch.dtype, Any, Any, float] | None:
-    """The precision, A, B and scaling of a layer that is nothing but W x + scaling B A x now; None for any other."""
+    """The dtype, A, B and scaling of a layer that computes exactly W x + scaling B A x; None for others."""
     if module.disable_adapters or module.merged or len(module.active_adapters) != 1:
         return None
     (name,) = module.active_adapters
@@ -128,7 +128,7 @@ def _plain(module: Any, x: Tensor) -> tuple[torch.dtype, Any, Any, float] | None
         state = base.weight.quant_state
         if state is None or getattr(state, "packing_format_for_cpu", False) or base.compute_dtype not in (None, dtype):
             return None
-        if x.numel() == x.shape[-1]:  # a single token has a kernel of its own
+        if x.numel() == x.shape[-1]:  # a single token has a separate kernel
             return None
     return dtype, a.weight, b.weight, module.scaling[name]
 
@@ -147,7 +147,7 @@ def _forward(module: Any, x: Tensor, *rest: Any, **keywords: Any) -> Tensor:
 
 
 def _weight(base: Any, dtype: torch.dtype) -> Tensor:
-    """(out, in) in this precision."""
+    """The weight (out, in) in this dtype."""
     if type(base) is torch.nn.Linear:
         return base.weight.to(dtype)
     from bitsandbytes.functional import dequantize_4bit
@@ -159,20 +159,20 @@ def _weight(base: Any, dtype: torch.dtype) -> Tensor:
 def _scaled_product(left: Tensor, right: Tensor, scaling: float) -> Tensor:
     """scaling * left @ right, (n, k), rounded once."""
     out = left.new_empty(left.shape[0], right.shape[1])
-    return out.addmm_(left, right, beta=0.0, alpha=scaling)  # by which what is in `out` is not read
+    return out.addmm_(left, right, beta=0.0, alpha=scaling)  # with beta 0, `out` is not read
 
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """left @ right in this precision; on CUDA 16-bit numbers are summed into float32 without being rounded between."""
+    """left @ right in this dtype. On CUDA, 16-bit products are added in float32 without rounding in between."""
     if left.device.type == "cuda" and left.itemsize == 2 and dtype == torch.float32:
         return torch.mm(left, right, out_dtype=dtype)
     return torch.mm(left, right).to(dtype)
 
 
 class _Adapter(torch.autograd.Function):
-    """(T, in) -> scaling A x, (T, r); B in x's precision; and what stands for the layer's output, (T, out) without memory.
+    """(T, in) -> scaling A x (T, r); B in the dtype of x; and a placeholder of the output, (T, out) without memory.
 
-    Keeps all that the layer keeps, and takes the gradient of the layer, W x included, by what stands for its output.
+    It saves all tensors of the layer, and receives the gradient of the output through the placeholder, W x included.
     """
 
     @staticmethod
@@ -195,7 +195,7 @@ class _Adapter(torch.autograd.Function):
         with torch.autocast(grad.device.type, enabled=False):
             grad_low, grad_x = _scaled_product(grad, b, ctx.scaling), None  # (T, r)
             grad_a, grad_b = _product(grad_low.t(), x, ctx.dtypes[0]), _product(grad.t(), low, ctx.dtypes[1])
-            # What checkpointing has recomputed for this node alone makes room for the gradient of the same size.
+            # Free the recomputed input of this node before its gradient of the same size is allocated.
             del x, low
             if ctx.needs_input_grad[0]:
                 grad_x = torch.mm(grad, _weight(ctx.base, grad.dtype)).addmm_(grad_low, a)
@@ -203,7 +203,7 @@ class _Adapter(torch.autograd.Function):
 
 
 class _Base(torch.autograd.Function):
-    """The layer's output, (T, out): bias + B low + W x. Keeps nothing."""
+    """The output of the layer, (T, out): bias + B low + W x. It saves nothing."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, low: Tensor, b: Tensor, x: Tensor, base: Any) -> Tensor:

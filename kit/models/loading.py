@@ -1,4 +1,4 @@
-"""Model folder or hub id to a model and a tokenizer that can be trained, with errors that say what to do."""
+"""Loads model and tokenizer from a folder or a hub id, and explains failures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model that was found, its weights not read yet."""
+    """The files of a model. The weights are not loaded yet."""
 
     source: str
     revision: str | None
@@ -53,40 +53,40 @@ class ModelFiles:
     tokenizer: Any
     backend: Backend
     shape: ModelShape | None
-    """None where the architecture is remote code, of which nothing is known before it runs."""
+    """None if the architecture is remote code, which is unknown before it runs."""
     family: FamilyAdapter | None = None
-    """None likewise."""
+    """None for remote code too."""
     processor: Any | None = None
-    """What makes model inputs of pictures; None where the model takes text only, or comes without."""
+    """Converts pictures to model inputs; None if the model reads text only or has no processor."""
     chat: bool = True
 
     @property
     def parameters(self) -> int:
-        """Weights of the model; 0 where they are not known."""
+        """Number of weights; 0 if unknown."""
         return self.shape.parameters if self.shape is not None else 0
 
     @property
     def context(self) -> int | None:
-        """Tokens that the model reads at most, as its configuration says; None where it does not."""
+        """Maximum number of tokens by the configuration; None if it has no limit."""
         text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
         return getattr(text, "max_position_embeddings", None)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model for a trainer: the base model, its tokenizer, and the adapter to put on it (None: all weights train)."""
+    """A loaded model for a trainer: base model, tokenizer, and configuration of the adapter (None: all weights train)."""
 
     model: Any
     tokenizer: Any
     peft_config: Any | None
     backend: Backend
     processor: Any | None = None
-    """For prompts with pictures; text-only prompts need the tokenizer alone."""
+    """For prompts with pictures. Text-only prompts only need the tokenizer."""
     start: Path | None = None
-    """Folder of the adapter that the one of the finished trainer begins as (`kit.models.start.begin`)."""
+    """Folder of the adapter with which training starts (`kit.models.start.begin`)."""
 
     def processing_class(self, *, pictures: bool) -> Any:
-        """The tokenizer or processor that turns prompts into model inputs."""
+        """The tokenizer or processor that converts prompts to model inputs."""
         return self.processor if pictures and self.processor is not None else self.tokenizer
 
 
@@ -96,16 +96,16 @@ TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "*.ti
 
 
 def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] | None = None) -> ModelFiles:
-    """Finds the model, and reads its configuration and tokenizer. Raises `ModelError` when something is missing.
+    """Finds the model, and reads its configuration and tokenizer. Raises `ModelError` if something is missing.
 
-    template: what the chat template is told besides (`data.chat_template_kwargs`).
+    template: variables of the chat template (`data.chat_template_kwargs`).
     """
     backend = choose_backend(config)
     if config.load_in_4bit:
         if config.lora is None:
             raise ModelError(
-                "model.load_in_4bit freezes the weights, and model.lora: null leaves nothing to train. "
-                "Keep the LoRA section, or set load_in_4bit: false."
+                "model.load_in_4bit freezes the weights, so with model.lora: null there is nothing to train. "
+                "Set model.lora, or load_in_4bit: false."
             )
         quantization_config()
     weights_dtype(config, backend)
@@ -113,15 +113,15 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     folder = Path(source).expanduser()
     parts = {"configuration": ["config.json"], "tokenizer": TOKENIZER_FILES, "weights": ["*.safetensors"]}
-    for part, patterns in parts.items() if folder.is_dir() else ():  # libraries fill some gaps silently
+    for part, patterns in parts.items() if folder.is_dir() else ():  # libraries replace some missing files silently
         if not any(any(folder.glob(pattern)) for pattern in patterns):
-            advice = f"expected {patterns[0]}; copy what is missing from the model it was made of"
+            advice = f"expected {patterns[0]}; copy the missing files from the original model"
             if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-                advice = "it holds an adapter alone; merge it into its base model first"
-            raise ModelError(f"{source}: the folder has no {part} ({advice}). It holds: {_listing(folder)}.")
+                advice = "it contains only an adapter; merge it into its base model first"
+            raise ModelError(f"{source}: the folder has no {part} ({advice}). It contains: {_listing(folder)}.")
     start = find_start(config)
     tokenizer_source, tokenizer_revision = source, config.revision
-    if start is not None and (start / "tokenizer.json").is_file():  # the one that the adapter was made with
+    if start is not None and (start / "tokenizer.json").is_file():  # the tokenizer with which the adapter was trained
         tokenizer_source, tokenizer_revision = str(start), None
     tokenizer_keywords = keywords | {"revision": tokenizer_revision}
     tokenizer = load_tokenizer(tokenizer_source, chat=chat, chat_template=config.chat_template, **tokenizer_keywords)
@@ -143,10 +143,10 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
 
 
 def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = None) -> LoadedModel:
-    """Reads the weights, quantised if asked. Raises `ModelError`.
+    """Loads the weights, quantised if configured. Raises `ModelError`.
 
-    `with_`: what a run that trains loads them for. None: to generate, or to put a trained adapter on, which transformers
-    does whatever trained it.
+    `with_`: the loading settings of a training run. None: load with transformers, for generation or for a trained adapter of any
+    backend.
     """
     backend = files.backend
     if with_ is None and backend.name != TRANSFORMERS:
@@ -182,8 +182,8 @@ def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch
     if config.attention is not None:
         keywords["attn_implementation"] = config.attention
     elif getattr(files.config.get_text_config(), "attn_logit_softcapping", None):
-        # Gemma 2 caps the scores of attention. transformers' own choice, sdpa, leaves the cap out, and would train another
-        # policy than vLLM serves.
+        # Gemma 2 caps attention scores. transformers' default, sdpa, ignores the cap and would train another policy than vLLM
+        # serves.
         keywords["attn_implementation"] = "eager"
     if config.load_in_4bit:
         keywords["quantization_config"] = quantization_config(dtype)
@@ -193,16 +193,16 @@ def _load_with_transformers(files: ModelFiles, config: ModelConfig, dtype: torch
     model, info = _load(files.source, "its weights", auto_class(files.config).from_pretrained, keywords)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
-            f"{files.source}: its files lack {len(missing)} of the weights that its config.json asks for ({missing[0]}, for "
-            "example); they would start at random. Give the folder of the whole model, not of an adapter or of another one."
+            f"{files.source}: its files lack {len(missing)} of the weights of its config.json (e.g. {missing[0]}); they "
+            "would be random. Use the folder of the complete model, not of an adapter or another model."
         )
     return model
 
 
 def place_of(device: str, *, quantized: bool) -> dict[str, Any] | None:
-    """`device_map` of a model that is loaded onto "cuda" or "cpu"; None: transformers loads it onto the CPU by itself.
+    """`device_map` of a model for "cuda" or "cpu"; None: transformers loads it on the CPU by default.
 
-    Quantised weights it takes to a GPU wherever there is one.
+    Without a map, transformers loads quantised weights on a GPU if there is one.
     """
     import torch
 
@@ -214,13 +214,13 @@ def place_of(device: str, *, quantized: bool) -> dict[str, Any] | None:
 def weights_dtype(config: ModelConfig, backend: Backend, *, trains: bool = True) -> torch.dtype:
     """Precision of the loaded weights. Raises `ModelError`.
 
-    float32 for weights that train, and where transformers computes in float32; otherwise as configured.
+    float32 for weights that train, and if the backend computes in float32; otherwise as configured.
 
-    `trains`: a trainer scores with them, whose kernels know no bfloat16 on a GPU without it. To generate, that takes half the
-    memory of float32 and overflows as little.
+    `trains`: whether a trainer scores with them. Its kernels need a GPU with bfloat16 for that dtype. Generation can use
+    bfloat16 on any GPU, with half the memory of float32 and the same range.
 
-    At usual learning rates an update is smaller than half a step of bfloat16 and would round away; float16 gradients
-    cannot be unscaled. Training all weights computes in half precision by autocast instead.
+    Weights that train are float32, because usual updates are smaller than half a step of bfloat16 and would be lost in rounding,
+    and float16 gradients cannot be unscaled. Training all weights uses half precision by autocast instead.
     """
     import torch
 
@@ -230,24 +230,24 @@ def weights_dtype(config: ModelConfig, backend: Backend, *, trains: bool = True)
         return torch_dtype(config.dtype, backend.device)
     if config.dtype in ("float16", "bfloat16"):
         raise ModelError(
-            f"model.dtype: {config.dtype} with model.lora: null would lose most updates to rounding. Set model.dtype: auto "
-            "(float32 weights, computed in half precision on a GPU), or keep model.lora and train adapters."
+            f"model.dtype: {config.dtype} with model.lora: null would lose most updates in rounding. Set model.dtype: auto "
+            "(float32 weights, half precision by autocast on a GPU), or set model.lora to train adapters."
         )
     return torch.float32
 
 
 def autocast_dtype(config: ModelConfig, backend: Backend) -> torch.dtype | None:
-    """The autocast precision of float32 weights that all train on a GPU; None: in the precision of the weights."""
+    """The autocast dtype if all weights train in float32 on a GPU; None: no autocast."""
     if config.lora is not None or backend.device != "cuda" or config.dtype == "float32" or backend.computes_in_float32:
         return None
     return torch_dtype(config.dtype, backend.device)
 
 
 def keep_trainable_in_float32(model: Any) -> None:
-    """Makes every weight that trains float32, for the reason that `weights_dtype` gives.
+    """Casts all weights that train to float32; see `weights_dtype` for the reason.
 
-    TRL casts the adapters of a quantised model to bfloat16 when a trainer is built; call this after that, and before the
-    optimiser is made. PEFT casts an adapter's input to the adapter's precision.
+    TRL's constructor casts the adapters of a quantised model to bfloat16. Call this after it and before the optimiser is created.
+    PEFT casts an adapter's input to the adapter's dtype.
     """
     for weight in model.parameters():
         if weight.requires_grad:
@@ -255,9 +255,9 @@ def keep_trainable_in_float32(model: Any) -> None:
 
 
 def keep_only_tokens(model: Any) -> None:
-    """Drops a model's own sampling settings: transformers fills what a run leaves out from them.
+    """Removes a model's own sampling settings, because transformers would use them as defaults.
 
-    A repetition penalty that came with the model would sample and score another policy than the one that is trained.
+    A repetition penalty of the model, for example, would sample from another policy than the trained one.
     """
     from transformers import GenerationConfig
 
@@ -270,7 +270,7 @@ def keep_only_tokens(model: Any) -> None:
 
 
 def load_processor(source: str, tokenizer: Any, **keywords: Any) -> Any | None:
-    """The processor of a multimodal model, with the tokenizer that the run uses. None where it comes without one."""
+    """The processor of a multimodal model, with the run's tokenizer. None if it has none."""
     folder = Path(source).expanduser()
     if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
         return None
@@ -285,10 +285,10 @@ def load_processor(source: str, tokenizer: Any, **keywords: Any) -> Any | None:
 
 
 def keep_differentiable(model: Any) -> None:
-    """Keeps bitsandbytes from repacking 4-bit weights at the first forward in evaluation.
+    """Prevents bitsandbytes from repacking 4-bit weights at the first forward pass in evaluation mode.
 
-    On CPUs with AVX512-BF16 the repacked weights go through a kernel without a backward pass, so that every gradient after
-    the first evaluation would be wrong. Can go when bitsandbytes repacks back, or refuses, in training.
+    On CPUs with AVX512-BF16 the kernel for repacked weights has no backward pass, so that all gradients after the first
+    evaluation would be wrong. Remove when bitsandbytes restores the weights, or raises, in training.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -296,9 +296,9 @@ def keep_differentiable(model: Any) -> None:
 
 
 def adapter(config: ModelConfig, family: FamilyAdapter | None = None) -> Any | None:
-    """PEFT's description of the adapter, or None when all weights train.
+    """PEFT's configuration of the adapter, or None if all weights train.
 
-    `all-linear` means the language model; what looks at pictures stays as it is.
+    `all-linear` applies to the language model only, not to vision layers.
     """
     if config.lora is None:
         return None
@@ -321,7 +321,7 @@ def _listing(folder: Path) -> str:
 
 
 def load_tokenizer(source: str, *, chat: bool, chat_template: str | None = None, **keywords: Any) -> Any:
-    """A tokenizer that pads on the left and has a padding token. Raises `ModelError` if it lacks what the run needs."""
+    """A tokenizer that pads on the left and has a padding token. Raises `ModelError` if a chat template or token is missing."""
     tokenizer = _load(source, "its tokenizer", _auto("AutoTokenizer"), keywords)
     if chat_template is not None:
         path = Path(chat_template)
@@ -335,28 +335,30 @@ def load_tokenizer(source: str, *, chat: bool, chat_template: str | None = None,
         )
     if tokenizer.eos_token_id is None:
         raise ModelError(
-            f"The tokenizer of {source} has no end-of-sequence token, so no completion could ever end. "
+            f"The tokenizer of {source} has no end-of-sequence token, so completions could not end. "
             "Set one (tokenizer.eos_token = ...) and save the tokenizer again."
         )
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths, never from the padding id
+        tokenizer.pad_token = tokenizer.eos_token  # masks are computed from lengths, not from the padding id
     tokenizer.padding_side = "left"
     return tokenizer
 
 
 def with_defaults(template: Any, values: Mapping[str, Any], source: str) -> str:
-    """A chat template whose variables have these values where nobody says otherwise. Raises `ModelError`.
+    """A chat template with these default values of its variables. Raises `ModelError`.
 
-    They stand in the template itself, so that training, evaluation, chat and every export follow it.
+    The values are part of the template, so that training, evaluation, chat and exports use the same.
     """
     text = str(template["default"] if isinstance(template, dict) else template)
     head = ""
     for name, value in values.items():
         if not re.search(rf"\b{name}\b", text):
-            known = "it reads enable_thinking" if "enable_thinking" in text else "it reads no enable_thinking, either"
+            known = (
+                "it reads enable_thinking" if "enable_thinking" in text else "it does not read enable_thinking either"
+            )
             raise ModelError(
-                f"data.chat_template_kwargs: {name}, but the chat template of {source} never reads it, so nothing would change "
-                f"({known}). Take it out, or set model.chat_template to a template that does."
+                f"data.chat_template_kwargs: {name}, but the chat template of {source} does not read it, so it has no effect "
+                f"({known}). Remove it, or set model.chat_template to a template that does."
             )
         head += f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif -%}}"
     return text if text.startswith(head) else head + text
@@ -372,38 +374,38 @@ def _load(source: str, what: str, loader: Callable[..., Any], keywords: dict[str
     """Calls a `from_pretrained` and explains its failures."""
     looks_local = source.startswith((".", "/", "~")) or (os.sep in source and source.count("/") != 1)
     if looks_local and not Path(source).expanduser().is_dir():
-        raise ModelError(f"model.name: there is no folder {source}. Give a model folder, a hub id, or 'embedded'.")
+        raise ModelError(f"model.name: there is no folder {source}. Use a model folder, a hub id, or 'embedded'.")
     try:
         return loader(source, **keywords)
     except ImportError as error:
         raise ModelError(f"Loading {what} of {source} needs a package that is not installed: {error}") from error
-    except Exception as error:  # readers of files raise what they like; what is not about the files passes
+    except Exception as error:  # file readers may raise any error; errors without relation to files are re-raised
         raise_fatal(error)
         if isinstance(error, KitError) or any(sign in str(error).lower() for sign in OUT_OF_MEMORY):
             raise
         first, folder = first_line(error), Path(source).expanduser()
         if folder.is_dir():
             why = (
-                f"could not be loaded ({first}). A file is broken, or of another model; copy the folder again from the model it "
-                f"was made of. It holds: {_listing(folder)}."
+                f"could not be loaded ({first}). A file is damaged, or of another model. Copy the folder again from the "
+                f"original model. It contains: {_listing(folder)}."
             )
         elif "trust_remote_code" in str(error):
             why = (
-                "comes with Python code of its own. Read that code, and if you trust it set model.trust_remote_code: true. "
+                "contains Python code. Read that code, and if you trust it set model.trust_remote_code: true. "
                 f"({first})"
             )
         else:
             why = (
-                "could not be loaded. There is no such folder here; as a hub id it could not be fetched either: check the "
-                f"spelling, the network, and HF_TOKEN for gated models, or download it and give the folder. ({first})"
+                "could not be loaded. There is no such folder, and downloading it as a hub id failed: check the "
+                f"spelling, the network, and HF_TOKEN for gated models, or download it and use the folder. ({first})"
             )
         raise ModelError(f"{source}: {what} {why}") from error
 
 
 def end_where_turns_end(model: Any, files: ModelFiles, family: FamilyAdapter) -> None:
-    """Adds what the tokenizer and the chat template end a completion with to what the model declares.
+    """Adds the end tokens of the tokenizer and the chat template to those of the model.
 
-    Base models declare the end of a text, and never stop in a chat whose turns end otherwise.
+    A base model only declares the end of a text, and would not stop in a chat whose turns end with another token.
     """
     template = family.template if files.chat else None
     ends = list(end_ids(model.generation_config, files.tokenizer, template))
@@ -411,5 +413,5 @@ def end_where_turns_end(model: Any, files: ModelFiles, family: FamilyAdapter) ->
 
 
 def family_of(model_config: Any, tokenizer: Any, *, chat: bool) -> FamilyAdapter | None:
-    """Reads the family before the weights are loaded; None where the architecture is remote code."""
+    """Reads the family before the weights are loaded; None for remote code."""
     return None if is_remote(model_config) else adapter_of(model_config, tokenizer, chat=chat)

@@ -1,4 +1,4 @@
-"""The sizes of a decoder, from its configuration alone: no weight is read or allocated. Memory and time are planned by them."""
+"""The sizes of a decoder from its configuration, without its weights. Memory and time are estimated with them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class ModelShape:
 
     parameters: int
     linear: int
-    """Weights of linear layers other than the head: what 4-bit quantisation packs, and `all-linear` adapts."""
+    """Weights of linear layers except the head. 4-bit quantisation and `all-linear` apply to them."""
     largest: int
-    """The largest single weight."""
+    """Size of the largest weight."""
     layers: int
     hidden: int
     intermediate: int
-    """Width of the feed-forward part; of a mixture of experts, of the experts that one token visits together."""
+    """Width of the feed-forward part; for a mixture of experts, of all active experts of a token."""
     query: int
     """heads × head size."""
     key: int
@@ -29,12 +29,12 @@ class ModelShape:
     vocab: int
     qk_norm: bool
     modules: tuple[tuple[str, int, int], ...]
-    """Linear layers but the head: (last part of the name, inputs, outputs)."""
+    """Linear layers except the head: (last part of the name, inputs, outputs)."""
     norms: int = 2
-    """Norms of a layer over the hidden size."""
+    """Number of norms per layer over the hidden size."""
 
     def adapted(self, targets: str | list[str]) -> list[tuple[int, int]]:
-        """(inputs, outputs) of the linear layers that get an adapter."""
+        """(inputs, outputs) of the linear layers with an adapter."""
         return [(a, b) for name, a, b in self.modules if targets == "all-linear" or name in targets]
 
     def lora_parameters(self, rank: int, targets: str | list[str]) -> int:
@@ -43,7 +43,7 @@ class ModelShape:
 
 
 def shape_of(model_config: Any) -> ModelShape | None:
-    """Builds the architecture on the meta device and counts. None when it needs remote code: nothing is known then."""
+    """Reads the sizes from the architecture on the meta device. None for remote code."""
     from kit.models.family import is_remote, meta_model
 
     if is_remote(model_config):
@@ -92,7 +92,7 @@ def _field(config: Any, *names: str, default: int) -> int:
     for name in names:
         try:
             value = getattr(config, name, None)
-        except RuntimeError:  # it differs from layer to layer, as Gemma 4's head size does: the largest
+        except RuntimeError:  # it varies between layers, e.g. Gemma 4's head size: use the largest
             value = max(getattr(layer, name) for layer in config.per_layer_config)
         if isinstance(value, int):
             return value

@@ -1,7 +1,7 @@
-"""Training that starts from an adapter (`model.adapter`), as supervised fine-tuning leaves one, and trains it on.
+"""Training that continues an adapter (`model.adapter`), for example one of supervised fine-tuning.
 
-The reference policy is the policy as it starts. TRL scores it with the adapter named `ref` where there is one, and with
-adapters off elsewhere: so the first adapter stands in the model under that name, too.
+The reference policy is the initial policy. TRL scores it with the adapter named `ref` if there is one, else with disabled
+adapters. The model therefore gets a copy of the initial adapter under that name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kit.config import LoraConfig, ModelConfig
 from kit.errors import ModelError
 
 REFERENCE = "ref"
-"""The name under which TRL looks for the policy as it was."""
+"""TRL's name for the adapter of the reference policy."""
 TRAINED = "default"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -36,27 +36,27 @@ def digest_of(adapter: Path) -> str:
 
 
 def find_start(config: ModelConfig) -> Path | None:
-    """The folder of the adapter that the configuration names; None where it names none. Raises `ModelError`."""
+    """The folder of the configured adapter; None if there is none. Raises `ModelError`."""
     if config.adapter is None:
         return None
     folder, name = Path(config.adapter).expanduser(), config.adapter
     if not folder.is_dir():
         if name.count("/") != 1 or name.startswith((".", "/", "~")):
-            raise ModelError(f"model.adapter: there is no folder {name}. Give an adapter's folder, or a hub id.")
+            raise ModelError(f"model.adapter: there is no folder {name}. Use an adapter's folder, or a hub id.")
         from huggingface_hub import snapshot_download
 
         try:
             patterns = ["adapter_*", "token*", "*.jinja", "vocab*", "merges*"]
             folder = Path(snapshot_download(name, allow_patterns=patterns))
-        except Exception as error:  # the hub's client raises by kind of failure, and any of them means the same here
+        except Exception as error:  # any error of the hub's client means that it is not available
             raise ModelError(
-                f"model.adapter: {name} is no folder here, and could not be fetched as a hub id ({error})."
+                f"model.adapter: {name} is no folder, and downloading it as a hub id failed ({error})."
             ) from error
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise ModelError(
-                f"model.adapter: {folder} has no {name}, so it is not an adapter that PEFT has saved. Give the folder that "
-                "`save_pretrained` wrote, or set model.name where this is a whole model."
+                f"model.adapter: {folder} has no {name}, so it is not an adapter of PEFT. Use the folder that "
+                "`save_pretrained` wrote, or set model.name if it is a complete model."
             )
     settings = settings_of(folder)
     odd = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "target_parameters")
@@ -72,7 +72,7 @@ def find_start(config: ModelConfig) -> Path | None:
 
 
 def described(config: ModelConfig) -> ModelConfig:
-    """The configuration with `lora` as the adapter has it. Raises `ModelError`."""
+    """The configuration with the adapter's settings as `lora`. Raises `ModelError`."""
     start = find_start(config)
     if start is None or config.lora is None:
         return config
@@ -89,7 +89,7 @@ def described(config: ModelConfig) -> ModelConfig:
 
 
 def peft_config(start: Path, dropout: float) -> Any:
-    """PEFT's description of the adapter that is trained on. Dropout is the run's own: sampling knows none."""
+    """PEFT's configuration of the adapter, with the run's dropout, because sampling has none."""
     from peft import PeftConfig
 
     settings = PeftConfig.from_pretrained(str(start))
@@ -98,9 +98,9 @@ def peft_config(start: Path, dropout: float) -> Any:
 
 
 def begin(model: Any, start: Path | None, *, reference: bool) -> None:
-    """Makes a model with a new adapter the policy that training starts from; call it before the optimiser is made.
+    """Loads the initial policy into a model with a new adapter. Call it before the optimiser is created.
 
-    `reference`: whether the policy as it starts will be scored. Raises `ModelError` where the adapter does not fit.
+    `reference`: whether the initial policy will be scored. Raises `ModelError` if the adapter does not fit.
     """
     if start is None:
         return
@@ -118,23 +118,23 @@ def _add(model: Any, start: Path) -> None:
 
 
 def _fill(model: Any, start: Path, name: str) -> None:
-    """Reads the adapter's weights, float32, into the adapter of a model."""
+    """Loads the adapter's float32 weights into the adapter `name` of a model."""
     from peft import load_peft_weights, set_peft_model_state_dict
 
     try:
         result = set_peft_model_state_dict(
             model, load_peft_weights(str(start), device="cpu"), adapter_name=name, ignore_mismatched_sizes=False
         )
-        why = f"'{result.unexpected_keys[0]}' has no place in it" if result.unexpected_keys else None
+        why = f"it has no '{result.unexpected_keys[0]}'" if result.unexpected_keys else None
     except RuntimeError as error:
         why = str(error)
     if why is not None:
         base = settings_of(start).get("base_model_name_or_path")
-        raise ModelError(f"model.adapter: {start} was made for {base} and does not fit model.name ({why}).")
+        raise ModelError(f"model.adapter: {start} was trained for {base} and does not fit model.name ({why}).")
 
 
 def put_on(model: Any, adapter: Path, start: Path | None = None) -> Any:
-    """`model` with a trained adapter as it was trained, to generate with. Raises `ModelError` where they do not fit."""
+    """`model` with a trained adapter, for generation. Raises `ModelError` if they do not fit."""
     from peft import PeftModel
 
     from kit.models.failures import raise_fatal
@@ -152,7 +152,7 @@ def put_on(model: Any, adapter: Path, start: Path | None = None) -> Any:
 
 @contextmanager
 def untrained(policy: Any) -> Iterator[None]:
-    """Restores a policy with adapters to its state before training, for the block."""
+    """Switches a policy with adapters to its initial state inside the block."""
     if REFERENCE not in policy.peft_config:
         with policy.disable_adapter():
             yield
@@ -166,6 +166,6 @@ def untrained(policy: Any) -> Iterator[None]:
 
 
 def as_it_starts(model: Any, config: ModelConfig) -> Any:
-    """A loaded base model as training would start from it."""
+    """The initial policy of training, from a loaded base model."""
     start = find_start(config)
     return model if start is None else put_on(model, start)

@@ -1,7 +1,7 @@
-"""A model loaded by Unsloth: the keywords of its two calls, each made by a function that needs no GPU to be tested.
+"""Loads a model with Unsloth. Separate functions compute the keywords of its two calls, so that tests need no GPU.
 
-On CUDA Unsloth puts the adapters on as well, for its fused LoRA kernels, and its trainer takes no other. On its CPU
-backend the model is transformers' own, and TRL puts the adapters on, from the same random numbers as without Unsloth.
+On CUDA Unsloth also adds the adapters, for its fused LoRA kernels; its trainer accepts no others. With its CPU backend the
+model is that of transformers, and TRL adds the adapters, with the same random numbers as without Unsloth.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from kit.config import ModelConfig, RunConfig
 
 CHECKPOINTING = "unsloth"
-"""Gradient checkpointing with the activations kept in main memory."""
+"""Gradient checkpointing with activations in main memory."""
 OFFLOAD = "offload"
-"""The same, in whatever way the backend has."""
+"""Gradient checkpointing by the default method of the backend."""
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Settings of loading a model besides `model:`."""
+    """Settings for loading a model in addition to the section `model`."""
 
     max_seq_length: int | None = None
-    """Tokens of the longest prompt and completion; None: the model's context."""
+    """Maximum tokens of prompt plus completion; None: the model's context."""
     seed: int = 0
     checkpointing: bool | str = CHECKPOINTING
     fast_inference: Mapping[str, Any] = field(default_factory=dict)
-    """Keywords for an engine that shares the weights; empty: none."""
+    """Keywords for an engine that shares the weights; empty: no engine."""
 
 
 def loading(config: RunConfig, backend: Backend, context: int | None) -> Loading:
-    """Returns the loading settings of a run. `context`: the most tokens that the model reads; None: not known."""
+    """Returns the loading settings of a run. `context`: the maximum number of tokens of the model; None: unknown."""
     vllm, lora, fast_inference = config.generation.vllm, config.model.lora, dict[str, Any]()
     if backend.name == UNSLOTH and config.generation.engine == "vllm":
         fast_inference["gpu_memory_utilization"] = vllm.gpu_memory_utilization
         fast_inference |= {"max_lora_rank": lora.rank} if lora is not None else {}
-        # Not a parameter but one of its further keywords, refused where there is no engine; its default is False.
+        # Not a named parameter. Unsloth refuses it without an engine; its default is False.
         fast_inference |= {"enforce_eager": True} if vllm.eager else {}
     known = [length for length in (room(config), context) if length is not None]
     return Loading(
@@ -59,20 +59,20 @@ def loading(config: RunConfig, backend: Backend, context: int | None) -> Loading
 
 
 def checkpointing(setting: bool | str | None, backend: Backend) -> bool | str:
-    """Returns how activations are kept. `None`: Unsloth's way where it is there, else recomputed on a GPU only."""
+    """Returns the method of gradient checkpointing. `None`: Unsloth's if it is active, else recomputation on a GPU only."""
     if setting is None:
         return CHECKPOINTING if backend.name == UNSLOTH else backend.device == "cuda"
     if setting == OFFLOAD:
         return CHECKPOINTING if backend.name == UNSLOTH else True  # transformers: `ModelPass.offload`
     if setting == CHECKPOINTING and backend.name != UNSLOTH:
-        return True  # its CPU backend has nowhere to move them to, and recomputes
+        return True  # its CPU backend has no other memory for them, and recomputes
     return setting
 
 
 def model_arguments(
     source: str, revision: str | None, config: ModelConfig, dtype: torch.dtype, with_: Loading
 ) -> dict[str, Any]:
-    """Keywords of `FastLanguageModel.from_pretrained`. The name is taken literally, never mapped to another upload."""
+    """Keywords of `FastLanguageModel.from_pretrained`. The name is used literally and never mapped to another upload."""
     full = config.lora is None
     arguments: dict[str, Any] = {
         "model_name": source,
@@ -85,26 +85,26 @@ def model_arguments(
         "trust_remote_code": config.trust_remote_code,
         "use_gradient_checkpointing": with_.checkpointing,
         "use_exact_model_name": True,
-        "fix_tokenizer": False,  # the kit brings its own
+        "fix_tokenizer": False,  # the kit loads the tokenizer
         "random_state": with_.seed,
         "fast_inference": bool(with_.fast_inference),
     }
     if with_.max_seq_length is not None:
         arguments["max_seq_length"] = with_.max_seq_length
     if full:
-        arguments["float32_mixed_precision"] = True  # weights in float32, computed in half precision
+        arguments["float32_mixed_precision"] = True  # float32 weights, half precision in computation
     return arguments | dict(with_.fast_inference)
 
 
 def adapter_arguments(adapter: LoraConfig, with_: Loading, model: Any) -> dict[str, Any]:
-    """Keywords of `FastLanguageModel.get_peft_model`, but for the model. `adapter`: PEFT's description of it.
+    """Keywords of `FastLanguageModel.get_peft_model` except the model. `adapter`: PEFT's configuration.
 
-    Unsloth takes `all-linear` for every tower of a multimodal model, and knows no `exclude_modules`: it is told the layers.
+    For Unsloth `all-linear` includes all towers of a multimodal model, and it has no `exclude_modules`. So the layers are listed.
     """
     import torch
 
     targets, exclude = adapter.target_modules, str(adapter.exclude_modules or "(?!)")
-    if targets == "all-linear":  # to PEFT the linear layers but the head and what is excluded
+    if targets == "all-linear":  # for PEFT: linear layers except the head and excluded modules
         head = model.get_output_embeddings()
         names = {
             name
@@ -130,14 +130,14 @@ def adapter_arguments(adapter: LoraConfig, with_: Loading, model: Any) -> dict[s
 def load(
     revision: str | None, config: ModelConfig, dtype: torch.dtype, backend: Backend, with_: Loading, source: str
 ) -> Any:
-    """The model, without adapters. Raises `ModelError`, or whatever loading raises."""
+    """Loads the model without adapters. Raises `ModelError`, or any error of the loader."""
     arguments = model_arguments(source, revision, config, dtype, with_)
     if backend.name != UNSLOTH:
-        arguments |= {"use_gradient_checkpointing": False}  # the trainer turns it on, as it does without Unsloth
+        arguments |= {"use_gradient_checkpointing": False}  # the trainer enables it, as without Unsloth
         arguments |= {"attn_implementation": config.attention} if config.attention is not None else {}
         arguments |= {"use_safetensors": True}
         arguments.pop("float32_mixed_precision", None)
-    # Inside a run its switches are set already; elsewhere they are set for as long as the model is read.
+    # In a run its environment variables are set already; elsewhere they are set while the model is loaded.
     with stdout_to_log(), switched({} if active_backend() else switches(backend)):
         fast = fast_language_model(backend)
         try:
@@ -150,17 +150,19 @@ def load(
             from kit.models.failures import EngineSettings, engine_failure
 
             settings = EngineSettings(gpu_memory_utilization=float(with_.fast_inference["gpu_memory_utilization"]))
-            raise engine_failure(error, "starting, with the weights that Unsloth reads", settings) from error
-    if config.load_in_4bit:  # Unsloth goes on without, and only prints so; no flag says it of an engine's weights
+            raise engine_failure(error, "starting with Unsloth's weights", settings) from error
+    if config.load_in_4bit:  # if it cannot quantise, Unsloth only prints a message; an engine's weights have no flag
         from bitsandbytes.nn import Linear4bit
 
         if not any(isinstance(module, Linear4bit) for module in model.modules()):
             raise ModelError(
-                f"model.load_in_4bit: true, but Unsloth loaded {source} in {model.dtype}: bitsandbytes does not quantise it here "
+                f"model.load_in_4bit: true, but Unsloth loaded {source} in {model.dtype}: bitsandbytes did not quantise it "
                 "(layers narrower than 64, or an unsupported machine). Set model.load_in_4bit: false, or model.backend: "
                 "transformers."
             )
-    if with_.fast_inference:  # a model made of an engine's weights lacks what its files declare, its ends among it
+    if (
+        with_.fast_inference
+    ):  # a model from an engine's weights lacks the generation config of its files, e.g. the end tokens
         from transformers import GenerationConfig
 
         with suppress(OSError):  # no such file
@@ -169,34 +171,34 @@ def load(
 
 
 def check_engine(model: Any, with_: Loading, *, standby: bool) -> None:
-    """Refuses an engine that Unsloth made other than configured, of which it only prints a line. Raises `EngineError`."""
+    """Raises `EngineError` if Unsloth has created another engine than configured. Unsloth only prints a message."""
     if not with_.fast_inference:
         return
     engine = getattr(model, "vllm_engine", None)
     if engine is None:
-        raise EngineError("Unsloth went on without vLLM's engine, which it cannot import. Set generation.engine: hf.")
+        raise EngineError("Unsloth cannot import vLLM and continued without it. Set generation.engine: hf.")
     made, length = engine.llm_engine.vllm_config.model_config, with_.max_seq_length
     if length is not None and made.max_model_len < length:
         raise EngineError(
-            f"vLLM's engine has room for sequences of {made.max_model_len} tokens only, of the {length} that the run asks for: "
-            "Unsloth lowered them to what its cache holds, and longer completions would be cut. Raise "
+            f"vLLM's engine supports sequences of {made.max_model_len} tokens, but the run needs {length}: Unsloth lowered it "
+            "to the size of the cache, and longer completions would be cut. Raise "
             "generation.vllm.gpu_memory_utilization, or lower generation.max_completion_tokens or data.max_prompt_tokens."
         )
     if standby and not made.enable_sleep_mode:
         raise EngineError(
-            "Unsloth makes an engine without standby for multimodal models: its memory would never be free for the update. Set "
+            "Unsloth has no standby for multimodal models, so the engine would keep its memory during updates. Set "
             "generation.vllm.standby: false, or model.backend: transformers."
         )
 
 
 def with_adapter(model: Any, adapter: LoraConfig, backend: Backend, with_: Loading) -> Any:
-    """The model with adapters of Unsloth's."""
+    """The model with Unsloth's adapters."""
     with stdout_to_log():
         return fast_language_model(backend).get_peft_model(model, **adapter_arguments(adapter, with_, model))
 
 
 def for_inference(model: Any) -> bool:
-    """Turns a model of Unsloth's on CUDA to generating; False where the model is not one. `for_training` turns back."""
+    """Switches a model of Unsloth on CUDA to generation. Returns False for other models. `for_training` switches back."""
     if not hasattr(model, "_unsloth_gradient_checkpointing") or not hasattr(model, "for_inference"):
         return False
     model.for_inference()
@@ -204,11 +206,11 @@ def for_inference(model: Any) -> bool:
 
 
 def for_training(model: Any) -> None:
-    """Turns a model of Unsloth's back to training, its way of checkpointing included."""
+    """Switches a model of Unsloth back to training, with its gradient checkpointing."""
     model.for_training(use_gradient_checkpointing=model._unsloth_gradient_checkpointing)
 
 
 def room(config: RunConfig) -> int | None:
-    """Tokens of prompt and completion that the engine makes room for; None: the model's context."""
+    """Maximum tokens of prompt plus completion for the engine; None: the model's context."""
     prompt = config.data.max_prompt_tokens
     return None if prompt is None else prompt + config.generation.max_completion_tokens

@@ -143,7 +143,7 @@ def test_what_has_no_place_there_is_told(run: Tree, tmp_path: Path) -> None:
     ({"generation": {"tools": ["a.py:b"]}}, "generation.tools"),
     ({"objective": {"recipe": "ppo"}}, "advantage 'gae' needs values"),
     ({"objective": {"recipe": "vespo", "clip": {"sampler_cap": 2.0}, "weights": ["sampler_correction"]}},
-     "bounds them once"),
+     "verl bounds it once"),
     ({"optimisation": {"batch_size": 400}}, "32 rows to train on, and a step takes 100"),
 ])  # fmt: skip
 def test_what_cannot_be_carried_is_refused(change: Tree, words: str, run: Tree, tmp_path: Path) -> None:

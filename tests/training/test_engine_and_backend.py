@@ -110,9 +110,9 @@ def engine_of(tokens: int, sleeps: bool) -> Any:
 @pytest.mark.parametrize(
     ("model", "standby", "words"),
     [
-        (engine_of(512, False), "0", "512 tokens only, of the 640"),
-        (engine_of(640, False), "1", "without standby for multimodal models"),
-        (SimpleNamespace(), "0", "went on without vLLM's engine"),
+        (engine_of(512, False), "0", "512 tokens, but the run needs 640"),
+        (engine_of(640, False), "1", "no standby for multimodal models"),
+        (SimpleNamespace(), "0", "cannot import vLLM"),
         (engine_of(640, False), "0", None),
     ],
 )
@@ -136,7 +136,7 @@ def test_weights_in_another_precision_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: loader)
     load = partial(unsloth_model.load, None, dtype=torch.float32, backend=UNSLOTH, with_=Loading(), source="m")
     assert load(config=ModelConfig()) is wide
-    with pytest.raises(ModelError, match="does not quantise"):
+    with pytest.raises(ModelError, match="did not quantise"):
         load(config=ModelConfig(load_in_4bit=True))
 
 

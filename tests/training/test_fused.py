@@ -80,7 +80,7 @@ def test_outputs_and_gradients_are_pefts(precision: str, monkeypatch: pytest.Mon
     peft_results = run(adapted(dtype), autocast, dtype)
     exact = run(adapted(dtype).float(), False, torch.float32)
     model = adapted(dtype)
-    assert Fused(model).names == ["3 LoRA layers of one node"]
+    assert Fused(model).names == ["3 fused LoRA layers"]
     calls = counted(monkeypatch)
     fused_results = run(model, autocast, dtype)
     assert calls["_Adapter"] == 3
@@ -150,7 +150,7 @@ def test_fused_4_bit_layers_equal_pefts(monkeypatch: pytest.MonkeyPatch) -> None
         block.to("cpu").is_loaded_in_4bit = True  # type: ignore[assignment]
         model = adapted(block=block)
         if fuse:
-            assert Fused(model).names == ["3 LoRA layers of one node"]
+            assert Fused(model).names == ["3 fused LoRA layers"]
             calls = counted(monkeypatch)
         results.append(run(model, False, torch.float32))
     assert calls["_Adapter"] == 3
@@ -185,7 +185,7 @@ def test_fused_layers_give_the_same_scores(trainer: Any, caplog: pytest.LogCaptu
     for scored in passes:
         assert_same(scored, unfused)
     (record,) = (line for line in caplog.records if "LoRA" in line.getMessage())
-    assert record.getMessage() == "LlamaForCausalLM: 14 LoRA layers of one node"
+    assert record.getMessage() == "LlamaForCausalLM: 14 fused LoRA layers"
     assert trainer.packing_report["packing"] == "packed"
 
 
@@ -200,7 +200,7 @@ def test_fused_layers_that_change_scores_are_removed(
     assert_same(score(trainer, rows), unfused)
     (message,) = (line.getMessage() for line in caplog.records if "LoRA" in line.getMessage())
     assert message.startswith(
-        "LlamaForCausalLM runs without fused operations (14 LoRA layers of one node): log-probabilities differ"
+        "LlamaForCausalLM runs without fused operations (14 fused LoRA layers): log-probabilities differ"
     )
     assert not any("forward" in vars(module) for module in trainer.model.get_base_model().model.modules())
 
@@ -236,7 +236,7 @@ def test_ligers_kernels_are_restored_on_removal(trainer: Any, monkeypatch: pytes
     before = dict(vars(norm))
     put = Fused(model)
     try:
-        assert put.names[1:] == ["Liger's norms, rope and gated products"]
+        assert put.names[1:] == ["Liger's norms, rotary embedding and gated products"]
         assert switches["rms_norm"] is switches["rope"] is True
         assert switches["cross_entropy"] is switches["fused_linear_cross_entropy"] is False
         assert module.LlamaRMSNorm is norm_class

@@ -119,9 +119,9 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(
     for share, name in ((0.98, "tail"), (0.3, "half"), (0.001, "head")):
         cut = tmp_path / f"{name}.gguf"
         cut.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-        refused(cut, "cut short, damaged")
+        refused(cut, "truncated, damaged")
     (tmp_path / "text.gguf").write_text("this is no model")
-    refused(tmp_path / "text.gguf", "cut short, damaged")
+    refused(tmp_path / "text.gguf", "truncated, damaged")
     refused(
         write_gguf(tmp_path / "arch.gguf", tiny_llama(), architecture="wavenet"), "wavenet.*does not read from GGUF"
     )

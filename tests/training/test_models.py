@@ -77,7 +77,7 @@ def test_padding_falls_back_on_the_end_token(model_folder: Path, tmp_path: Path)
 def test_an_adapters_folder_is_no_model(tmp_path: Path) -> None:
     for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(ModelError, match="it holds an adapter alone; merge it into its base model first"):
+    with pytest.raises(ModelError, match="it contains only an adapter; merge it into its base model first"):
         find_model(config_of(tmp_path), chat=True)
 
 
@@ -100,5 +100,5 @@ def test_a_native_architecture_whose_config_names_code_is_known_all_the_same() -
 
 
 def test_all_weights_in_half_precision_are_refused(model_folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"would lose most updates to rounding\. Set model.dtype: auto"):
+    with pytest.raises(ModelError, match=r"would lose most updates in rounding\. Set model.dtype: auto"):
         find_model(config_of(model_folder, dtype="bfloat16", lora=None), chat=True)

@@ -220,7 +220,7 @@ def test_generation_and_scoring_are_halved_on_out_of_memory(new_trainer: NewTrai
     assert [(each.work, each.rows) for each in events] == [("scoring", 2)]
     assert_logs_equal(got[2], want[2])
 
-    with pytest.raises(ModelError, match="3 times in a row, at last in generation, with 2 completions"):
+    with pytest.raises(ModelError, match="3 times in a row, the last time in generation, with 2 completions"):
         stepped(
             new_trainer(objective="dapo", extra={"memory": BatchSizeBackoff()}, **greedy), Machine("no_grad", rows=0)
         )
@@ -325,7 +325,7 @@ def test_a_run_halves_its_micro_batch_and_records_it(
     events = [event for event in divided.folder.events() if event["kind"] == "out_of_memory"]
     assert [(e["step"], e["work"], e["rows"], e["micro_batch_size"]) for e in events] == [(0, "training", 4, 4)]
     assert "CUDA out of memory" in events[0]["reason"]
-    assert "from here on 4 completions at once (the same step in smaller parts)" in divided.shown
+    assert "continuing with 4 completions at once (the same step in smaller parts)" in divided.shown
     got = divided.folder.metrics()
     for line, expected in zip(got, want, strict=True):
         for name in ("loss", "reward", "grad_norm", "entropy", "completions/mean_length"):
