@@ -127,7 +127,7 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(
     )
     words = ["<a>", "<b>", "<c>", *(f"word{number}" for number in range(len(vocabulary()) - 3))]
     refused(
-        write_gguf(tmp_path / "words.gguf", tiny_llama(), tokens=words), "download it again|belongs to another model"
+        write_gguf(tmp_path / "words.gguf", tiny_llama(), tokens=words), "Download it again|belongs to another model"
     )
     refused(tmp_path / "nowhere.gguf", "there is no file")
     with monkeypatch.context() as patch:
