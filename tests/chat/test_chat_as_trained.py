@@ -124,7 +124,7 @@ def test_environments_that_rows_name_are_not_guessed(tool_folder: Path, new_run:
     rows = [{"prompt": f"{number}?", "answer": "1", "environment": "one"} for number in range(6)]
     how = {"environment": {"one": "kit.environments.calculator:Calculator"}, "max_completion_tokens": 4}
     models = ChatModels(new_run(tool_folder, rows, generation=how), None)
-    with pytest.raises(ConfigError, match=r"none of the run's environments \(one\)"):
+    with pytest.raises(ConfigError, match=r"names no environment, which this run needs \(one\)"):
         ask(models, prompt="else?")
     assert ask(models, heldout=1, sampling={"max_tokens": 4})[0]["tokens"] > 0
 
