@@ -1,1 +1,1 @@
-"""How completions are sampled: transformers' generate or vLLM, tools and turns, images."""
+"""Sampling of completions: transformers' generate or vLLM, tools and turns, pictures."""

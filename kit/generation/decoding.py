@@ -1,21 +1,20 @@
-"""Generation on a CPU with half the work: transformers' `generate`, but for the loop over tokens.
+"""Faster generation on a CPU: transformers' `generate` with another loop over tokens.
 
-Inside `fast_decoding(model)`, `model.generate(...)` prepares everything as ever and hands over to `decode`, which gives the
-same tokens where they are chosen greedily, and samples from the same distribution (with draws of its own). It differs in this:
+Inside `fast_decoding(model)`, `model.generate(...)` prepares its inputs as usual and calls `decode`. Greedy tokens are the same,
+and samples have the same distribution, but with other random draws. The differences:
 
-    prompts      copies of a prompt that follow each other go through the model once; their keys and values are then copied
+    prompts      consecutive copies of a prompt are computed once; their keys and values are then copied
     rows         a completion that has ended leaves the batch; `generate` computes it until the longest one has ended
-    draws        one random number a completion, looked up in the cumulated probabilities; `torch.multinomial` draws one for
+    draws        one random number per completion, looked up in the cumulated probabilities; `torch.multinomial` draws one for
                  every token of the vocabulary
-    attention    keys and values stay in buffers with room for further tokens, and queries that share them read them in place;
+    attention    keys and values are in buffers with space for further tokens, and grouped queries read them in place;
                  transformers copies both for every token
-    adapters     LoRA in float32 is folded into copies of the weights, as long as those are small; the weights themselves are
-                 put back afterwards
+    adapters     LoRA in float32 is merged into copies of the weights, if these are small; the original weights are restored
+                 afterwards
 
-Whatever this loop does not know (pictures, linear attention, beams, a processor of logits with a memory, a model with a
-`generate` of its own) goes through transformers' loop;
-with KIT_FAST_DECODING=0 in the environment everything does.
-So does everything on a GPU, which waits for launches, not for rows.
+transformers' loop handles everything else: pictures, linear attention, beams, stateful logits processors, and models with
+their own `generate`. It also handles everything on a GPU, where kernel launches and not rows take the time, and everything
+with KIT_FAST_DECODING=0 in the environment.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ import torch
 from torch import Tensor
 
 FOLDED_BYTES = 256 * 2**20
-"""Weights that are copied to fold adapters into them, at most. With larger ones the adapters are a small part of the work."""
+"""Maximum number of weights that are copied to merge adapters. In larger models adapters are a small part of the work."""
 DROPPED_SHARE = 1 / 16
-"""Rows leave once so many of them have ended: leaving copies the cache of those that stay."""
+"""Ended rows leave when there are this many, because removing rows copies the cache of the others."""
 ROOM = 32
-"""Tokens for which a buffer of keys and values gets room each time it is full."""
+"""Number of tokens by which a full buffer of keys and values grows."""
 ROW_WISE = {
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
@@ -45,17 +44,17 @@ ROW_WISE = {
     "MinNewTokensLengthLogitsProcessor",
     "MinLengthLogitsProcessor",
 }
-"""Processors of logits that look at one row at a time and remember nothing."""
+"""Logits processors that handle rows separately and have no state."""
 ENDINGS = {"MaxLengthCriteria", "EosTokenCriteria"}
 INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 
 
 @contextmanager
 def as_in_training(model: Any, half: torch.dtype | None) -> Iterator[None]:
-    """Computes as a training pass does inside: float32 weights in `half`, logits of a 16-bit head in float32 on a GPU.
+    """Uses the precision of a training pass inside the block: autocast to `half`, float32 logits of a 16-bit head on a GPU.
 
-    Weights in fewer bits keep their own precision: bitsandbytes' product for decoding wants no autocast. Logits that are
-    rounded to 16 bits make the sampler another policy than the scorer's, whose logits are float32.
+    Quantised weights keep their precision, because bitsandbytes' product for decoding must not run under autocast. Logits that
+    are rounded to 16 bits would sample from another policy than the scorer's, whose logits are float32.
     """
     head, weight = model.get_output_embeddings(), model.get_input_embeddings().weight
     plain = type(head) is torch.nn.Linear and "forward" not in vars(head)
@@ -71,7 +70,7 @@ def as_in_training(model: Any, half: torch.dtype | None) -> Iterator[None]:
 
 
 def float32_logits(head: torch.nn.Linear, hidden: Tensor) -> Tensor:
-    """(..., H) -> (..., V): a 16-bit linear head with its products summed to float32, which only a GPU does."""
+    """(..., H) -> (..., V): a 16-bit linear head with float32 accumulation and output; on GPUs only."""
     rows = hidden.to(head.weight.dtype).flatten(0, -2)
     logits = torch.mm(rows, head.weight.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], -1)
     return logits if head.bias is None else logits + head.bias
@@ -79,7 +78,7 @@ def float32_logits(head: torch.nn.Linear, hidden: Tensor) -> Tensor:
 
 @contextmanager
 def fast_decoding(model: Any) -> Iterator[None]:
-    """Inside, `model.generate` decodes as the module says; `model` may carry adapters."""
+    """Makes `model.generate` use the loop of this module inside the block. `model` may have adapters."""
     from transformers import GenerationMixin
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -102,11 +101,11 @@ def fast_decoding(model: Any) -> Iterator[None]:
 
 
 def _generate(generate: Any, *args: Any, **keywords: Any) -> Any:
-    """`generate` with our loop, where it samples or takes the likeliest token."""
+    """`generate` with the kit's loop, for sampling and greedy decoding."""
     settings = keywords.get("generation_config")
     mode = settings.get_generation_mode(keywords.get("assistant_model")) if settings is not None else None
     known = mode in ("sample", "greedy_search") and "custom_generate" not in keywords
-    known = known and keywords.get("streamer") is None  # who listens hears each token from transformers' own loop
+    known = known and keywords.get("streamer") is None  # a streamer needs transformers' loop
     return generate(*args, **keywords, **({"custom_generate": decode} if known else {}))
 
 
@@ -123,7 +122,7 @@ def decode(
 ) -> Any:
     """The loop over tokens: (B, P) prompts, padded on the left -> (B, P + T), padded on the right.
 
-    Called by `generate` with what it has prepared; hands that on to transformers' own loop where it is not `_suited`.
+    `generate` calls it with prepared inputs. Calls transformers' loop if the inputs are not `_suited`.
     """
     if streamer is not None or not _suited(model, logits_processor, stopping_criteria, generation_config, inputs):
         return type(model)._sample(
@@ -181,7 +180,7 @@ def _decode(
 
 
 def distinct(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, P) prompts and their mask -> (B,) whether a row differs from the one before it, and (B,) the number of that row."""
+    """(B, P) prompts and mask -> (B,) whether a row differs from the previous one, and (B,) the index among distinct rows."""
     _, copy_of = torch.unique_consecutive(torch.cat([ids, mask], dim=1), dim=0, return_inverse=True)
     first = torch.ones_like(copy_of, dtype=torch.bool)
     first[1:] = copy_of[1:] != copy_of[:-1]
@@ -192,13 +191,13 @@ def draw(scores: Tensor) -> Tensor:
     """(B, V) logits -> (B,) tokens, each drawn from the softmax of its row by one uniform number from torch's generator."""
     cumulated = torch.softmax(scores, dim=-1).cumsum(dim=-1, dtype=torch.float64)
     uniforms = torch.rand(len(scores), dtype=torch.float64, device=scores.device)[:, None] * cumulated[:, -1:]
-    # Never a token of probability 0: that reaches no further than the one before it.
+    # A token of probability 0 is never drawn: its cumulated probability equals that of the token before.
     return torch.searchsorted(cumulated, uniforms, right=True)[:, 0].clamp(max=scores.shape[1] - 1)
 
 
 @functools.cache
 def _buffered_layer() -> type:
-    """A layer of transformers' `DynamicCache` that copies its keys and values only when its buffer is full."""
+    """A layer of transformers' `DynamicCache` that copies keys and values only if its buffer is full."""
     from transformers.cache_utils import DynamicLayer
 
     class BufferedLayer(DynamicLayer):  # type: ignore[misc]  # untyped
@@ -230,7 +229,7 @@ def _buffered_layer() -> type:
 
 
 def use_buffers(cache: Any) -> None:
-    """Makes the layers of an empty `DynamicCache` that hold all tokens keep them in buffers with room for more."""
+    """Replaces layers of an empty `DynamicCache` that store all tokens by layers with buffers."""
     from transformers.cache_utils import DynamicLayer
 
     cache.layers = [_buffered_layer()() if type(layer) is DynamicLayer else layer for layer in cache.layers]
@@ -240,9 +239,9 @@ def use_buffers(cache: Any) -> None:
 
 @contextmanager
 def shared_keys() -> Iterator[None]:
-    """Inside, transformers' `sdpa` attention reads the keys of grouped queries in place, with the same result on a CPU.
+    """Makes transformers' `sdpa` attention read the keys of grouped queries in place inside the block, with equal results.
 
-    transformers copies them for each query beforehand wherever there is a mask, since a GPU has no kernel for both.
+    With a mask, transformers copies the keys for each query, because a GPU has no kernel for grouped queries with a mask.
     """
     from transformers.integrations import sdpa_attention
 
@@ -255,7 +254,7 @@ def shared_keys() -> Iterator[None]:
 
 
 def _suited(model: Any, processors: Any, criteria: Any, settings: Any, inputs: dict[str, Any]) -> bool:
-    """Whether rows of this batch can be taken apart: nothing in it but text, in a cache of keys and values a row."""
+    """Whether rows of this batch can be removed: it contains only text, with a cache of keys and values per row."""
     from transformers import DynamicCache, GenerationMixin
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -285,10 +284,10 @@ def _suited(model: Any, processors: Any, criteria: Any, settings: Any, inputs: d
 
 @contextmanager
 def folded_adapters(model: Any) -> Iterator[None]:
-    """Inside, LoRA layers compute with one product, of weights to which the adapter is added; afterwards all is as before.
+    """Merges LoRA adapters into copies of the weights inside the block, so that a layer needs one product.
 
-    Layers that it could not be exact for, up to rounding, stay as they are: quantised or half-precision weights, dropout in
-    training, several adapters, variants such as DoRA. The original weights come back untouched, not by subtraction.
+    Layers for which this would not be exact up to rounding are not merged: quantised or half-precision weights, dropout in
+    training mode, several adapters, variants such as DoRA. The original weight tensors are restored, not computed by subtraction.
     """
     layers = _foldable(model)
     size = sum(layer.base_layer.weight.nbytes for layer, _ in layers)
@@ -309,7 +308,7 @@ def folded_adapters(model: Any) -> Iterator[None]:
 
 
 def _foldable(model: Any) -> list[tuple[Any, str]]:
-    """The LoRA layers whose adapter can be added to the weights, each with its adapter's name."""
+    """LoRA layers whose adapter can be merged, each with the name of its adapter."""
     if not hasattr(model, "peft_config"):
         return []
     from peft.tuners.lora.layer import Linear

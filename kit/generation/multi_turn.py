@@ -1,8 +1,7 @@
-"""Completions of several turns: how they ended and read, and how they are made apart from the trainer.
+"""Completions of several turns: their end, their text, and sampling them without a trainer.
 
-Held-out evaluation and the signal check talk as training does. The loop of calls and answers is TRL's own
-(`GRPOTrainer._tool_call_loop`), run on a stand-in that has what it reads of a trainer; kit.trainer.arguments holds TRL to
-the version of which that is known.
+Held-out evaluation and the signal check use the same loop of tool calls as training: TRL's `GRPOTrainer._tool_call_loop`, on an
+object with the attributes that the loop reads. `kit.models.libraries.check_trl` requires a version for which these are known.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
 
 
 def finish_reason(ids: Sequence[int], ends: Collection[int], completion: Any = None) -> str:
-    """`stop`: the model ended; `length`: its tokens were cut; `tool_calls`: its last call was not answered any more.
+    """`stop`: the model ended the completion; `length`: it was cut; `tool_calls`: its last call has no answer.
 
-    The last happens where no call is left (generation.max_tool_calling_iterations) or the answer does not fit into the
-    completion.
+    A call has no answer if generation.max_tool_calling_iterations is reached or the answer does not fit into the completion.
     """
     if unanswered(completion):
         return "tool_calls"
@@ -32,13 +30,13 @@ def finish_reason(ids: Sequence[int], ends: Collection[int], completion: Any = N
 
 
 def unanswered(completion: Any) -> bool:
-    """Whether a completion ends with a call that nothing answered."""
+    """Whether a completion ends with a call without an answer."""
     last = completion[-1] if isinstance(completion, list) and completion else {}
     return isinstance(last, Mapping) and bool(last.get("tool_calls"))
 
 
 def readable(completion: Any) -> str:
-    """A completion as text for people: of messages the contents, what was called, and what the tools answered."""
+    """A completion as readable text: contents of messages, tool calls, and answers of tools."""
     if isinstance(completion, str):
         return completion
     if len(completion) == 1 and not completion[0].get("tool_calls"):
@@ -59,7 +57,7 @@ def _lines(message: Mapping[str, Any]) -> list[str]:
     ]
 
 
-# --- several turns apart from the trainer -----------------------------------------------------------------------------
+# --- several turns without a trainer ----------------------------------------------------------------------------------
 
 
 Generate = Callable[[list[list[int]]], list[list[int]]]  # ids of prompts -> ids of completions, each up to its end
@@ -67,7 +65,7 @@ UNLIMITED = 10**9
 
 
 class Conversation(tuple[list[int], bool]):
-    """(token ids, whether it was cut), like any completion; and who wrote which token, its messages, its environment."""
+    """(token ids, whether it was cut), like any completion, with its mask of tool tokens, messages and environment."""
 
     prompt_ids: list[int]
     tool_mask: list[int]  # 1 for the model's tokens, 0 for those of a tool
@@ -78,7 +76,7 @@ class Conversation(tuple[list[int], bool]):
 
 
 class MultiTurnSampler:
-    """Holds conversations for the rows of a dataset. `limit`: tokens of a completion, all turns and answers together."""
+    """Samples conversations for rows of a dataset. `limit`: maximum tokens of a completion, all turns and answers included."""
 
     def __init__(self, interaction: ToolSetup, tokenizer: Any, limit: int) -> None:
         from kit.generation.tools import training_template
@@ -101,7 +99,7 @@ class MultiTurnSampler:
     def converse(
         self, rows: Sequence[dict[str, Any]], generate: Generate, ends: Sequence[int], model: Any
     ) -> list[Conversation]:
-        """One conversation a row. Tools and environments of a row are its own."""
+        """Samples one conversation per row, each with its own tools and environment."""
         from trl import GRPOTrainer
         from trl.chat_template_utils import parse_response
 
@@ -125,7 +123,7 @@ class MultiTurnSampler:
         ]
 
     def _stand_in(self, opened: Sequence[tuple[Any, Any, list[Any]]], generate: Generate, model: Any) -> Any:
-        """A stand-in with the attributes that TRL's loop reads of a trainer that generates with transformers."""
+        """An object with the attributes that TRL's loop reads from a trainer that generates with transformers."""
         from trl import GRPOTrainer
 
         most = self.interaction.max_iterations
@@ -165,12 +163,12 @@ def _synchronous(tool: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_tokens(completion: Any) -> int:
-    """Tokens that the model wrote; those of tools are not among them."""
+    """Number of tokens that the model wrote, without those of tools."""
     return sum(completion.tool_mask) if isinstance(completion, Conversation) else len(completion[0])
 
 
 def environment_rewards(completions: Sequence[Any]) -> list[float | None]:
-    """Rewards by each completion's environment (`get_reward`); None where it has no such method."""
+    """The reward of each completion's environment (`get_reward`); None if it has no such method."""
     return [_reward(getattr(completion, "environment", None)) for completion in completions]
 
 

@@ -1,4 +1,4 @@
-"""What the model is given of a row: its prompt rendered, with its pictures, tokenised and counted."""
+"""The model's input for a row: rendering, tokenising and counting prompts, with pictures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LazyPrompt:
-    """A row whose prompt is rendered when it is asked, with the tools that may be called, or with its pictures."""
+    """A row whose prompt is rendered when it is needed, with its tools or pictures."""
 
     row: dict[str, Any]
 
@@ -28,7 +28,7 @@ class LazyPrompt:
 
 
 def render(tokenizer: Any, prompt: str | list[dict[str, Any]], tools: Sequence[Any] = (), **variables: Any) -> str:
-    """The text that the model is given; `tools` are described in it, and the template is `told` the rest."""
+    """The text of a prompt for the model, with descriptions of `tools`. `variables` are passed to the template."""
     if isinstance(prompt, str):
         return prompt
     described = {"tools": list(tools)} if tools else {}
@@ -38,49 +38,49 @@ def render(tokenizer: Any, prompt: str | list[dict[str, Any]], tools: Sequence[A
 
 
 def thinking_note(files: ModelFiles) -> str | None:
-    """A note on a template that opens the model's thinking, or could; None for other templates."""
+    """A note about a template that opens the model's thinking or has a switch for it; None for other templates."""
     template = files.family.template if files.family is not None else None
     if template is None or not (template.opens_thinking or template.thinking_switch):
         return None
     habit = "opens <think> before the model writes" if template.opens_thinking else "leaves thinking to the model"
     if not template.thinking_switch:
-        return f"the chat template {habit}, and has no switch for it"
+        return f"the chat template {habit} and has no switch for it"
     return f"the chat template {habit}; data.chat_template_kwargs: {{enable_thinking: true or false}} switches it"
 
 
 def note_opened_thinking(preset: Preset, tokenizer: Any, prompts: Sequence[Any]) -> None:
-    """Tells a preset whether the chat template opens a `<think>` before the model writes.
+    """Sets in a preset whether the chat template opens a `<think>` before the completion.
 
-    Templates of some reasoning models do. Rewards see messages only, and would take what follows for an answer.
+    Templates of some reasoning models do. Rewards only see messages, and would otherwise treat the thinking as an answer.
     """
     if preset.thinking_opened is None and prompts and not isinstance(prompts[0], str):
         preset.thinking_opened = render(tokenizer, prompts[0]).rstrip().endswith("<think>")
 
 
 def is_plain(prompts: Sequence[Any]) -> bool:
-    """Whether prompts are texts to which the tokenizer adds its special tokens; a chat template brings its own."""
+    """Whether prompts are plain texts, to which the tokenizer adds special tokens. A chat template contains them."""
     return bool(prompts) and isinstance(prompts[0], str)
 
 
 def count_tokens(tokenizer: Any, prompts: Sequence[Any], tools: Sequence[Any] = ()) -> list[int]:
-    """Tokens of each prompt, as the model is given it."""
+    """Number of tokens of each rendered prompt."""
     return [len(ids) for ids in encode(tokenizer, prompts, tools)]
 
 
 def encode(tokenizer: Any, prompts: Sequence[Any], tools: Sequence[Any] = ()) -> list[list[int]]:
-    """Token ids of each prompt, as the model is given it."""
+    """Token ids of each rendered prompt."""
     texts = [render(tokenizer, prompt, tools) for prompt in prompts]
     ids: list[list[int]] = tokenizer(texts, add_special_tokens=is_plain(prompts))["input_ids"]
     return ids
 
 
 def lengths_of(tokenizer: Any, rows: Any, tools: Sequence[Any] = ()) -> list[int]:
-    """Tokens of the prompt of each row, as the model is given it. rows: a dataset."""
+    """Number of tokens of the rendered prompt of each row. rows: a dataset."""
     return count_tokens(tokenizer, list(rows["prompt"]), tools) if len(rows) else []
 
 
 def question(prompt: str | list[dict[str, Any]]) -> str:
-    """The question for people to read: the last message's text, or the text itself."""
+    """The question as readable text: the last message of a prompt, or the plain prompt."""
     return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
 
 
@@ -97,7 +97,7 @@ def has_pictures(row: Mapping[str, Any]) -> bool:
 
 
 def with_pictures(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The prompt as messages of parts, the pictures before the first user message's text: as the trainer gives them."""
+    """The prompt as messages with parts, as in the trainer: pictures before the text of the first user message."""
     left = [{"type": "image", "image": picture} for picture in opened(list(row.get(IMAGES) or ()))]
     messages = []
     for message in row["prompt"]:
@@ -108,7 +108,7 @@ def with_pictures(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def model_inputs(processor: Any, rows: Sequence[Mapping[str, Any]], accepts: frozenset[str]) -> Any:
-    """Inputs of a model that takes those called `accepts`, padded on the left."""
+    """Model inputs, padded on the left; only those in `accepts`."""
     batch = processor.apply_chat_template(
         [with_pictures(row) for row in rows],
         add_generation_prompt=True,
@@ -123,7 +123,7 @@ def model_inputs(processor: Any, rows: Sequence[Mapping[str, Any]], accepts: fro
 
 
 def count_tokens_with_images(processor: Any, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Tokens of each prompt with its pictures. What pictures take depends on their sizes only, and is counted once a size."""
+    """Number of tokens of each prompt with its pictures. The tokens of a picture are counted once per picture size."""
     known: dict[tuple[tuple[int, int], ...], int] = {}
     counts = []
     for row in rows:
@@ -144,9 +144,9 @@ def _ids(processor: Any, row: Mapping[str, Any]) -> list[int]:
 
 
 def fit_pictures(config: RunConfig, data: DataSplit, files: ModelFiles) -> DataSplit:
-    """Leaves out rows that are longer than `data.max_prompt_tokens` with their pictures.
+    """Removes rows that are longer than `data.max_prompt_tokens` with their pictures.
 
-    Raises `DataError` if none is left, `ModelError` and `ConfigError` for pictures and a model that takes none.
+    Raises `DataError` if none remains, and `ModelError` or `ConfigError` if the model does not support pictures.
     """
     if IMAGES not in data.train.column_names:
         return data
@@ -154,12 +154,12 @@ def fit_pictures(config: RunConfig, data: DataSplit, files: ModelFiles) -> DataS
         column = data.info["mapping"]["images"]
         if files.family is not None and files.family.multimodal:
             raise ModelError(
-                f"{config.model.name}: the rows have pictures (column '{column}'), and the model comes without a processor "
-                "(processor_config.json or preprocessor_config.json). Copy it from the model it was made of, or set "
-                "data.image_column: none to train on the text alone."
+                f"{config.model.name}: the rows have pictures (column '{column}'), but the model has no processor "
+                "(processor_config.json or preprocessor_config.json). Copy it from the original model, or set "
+                "data.image_column: none to train on text only."
             )
         raise ConfigError(
-            f"The rows have pictures (column '{column}'), and {config.model.name} takes text only. Choose a model that takes "
+            f"The rows have pictures (column '{column}'), but {config.model.name} reads text only. Choose a model that reads "
             "both (a '...ForConditionalGeneration' architecture, e.g. Qwen2.5-VL), or set data.image_column: none."
         )
     if config.data.max_prompt_tokens is None:
@@ -172,12 +172,12 @@ def fit_pictures(config: RunConfig, data: DataSplit, files: ModelFiles) -> DataS
 
 
 def without_pictures(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows as rewards see them: text alone."""
+    """Rows with text only, as for rewards."""
     return [{name: value for name, value in row.items() if name != IMAGES} for row in rows]
 
 
 def text_of(prompt: Any) -> Any:
-    """A prompt whose messages are made of parts, as messages of text; anything else as it is."""
+    """A prompt whose messages have parts, converted to text messages; other prompts unchanged."""
     if not isinstance(prompt, list) or all(not isinstance(message.get("content"), list) for message in prompt):
         return prompt
     return [{**message, "content": _text(message.get("content"))} for message in prompt]

@@ -1,7 +1,7 @@
-"""Load and check the tools and environments that a model may use while it completes.
+"""Loads and checks the tools and environments that a model may use in a completion.
 
-YAML names them (`generation.tools`, `generation.environment`); TRL gets them from here and runs the
-calls. What TRL could not run is refused before a run starts, with what to write instead.
+They are configured by `generation.tools` and `generation.environment`; TRL runs the calls. Tools that TRL cannot run are
+refused before a run starts, with advice.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ TOOL_EXAMPLE = '''
             expression: What to evaluate, such as "12 * 7".
         """'''
 CONTROL = ("reset", "get_reward")
-"""Methods of an environment that are no tools."""
+"""Methods of an environment that are not tools."""
 Factory = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class ToolSetup:
-    """Loaded tools and environments. `environments` go by the dataset's column `environment`; None is the only one."""
+    """Loaded tools and environments. Keys of `environments` are values of the column `environment`; None: the only one."""
 
     tools: tuple[Callable[..., Any], ...] = ()
     environments: Mapping[str | None, Factory] | None = None
     max_iterations: int | None = None
 
     def __bool__(self) -> bool:
-        """Whether TRL's loop of calls and answers runs."""
+        """Whether TRL's loop of tool calls runs."""
         return bool(self.tools or self.environments)
 
     def trainer_arguments(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class ToolSetup:
         return arguments
 
     def all_tools(self) -> list[Callable[..., Any]]:
-        """Tools and the methods of all environments."""
+        """Tools, and the methods of all environments."""
         return [*self.tools, *(tool for make in (self.environments or {}).values() for tool in methods_of(make()))]
 
 
@@ -66,7 +66,7 @@ NOTHING = ToolSetup()
 
 
 def open_row(interaction: ToolSetup, row: Mapping[str, Any]) -> tuple[Any, Any, list[Callable[..., Any]]]:
-    """The prompt of a row after its environment was reset, that environment (None: there is none), and its tools."""
+    """Resets the environment of a row. Returns the prompt, the environment (or None) and the tools."""
     prompt, environments, tools = row["prompt"], interaction.environments, list(interaction.tools)
     if environments is None:
         return prompt, None, tools
@@ -81,24 +81,24 @@ def open_row(interaction: ToolSetup, row: Mapping[str, Any]) -> tuple[Any, Any, 
 
 
 def check_rows(interaction: ToolSetup, data: DataSplit) -> None:
-    """Refuses rows that the environments could not serve. Raises `DataError`."""
+    """Raises `DataError` for rows without a matching environment."""
     for rows in (data.train, data.heldout):
         if interaction.environments is None or None in interaction.environments:
             continue
         known = ", ".join(map(str, interaction.environments))
         if "environment" not in rows.column_names:
             raise DataError(
-                f"generation.environment names several ({known}), so each row needs a column environment that says which one."
+                f"generation.environment names several ({known}), so each row needs its name in a column environment."
             )
         strange = {name for name in rows["environment"] if name not in interaction.environments}
         if strange:
             raise DataError(
-                f"The column environment holds {min(map(repr, strange))}; generation.environment has {known}."
+                f"The column environment contains {min(map(repr, strange))}, but generation.environment has {known}."
             )
 
 
 def load_tools(config: GenerationConfig) -> ToolSetup:
-    """The tools and environments of a configuration, checked: one instance of each environment is made. Raises `KitError`."""
+    """Loads and checks the configured tools and environments, with one instance of each environment. Raises `KitError`."""
     from transformers.utils import get_json_schema
 
     tools = tuple(map(import_object, config.tools))
@@ -111,7 +111,7 @@ def load_tools(config: GenerationConfig) -> ToolSetup:
         ConfigError,
         (
             len(set(names)) < len(names),
-            f"generation.tools: two tools have one name ({', '.join(names)}); the model calls them by it.",
+            f"generation.tools: two tools have the same name ({', '.join(names)}).",
             "Rename one.",
         ),
     )
@@ -127,28 +127,28 @@ def load_tools(config: GenerationConfig) -> ToolSetup:
     for where, tool in described:
         try:
             get_json_schema(tool)
-        except Exception as error:  # a parser of docstrings and type hints raises what it likes
+        except Exception as error:  # parsers of docstrings and type hints may raise any error
             raise ConfigError(
                 f"The tool {where} cannot be described to the model: {str(error).strip().rstrip('.')}. A tool needs type hints, "
-                f"and a docstring that says what it does and what each argument is:{TOOL_EXAMPLE}"
+                f"and a docstring that describes it and each argument:{TOOL_EXAMPLE}"
             ) from error
     return ToolSetup(tools, environments, config.max_tool_calling_iterations)
 
 
 def methods_of(environment: Any) -> list[Callable[..., Any]]:
-    """The public methods of an environment's class, which are tools, but for `reset` and `get_reward`."""
+    """The public methods of an environment's class except `reset` and `get_reward`. They are tools."""
     members = inspect.getmembers(type(environment), predicate=inspect.isfunction)
     return [getattr(environment, name) for name, _ in members if name not in CONTROL and not name.startswith("_")]
 
 
 def _make(factory: Factory, where: str) -> Any:
-    """One environment. Raises `ConfigError` for what TRL could not drive."""
+    """Creates an environment. Raises `ConfigError` if TRL cannot use it."""
     try:
         environment = factory()
     except Exception as error:
         raise ConfigError(
-            f"generation.environment: {where}() failed: {type(error).__name__}: {error}. It is called without arguments, once "
-            "for each completion of a batch, and returns an environment: usually it is the class itself."
+            f"generation.environment: {where}() failed: {type(error).__name__}: {error}. It must be callable without "
+            "arguments and return an environment, once for each completion of a batch. Usually it is the class itself."
         ) from error
     has_reset = not isinstance(environment, type) and callable(getattr(type(environment), "reset", None))
     parameters = inspect.signature(environment.reset).parameters.values() if has_reset else ()
@@ -156,12 +156,12 @@ def _make(factory: Factory, where: str) -> Any:
         ConfigError,
         (
             not has_reset,
-            f"generation.environment: what {where}() makes ({type(environment).__name__}) has no method reset(self, **row).",
-            "It is called before every completion with the columns of the row, and returns None or text to add to the prompt.",
+            f"generation.environment: the result of {where}() ({type(environment).__name__}) has no method reset(self, **row).",
+            "TRL calls it before every completion with the columns of the row. It returns None or text to add to the prompt.",
         ),
         (
             not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters),
-            f"generation.environment: reset() of {where} takes no **columns, and is called with every column of the row.",
+            f"generation.environment: reset() of {where} has no **columns, but it is called with every column of the row.",
             "Write: def reset(self, **columns).",
         ),
     )
@@ -169,26 +169,26 @@ def _make(factory: Factory, where: str) -> Any:
 
 
 def check_turns(interaction: ToolSetup, tokenizer: Any, *, chat: bool, source: str) -> None:
-    """Refuses a model whose template cannot hold a conversation with tools. Raises `KitError`.
+    """Raises `KitError` if the model's chat template does not support tools.
 
-    The tokenizer is given TRL's description of how its template writes calls, where it has none of its own.
+    If the tokenizer has no description of its format of calls, TRL's is set.
     """
     if not interaction:
         return
     if not chat:
         raise ConfigError(
-            "generation.tools and .environment need messages; data.chat: false sends plain text. Set it true."
+            "generation.tools and .environment need messages, but data.chat: false sends plain text. Set data.chat: true."
         )
     templates = chat_template_utils()
     if not templates._SUPPORTS_RESPONSE_TEMPLATE and find_spec("jmespath") is None:
         raise EnvironmentUnsupported(
-            "Calls of tools are read with jmespath in transformers below 5.13, and it is not installed. Install it with: "
+            "transformers below 5.13 needs jmespath to parse tool calls, but it is not installed. Install it with: "
             "pip install jmespath  (or: pip install 'transformers>=5.13')."
         )
     if not templates.supports_tool_calling(tokenizer):
         raise ModelError(
-            f"The chat template of {source} does not render calls of tools and their answers, so the model could not see them. "
-            "Use a model made for tools (Qwen2.5/Qwen3 Instruct, Llama 3.1 Instruct, GPT-OSS), or set model.chat_template to a "
+            f"The chat template of {source} does not render tool calls and their answers. Use a "
+            "model with tool support (Qwen2.5/Qwen3 Instruct, Llama 3.1 Instruct, GPT-OSS), or set model.chat_template to a "
             "Jinja file that renders message.tool_calls and messages of the role tool."
         )
     if getattr(tokenizer, "response_template", None) is None and getattr(tokenizer, "response_schema", None) is None:
@@ -196,7 +196,7 @@ def check_turns(interaction: ToolSetup, tokenizer: Any, *, chat: bool, source: s
             templates.add_response_schema(tokenizer)
         except ValueError as error:
             raise ModelError(
-                f"How {source} writes its calls is not known: its chat template is none of those that TRL has a parser for. Set "
+                f"The format of tool calls of {source} is unknown: TRL has no parser for its chat template. Set "
                 "response_template in the tokenizer's tokenizer_config.json (transformers' docs: response parsing), or use the "
                 "original template of the model family."
             ) from error
@@ -204,9 +204,9 @@ def check_turns(interaction: ToolSetup, tokenizer: Any, *, chat: bool, source: s
 
 
 def chat_template_utils() -> Any:
-    """TRL's module of that name. Before TRL is imported it is read alone, as part of a package without TRL's beginnings.
+    """TRL's module of this name. If TRL is not imported yet, only this module is loaded, without TRL's __init__.
 
-    A run is checked before its backend is active, and Unsloth can only rewrite a TRL that was not imported yet.
+    A run is checked before its backend is active, and Unsloth must be imported before TRL.
     """
     if "trl" in sys.modules:
         return importlib.import_module("trl.chat_template_utils")
@@ -218,7 +218,7 @@ def chat_template_utils() -> Any:
 
 
 def training_template(tokenizer: Any, source: str) -> str | None:
-    """The template that TRL renders with in place of the tokenizer's, None where that one serves. Raises `ModelError`."""
+    """The template with which TRL replaces the tokenizer's; None if the tokenizer's is used. Raises `ModelError`."""
     templates = chat_template_utils()
     if templates.is_chat_template_prefix_preserving(tokenizer):
         return None
@@ -226,8 +226,8 @@ def training_template(tokenizer: Any, source: str) -> str | None:
         template: str | None = templates.get_training_chat_template(tokenizer)
     except ValueError as error:
         raise ModelError(
-            f"The chat template of {source} renders earlier turns otherwise once a tool has answered (it drops their thinking, "
-            "for example), so the tokens that the model saw could not be trained on. Set model.chat_template to a Jinja "
+            f"The chat template of {source} changes earlier turns after the answer of a tool (e.g. removes their thinking), "
+            "so the sampled tokens could not be trained. Set model.chat_template to a Jinja "
             "file whose rendering of a conversation begins with the rendering of its first turns."
         ) from error
     return template

@@ -1,8 +1,8 @@
-"""TRL's handle on vLLM, with what TRL 1.15 leaves out: a seed, the trainer's precision, exact weights, and a watch.
+"""TRL's interface to vLLM, extended by a seed, the trainer's precision, exact weights, and a timeout.
 
-TRL makes the engine itself, inside the trainer's constructor, and takes no such arguments. So for the time of that
-constructor the class it makes the engine with is ours (`making_engine`); this can go when TRL's accepts a factory. Imported
-only where completions come from vLLM, because TRL's module imports vLLM.
+TRL 1.15 creates the engine in the trainer's constructor and has no arguments for these. During the constructor, `making_engine`
+replaces the class of the engine. Remove it when TRL accepts a factory. This module is imported only if vLLM generates, because
+TRL's module imports vLLM.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from kit.models.failures import EngineSettings, engine_failure
 from kit.runs.worker import Watchdog
 
 CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""GiB of cache, and no thread pinned to a core: the trainer uses the same cores. What the user has set stands."""
+"""GiB of cache, and no threads pinned to cores, because the trainer uses the same cores. A user's own values have priority."""
 PINNED = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-"""A training run reports to nobody."""
+"""Usage statistics are off."""
 OF_TRL = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Set by TRL for the engine's start; left behind they would make this process look like one of a launcher's."""
+"""Set by TRL for the start of the engine. They are restored, because they would make this process look launched."""
 Result = TypeVar("Result")
 
 
 class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
-    """`VLLMGeneration` whose every call ends: in a result, or in an `EngineError` that says what to do."""
+    """`VLLMGeneration` with a timeout: every call ends with a result or with an `EngineError`."""
 
     def __init__(
         self,
@@ -51,35 +51,35 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
 
     def _init_vllm(self) -> None:
         self._adapter: Any = None
-        """vLLM's request for the adapter that was handed over last."""
+        """vLLM's request for the current adapter."""
         device = self.accelerator.device
-        # Unsloth's: it copies its tokens in step with the stream that it started in.
+        # Unsloth's engine copies tokens on the stream on which it was started.
         if hasattr(self.model, "vllm_engine"):
             prepare = partial(torch.cuda.set_stream, torch.cuda.current_stream())
-        elif device.type == "cuda":  # accelerate leaves the index out on one GPU, and torch sets no device without it
+        elif device.type == "cuda":  # accelerate's device has no index on one GPU, but set_device needs one
             prepare = partial(torch.cuda.set_device, torch.cuda.current_device())
         else:
             prepare = partial(torch.set_num_threads, torch.get_num_threads())
         self._watchdog = Watchdog(self.settings.timeout, prepare)
-        # TRL takes 29500 where that is free by then, as every run does that starts at the same time on another GPU.
+        # TRL would use port 29500, like every other run that starts at the same time on another GPU.
         defaults = {"MASTER_PORT": free_port()} | (CPU_DEFAULTS if device.type == "cpu" else {})
         started_with = PINNED | {name: value for name, value in defaults.items() if name not in os.environ}
         with switched(started_with, *OF_TRL, *CPU_DEFAULTS), self._making():
-            self._asked("starting", super()._init_vllm)
-        if load := getattr(self, "_unsloth_load_lora", None):  # it writes a file under a name without a folder
+            self._call("starting", super()._init_vllm)
+        if load := getattr(self, "_unsloth_load_lora", None):  # it would write a file into the working directory
             folder = os.environ.get("UNSLOTH_COMPILE_LOCATION", "")
             self._unsloth_load_lora = lambda name, **how: load(os.path.join(folder, name), **how)
         _into_the_log(logging.getLogger("vllm"))
 
     @contextmanager
     def _making(self) -> Iterator[None]:
-        """Inside, TRL's `LLM(...)` is also told what it has no argument for."""
+        """Adds arguments to TRL's `LLM(...)` inside the block."""
         settings, made = self.settings, getattr(vllm_generation, "LLM", None)
         arguments: dict[str, Any] = {
             "seed": settings.seed + self.accelerator.process_index,
             "dtype": str(settings.dtype or next(self.model.parameters()).dtype).removeprefix("torch."),
             "use_tqdm_on_load": False,
-            "enable_prefix_caching": True,  # a prompt is read once for its group
+            "enable_prefix_caching": True,  # a prompt is computed once for its group
         }
         if self.accelerator.device.type == "cuda" and arguments["dtype"] != "float32":
             arguments["hf_overrides"] = {"head_dtype": "float32"}  # the trainer's logits are float32 too
@@ -90,41 +90,41 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         if settings.adapter_alone:
             rank, tensors = adapter_tensors(self.model)
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_rank(rank)}
-            # By itself vLLM makes room for adapters on the head, the embedding and experts too, which cost time at every token.
+            # By default vLLM also supports adapters on head, embedding and experts, which costs time at every token.
             arguments["lora_target_modules"] = sorted({name.split(".")[-3] for name in tensors})
         _into_the_log(logging.getLogger("vllm"))
-        vllm_generation.LLM = lambda **given: self._told(made(**given | arguments))  # type: ignore[misc]
+        vllm_generation.LLM = lambda **given: self._with_adapter(made(**given | arguments))  # type: ignore[misc]
         try:
             yield
         finally:
             vllm_generation.LLM = made
 
-    def _told(self, llm: Any) -> Any:
-        """The engine, which is told of the adapter in every request, and keeps its weights while it sleeps."""
+    def _with_adapter(self, llm: Any) -> Any:
+        """The engine, with the adapter in every request, and with its weights kept during sleep."""
         if not self.settings.adapter_alone:
             return llm
         generate, sleep = llm.generate, llm.sleep
         llm.generate = lambda *arguments, **keywords: generate(*arguments, **keywords, lora_request=self._adapter)
-        llm.sleep = lambda level=1: sleep(level=1)  # nothing would bring back what level 2 forgets
+        llm.sleep = lambda level=1: sleep(level=1)  # level 2 would discard the weights
         manager = llm.llm_engine.model_executor.driver_worker.model_runner.lora_manager
         manager._load_adapter = partial(adapter_from_memory, manager, self.model)
         return llm
 
     def generate(self, prompts: Any, *rest: Any, **keywords: Any) -> Any:
-        """TRL's, watched. Raises `EngineError`."""
+        """TRL's method with a timeout. Raises `EngineError`."""
         make = partial(super().generate, prompts, *rest, **keywords)
-        return self._asked(f"making {len(prompts)} completions", make)
+        return self._call(f"making {len(prompts)} completions", make)
 
     def sync_weights(self) -> None:
-        """TRL's, watched; by vLLM's reloading where its layers keep packed or rounded weights, or of the adapter alone.
+        """TRL's method with a timeout. On the CPU, vLLM reloads the weights, because its layers keep packed copies.
 
-        Raises `EngineError`.
+        With `adapter_alone`, only the adapter is updated. Raises `EngineError`.
         """
         if self.settings.adapter_alone:
-            self._asked("taking over the adapter", torch.no_grad()(self._hand_over_adapter))
+            self._call("taking over the adapter", torch.no_grad()(self._hand_over_adapter))
             return
         take = self._reload if self.accelerator.device.type == "cpu" else super().sync_weights
-        self._asked("taking over the weights", torch.no_grad()(take))
+        self._call("taking over the weights", torch.no_grad()(take))
 
     def _wake_weights(self) -> None:
         if self.enable_sleep_mode:
@@ -135,14 +135,14 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         self._wake_weights()
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         runner.reload_weights(weights_iterator=self._iter_named_params())
-        # A head that is tied to the embedding is no weight of its own, so reloading passes it by; its packed copy is old.
+        # Reloading skips a head that is tied to the embedding, so its packed copy must be updated here.
         for module in runner.get_model().modules():
             if hasattr(module, "cpu_linear") and module.weight.numel():
                 module.quant_method.process_weights_after_loading(module)
         self.llm.reset_prefix_cache()
 
     def _hand_over_adapter(self) -> None:
-        """The adapter under a number that it never had: nothing that was cached with another is taken for it."""
+        """Pass the adapter with a new id, so that vLLM reuses nothing that was cached with an earlier one."""
         from vllm.lora.request import LoRARequest
 
         self._wake_weights()
@@ -153,10 +153,10 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         self._adapter = request
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights as the engine names them, adapters merged in.
+        """The merged weights under the engine's names.
 
-        TRL merges in place and takes the adapter off again, which rounds the frozen weights anew at every step. Here they
-        are read only: each merged weight is made, handed over and forgotten.
+        TRL merges in place and subtracts the adapter again, which rounds the frozen weights at every step. Here they do not
+        change: each merged weight is a temporary copy.
         """
         merged = merged_weights(self.model)
         if merged is None:
@@ -165,7 +165,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         for name, weight in merged:
             yield self._fix_param_name_to_vllm(name, extra_prefixes=["modules_to_save.default."]), weight
 
-    def _asked(self, doing: str, do: Callable[[], Result]) -> Result:
+    def _call(self, doing: str, do: Callable[[], Result]) -> Result:
         def work() -> Result:
             self._wait_for_all_streams()
             result = do()
@@ -180,26 +180,26 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             raise engine_failure(error, doing, self.settings) from error
 
     def _wait_for_all_streams(self) -> None:
-        """Orders the work of this thread and of the trainer's, each way.
+        """Synchronises the work of this thread and of the trainer's in both directions.
 
-        vLLM moves every thread that it works in to a CUDA stream of its own; Unsloth starts it in the trainer's thread, so
-        that the optimiser does not write on the default stream either. What the engine reads must have been written.
+        vLLM uses a separate CUDA stream in every thread. Unsloth starts it in the trainer's thread, so that the optimiser
+        does not run on the default stream either. The engine must not read weights before they are written.
         """
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize()
 
 
 def free_port() -> str:
-    """A TCP port that nobody uses."""
+    """A free TCP port."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return str(listener.getsockname()[1])
 
 
 def stop_ids(model: Any, generation_kwargs: Mapping[str, Any]) -> list[int]:
-    """Every id that ends a completion of this model, and what generation was told already.
+    """All ids that end a completion of this model, and those in `generation_kwargs`.
 
-    By itself the engine knows the ends that stand in the model's folder, and not the one of the chat template.
+    The engine only reads the end tokens of the model's folder, without the one of the chat template.
     """
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = [*(generation_kwargs.get("stop_token_ids") or []), *([ends] if isinstance(ends, int) else ends or [])]
@@ -207,9 +207,9 @@ def stop_ids(model: Any, generation_kwargs: Mapping[str, Any]) -> list[int]:
 
 
 def adapter_tensors(model: Any) -> tuple[int, dict[str, torch.Tensor]]:
-    """Rank, and the tensors of a LoRA model by PEFT's names, their scale in B; adapters that are active together as one.
+    """The rank and the tensors of a LoRA model by PEFT's names, with the scale in B. Active adapters are combined into one.
 
-    Raises `EngineError` for what is not plain LoRA on linear layers.
+    Raises `EngineError` for adapters other than plain LoRA on linear layers.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -222,7 +222,7 @@ def adapter_tensors(model: Any) -> tuple[int, dict[str, torch.Tensor]]:
         plain = isinstance(layer.get_base_layer(), torch.nn.Linear) and not (layer.merged or layer.lora_variant)
         if not active or not plain or any(layer.lora_B[adapter].bias is not None for adapter in active):
             raise EngineError(
-                f"The adapter of {name} is not plain LoRA on a linear layer, which is all that vLLM takes as an adapter. Set "
+                f"The adapter of {name} is not plain LoRA on a linear layer, but vLLM supports no other adapters. Set "
                 "generation.vllm.hand_over: merged."
             )
         down = torch.cat([layer.lora_A[adapter].weight.detach() for adapter in active])
@@ -233,7 +233,7 @@ def adapter_tensors(model: Any) -> tuple[int, dict[str, torch.Tensor]]:
 
 
 def engine_rank(rank: int) -> int:
-    """The least rank that vLLM has room for and that holds this one; above all of them vLLM refuses it."""
+    """The smallest rank of vLLM that is at least `rank`. vLLM refuses larger ranks than it supports."""
     from typing import get_args
 
     from vllm.config.lora import MaxLoRARanks
@@ -242,9 +242,9 @@ def engine_rank(rank: int) -> int:
 
 
 def adapter_from_memory(manager: Any, model: Any, request: Any) -> Any:
-    """Replaces a loader of vLLM's worker, which reads files: returns the adapter of the trained model as it is now.
+    """Replaces a loader of vLLM's worker that reads files: returns the current adapter of the trained model.
 
-    Raises `EngineError` for a layer that the engine has no adapter for: it would be left out without a word.
+    Raises `EngineError` if the engine does not support an adapted layer, which it would ignore silently.
     """
     from vllm.lora.peft_helper import PEFTHelper
 
@@ -264,14 +264,14 @@ def adapter_from_memory(manager: Any, model: Any, request: Any) -> Any:
     taken = {*inner.modules, *(part for parts in inner.packed_modules.values() for part in parts)}
     if left := sorted(set(lora.loras) - taken):
         raise EngineError(
-            f"vLLM takes no adapter on {len(left)} of the adapted layers ({left[0]}, for example). Set model.lora.targets to "
+            f"vLLM does not support adapters on {len(left)} of the adapted layers (e.g. {left[0]}). Set model.lora.targets to "
             "layers of attention and MLP, or generation.vllm.hand_over: merged."
         )
     return lora
 
 
 def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]] | None:
-    """(name in the base model, weight with its adapter) of a LoRA model; None for what is not plain LoRA on linear layers."""
+    """(name in the base model, merged weight) of a LoRA model; None unless it is plain LoRA on linear layers."""
     from peft import PeftModel
     from peft.tuners.lora import Linear as LoraLinear
     from peft.tuners.lora import LoraLayer
@@ -288,7 +288,9 @@ def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]] | None:
 
 def _merged(model: Any, layers: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, weight in model.named_parameters():
-        if model.prefix in name or "original_module" in name:  # an adapter's own, or what modules_to_save replaced
+        if (
+            model.prefix in name or "original_module" in name
+        ):  # weights of the adapter, and originals of modules_to_save
             continue
         layer = layers.get(name.removesuffix(".base_layer.weight"))
         data = weight.data
@@ -300,7 +302,7 @@ def _merged(model: Any, layers: dict[str, Any]) -> Iterator[tuple[str, torch.Ten
 
 @contextmanager
 def making_engine(trainer_class: type, settings: EngineSettings | None) -> Iterator[None]:
-    """Inside, a trainer of this class makes its engine with `WatchedGeneration`. None: TRL's own, or none at all."""
+    """Makes a trainer of this class use `WatchedGeneration` inside the block. settings None: no change."""
     modules = [sys.modules[base.__module__] for base in trainer_class.__mro__ if base.__module__ in sys.modules]
     swapped = [module for module in modules if hasattr(module, "VLLMGeneration")]
     if settings is None or not swapped:
@@ -316,7 +318,7 @@ def making_engine(trainer_class: type, settings: EngineSettings | None) -> Itera
 
 
 def _into_the_log(logger: logging.Logger) -> None:
-    """vLLM's logger writes to the terminal by a handler of its own; here it goes where all others go."""
+    """Removes the handler with which vLLM's logger writes to the terminal."""
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
     logger.propagate = True

@@ -1,1 +1,1 @@
-"""`grpo-kit model check`: does a model that nobody listed train here?"""
+"""`grpo-kit model check`: does an unlisted model train here?"""

@@ -1,4 +1,4 @@
-"""`grpo-kit model check`: does this architecture train here? Tried on a tiny random copy of it, or on its real weights.
+"""`grpo-kit model check` tests whether an architecture trains here, with a tiny random copy of it or with real weights.
 
 The trials run in this process: the scorer against plain logits, left padding against none, one GRPO step of each kind.
 """
@@ -28,15 +28,15 @@ from kit.models.family import FamilyAdapter
 log = logging.getLogger("kit")
 TESTED, UNTESTED, FAILING = "tested", "untested", "failing"
 TOLERANCE = 1e-3
-"""Nats a token in float32; a row that is misread is wrong by tenths at least."""
+"""Nats per token in float32. A wrong mask or position gives an error of at least 0.1."""
 STAND_IN = 512
-"""Tokens of the stand-in tokenizer, and of the tiny model that goes with it."""
+"""Vocabulary of the replacement tokenizer and of its tiny model."""
 VALUES = ("context", "positions", "multimodal", "fills", "refused", "ends")
 
 
 @dataclass
 class Findings:
-    """What was found and tried of one model."""
+    """The findings about a model."""
 
     source: str
     model_type: str
@@ -46,18 +46,18 @@ class Findings:
     family: dict[str, Any]
     tokenizer: str
     findings: list[tuple[str, str, str]] = field(default_factory=list)
-    """(what, `tested`, `untested` or `failing`, why)."""
+    """(subject, `tested`, `untested` or `failing`, reason)."""
 
     @property
     def trains(self) -> bool:
-        """Whether nothing that training needs has failed."""
+        """Whether everything that training needs has passed."""
         return not any(
             status == FAILING for what, status, _ in self.findings if what in ("scores", "padding", "train", "LoRA")
         )
 
     @property
     def fails_on_pictures(self) -> bool:
-        """Whether a step on pictures was tried and failed; text may train all the same."""
+        """Whether a step on pictures failed. Training on text may still work."""
         return any((what, status) == ("vision", FAILING) for what, status, _ in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,9 +67,9 @@ class Findings:
 
 
 def check_model(source: str, *, weights: bool = False, trust_remote_code: bool = False) -> Findings:
-    """Tries the model of a folder, a hub id, a GGUF file or a `model_type`. Raises `ModelError` where there is none.
+    """Tests the model of a folder, a hub id, a GGUF file or a `model_type`. Raises `ModelError` if there is none.
 
-    A folder with config.json alone is enough without `weights`: a tokenizer that the kit builds stands in.
+    Without `weights`, a folder with only config.json is sufficient; the kit then builds a tokenizer.
     """
     from kit.models.embedded import source_of
     from kit.models.family import adapter_of
@@ -86,7 +86,7 @@ def check_model(source: str, *, weights: bool = False, trust_remote_code: bool =
     values["template"] = asdict(family.template) if family.template is not None else None
     report = Findings(source, family.model_type, family.architecture, count, values, named)
     trials = _Trials(report, make, family, tokenizer, processor, [model])
-    del model  # the list has the only reference, and gives it up: real weights may fit once and no more
+    del model  # the list has the only reference and releases it, because real weights may fit only once
     trials.run()
     return report
 
@@ -103,20 +103,20 @@ def find_config(source: str, trust_remote_code: bool = False) -> Any:
         return AutoConfig.for_model(source)
     if folder.is_dir() and not (folder / "config.json").is_file():
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
-        raise ModelError(f"{source}: the folder has no config.json, by which a model is told. It holds: {names}.")
+        raise ModelError(f"{source}: the folder has no config.json. It contains: {names}.")
     try:
         return _load(source, "its configuration", AutoConfig.from_pretrained, {"trust_remote_code": trust_remote_code})
     except ModelError as error:
         if folder.is_dir() or "trust_remote_code" in str(error):
             raise
         raise ModelError(
-            f"{error} Offline, a folder with its config.json is enough; or give the architecture by its model_type, e.g. "
+            f"{error} Offline, use a folder with a config.json, or the model_type of an architecture, e.g. "
             "`grpo-kit model check qwen3`."
         ) from error
 
 
 def find_tokenizer(source: str, config: Any, trust_remote_code: bool) -> tuple[Any, Any | None, str]:
-    """Tokenizer, processor (None without), and in words which. Where there is none, the embedded model's."""
+    """The tokenizer, the processor or None, and a description. Without a tokenizer, that of the embedded model."""
     from kit.models.embedded import source_of
     from kit.models.family import is_multimodal
     from kit.models.loading import TOKENIZER_FILES, load_processor, load_tokenizer
@@ -129,13 +129,13 @@ def find_tokenizer(source: str, config: Any, trust_remote_code: bool) -> tuple[A
         processor = load_processor(source, tokenizer, **keywords) if is_multimodal(config) else None
         return tokenizer, processor, "its own" + (", with its processor" if processor is not None else "")
     tokenizer = load_tokenizer(source_of("embedded"), chat=False)
-    return tokenizer, None, "a stand-in: there is none beside config.json"
+    return tokenizer, None, "the kit's, because the folder has none"
 
 
 def _maker(
     source: str, config: Any, tokenizer: Any, processor: Any, named: str, weights: bool, trust_remote_code: bool
 ) -> tuple[Callable[..., Any], str]:
-    """What makes the model afresh (`four_bit=True`: quantised, as a run loads it), and in words which weights it has."""
+    """A function that creates a new model (`four_bit=True`: quantised), and a description of its weights."""
     from kit.model_check.tiny import parts_of, tiny_config, tiny_model
 
     if weights:
@@ -158,10 +158,10 @@ def _maker(
         part.eos_token_id, part.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     try:
         tiny_model(small)
-    except Exception as error:  # architectures fail in their own ways when a size does not fit
+    except Exception as error:  # architectures may raise any error if a size does not fit
         raise ModelError(
-            f"{source}: no tiny copy of this architecture ({config.model_type}) could be made: {type(error).__name__}: "
-            f"{first_line(error)} Try it at its own size: grpo-kit model check {source} --weights."
+            f"{source}: a tiny copy of this architecture ({config.model_type}) cannot be built: {type(error).__name__}: "
+            f"{first_line(error)} Test it at full size: grpo-kit model check {source} --weights."
         ) from error
 
     def make(*, four_bit: bool = False) -> Any:
@@ -171,7 +171,7 @@ def _maker(
 
 
 def quantised(model: Any) -> Any:
-    """A tiny model in 4 bits, by way of a folder: only loading quantises."""
+    """A tiny model in 4 bits. It is saved and loaded, because only loading quantises."""
     from kit.models.backend import quantization_config
     from kit.models.family import auto_class
     from kit.models.loading import keep_differentiable
@@ -186,7 +186,7 @@ def quantised(model: Any) -> Any:
 
 
 class _Trials:
-    """The trials of one model, each on a model made afresh after the one before is gone; what one raises is its finding."""
+    """The trials of a model. Each uses a new model, after the previous one is freed. An exception becomes a finding."""
 
     def __init__(
         self,
@@ -199,16 +199,16 @@ class _Trials:
     ) -> None:
         self.report, self.make, self.family = report, make, family
         self.tokenizer, self.processor = tokenizer, processor
-        self.scored: dict[str, Any] | None = None  # how the first step on text scored completions
+        self.scored: dict[str, Any] | None = None  # the scoring layout of the first step on text
         self.made = made
-        """Holds the model of the first trial, until that takes it."""
+        """The model for the first trial."""
 
     def run(self) -> None:
-        """Makes the trials one after the other."""
+        """Runs all trials."""
         self._attempt("scores", lambda: self._scores(self.made.pop()))
         self.made.clear()
         if self.report.weights.startswith("its own"):
-            why = "training all of the real weights is left to a run; adapters are tried below"
+            why = "not tested with real weights; adapters are tested below"
             self.report.findings.append(("train", UNTESTED, why))
         else:
             self._attempt("train", lambda: self._step(lora=False))
@@ -219,7 +219,7 @@ class _Trials:
         else:
             self._attempt("4-bit", lambda: self._step(quantised=True))
         self._attempt("vision", self._vision)
-        words = {"packed": "each token once: rows without padding, a shared prompt once", "plain": "padded rows"}
+        words = {"packed": "rows without padding, a shared prompt once", "plain": "padded rows"}
         packing = (UNTESTED, "no step on text was made")
         if self.scored is not None and self.scored["packing"] is not None:
             reason = f" ({self.scored['reason']})" if self.scored["reason"] else ""
@@ -231,19 +231,19 @@ class _Trials:
             return
         try:
             finding = trial()
-        except Exception as error:  # whatever training would have raised is the finding
+        except Exception as error:  # any error of training is a finding
             name = "" if isinstance(error, KitError) else f"{type(error).__name__}: "
             finding = FAILING, name + first_line(error)
         self.report.findings.append((what, *finding))
 
     def _scores(self, model: Any) -> tuple[str, str]:
-        """The canaries: the fused head against plain logits, and left padding against none."""
+        """Compares the fused head with plain logits, and left-padded with unpadded rows."""
         vocab = min(len(self.tokenizer), model.get_input_embeddings().weight.shape[0])
         scores = score_three_ways(model, self.family, vocab)
         limit = TOLERANCE if next(model.parameters()).dtype == torch.float32 else 0.15
         padded = f"left-padded and unpadded rows differ by {scores.padded:.1e} nats a token"
         if not scores.padded <= limit:
-            self.report.findings.append(("padding", FAILING, f"{padded}: the architecture misreads padding"))
+            self.report.findings.append(("padding", FAILING, f"{padded}: the architecture does not handle padding"))
         else:
             self.report.findings.append(("padding", TESTED, padded))
         head = f"the scorer and plain logits differ by {scores.head:.1e} nats a token"
@@ -252,7 +252,7 @@ class _Trials:
     def _step(
         self, *, lora: bool = True, rows: list[dict[str, Any]] | None = None, quantised: bool = False
     ) -> tuple[str, str]:
-        """One GRPO step in words; failing where nothing moved."""
+        """The result of a GRPO step. It fails if no weight changed."""
         from kit.config import ModelConfig
         from kit.models.loading import adapter
 
@@ -269,9 +269,9 @@ class _Trials:
 
     def _vision(self) -> tuple[str, str]:
         if not self.family.multimodal:
-            return UNTESTED, "the model takes text only"
+            return UNTESTED, "the model reads text only"
         if self.processor is None:
-            return UNTESTED, "there is no processor beside the model, so no picture could be prepared"
+            return UNTESTED, "the model has no processor for pictures"
         from PIL import Image
 
         questions = ("What colour?", "Is it dark, or is it light?", "Describe it.", "Why?")
@@ -285,7 +285,7 @@ class _Trials:
         return self._step(rows=rows)
 
 
-# --- the trials themselves --------------------------------------------------------------------------------------------
+# --- the trials -------------------------------------------------------------------------------------------------------
 
 
 PROMPTS = (
@@ -295,23 +295,23 @@ PROMPTS = (
     "How many legs have two cats?",
 )
 PADDING = 5
-"""Tokens of padding that the shorter row of the canary gets."""
+"""Padding tokens of the shorter row in `score_three_ways`."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Mean differences in nats a token, each to the model's own logits on rows alone and unpadded."""
+    """Mean differences in nats per token from the model's logits on single rows without padding."""
 
     padded: float
     """Plain logits of a left-padded batch."""
     head: float
-    """The scorer on rows alone: what the fused head leaves out of the logits shows here."""
+    """The scorer on single rows. A transform of logits that the fused head ignores shows here."""
     scorer: float
     """The scorer on the left-padded batch, as in training."""
 
 
 def score_three_ways(model: Any, family: FamilyAdapter, vocab: int, tokens: int = 24) -> Scores:
-    """Two rows of random ids, one shorter by `PADDING`, scored alone and in a batch. Puts TRL's head on the model."""
+    """Scores two rows of random ids, one shorter by `PADDING`, alone and in a batch. Installs TRL's head in the model."""
     fuse(model)
     generator, device = torch.Generator().manual_seed(1), model.device
     rows = [torch.randint(0, vocab, (1, size), generator=generator).to(device) for size in (tokens, tokens + PADDING)]
@@ -329,7 +329,7 @@ def score_three_ways(model: Any, family: FamilyAdapter, vocab: int, tokens: int 
 
 
 def fuse(model: Any) -> None:
-    """TRL's fused head on `model`, over the kit's kernel; once."""
+    """Installs TRL's fused head with the kit's kernel in `model`, once."""
     from trl.trainer.utils import add_fused_lm_head
 
     from kit.scoring.head import install_torch_logprob_kernel
@@ -341,14 +341,14 @@ def fuse(model: Any) -> None:
 
 
 def plain_logps(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    """(B, L-1) nats of the tokens after the first, from the model's own logits."""
+    """Log-probabilities (B, L-1), in nats, of the tokens after the first, from the model's logits."""
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
     logps: Tensor = logits.log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
     return logps
 
 
 def fused_logps(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    """(B, L-1) nats by the scorer; 0 on padding."""
+    """Log-probabilities (B, L-1), in nats, by the scorer; 0 on padding."""
     labels = ids.masked_fill(mask == 0, -100)
     scored: Tensor = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
     return scored.float()
@@ -361,7 +361,7 @@ def _apart(values: list[Tensor], expected: list[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """What one GRPO step did."""
+    """The result of a GRPO step."""
 
     loss: float
     grad_norm: float
@@ -370,14 +370,14 @@ class Step:
     trained: int
     """Weights that train."""
     adapted: tuple[str, ...]
-    """Kinds of linear layers that got an adapter."""
+    """Kinds of linear layers with an adapter."""
     completion_ids: tuple[tuple[int, ...], ...]
     scored: dict[str, Any]
-    """The trainer's `packing_report`: how completions went through the model."""
+    """The trainer's `packing_report`."""
 
 
 def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[dict[str, Any]] | None = None) -> Step:
-    """One step of `HookedGRPOTrainer` on 8 completions, all of the first-step checks on. Raises what training raises."""
+    """Makes a step of `HookedGRPOTrainer` on 8 completions with all first-step checks. Raises the errors of training."""
     from datasets import Dataset, Features, Image, List, Value
     from trl import GRPOConfig
 
@@ -422,7 +422,7 @@ def grpo_step(model: Any, processing_class: Any, peft_config: Any, rows: list[di
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keeps what libraries print from the output."""
+    """Suppresses the output of libraries."""
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),

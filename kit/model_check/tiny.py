@@ -1,7 +1,7 @@
-"""A tiny model of any architecture: the structure of a configuration kept, its sizes cut down, weights at random.
+"""A tiny model of any architecture: the structure of a configuration with small sizes and random weights.
 
-What decides whether an architecture trains (layer kinds and their order, masks, logit transforms, experts, towers for
-pictures) survives; what only costs time (width, depth, heads, vocabulary) does not.
+Properties that determine whether an architecture trains are kept: kinds and order of layers, masks, logit transforms, experts,
+vision towers. Sizes are reduced: width, depth, heads, vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HIDDEN, HEADS, HEAD_SIZE, MAX_LAYERS, EXPERTS = 64, 4, 16, 8, 4
 _LAYER_COUNT = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
 _HEAD_COUNT = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "encoder_attention_heads")
 _KEY_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num")
-# name (whole) -> size; the first rule that fits. Ratios that models check (heads x head size, group counts) hold.
+# Complete name -> size; the first matching rule applies. Ratios that models check (heads x head size, groups) are kept.
 _SIZES: tuple[tuple[str, int], ...] = (
     (
         r"hidden_size|n_embd|d_model|dim|embed_dim|embedding_size|out_hidden_size|projection_dim|vision_output_dim",
@@ -52,10 +52,10 @@ _SIZES: tuple[tuple[str, int], ...] = (
 
 
 def tiny_config(config: Any, vocab: int | None = None, *, pictures: bool = True) -> Any:
-    """A copy of `config` cut down: hidden 64, 4 heads, a layer of each kind (8 at most), 4 experts, `vocab` tokens.
+    """A small copy of `config`: hidden size 64, 4 heads, a layer of each kind (at most 8), 4 experts, `vocab` tokens.
 
-    config: a transformers configuration; of one with parts (text, vision) every part is cut down. vocab None keeps it.
-    pictures: their size is cut down, too, to 4 x 4 patches and 4 tokens; not for a processor that was made for the model.
+    config: a transformers configuration; all its parts (text, vision) are reduced. vocab: None keeps the vocabulary.
+    pictures: also reduce pictures to 4 x 4 patches and 4 tokens; not if the model's own processor is used.
     """
     small = copy.deepcopy(config)
     for part in parts_of(small):
@@ -76,7 +76,7 @@ def tiny_config(config: Any, vocab: int | None = None, *, pictures: bool = True)
 
 
 def parts_of(config: Any) -> Iterator[Any]:
-    """The configuration and those inside it, innermost first."""
+    """The configuration and its nested ones, innermost first."""
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_diff_dict") and hasattr(value, "model_type") and not name.startswith("_"):
             yield from parts_of(value)
@@ -128,7 +128,7 @@ def _cut_heads(part: Any, before: Mapping[str, Any], heads: int | None) -> None:
 
 
 def _take_uneven(part: Any) -> dict[int, dict[str, Any]]:
-    """What single layers have otherwise than the rest (Gemma 4's head size), by layer; it is taken out of the configuration."""
+    """Removes and returns sizes that differ between layers (e.g. Gemma 4's head size), by layer."""
     if not getattr(part, "is_heterogeneous", False):
         return {}
     names = part.per_layer_attributes
@@ -143,7 +143,7 @@ def _take_uneven(part: Any) -> dict[int, dict[str, Any]]:
 
 
 def _put_uneven(part: Any, uneven: dict[int, dict[str, Any]]) -> None:
-    """Puts it back for the layers that are left: head sizes twice the others', fewer keys."""
+    """Restores them for the remaining layers: head sizes twice the others', fewer keys."""
     if uneven:
         sizes = {"head_dim": 2 * HEAD_SIZE, "num_key_value_heads": 1}
         part.per_layer_config = {
@@ -152,8 +152,8 @@ def _put_uneven(part: Any, uneven: dict[int, dict[str, Any]]) -> None:
 
 
 def _cut_layers(part: Any, before: Mapping[str, Any], layers: int) -> list[int]:
-    """Keeps a layer of each kind, in order, and every list that has an entry a layer, in step. Which layers are left."""
-    shared = before.get("num_kv_shared_layers") or 0  # the last ones, which take keys and values of a layer before
+    """Reduces to a layer of each kind, in order, with all lists per layer. Returns the remaining layers."""
+    shared = before.get("num_kv_shared_layers") or 0  # the last layers, which use keys and values of an earlier one
     lists = [*_per_layer(before, layers).values()]
     if 0 < shared < layers:
         lists.append([index >= layers - shared for index in range(layers)])
@@ -194,7 +194,7 @@ def _per_layer(before: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _fill(layers_kept: list[int], count: int, layers: int) -> list[int]:
-    """The chosen layers and the first others until there are as many as wanted."""
+    """The chosen layers, and the first others up to `count`."""
     chosen = list(layers_kept[:MAX_LAYERS])
     for index in range(layers):
         if len(chosen) >= count:
@@ -205,7 +205,7 @@ def _fill(layers_kept: list[int], count: int, layers: int) -> list[int]:
 
 
 def _cut_rope(part: Any, old_size: int) -> None:
-    """Sections of a rotary embedding (M-RoPE) and long-range factors, in proportion to the new head size."""
+    """Scales sections of a rotary embedding (M-RoPE) and long-range factors to the new head size."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = getattr(part, name, None)
         for place, section in enumerate([rope, *(rope.values() if isinstance(rope, dict) else ())]):
@@ -213,7 +213,7 @@ def _cut_rope(part: Any, old_size: int) -> None:
                 continue
             known = getattr(type(part), "ignore_keys_at_rope_validation", None) or ()
             if place == 0 and "mrope_section" in known:
-                section.setdefault("mrope_section", [2, 3, 3])  # the models' default fits no small head
+                section.setdefault("mrope_section", [2, 3, 3])  # the models' default is too large for a small head
             if "mrope_section" in section and sum(section["mrope_section"]):
                 section["mrope_section"] = _share(section["mrope_section"], HEAD_SIZE // 2)
             half = int(HEAD_SIZE * section.get("partial_rotary_factor", 1.0)) // 2
@@ -229,7 +229,7 @@ def _share(sections: list[int], total: int) -> list[int]:
 
 
 def _cut_mamba(part: Any) -> None:
-    """Heads of a state-space layer: as many as fill its inner width."""
+    """Sets the heads of a state-space layer by its inner width."""
     head = next(
         (getattr(part, n) for n in ("mamba_d_head", "mamba_head_dim", "mamba_headdim") if hasattr(part, n)), None
     )
@@ -247,7 +247,7 @@ def _cut_mamba(part: Any) -> None:
 
 
 def _fit_tokens(part: Any, vocab: int, moved: dict[int, int]) -> None:
-    """Moves token ids beyond a smaller vocabulary to its end, each to a place of its own, the same in every part."""
+    """Moves token ids beyond a smaller vocabulary to its end, each to a different id, equal in all parts."""
 
     def place(value: int) -> int:
         return value if value < vocab else moved.setdefault(value, vocab - 1 - len(moved))
@@ -263,7 +263,7 @@ def _fit_tokens(part: Any, vocab: int, moved: dict[int, int]) -> None:
 
 
 def _set(part: Any, name: str, value: Any) -> None:
-    """Sets a field, or leaves it where the configuration computes or checks it otherwise."""
+    """Sets a field, unless the configuration computes or checks it."""
     try:
         setattr(part, name, value)
     except (AttributeError, TypeError, ValueError, NotImplementedError):
@@ -271,7 +271,7 @@ def _set(part: Any, name: str, value: Any) -> None:
 
 
 def tiny_model(config: Any, seed: int = 0) -> Any:
-    """A model of that configuration with random weights in float32, wide enough that logits differ. On the CPU."""
+    """A float32 model on the CPU with random weights, large enough that logits differ."""
     import torch
 
     from kit.models.family import auto_class

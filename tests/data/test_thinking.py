@@ -44,7 +44,7 @@ def test_a_run_switches_thinking_and_everything_follows(switched: Any, tmp_path:
 
 def test_what_would_change_nothing_is_refused(switched: Any, tmp_path: Path) -> None:
     switched["data"]["chat_template_kwargs"] = {"enable_thinkin": False}
-    with pytest.raises(ModelError, match="never reads it"):
+    with pytest.raises(ModelError, match="does not read it"):
         prepare(load_config(switched))
     switched["data"]["chat_template_kwargs"] = {"messages": "x"}
     with pytest.raises(ConfigError, match="can be set for a chat template"):

@@ -23,7 +23,7 @@ def test_a_folder_with_a_configuration_alone_is_enough(tmp_path):
     assert done.exit_code == 0, done.output
     card = json.loads(done.stdout[done.stdout.index("{") :])
     assert card["trains"]
-    assert card["tokenizer"].startswith("a stand-in")
+    assert card["tokenizer"].startswith("the kit's")
     statuses = {finding["what"]: finding["status"] for finding in card["findings"]}
     assert {name: statuses[name] for name in ("scores", "padding", "train", "LoRA", "vision", "packing")} == {
         "scores": "tested", "padding": "tested", "train": "tested", "LoRA": "tested", "vision": "untested", "packing": "tested",
@@ -35,7 +35,7 @@ def test_an_architecture_that_misreads_padding_fails(monkeypatch):
     monkeypatch.setattr("kit.models.family.has_position_table", lambda model: False)
     done = runner.invoke(app, ["model", "check", "gpt2"])
     assert done.exit_code == 1
-    assert "misreads padding" in done.stdout
+    assert "does not handle padding" in done.stdout
     assert "It does not train" in done.stdout
 
 
@@ -81,4 +81,4 @@ def test_what_is_not_there_is_refused_with_the_alternative(tmp_path, monkeypatch
     assert empty.exit_code == 2
     unknown = runner.invoke(app, ["model", "check", "nobody/nothing-of-that-name"])
     assert unknown.exit_code == 2
-    assert "a folder with its config.json is enough" in " ".join(unknown.output.split())
+    assert "use a folder with a config.json" in " ".join(unknown.output.split())

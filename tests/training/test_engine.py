@@ -63,7 +63,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
             r"another policy.*hand_over: adapter",
         ),
         (["model.load_in_4bit=true", "model.lora=null"], "cuda", CUDA_BUILD, "hand_over: adapter.*with model.lora"),
-        (["model.load_in_4bit=true"], "cpu", CPU_BUILD, "does not load weights in bitsandbytes"),
+        (["model.load_in_4bit=true"], "cpu", CPU_BUILD, "cannot load 4-bit weights of bitsandbytes"),
         (["generation.vllm.hand_over=adapter", "model.lora=null"], "cuda", CUDA_BUILD, "there is no adapter"),
     ],
 )

@@ -83,9 +83,9 @@ def test_what_is_named_is_handed_to_trl(own: str) -> None:
     [
         ({"tools": ["{own}:bare"]}, "A tool needs type hints, and a docstring"),
         ({"tools": ["{own}:nothing"]}, "has no function 'nothing'"),
-        ({"tools": ["{own}:add", "{own}:add"]}, "two tools have one name"),
+        ({"tools": ["{own}:add", "{own}:add"]}, "two tools have the same name"),
         ({"environment": "{own}:NoReset"}, r"has no method reset\(self, \*\*row\)"),
-        ({"environment": "{own}:Narrow"}, r"takes no \*\*columns"),
+        ({"environment": "{own}:Narrow"}, r"has no \*\*columns"),
         ({"environment": "{own}:Broken"}, r"Broken\(\) failed: TypeError"),
         ({"environment": "{own}:Bare"}, r"Bare.act cannot be described to the model"),
         (
@@ -110,7 +110,7 @@ def test_a_template_has_to_render_tools(tokenizer: Any) -> None:
         check_turns(calculator, tokenizer, chat=False, source="it")
     plain = copy.deepcopy(tokenizer)
     plain.chat_template = tiny_tokenizer().chat_template
-    with pytest.raises(ModelError, match="does not render calls"):
+    with pytest.raises(ModelError, match="does not render tool calls"):
         check_turns(calculator, plain, chat=True, source="it")
     mute = copy.deepcopy(tokenizer)
     mute.response_template = None
@@ -118,7 +118,7 @@ def test_a_template_has_to_render_tools(tokenizer: Any) -> None:
         check_turns(calculator, mute, chat=True, source="it")
     unsteady = copy.deepcopy(tokenizer)
     unsteady.chat_template = "{{ messages | length }}" + tokenizer.chat_template
-    with pytest.raises(ModelError, match="renders earlier turns otherwise"):
+    with pytest.raises(ModelError, match="changes earlier turns"):
         check_turns(calculator, unsteady, chat=True, source="it")
 
 
