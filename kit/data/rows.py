@@ -54,8 +54,8 @@ def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
     if prompt is None:
         near = next((hint for name in PROMPTS if (hint := did_you_mean(name, columns))), "")
         raise DataError(
-            f"No column can be told to be the prompt.{near} Columns seen: {listed}. Known names: {', '.join(PROMPTS)}. Name "
-            "yours with data.prompt_column."
+            f"Which column is the prompt?{near} Columns: {listed}. Known names: {', '.join(PROMPTS)}. Choose a column with "
+            "data.prompt_column."
         )
     if config.reference_column == prompt:
         raise DataError(f"Column '{prompt}' cannot be both prompt and reference: the model would be shown the answer.")
