@@ -1,6 +1,6 @@
-"""Pictures of rows: paths, bytes or stored `datasets` images, to what a `datasets` image column holds.
+"""Pictures of rows: converts paths, bytes or stored images to the format of a `datasets` image column.
 
-Files are named and read when a row is used; a digest of their content says which prompts are the same.
+Files are read when a row is used. A digest of their content identifies equal prompts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from kit.config import DataConfig
 
 IMAGES = "images"
-"""The column of a run's rows: a list of pictures, empty for a row without."""
+"""The column with pictures of a run's rows: a list, empty for a row without pictures."""
 CUSTOMARY = ("images", "image")
 NONE = "none"
 Picture = dict[str, Any]  # {"bytes": bytes | None, "path": str | None}, as `datasets` stores an image
 
 
 def read_pictures(value: Any, column: str, folder: Path | None) -> list[Picture]:
-    """The pictures of a row; None and an empty list are none. Raises `ValueError` for what is not a picture.
+    """The pictures of a row; [] for None and an empty list. Raises `ValueError` for other values.
 
     value: a path (from `folder`), bytes, `{"bytes", "path"}`, or a list of these.
     """
@@ -39,7 +39,7 @@ def digest(pictures: list[Picture]) -> str:
 
 
 def opened(pictures: list[Any]) -> list[Any]:
-    """PIL pictures in RGB, of stored ones or of those that are open already."""
+    """PIL pictures in RGB, from stored or open ones."""
     from PIL import Image
 
     images = []
@@ -51,7 +51,7 @@ def opened(pictures: list[Any]) -> list[Any]:
 
 
 def folder_of(config: DataConfig) -> Path | None:
-    """The folder that relative paths of pictures are counted from: the source's own."""
+    """The folder of the source, to which paths of pictures are relative."""
     source = Path(config.source).expanduser()
     return source if source.is_dir() else source.parent if source.is_file() else None
 
@@ -81,7 +81,7 @@ def _picture(value: Any, place: int, column: str, folder: Path | None) -> Pictur
     try:
         with Image.open(io.BytesIO(stored["bytes"]) if stored["bytes"] else stored["path"]):
             pass
-    except Exception as error:  # decoders raise what they like
+    except Exception as error:  # decoders may raise any error
         name = stored["path"] or f"{len(stored['bytes'] or b'')} bytes"
         raise ValueError(f"{where} cannot be read as a picture ({name}): {error}") from None
     return stored

@@ -24,7 +24,7 @@ SIDES = ("train", "heldout")
 
 @dataclass(frozen=True)
 class DataSplit:
-    """Rows to train on, rows set apart, and the record of where they came from (what data.json holds).
+    """Training rows, held-out rows, and their description (the content of data.json).
 
     Columns: `prompt` (a list of {"role", "content"}, or a text with `chat` off), `reference` (text or None), the other columns
     of the source, and the reference under its column's name. `train` is in source order, `heldout` in that of a salted hash.
@@ -42,14 +42,14 @@ class DataSplit:
 def load_data(config: DataConfig) -> DataSplit:
     """Rows of `config.source`, checked and split; `config.seed` decides generated rows and which rows are held out.
 
-    Raises `DataError` for a source that cannot be read, a column that is missing, rows that cannot be used (unless
-    `config.skip_bad_rows`), or too few prompts to set some apart. `max_prompt_tokens` is left to `filter_by_length`,
-    which needs a tokenizer.
+    Raises `DataError` if the source cannot be read, a column is missing, rows are invalid (unless `config.skip_bad_rows`), or
+    there are too few prompts for held-out rows. `filter_by_length` applies `max_prompt_tokens`, because it needs a
+    tokenizer.
     """
     source = read_source(config)
     if not source.total:
         raise DataError(f"{config.source} has no rows. A run needs at least one.")
-    if not source.columns:  # not one row could be read: there is nothing to map
+    if not source.columns:  # no row could be read, so there are no columns to map
         faults = [
             Fault(record.number, "the row has no columns") if isinstance(record, Record) else record
             for record in source.records
@@ -98,7 +98,7 @@ def load_data(config: DataConfig) -> DataSplit:
 
 
 def preview(split: DataSplit, n: int) -> list[dict[str, Any]]:
-    """The first `n` rows of each side as plain dictionaries, with `side` ("train" or "heldout") in front."""
+    """The first `n` rows of each side as dictionaries, with the key `side` ("train" or "heldout") first."""
 
     def rows(side: str, dataset: Dataset) -> Iterator[dict[str, Any]]:
         for index in range(min(n, len(dataset))):
@@ -112,7 +112,7 @@ def preview(split: DataSplit, n: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Sides:
-    """The split as row indices: `train` in source order, `heldout` by hash, one a prompt, `doubles` the other rows of those."""
+    """The split as row indices: `train` in source order, `heldout` by hash, one per prompt, and their duplicates `doubles`."""
 
     train: list[int]
     heldout: list[int]
@@ -121,19 +121,19 @@ class Sides:
 
 
 def split_rows(keys: Sequence[str], contents: Sequence[str], heldout: int, seed: int) -> Sides:
-    """Sets `heldout` rows apart: those whose prompt has the smallest hash salted with `seed`.
+    """Holds out the `heldout` rows whose prompts have the smallest hashes, salted with `seed`.
 
-    keys: what identifies the prompt of each row; contents: what identifies the row. A prompt that occurs several times
-    stays on one side: all its rows are trained on, or one (smallest hash of its content) is held out and the others are
-    dropped. At most half of the different prompts are held out. Raises `DataError` if none could be left to train on.
+    keys: identify the prompt of each row; contents: identify the row. A prompt that occurs several times is on one side: all
+    its rows are trained on, or one (with the smallest hash of its content) is held out and the others are removed. At most
+    half of the different prompts are held out. Raises `DataError` if no prompt would remain for training.
     """
     by_key: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
         by_key.setdefault(key, []).append(index)
     if heldout and len(by_key) < 2:
         raise DataError(
-            f"data.heldout: {heldout} rows cannot be set apart: there is only {len(by_key)} different prompt, and none "
-            "would be left to train on. Bring more prompts (for a generated task: other data.task_params), or set "
+            f"data.heldout: {heldout} rows cannot be held out: there is only {len(by_key)} different prompt, and none "
+            "would remain for training. Add more prompts (for a generated task: other data.task_params), or set "
             "data.heldout: 0 and evaluation.before and evaluation.after: false."
         )
     count = min(heldout, len(by_key) // 2)
@@ -144,11 +144,11 @@ def split_rows(keys: Sequence[str], contents: Sequence[str], heldout: int, seed:
     notes = []
     if count < heldout:
         notes.append(
-            f"data.heldout asks for {heldout} rows; there are {len(by_key)} different prompts, and half of them, "
-            f"{count}, were set apart."
+            f"data.heldout is {heldout}, but there are only {len(by_key)} different prompts. Half of them, "
+            f"{count}, are held out."
         )
     if doubles:
-        notes.append(f"{len(doubles)} rows repeat the prompt of a held-out row and are left out.")
+        notes.append(f"{len(doubles)} rows repeat the prompt of a held-out row and are not used.")
     return Sides([index for index in range(len(keys)) if index not in away], heldout_rows, doubles, notes)
 
 
@@ -160,7 +160,7 @@ def _salted(text: str, seed: int) -> str:
 
 
 def build_dataset(rows: list[dict[str, Any]], known: dict[str, Any], *, chat: bool) -> tuple[Dataset, list[str]]:
-    """The rows as a dataset in memory, and notes on columns that were changed.
+    """The rows as a dataset in memory, and notes about converted columns.
 
     known: `datasets` feature types by column name (images, class labels); the types of other columns are inferred. A
     column whose values have no common type becomes JSON text.
@@ -182,7 +182,7 @@ def build_dataset(rows: list[dict[str, Any]], known: dict[str, Any], *, chat: bo
             if array is None:
                 texts = [None if each is None else json.dumps(each, ensure_ascii=False, default=str) for each in values]
                 array = pa.array(texts, type=pa.string())
-                notes.append(f"Column '{name}' has values without a common type; it reaches the reward as JSON text.")
+                notes.append(f"Column '{name}' has values without a common type; the reward gets it as JSON text.")
             feature = Features.from_arrow_schema(pa.schema([(name, array.type)]))[name]
         arrays[name], features[name] = array, feature
     table = pa.table(arrays).cast(features.arrow_schema)
@@ -190,7 +190,7 @@ def build_dataset(rows: list[dict[str, Any]], known: dict[str, Any], *, chat: bo
 
 
 def _array(values: list[Any], kind: Any = None) -> Any | None:
-    """An Arrow array of this type, or of the inferred one; None where the values do not fit."""
+    """An Arrow array of this type or the inferred one; None if the values do not fit."""
     import pyarrow as pa
 
     try:
@@ -203,7 +203,7 @@ def _array(values: list[Any], kind: Any = None) -> Any | None:
 
 
 BATCH, ROWS = 1000, 16
-"""Prompts, and rows with pictures, that are counted at once."""
+"""Number of prompts, and of rows with pictures, that are counted at once."""
 
 
 def filter_by_length(
@@ -213,11 +213,10 @@ def filter_by_length(
     *,
     with_pictures: bool = False,
 ) -> DataSplit:
-    """The split without prompts of more than `max_prompt_tokens` tokens, with `info` brought up to date.
+    """The split without prompts of more than `max_prompt_tokens` tokens, with updated `info`.
 
-    count_tokens: up to 1000 prompts -> their lengths in tokens, chat template included; with `with_pictures` it is given 16 rows
-    with their pictures, not decoded. None filters nothing. Raises `DataError` if a side that had rows is left with none;
-    the message names the median length.
+    count_tokens: up to 1000 prompts -> their lengths in tokens, chat template included; with `with_pictures`, 16 rows with
+    encoded pictures. None: no filter. Raises `DataError` with the median length if no row of a side remains.
     """
     if max_prompt_tokens is None:
         return split
@@ -234,7 +233,7 @@ def filter_by_length(
             raise DataError(
                 f"Every {name} prompt is longer than data.max_prompt_tokens: {max_prompt_tokens}. The median of {len(lengths)} "
                 f"prompts is {statistics.median_low(lengths)} tokens, the shortest {min(lengths)}, the longest {max(lengths)}. "
-                "Set data.max_prompt_tokens above the median, or to null for no filter."
+                "Set data.max_prompt_tokens above the median, or to null."
             )
         sides.append(rows if len(short) == len(rows) else rows.select(short))
     info, (train, heldout) = deepcopy(split.info), sides

@@ -1,4 +1,4 @@
-"""Rows made of records: the roles of columns, records that cannot be used and why, and rows as the trainer gets them."""
+"""Converts records to rows: roles of columns, faults of records, and rows for the trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kit.registry import did_you_mean
 
 PROMPTS = ("prompt", "question", "problem", "messages", "instruction", "input")
 REFERENCES = ("reference", "answer", "solution", "target", "label", "gold")
-# Keyword arguments that trl.GRPOTrainer itself gives to reward functions: a column of that name would break the call.
+# Keyword arguments that trl.GRPOTrainer passes to reward functions. A column of that name would conflict.
 TAKEN_BY_TRAINER = frozenset({
     "prompts", "prompt_ids", "completion", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric",
     "environments",
@@ -29,7 +29,7 @@ TAKEN_BY_TRAINER = frozenset({
 
 @dataclass(frozen=True)
 class Mapping:
-    """Source columns by role. `extras` maps their name to ours."""
+    """Source columns by role. `extras` maps names of the source to names of rows."""
 
     prompt: str
     reference: str | None
@@ -41,7 +41,7 @@ class Mapping:
 def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
     """The mapping for a source with these columns.
 
-    Raises `DataError` for a column that is not there, if none can be the prompt, or if two columns would get one name.
+    Raises `DataError` if a column is missing, no column is the prompt, or two columns would have the same name.
     """
     listed, rename = ", ".join(columns) or "none", config.rename
     named = {f"data.{key}": getattr(config, key) for key in ("prompt_column", "reference_column", "image_column")}
@@ -58,7 +58,9 @@ def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
             "data.prompt_column."
         )
     if config.reference_column == prompt:
-        raise DataError(f"Column '{prompt}' cannot be both prompt and reference: the model would be shown the answer.")
+        raise DataError(
+            f"Column '{prompt}' cannot be both prompt and reference, because the model would see the answer."
+        )
     known = (name for name in REFERENCES if name in columns and name != prompt)
     reference = config.reference_column or next(known, None)
     pictures = [name for name in CUSTOMARY if name in columns and name not in rename]
@@ -73,16 +75,18 @@ def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
         if name in ("prompt", "reference") or name in TAKEN_BY_TRAINER:
             if source_name in rename:
                 raise DataError(
-                    f"data.rename: '{source_name}' cannot be called '{name}', that name is taken. "
-                    "data.prompt_column and data.reference_column choose prompt and reference."
+                    f"data.rename: '{source_name}' cannot be renamed to '{name}', because the name is taken. "
+                    "To choose prompt and reference, set data.prompt_column and data.reference_column."
                 )
-            notes.append(f"Column '{source_name}' is left out: its name is taken. data.rename can give it another.")
+            notes.append(f"Column '{source_name}' is not used, because its name is taken. Rename it with data.rename.")
             continue
         if name in extras.values():
-            raise DataError(f"data.rename: two columns would be called '{name}'. Columns seen: {listed}.")
+            raise DataError(f"data.rename: two columns would have the name '{name}'. Columns: {listed}.")
         extras[source_name] = name
     if unused := [name for name in pictures if name != images]:
-        notes.append(f"Column '{unused[0]}' is left out: its name means pictures. data.rename can give it another.")
+        notes.append(
+            f"Column '{unused[0]}' is not used, because its name is reserved for pictures. Rename it with data.rename."
+        )
     return Mapping(prompt, reference, extras, notes, images)
 
 
@@ -92,12 +96,12 @@ def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
 SHOWN_IN_ERROR = 10
 SHOWN_IN_INFO = 20
 UNREADABLE = re.compile("[\0\ud800-\udfff]")
-"""Characters that tokenizers and Arrow do not take: NUL and lone surrogates."""
+"""Characters that tokenizers and Arrow do not accept: NUL and lone surrogates."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One row as it was read. `number` is 1-based: the line of a JSONL file, the row of anything else."""
+    """A row of the source. `number` is 1-based: the line of a JSONL file, or the row of other sources."""
 
     number: int
     values: dict[str, Any]
@@ -105,7 +109,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Fault:
-    """One row that cannot be used, and why."""
+    """A row that cannot be used, and the reason."""
 
     number: int
     reason: str
@@ -116,7 +120,7 @@ class Fault:
 
 @dataclass
 class Source:
-    """The records of a data source. `records` may be a one-way stream; `features` are column types known to `datasets`."""
+    """The records of a data source. `records` may be an iterator; `features` are column types of `datasets`."""
 
     records: Iterable[Record | Fault]
     columns: list[str]
@@ -126,12 +130,12 @@ class Source:
     notes: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
     heldout: int | None = None
-    """The last so many records are the held-out side. None: the held-out rows are chosen by a hash."""
+    """Number of last records that are held out. None: held-out rows are chosen by a hash."""
 
 
 @dataclass
 class Rows:
-    """Usable rows in source order. `keys` identify the prompt, `contents` are the canonical JSON of the row."""
+    """Valid rows in source order. `keys` identify the prompts, `contents` are the canonical JSON of the rows."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -156,7 +160,7 @@ def canonical_json(value: Any) -> str:
 
 
 def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
-    """The first `config.limit` usable rows of a source, and the faults met on the way. Later rows are not looked at."""
+    """The first `config.limit` valid rows of a source, and the faults before them. Later rows are not read."""
     result, known = Rows(), None
     for record in source.records:
         if config.limit is not None and len(result.rows) == config.limit:
@@ -174,7 +178,7 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
             continue
         known = kind
         if (column := mapping.reference) and column not in ("prompt", *mapping.extras.values(), *TAKEN_BY_TRAINER):
-            row[column] = row["reference"]  # reward functions written for TRL take the column by its name
+            row[column] = row["reference"]  # reward functions for TRL have a parameter with the column's name
         result.rows.append(row)
         result.keys.append(key)
         result.contents.append(content)
@@ -182,7 +186,7 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
 
 
 def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:
-    """Raises `DataError` if no row is usable, or if some are not and `skip_bad_rows` is off."""
+    """Raises `DataError` if no row is valid, or if some are invalid and `skip_bad_rows` is off."""
     faults, usable = result.faults, len(result.rows)
     if not faults and not usable:
         raise DataError(f"{config.source} has no rows. A run needs at least one.")
@@ -192,9 +196,9 @@ def refuse_bad_rows(result: Rows, mapping: Mapping, config: DataConfig) -> None:
     if len(faults) > SHOWN_IN_ERROR:
         lines.append(f"and {len(faults) - SHOWN_IN_ERROR} more")
     advice = (
-        "Correct them, or leave them out with data.skip_bad_rows: true."
+        "Correct them, or skip them with data.skip_bad_rows: true."
         if usable
-        else "No row is left to train on. Correct the file, or name the right column with data.prompt_column."
+        else "No valid row remains. Correct the file, or set the right column with data.prompt_column."
     )
     raise DataError(
         f"{config.source}: {len(faults)} of {len(faults) + usable} rows cannot be used:\n  "
@@ -217,10 +221,10 @@ def _make_row(values: dict[str, Any], mapping: Mapping, config: DataConfig) -> t
         try:
             row[IMAGES] = read_pictures(values.get(column), column, folder_of(config))
         except ValueError as error:
-            advice = f" (data.image_column: none leaves '{column}' out)" if config.image_column is None else ""
+            advice = f" (data.image_column: none ignores '{column}')" if config.image_column is None else ""
             raise ValueError(f"{error}{advice}") from None
         if row[IMAGES] and not config.chat:
-            raise ValueError(f"'{column}' has pictures, and data.chat: false sends plain text; set data.chat: true")
+            raise ValueError(f"'{column}' has pictures, but data.chat: false sends plain text; set data.chat: true")
         image_key = digest(row[IMAGES])
         content += image_key
     require_readable(reference or "", mapping.reference or mapping.prompt)
@@ -229,10 +233,10 @@ def _make_row(values: dict[str, Any], mapping: Mapping, config: DataConfig) -> t
 
 
 def require_readable(text: str, column: str) -> None:
-    """Raises `ValueError` for characters that tokenizers and Arrow do not take: NUL and lone surrogates."""
+    """Raises `ValueError` for characters that tokenizers and Arrow do not accept: NUL and lone surrogates."""
     if match := UNREADABLE.search(text):
         kind = "NUL character" if match[0] == "\0" else "lone surrogate; it is not valid Unicode"
-        raise ValueError(f"'{column}' holds a {kind}")
+        raise ValueError(f"'{column}' contains a {kind}")
 
 
 # --- prompts: texts and conversations, checked one by one -------------------------------------------------------------
@@ -257,7 +261,7 @@ def kind_of(value: Any, column: str) -> str:
 
 
 def read_prompt(value: Any, column: str) -> tuple[Prompt, str | None]:
-    """The prompt, checked, and the content of a trailing assistant message, which is taken off (None if there is none).
+    """The checked prompt without a trailing assistant message, and the content of that message or None.
 
     Messages are reduced to `{"role", "content"}`. Raises `ValueError` with the reason.
     """
@@ -300,15 +304,15 @@ def read_prompt(value: Any, column: str) -> tuple[Prompt, str | None]:
 
 
 def dress(prompt: Prompt, *, chat: bool, system_prompt: str | None) -> Prompt:
-    """The prompt as the model gets it.
+    """The prompt for the model.
 
-    A text becomes one user message, with `chat` off it stays a text. The system prompt stands in front: as a message,
-    or followed by a blank line. A conversation keeps its own system message unless `system_prompt` is set: then that
-    one replaces it. Raises `ValueError` for a conversation with `chat` off.
+    A text becomes a user message; with `chat` off it stays a text. The system prompt is added as the first message, or
+    before the text with a blank line. In a conversation, `system_prompt` replaces its system message if it is set. Raises
+    `ValueError` for a conversation with `chat` off.
     """
     if not chat:
         if not isinstance(prompt, str):
-            raise ValueError("the prompt is a conversation, and data.chat: false sends plain text; set data.chat: true")
+            raise ValueError("the prompt is a conversation, but data.chat: false sends plain text; set data.chat: true")
         return f"{system_prompt}\n\n{prompt}" if system_prompt else prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not system_prompt:
@@ -317,10 +321,10 @@ def dress(prompt: Prompt, *, chat: bool, system_prompt: str | None) -> Prompt:
 
 
 def prompt_key(prompt: Prompt, *, ignore_system: bool) -> str:
-    """Hex digest by which two prompts count as the same.
+    """A hex digest that is equal for equal prompts.
 
-    Texts equal their user message, space around a message and the Unicode normal form do not count. `ignore_system`:
-    system messages do not count, because the configured one replaces them.
+    A text equals its user message. Space around a message and the Unicode normal form are ignored. `ignore_system`: ignore
+    system messages too, because the configured one replaces them.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if ignore_system:

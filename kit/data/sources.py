@@ -1,6 +1,6 @@
-"""The records of `data.source`, whatever it is: a file (JSONL, JSON, CSV, Parquet), a folder, a hub id, a generated task.
+"""Reads the records of `data.source`: a file (JSONL, JSON, CSV, Parquet), a folder, a hub id, or a generated task.
 
-`read_source` chooses. Images and audio are not decoded here.
+`read_source` chooses the reader. Images and audio are not decoded here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TASK_PREFIX = "reasoning-gym:"
 
 
 def read_source(config: DataConfig) -> Source:
-    """The records of `config.source`, whatever it is. Raises `DataError` if it is not there or cannot be read."""
+    """The records of `config.source`. Raises `DataError` if it is missing or cannot be read."""
     if config.source.startswith(TASK_PREFIX):
         from kit.data.tasks import read_task
 
@@ -48,19 +48,19 @@ def read_source(config: DataConfig) -> Source:
 
 
 def read_file(path: Path) -> Source:
-    """The records of a file. Raises `DataError` for a kind that is not known."""
+    """The records of a file. Raises `DataError` for an unknown format."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         kind = path.suffix or "no suffix"
         sheet = " Save a spreadsheet as CSV UTF-8." if kind in (".xlsx", ".xls", ".ods") else ""
-        raise DataError(f"{path}: files of kind '{kind}' are not read. Kinds: {', '.join(READERS)}.{sheet}")
+        raise DataError(f"{path}: files of type '{kind}' are not supported. Types: {', '.join(READERS)}.{sheet}")
     source = reader(path)
     source.files = [path.name]
     return source
 
 
 def read_jsonl(path: Path) -> Source:
-    """Reads one JSON object a line; blank lines are skipped. Broken lines are faults, numbered as editors do."""
+    """Reads one JSON object per line and skips blank lines. Invalid lines are faults with their line numbers."""
     records: list[Record | Fault] = []
     for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not line.strip():
@@ -77,28 +77,28 @@ def read_jsonl(path: Path) -> Source:
 
 
 def read_json(path: Path) -> Source:
-    """A list of JSON objects. Raises `DataError` for anything else at the top."""
+    """Reads a list of JSON objects. Raises `DataError` for other content."""
     text = _read_text(path)
     if not text.strip():
         return _listed([])
     try:
         items = json.loads(text)
     except (ValueError, RecursionError) as error:
-        lines = " Its lines look like JSON Lines: call it .jsonl." if text.lstrip().startswith("{") else ""
+        lines = " It looks like JSON Lines: rename it to .jsonl." if text.lstrip().startswith("{") else ""
         raise DataError(f"{path} is not valid JSON: {error}.{lines}") from None
     if not isinstance(items, list):
         keys = f" with the keys {', '.join(items)}" if isinstance(items, dict) else ""
-        raise DataError(f"{path} holds one {type(items).__name__}{keys}; expected a list of objects.")
+        raise DataError(f"{path} contains a {type(items).__name__}{keys}; expected a list of objects.")
     return _listed([_as_record(item, number) for number, item in enumerate(items, start=1)])
 
 
 def read_csv(path: Path) -> Source:
-    """Reads UTF-8 with a header line, separated by commas, or by semicolons or tabs where the header has no comma.
+    """Reads UTF-8 with a header line, separated by commas, or by semicolons or tabs if the header has no comma.
 
     Values are text; an empty one is None. Row 1 follows the header."""
     text = _read_text(path)
     first = text.partition("\n")[0]
-    # Excel writes semicolons where the decimal sign is a comma.
+    # Excel writes semicolons if the decimal separator is a comma.
     separator = "," if "," in first else next((sign for sign in ";\t" if sign in first), ",")
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     records: list[Record | Fault] = []
@@ -114,13 +114,13 @@ def read_csv(path: Path) -> Source:
                 records.append(Fault(number, f"{len(row)} values, but the header has {len(header)} columns"))
             begun = rows.line_num + 1
     except csv.Error as error:
-        reason = "a quote is opened there and never closed" if "unexpected end" in str(error) else str(error)
+        reason = "a quote is opened there but not closed" if "unexpected end" in str(error) else str(error)
         raise DataError(
             f"{path} is not valid CSV near line {begun}: {reason}. A quote inside a quoted text is written twice; JSONL has no "
             "such rules."
         ) from None
     if len(set(header)) < len(header):
-        raise DataError(f"{path} has two columns of one name: {', '.join(header)}.")
+        raise DataError(f"{path} has two columns with the same name: {', '.join(header)}.")
     return Source(records, header, len(records))
 
 
@@ -137,7 +137,7 @@ def read_parquet(path: Path) -> Source:
         raise DataError(f"{path} is not valid Parquet: {error}.") from None
     try:
         features = dict(Features.from_arrow_schema(schema))
-    except (TypeError, ValueError):  # an Arrow type that `datasets` has no name for
+    except (TypeError, ValueError):  # an Arrow type without a `datasets` feature
         features = {}
 
     def batches() -> Iterator[Any]:
@@ -184,13 +184,13 @@ def _read_text(path: Path) -> str:
 
 
 def read_folder(path: Path, config: DataConfig) -> Source:
-    """The records of a folder: a saved dataset, or files as `datasets` finds them. Raises `DataError`."""
+    """The records of a folder: a saved dataset, or data files for `datasets`. Raises `DataError`."""
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         from datasets import DatasetDict, load_from_disk
 
         try:
             saved: Any = load_from_disk(str(path))
-        except Exception as error:  # a damaged folder fails in many ways
+        except Exception as error:  # a damaged folder may raise any error
             raise DataError(f"{path} looks like a saved dataset, but cannot be loaded: {error}") from error
         if isinstance(saved, DatasetDict):
             if config.split not in saved:
@@ -208,54 +208,52 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 
 
 def read_hub(source: str, config: DataConfig) -> Source:
-    """Loads one split of a dataset with `datasets.load_dataset`, which downloads it if need be. Raises `DataError`.
+    """Loads one split of a dataset with `datasets.load_dataset`, which downloads it if necessary.
 
-    source: a folder (absolute), or a hub id. Of what is neither the message names what is near.
+    source: a folder (absolute), or a hub id. Raises `DataError`, with similar names if the source is neither.
     """
     path = Path(source).expanduser()
     is_file = path.suffix.lower() in READERS or source.startswith((".", "~")) or "\\" in source or source.count("/") > 1
     if not path.is_dir() and (is_file or path.is_absolute()):
         folder, names = path.parent, _data_names(path.parent)
         if not folder.is_dir():
-            raise DataError(f"data.source: there is no file {path}; its folder {folder} does not exist, either.")
+            raise DataError(f"data.source: there is no file {path}; its folder {folder} does not exist either.")
         listed = f" Data files and folders in {folder}: {', '.join(names[:10])}." if names else ""
         raise DataError(f"data.source: there is no file or folder {path}.{did_you_mean(path.name, names)}{listed}")
     if not path.is_dir() and not HUB_ID.fullmatch(source):
         near = did_you_mean(source.partition(":")[0] + ":", [TASK_PREFIX]) if ":" in source else ""
         raise DataError(
-            f"data.source: '{source}' is no file or folder here, and cannot be a hub id.{near} Expected "
+            f"data.source: '{source}' is not a file, a folder or a hub id.{near} Expected "
             f"{TASK_PREFIX}TASK, a {', '.join(READERS)} file, a folder, or owner/name."
         )
     from datasets import Dataset, load_dataset
 
     try:
         dataset = load_dataset(source, config.subset, split=config.split, revision=config.revision)
-    except Exception as error:  # the loader raises whatever its parsers and its network layer raise
+    except Exception as error:  # parsers and the network may raise any error
         raise DataError(_explain(error, source, config)) from error
     if not isinstance(dataset, Dataset):
-        raise DataError(
-            f"data.split: '{config.split}' of {config.source} is not one split; name a single one, e.g. train."
-        )
+        raise DataError(f"data.split: '{config.split}' of {config.source} is not a single split; set one, e.g. train.")
     return source_from_dataset(dataset, [])
 
 
 def _data_names(folder: Path) -> list[str]:
-    """Names in a folder that could be a source; none where there is no such folder."""
+    """Names in a folder that could be a source; none if the folder does not exist."""
     if not folder.is_dir():
         return []
     return sorted(child.name for child in folder.iterdir() if child.is_dir() or child.suffix.lower() in READERS)
 
 
 def _explain(error: Exception, source: str, config: DataConfig) -> str:
-    """Explains what was tried, what failed and what to do."""
+    """A message about what was tried, what failed and what to do."""
     split = f"split '{config.split}'" + (f" of subset '{config.subset}'" if config.subset else "")
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     if error.__cause__ is not None and type(error).__name__.startswith("DatasetGeneration"):
         reason += f" ({str(error.__cause__).strip().partition(chr(10))[0]})"
     if Path(source).is_absolute():
         return (
-            f"The folder {config.source}, read as a dataset, did not give {split}: {reason}\n"
-            "Check data.split and data.subset, or name one of its files."
+            f"{split} of the folder {config.source} could not be loaded as a dataset: {reason}\n"
+            "Check data.split and data.subset, or use one of its files as data.source."
         )
     from kit.data.tasks import task_names
 
@@ -263,18 +261,16 @@ def _explain(error: Exception, source: str, config: DataConfig) -> str:
     if "/" not in source and source in task_names():
         near += f" Did you mean '{TASK_PREFIX}{source}'?"
     failed, remedy = (
-        f"The hub dataset did not give {split}",
+        f"{split} of the hub dataset could not be loaded",
         "Check data.subset, data.split and data.revision on its page",
     )
     if isinstance(error, ConnectionError):
-        failed = "The hub could not be reached"
-        remedy = (
-            "Check the connection (and HF_HUB_OFFLINE), or download it elsewhere and give its folder as data.source"
-        )
+        failed = "The hub is not reachable"
+        remedy = "Check the connection (and HF_HUB_OFFLINE), or download it elsewhere and set data.source to its folder"
     elif type(error).__name__ == "DatasetNotFoundError":
         failed = "The hub has no dataset of that name, or it is private or gated"
         remedy = "Check the name; for a private one, log in with `hf auth login`"
-    local = f"There is no file or folder '{source}' in {Path.cwd()}.{near} It was taken for a hub id."
+    local = f"There is no file or folder '{source}' in {Path.cwd()}.{near} It was treated as a hub id."
     return f"{local} {failed}: {reason}\n{remedy}."
 
 
@@ -285,7 +281,7 @@ BATCH = 1000
 
 
 def source_from_dataset(dataset: Dataset, files: list[str]) -> Source:
-    """A `datasets.Dataset` as a stream of records. Class labels arrive as their names."""
+    """The records of a `datasets.Dataset`. Class labels are converted to their names."""
     features = dict(dataset.features)
     batches = dataset.with_format("arrow").iter(BATCH)
     return Source(
@@ -298,7 +294,7 @@ def source_from_dataset(dataset: Dataset, files: list[str]) -> Source:
 
 
 def arrow_records(batches: Iterable[Any], features: dict[str, Any]) -> Iterator[Record]:
-    """One record a row, numbered from 1. batches: `pyarrow` tables or record batches."""
+    """One record per row, numbered from 1. batches: `pyarrow` tables or record batches."""
     decoders = {name: decoder for name, feature in features.items() if (decoder := _decoder(feature))}
     number = 0
     for batch in batches:
@@ -310,7 +306,7 @@ def arrow_records(batches: Iterable[Any], features: dict[str, Any]) -> Iterator[
 
 
 def storable(features: dict[str, Any]) -> dict[str, Any]:
-    """The feature types that hold for the values of `arrow_records`: all but the decoded ones."""
+    """The feature types that `arrow_records` does not decode."""
     return {name: feature for name, feature in features.items() if _decoder(feature) is None}
 
 
@@ -319,7 +315,7 @@ def _decoder(feature: Any) -> Callable[[Any], Any] | None:
 
     if isinstance(feature, ClassLabel):
         return lambda value: None if value is None or value < 0 else feature.int2str(value)
-    # `datasets` stores objects of mixed shape as JSON text, possibly below a list; only its own decoder knows where.
+    # `datasets` stores objects of mixed shape as JSON text, possibly inside lists. Use its decoder.
     if "Json(" in repr(feature):
         column = Features({"column": feature})
         return lambda value: None if value is None else column.decode_example({"column": value})["column"]
@@ -331,9 +327,9 @@ def _decoder(feature: Any) -> Callable[[Any], Any] | None:
 
 SENTENCES = "kit:sentence-to-json"
 TRAIN_ROWS = 2000
-"""Rows to train on where `data.limit` is null."""
+"""Number of training rows if `data.limit` is null."""
 HELDOUT_SHARE = 4
-"""One name and one city in so many is seen in held-out rows only."""
+"""One in this many names and cities occurs only in held-out rows."""
 COLUMNS = ["prompt", "reference", "schema"]
 PROMPT = "Write this as JSON with the keys name, age and city: {sentence}"
 SCHEMA = json.dumps({
@@ -363,13 +359,13 @@ HELDOUT_FORMS = (
     "Our neighbour {name} grew up in {city} and is now {age}.",
     "{city} is home to {name}, a {age}-year-old baker.",
 )
-"""Sentences of held-out rows alone, half of them."""
+"""Forms that only held-out rows have, every second one."""
 
 
 def read_sentences(config: DataConfig) -> Source:
-    """Rows to train on, then `config.heldout` rows with names, cities and, in every second, a form seen nowhere else.
+    """Training rows, then `config.heldout` rows with other names and cities, and every second one with another form.
 
-    `config.limit` rows in all, or 2000 and the held-out ones. The same seed gives the same rows.
+    There are `config.limit` rows in total, or 2000 plus the held-out ones. The same seed gives the same rows.
     """
     chance = random.Random(f"sentences {config.seed}")
     names, cities = NAMES.split(), CITIES.split()
@@ -382,7 +378,7 @@ def read_sentences(config: DataConfig) -> Source:
     heldout_rows = _rows(chance, names[:apart_names], cities[:apart_cities], [FORMS, HELDOUT_FORMS], heldout)
     records = [Record(number, row) for number, row in enumerate([*train, *heldout_rows], start=1)]
     notes = [
-        f"Held-out rows have names and cities that training never shows; two of their {len(FORMS) + 2} forms are new."
+        f"Held-out rows have names and cities that are not in the training rows; two of their {len(FORMS) + 2} forms are new."
     ]
     return Source(records, COLUMNS, len(records), notes=notes * bool(heldout), heldout=heldout)
 
@@ -390,7 +386,7 @@ def read_sentences(config: DataConfig) -> Source:
 def _rows(
     chance: random.Random, names: Sequence[str], cities: Sequence[str], forms: Sequence[Sequence[str]], count: int
 ) -> list[dict[str, str]]:
-    """`count` different rows, whose sentences take their form from each of `forms` in turn."""
+    """`count` different rows. The lists in `forms` are used in turn."""
     rows: dict[str, dict[str, str]] = {}
     while len(rows) < count:
         person = {"name": chance.choice(names), "age": chance.randint(18, 90), "city": chance.choice(cities)}

@@ -14,14 +14,14 @@ from kit.registry import did_you_mean
 from rewards.components.reasoning_gym import factory
 
 TRAIN_ROWS = 2000
-"""Rows to train on where `data.limit` is null."""
+"""Number of training rows if `data.limit` is null."""
 COLUMNS = ["task", "prompt", "reference", "entry"]
 
 
 def read_task(name: str, config: DataConfig) -> Source:
-    """Problems of one task without repeats: columns `task`, `prompt`, `reference`, `entry` (JSON of the whole entry).
+    """Different problems of a task: columns `task`, `prompt`, `reference`, `entry` (JSON of the complete entry).
 
-    `config.limit` rows, or 2000 + `config.heldout`; fewer, with a note, if the task runs out of new questions. The same
+    `config.limit` rows, or 2000 + `config.heldout`; fewer, with a note, if the task has fewer questions. The same
     seed and parameters give the same rows. Raises `DataError` for an unknown task or parameter.
     """
     gym = factory(name)
@@ -36,16 +36,16 @@ def read_task(name: str, config: DataConfig) -> Source:
     listed = ", ".join(parameters) or "no parameters"
     for key in config.task_params:
         if key not in parameters:
-            own = {"seed": " data.seed decides it.", "size": " data.limit decides it."}.get(key, "")
+            own = {"seed": " Set data.seed instead.", "size": " Set data.limit instead."}.get(key, "")
             raise DataError(
-                f"data.task_params: {name} takes no '{key}'.{own or did_you_mean(key, parameters)} It takes {listed}."
+                f"data.task_params: {name} has no parameter '{key}'.{own or did_you_mean(key, parameters)} Parameters: {listed}."
             )
     count = config.limit or TRAIN_ROWS + config.heldout
     tries = 10 * count + 1000
     seed = _spread(config.seed)
     try:
         dataset = gym.create_dataset(name, seed=seed, size=tries, **config.task_params)
-    except Exception as error:  # tasks check their parameters with assert, or trip over them
+    except Exception as error:  # tasks check their parameters with assert, or fail with any error
         raise DataError(
             f"data.task_params: {name} refuses {config.task_params}: {error or type(error).__name__}. "
             f"It takes {listed}."
@@ -54,7 +54,7 @@ def read_task(name: str, config: DataConfig) -> Source:
     notes = []
     if len(records) < count:
         notes.append(
-            f"{name} has {len(records)} different questions with these parameters; {count} were asked for. "
+            f"{name} has {len(records)} different questions with these parameters, fewer than {count}. "
             "Wider data.task_params give more."
         )
     details = {"task": {"name": name, "params": dict(config.task_params), "seed": seed}}
@@ -67,7 +67,7 @@ def task_names() -> list[str]:
 
 
 def _generate(dataset: Any, name: str, count: int) -> list[Record | Fault]:
-    """Up to `count` records with different questions; gives up after a long row of questions already seen."""
+    """Up to `count` records with different questions. Stops after many repeated questions in a row."""
     records: list[Record | Fault] = []
     questions: set[str] = set()
     repeats = 0
@@ -86,7 +86,7 @@ def _generate(dataset: Any, name: str, count: int) -> list[Record | Fault]:
             continue
         repeats = 0
         questions.add(entry["question"])
-        # What JSON does not know (keys other than text, sets, dates) becomes text.
+        # Values that JSON does not support (keys other than text, sets, dates) become text.
         content = json.dumps(_text_keys(entry), ensure_ascii=False, default=str)
         values = {"task": name, "prompt": entry["question"], "reference": entry["answer"], "entry": content}
         records.append(Record(len(records) + 1, values))
@@ -104,5 +104,5 @@ def _text_keys(value: Any) -> Any:
 
 
 def _spread(seed: int) -> int:
-    """A seed far from its neighbours': reasoning-gym draws problem i with seed + i, so seeds 0 and 1 would overlap."""
+    """Spread seeds: reasoning-gym uses seed + i for problem i, so that the problems of seeds 0 and 1 would overlap."""
     return int(hashlib.sha256(f"reasoning-gym {seed}".encode()).hexdigest()[:7], 16)  # below 2**28: numpy takes it

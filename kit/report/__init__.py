@@ -1,1 +1,1 @@
-"""Reports: one self-contained HTML file, curves as inline SVG. No torch, no pandas, nothing loaded from elsewhere."""
+"""Reports as one self-contained HTML file with inline SVG curves, without torch and pandas."""

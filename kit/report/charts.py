@@ -1,7 +1,7 @@
 """Charts as SVG: `svg` draws a panel that `kit.report.panels` chooses, `figure` puts the charts of a run into one picture.
 
-The charts stand in reports, pages, notebooks and comparisons. They need no script, follow light and dark by the page's CSS
-variables with a light fallback, and have a title and a description in words; all texts are escaped.
+Reports, the page, notebooks and comparisons use these charts. They need no script, take light and dark colors from the page's
+CSS variables with a light fallback, and have a title and a text description. All texts are escaped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kit.report.panels import (
 WIDTH, PLOT_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400.0, 170.0, 48.0, 12.0, 30.0, 38.0
 COLORS = ("#2563a8", "#c2570c", "#2e7d4f", "#7c4db3", "#b3322f", "#5b6472")
 LETTER = 6.1
-"""Mean width of a letter of the legend, in units of the drawing."""
+"""Mean width of a character of the legend, in drawing units."""
 FIGURE_STYLE = (
     ".figure text{fill:#576172}.figure .heading{fill:#1c2430}.figure .grid{stroke:#dfe3e8}.figure .axis{stroke:#576172}"
     ".figure .mark{stroke:#576172;stroke-dasharray:4 3}"
@@ -42,7 +42,7 @@ FIGURE_STYLE = (
 
 @dataclass(frozen=True)
 class Frame:
-    """From numbers to places in the drawing."""
+    """Converts data values to drawing coordinates."""
 
     x_ticks: list[float]
     y_ticks: list[float]
@@ -61,7 +61,7 @@ class Frame:
         return self.bottom - (value - low) / (high - low) * PLOT_HEIGHT
 
     def path(self, x: Numbers, y: Numbers) -> str:
-        """`x,y x,y`, to a tenth of a unit."""
+        """Coordinates as `x,y x,y`, with one decimal."""
         return " ".join(
             f"{self.x(across):.1f},{self.y(up):.1f}" for across, up in zip(x.tolist(), y.tolist(), strict=True)
         )
@@ -77,7 +77,7 @@ def lines(
     y_range: tuple[float | None, float | None] = (None, None),
     smooth: bool = True,
 ) -> Markup:
-    """A line chart of points by name, ordered by x, as SVG; `y_range` is what the y axis must reach at least."""
+    """A line chart of points by name, ordered by x, as SVG. `y_range`: the minimal range of the y axis."""
     drawn = [Series.of_points(name, points, dots=False) for name, points in series.items()]
     return svg(Panel(title, y_label, drawn, *y_range, smooth=smooth), x_label, marks)
 
@@ -87,10 +87,9 @@ def svg(
     x_label: str = "optimiser step",
     marks: Sequence[tuple[float, str]] = (),
 ) -> Markup:
-    """A panel as SVG, with (x, text) `marks` as vertical lines. Without a number to draw it says so.
+    """A panel as SVG, with (x, text) `marks` as vertical lines. Without values it contains a message.
 
-    Long series are drawn with at most 500 points, peaks kept, and, where the panel is smooth, with their running mean over
-    the single values.
+    A long series is drawn with at most 500 points, including all peaks, and in a smooth panel with its running mean.
     """
     series = [each for each in map(Series.finite, panel.series) if len(each.y)]
     if not series:
@@ -109,7 +108,7 @@ def svg(
 
 
 def intervals(rows: Sequence[tuple[str, float, float, float]], title: str, *, reference: float | None = None) -> Markup:
-    """Values with their intervals, one below the other on one axis, as SVG; `reference` is a vertical line (0, say)."""
+    """Values with their intervals, one below the other on one axis, as SVG. `reference`: a vertical line, e.g. 0."""
     finite = [row for row in rows if all(map(math.isfinite, row[1:]))]
     if not finite:
         return _empty(title)
@@ -137,7 +136,7 @@ def intervals(rows: Sequence[tuple[str, float, float, float]], title: str, *, re
 
 
 def describe(series: Sequence[Series], x_label: str, y_label: str) -> str:
-    """What a chart shows, in words, for those who do not see it."""
+    """A text description of a chart, for screen readers."""
     parts = [
         f"{each.name}: from {number(each.y[0])} at {number(each.x[0], 6)} to {number(each.y[-1])} at {number(each.x[-1], 6)}, "
         f"lowest {number(each.y.min())}, highest {number(each.y.max())}"
@@ -151,13 +150,13 @@ def _frame(series: Sequence[Series], reach: tuple[float | None, float | None], t
     ys = np.concatenate([part for each in series for part in (each.y, *each.band()[1:])])
     ends = [*(end for end in reach if end is not None), float(ys.min()), float(ys.max())]
     low, bottom, level = float(xs.min()), min(ends), max(ends)
-    high = max(float(xs.max()), low + 1.0)  # a first step alone has room for the next one
+    high = max(float(xs.max()), low + 1.0)  # leave space for the next step after a single one
     across = ticks(low, high, 6)
-    if high - low < 6 and np.all(xs == np.floor(xs)):  # single steps: no tick between two of them
+    if high - low < 6 and np.all(xs == np.floor(xs)):  # no ticks between integer steps
         across = [float(x) for x in range(int(low), int(high) + 1)]
     across = sorted({low, *(tick for tick in across if low <= tick <= high), high})
     if level == bottom == reach[0]:
-        level += 1.0  # all on the floor: the axis goes up from it
+        level += 1.0  # all values are at the lower end: extend the axis upwards
     return Frame(across, ticks(bottom, level, 5), top)
 
 
@@ -182,7 +181,7 @@ def _axes(frame: Frame, x_label: str, y_label: str) -> list[Markup]:
 
 
 def _legend(names: list[str]) -> tuple[list[Markup], float]:
-    """Swatches and names in as many rows as they need, and where the plot below begins."""
+    """Swatches and names in one or more rows, and the y coordinate at which the plot begins."""
     x, y, body = 8.0, TOP + 8, []
     if len(names) == 1:
         return [], TOP + 20
@@ -221,7 +220,7 @@ def _polyline(
 
 
 def _dots(frame: Frame, curve: Series, color: int) -> list[Markup]:
-    """Points with their whiskers, and the line between them."""
+    """Points with whiskers, and the line between them."""
     body = [_polyline(frame, curve.x, curve.y, MOST_POINTS, color, 1.8)] if len(curve.y) > 1 else []
     for x, low, high in zip(*(numbers.tolist() for numbers in curve.band()), strict=True):
         place, top, bottom = frame.x(x), frame.y(high), frame.y(low)
@@ -278,7 +277,7 @@ def _short(text: str, limit: int) -> str:
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers (1, 2, 2.5 or 5 times a power of ten apart) that cover `low` to `high`, both ends outside or on it."""
+    """Round numbers that cover `low` to `high`. Their distance is 1, 2, 2.5 or 5 times a power of ten."""
     if not high - low > 1e-12 * max(abs(low), abs(high), 1e-200):
         margin = abs(low) * 0.1 or 1.0
         low, high = low - margin, high + margin
@@ -290,7 +289,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """`0.915`, `12.8`, `1.5e-5`, `10,000`: `digits` significant ones, never a tail of zeros; a dash for nothing."""
+    """Format a number with `digits` significant digits, e.g. `0.915`, `12.8`, `1.5e-5`, `10,000`; a dash for None."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
@@ -305,7 +304,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 class Figure(Markup):
-    """Several charts in one SVG picture. A notebook shows it."""
+    """Several charts in one SVG picture, which a notebook displays."""
 
     def __repr__(self) -> str:
         return f"<Figure of {str(self).count('<svg ') - 1} charts>"
@@ -315,7 +314,7 @@ class Figure(Markup):
 
 
 def figure(title: str, charts: Sequence[Markup]) -> Figure:
-    """A picture of charts below a title, in rows of two or three, on white; it needs no style sheet."""
+    """A picture of charts with a title, in rows of two or three, on white, without a style sheet."""
     columns = 2 if len(charts) <= 4 else 3
     heights = [float(re.findall(r'viewBox="0 0 \S+ (\S+)"', chart)[0]) for chart in charts]
     placed, top = Markup(), 28.0
@@ -333,7 +332,7 @@ def figure(title: str, charts: Sequence[Markup]) -> Figure:
 
 
 def draw(title: str, metrics: Metrics, evaluations: Evaluations, path: str | Path | None = None) -> Figure:
-    """The curves of one run, written to `path` (.svg) if given. Raises `RunError` when there are none."""
+    """The curves of a run; `path` (.svg) saves them. Raises `RunError` if there are none."""
     shown = panels(columns_of(metrics), evaluations)
     if not shown:
         raise RunError(f"{title} has no metrics yet; there is nothing to draw.")

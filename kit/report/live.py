@@ -1,4 +1,4 @@
-"""Runs in a notebook: a card below the cell that follows the run's files while it trains, and stays when it has ended."""
+"""A card in a notebook that follows the files of a run while it trains, and stays afterwards."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kit.runs.store import ALIVE, RunDir
 
 REFRESH_SECONDS = 1.0
 SHARE = 20
-"""Pause between two drawings, in multiples of the time that one takes: a long run's card costs a twentieth of a core."""
+"""Pause between two updates in multiples of their duration, so that the card uses at most a twentieth of a core."""
 MOST_LINES = 400
 
 
 def in_notebook() -> bool:
-    """Whether what is displayed here ends up below the cell of a notebook."""
+    """Whether the output of this process is displayed in a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
@@ -27,9 +27,9 @@ def in_notebook() -> bool:
 
 @contextmanager
 def shown(run: RunDir) -> Iterator[Callable[[str], None]]:
-    """Shows a card below the cell that follows the run. Yields a function to call with each line that the run prints.
+    """Shows a card of the run below the cell. Yields a function to call with each line of output of the run.
 
-    Drawing never raises.
+    Errors in drawing are shown, not raised.
     """
     from IPython.display import display
 
@@ -42,7 +42,7 @@ def shown(run: RunDir) -> Iterator[Callable[[str], None]]:
         text = "\n".join([f"run {run.id}", *printed])
         try:
             return {"text/html": card(run, printed, over=over), "text/plain": text}
-        except Exception as error:  # whatever is odd about a run's files, its result matters more
+        except Exception as error:  # an error in the card must not stop the run
             return {"text/plain": f"{text}\n(no card: {type(error).__name__}: {error})"}
 
     output = display(content(), raw=True, display_id=True)
@@ -54,7 +54,7 @@ def shown(run: RunDir) -> Iterator[Callable[[str], None]]:
             output.update(content(), raw=True)
             pause = max(REFRESH_SECONDS, SHARE * (time.monotonic() - began))
 
-    # In a copy of this context: that is how a kernel knows to which cell an output belongs.
+    # In a copy of this context, by which a kernel assigns the output to a cell.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(follow,), name="card", daemon=True)
     thread.start()
     try:
@@ -66,7 +66,7 @@ def shown(run: RunDir) -> Iterator[Callable[[str], None]]:
 
 
 def watch(folder: RunDir) -> None:
-    """Shows the card of a run until the run has ended. Interrupting the cell ends the display, not the run."""
+    """Shows the card of a run until the run has ended. Interrupting the cell does not stop the run."""
     with shown(folder):
         try:
             while folder.settled()["state"] in ALIVE:

@@ -1,4 +1,4 @@
-"""Pages and pieces of pages, from templates: HTML that loads nothing, runs nothing, and suits light, dark, phone and paper."""
+"""HTML pages and parts of pages from templates, without scripts and requests, for light, dark, phone and paper."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def page(title: str, sections: Iterable[tuple[str, str]], *, subtitle: str = "") -> str:
-    """A whole HTML document of (heading, body) pairs.
+    """An HTML document of (heading, body) pairs.
 
-    A body made by `piece` or `kit.report.charts` is HTML; any plain text is escaped. The document forbids its reader's
-    browser every script and every request.
+    A body from `piece` or `kit.report.charts` is HTML; plain text is escaped. The document's content security policy forbids all
+    scripts and requests.
     """
     template = _environment().get_template("page.html")
     return template.render(title=title, subtitle=subtitle, sections=list(sections))
 
 
 def piece(template: str, macro: str, *arguments: Any, **more: Any) -> Markup:
-    """A part of a page: a macro of a file in `templates`, called with plain data."""
+    """A part of a page: the result of a macro of a file in `templates` with plain data."""
     return Markup(getattr(_environment().get_template(template).module, macro)(*arguments, **more))
 
 
@@ -47,7 +47,7 @@ def _environment() -> Environment:
     )
 
     def anchor(heading: str) -> str:
-        """A heading as the end of an address."""
+        """A heading as the fragment of a URL."""
         return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
 
     environment.filters |= {"shorten": shorten, "number": number, "anchor": anchor}

@@ -1,4 +1,4 @@
-"""The curves of a run, the same for report, page and notebook, and thinning of long ones that keeps every peak."""
+"""The curves of a run for report, page and notebook, and downsampling that keeps all peaks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Metrics = Sequence[Mapping[str, Any]]
 Evaluations = Mapping[str, Mapping[str, Any]]
 
 MOST_POINTS = 500
-"""Points that are drawn of one series, at most."""
+"""Maximum number of drawn points of a series."""
 SMOOTH_FROM = 150
-"""Points from which on a running mean is drawn over the single values."""
+"""Minimum number of points for a running mean."""
 TREND_PARTS = 40
-"""The running mean's window is the number of points by this."""
+"""The window of the running mean is the number of points divided by this."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line y over x, NaN where a step has no number.
+    """A line y over x, NaN at steps without a value.
 
-    `low` and `high` are a band around it (a light area), or, where single `dots` are drawn, their intervals as whiskers.
+    `low` and `high` are a band around it (a light area), or with `dots` the intervals of the points (whiskers).
     """
 
     name: str
@@ -42,16 +42,16 @@ class Series:
     high: Numbers | None = None
     dots: bool = False
     color: int | None = None
-    """Place in the palette; None: its own place among the series."""
+    """Index in the palette; None: the index among the series."""
 
     def finite(self) -> Series:
-        """Without the steps that have no number. Bounds of a band may still be NaN."""
+        """The series without steps that have no value. Bounds of the band may still be NaN."""
         known = np.isfinite(self.x) & np.isfinite(self.y)
         bounds = [None if bound is None else bound[known] for bound in (self.low, self.high)]
         return replace(self, x=self.x[known], y=self.y[known], low=bounds[0], high=bounds[1])
 
     def band(self) -> Band:
-        """(x, low, high) where both bounds are numbers."""
+        """(x, low, high) at steps with both bounds."""
         if self.low is None or self.high is None:
             return self.x[:0], self.x[:0], self.x[:0]
         known = np.isfinite(self.low) & np.isfinite(self.high)
@@ -61,7 +61,7 @@ class Series:
     def of_points(
         cls, name: str, points: Sequence[Point], intervals: Sequence[Range] = (), *, dots: bool = True
     ) -> Series:
-        """From points, and the intervals of some of them."""
+        """A series of points with optional intervals."""
         x, y = np.array(points, float).reshape(-1, 2).T
         ends = {step: (low, high) for step, low, high in intervals}
         low, high = np.array([ends.get(step, (math.nan, math.nan)) for step in x.tolist()]).reshape(-1, 2).T
@@ -72,7 +72,7 @@ Band = tuple[Numbers, Numbers, Numbers]
 
 
 LEARNING, MACHINE = "learning", "machine"
-"""What a chart is about: what was learned, or what the machine did for it."""
+"""The topic of a chart: the training, or the machine."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Panel:
     series: list[Series]
     low: float | None = None
     high: float | None = None
-    """What the y axis reaches at least."""
+    """Minimal range of the y axis."""
     smooth: bool = True
-    """Whether a running mean is drawn over long series."""
+    """Whether long series have a running mean."""
     topic: str = LEARNING
 
 
@@ -117,24 +117,24 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("Gradient norm", "before clipping", {"norm": ("grad_norm",)}),
     ("Learning rate", "learning rate", {"learning rate": ("learning_rate",)}),
 )
-"""Title, y label, and lines with the names that a quantity goes by in metrics.jsonl, of which the first found counts."""
+"""Title, y label, and lines with the names of a quantity in metrics.jsonl. The first name with values is used."""
 
 PHASES = ("generation", "rewards", "scoring", "update", "saving", "other")
-"""What the seconds of a step are spent on, as `seconds/<phase>` in metrics.jsonl."""
+"""Phases of a step, `seconds/<phase>` in metrics.jsonl."""
 MACHINES: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("Time a step", "seconds, by phase", {phase: (f"seconds/{phase}",) for phase in PHASES}),
-    ("Memory", "GiB", {"of the process": ("memory/process",), "most on the GPU so far": ("memory/gpu",)}),
-    ("Speed, end to end", "completion tokens a second", {"tokens": ("tokens/per_second",)}),
+    ("Memory", "GiB", {"process": ("memory/process",), "GPU peak": ("memory/gpu",)}),
+    ("Speed, end to end", "completion tokens per second", {"tokens": ("tokens/per_second",)}),
 )
-"""The same of what the machine did."""
+"""The same for the machine."""
 
 
 def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Panel]:
-    """The charts that a run has numbers for, the most important first; `columns` as of `columns_of`."""
+    """The charts with values, the most important first. columns: see `columns_of`."""
     x = steps_of(columns)
 
     def series(name: str, *keys: str, factor: float = 1.0, band: Sequence[Numbers] = ()) -> list[Series]:
-        """Of the first key that has numbers, if any."""
+        """A series of the first key with values, or none."""
         drawn = next((key for key in keys if key in columns and np.isfinite(columns[key]).any()), None)
         low, high = band or (None, None)
         return [] if drawn is None else [Series(name, x, columns[drawn] * factor, low, high)]
@@ -160,11 +160,11 @@ def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Pan
     for title, label, names in SIMPLE:
         factor = 100.0 if label.endswith("(%)") else 1.0
         lines = [line for name, keys in names.items() for line in series(name, *keys, factor=factor)]
-        noisy = title != "Learning rate"  # whose warm-up a running mean would hide
+        noisy = title != "Learning rate"  # a running mean would hide its warm-up
         drawn.append(Panel(title, label, lines, low=None if title == "Entropy" else 0.0, smooth=noisy))
     for title, label, names in MACHINES:
         lines = [line for name, keys in names.items() for line in series(name, *keys)]
-        if title == "Time a step" and not lines:  # stock TRL logs the whole
+        if title == "Time a step" and not lines:  # stock TRL only logs the total
             lines, label = series("step", "step_time"), "seconds"
         drawn.append(Panel(title, label, lines, low=0.0, topic=MACHINE))
     return [panel for panel in drawn if panel.series]
@@ -199,7 +199,7 @@ def _scores(scores: list[tuple[int, Mapping[str, Any]]], keys: list[str], factor
 
 
 def columns_of(metrics: Metrics) -> dict[str, Numbers]:
-    """Lines of metrics as columns by step, NaN where a step has no number; of several lines of a step the last counts."""
+    """Metric lines as columns by step, NaN for steps without a value. The last of several lines of a step is used."""
     steps: dict[float, dict[str, float]] = {}
     for place, line in enumerate(metrics, 1):
         step = float(line["step"]) if is_number(line.get("step")) else float(place)
@@ -210,19 +210,19 @@ def columns_of(metrics: Metrics) -> dict[str, Numbers]:
 
 
 def steps_of(columns: Mapping[str, Numbers]) -> Numbers:
-    """The optimiser step of every line; its place where it has none."""
+    """The optimiser step of every line; its index if it has none."""
     places = np.arange(1, max(map(len, columns.values()), default=0) + 1, dtype=np.float64)
     steps = columns.get("step")
     return places if steps is None else np.where(np.isfinite(steps), steps, places)
 
 
 def downsample(y: Numbers, most: int = MOST_POINTS) -> NDArray[np.intp]:
-    """Places of at most `most` of the points, in order: both ends, and the lowest and highest of each equal stretch.
+    """Indices of at most `most` points, in order: both ends, and the minimum and maximum of each of equal segments.
 
-    Every extreme of the whole range is kept. Raises `ValueError` when `most` is below 4.
+    The extremes of the complete range are kept. Raises `ValueError` if `most` is below 4.
     """
     if most < 4:
-        raise ValueError(f"two ends, a lowest and a highest point are always kept, so most is at least 4, not {most}")
+        raise ValueError(f"most must be at least 4 (both ends, a minimum and a maximum), got {most}")
     if len(y) <= most:
         return np.arange(len(y))
     stretches = (most - 2) // 2
@@ -234,7 +234,7 @@ def downsample(y: Numbers, most: int = MOST_POINTS) -> NDArray[np.intp]:
 
 
 def running_mean(y: Numbers, window: int) -> Numbers:
-    """Each value replaced by the mean of the `window` values around it, fewer at the ends."""
+    """The mean of the `window` values around each value, fewer at the ends."""
     sums, places, half = np.concatenate([[0.0], np.cumsum(y)]), np.arange(len(y)), window // 2
     first, end = np.maximum(0, places - half), np.minimum(len(y), places + half + 1)
     mean: Numbers = (sums[end] - sums[first]) / (end - first)
@@ -242,5 +242,5 @@ def running_mean(y: Numbers, window: int) -> Numbers:
 
 
 def trend(y: Numbers) -> Numbers | None:
-    """The running mean that is drawn over a long series; None for a short one."""
+    """The running mean of a long series; None for a short one."""
     return running_mean(y, len(y) // TREND_PARTS) if len(y) >= SMOOTH_FROM else None

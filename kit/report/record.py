@@ -1,6 +1,6 @@
-"""Reads a run directory for reports, however damaged its files are, and puts its events into words.
+"""Reads a run directory for reports, even with damaged files, and describes its events.
 
-A damaged file is listed in `Record.faults`; it raises nothing.
+A damaged file is listed in `Record.faults` and raises no error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Record:
     faults: list[str] = field(default_factory=list)
 
     def value(self, key: str) -> Any:
-        """A value of the configuration by its dotted key, None where it has none."""
+        """A value of the configuration by its dotted key; None if it is missing."""
         value: Any = self.config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
@@ -58,13 +58,13 @@ def read(run: RunDir) -> Record:
 
 
 def read_tree(path: Path, faults: list[str] | None = None) -> Tree:
-    """The mapping that a JSON or YAML file of a run holds; an empty one, and a fault, where it is missing or damaged."""
+    """The mapping in a JSON or YAML file of a run. If it is missing or damaged: an empty one, and a fault."""
     import yaml
 
     name, faults = ("JSON" if path.suffix == ".json" else "YAML"), [] if faults is None else faults
     try:
-        if path.exists() and not path.is_file():  # a device has no end
-            raise OSError("it is no file")
+        if path.exists() and not path.is_file():  # reading a device would not end
+            raise OSError("it is not a file")
         text = path.read_text(encoding="utf-8")
         tree = json.loads(text) if name == "JSON" else yaml.safe_load(text)
     except OSError as error:
@@ -78,7 +78,7 @@ def read_tree(path: Path, faults: list[str] | None = None) -> Tree:
 
 
 def _lines(read_all: Callable[[], list[Tree]], faults: list[str]) -> list[Tree]:
-    """All lines of a file; none, and a fault, where it is damaged."""
+    """All lines of a file. If it is damaged: none, and a fault."""
     try:
         return read_all()
     except RunError as error:
@@ -87,7 +87,7 @@ def _lines(read_all: Callable[[], list[Tree]], faults: list[str]) -> list[Tree]:
 
 
 def split(table: list[Tree], size: int) -> list[list[Tree]]:
-    """Completions by group: `size` at a time, or neighbours with the same prompt where that does not fit."""
+    """Completions by group of `size`, or by equal prompts of neighbours if their number is not a multiple."""
     if size > 0 and len(table) % size == 0:
         equal = [table[start : start + size] for start in range(0, len(table), size)]
         if all(len({row.get("prompt") for row in group}) == 1 for group in equal):
@@ -101,7 +101,7 @@ def split(table: list[Tree], size: int) -> list[list[Tree]]:
 
 
 def words(event: Tree) -> str:
-    """One event as a sentence."""
+    """A sentence about an event."""
     value = event.get("value")
     score = (
         f"{str(event.get('metric', 'score')).replace('_', ' ')} {number(float(value) if is_number(value) else None)}"
@@ -109,14 +109,14 @@ def words(event: Tree) -> str:
     changes = "; ".join(map(str, event.get("changes") or []))
     match str(event.get("kind")):
         case "resumed" if event.get("checkpoint", "") is None:
-            changed = f" Changed since then: {changes}." if changes else ""
-            return f"Started again from the beginning, as no checkpoint of it was saved.{changed}"
+            changed = f" Changed since the start: {changes}." if changes else ""
+            return f"Started again from the beginning, because there was no checkpoint.{changed}"
         case "resumed":
-            forced = f" Forced, although this had changed: {changes}." if event.get("forced") else ""
+            forced = f" Forced in spite of changes: {changes}." if event.get("forced") else ""
             return f"Resumed from {event.get('checkpoint', 'a checkpoint')}.{forced}"
         case "out_of_memory":
             size = event.get("micro_batch_size")
-            return f"Out of memory; went on with micro-batches of {size} completions and the same effective batch."
+            return f"Out of memory; continued with micro-batches of {size} completions and the same effective batch."
         case "alert":
             return f"{str(event.get('severity') or 'alert').capitalize()}: {event.get('message') or event.get('name')}"
         case "best":

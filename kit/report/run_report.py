@@ -30,26 +30,26 @@ from kit.runs.store import ALIVE, RunDir
 
 NAME = "report.html"
 LAST = 10
-"""Steps over which the reward at the end is averaged."""
+"""Number of last steps over which the final reward is averaged."""
 MOST_ALERTS = 4
 MOST_OF_A_KIND = 12
-"""Events of one kind that are listed one by one; more are counted."""
+"""Maximum number of listed events of one kind; others are counted."""
 MOST_SAMPLES = 8
 ROUTINE = ("checkpoint", "evaluation", "memory")
-"""Kinds of events that are not listed; charts and scores show them."""
+"""Kinds of events that are not listed, because charts and scores show them."""
 HOOKS = ("advantage", "clip", "weights", "regularizers", "reduction")
 STATES = {
-    "queued": ("info", "waits for its turn"),
+    "queued": ("info", "waits for a GPU"),
     "starting": ("info", "is starting"),
-    "running": ("info", "is running; what follows is what there was when this report was made"),
-    "stopping": ("info", "is about to stop; what follows is what there was when this report was made"),
-    "finished": ("good", "ran to its end"),
+    "running": ("info", "is running; this report shows its state when the report was written"),
+    "stopping": ("info", "is stopping; this report shows its state when the report was written"),
+    "finished": ("good", "is finished"),
     "stopped": ("warning", "was stopped before its end"),
     "failed": ("error", "failed"),
-    "interrupted": ("error", "was interrupted: its process ended without a word"),
+    "interrupted": ("error", "was interrupted: its process ended without a message"),
 }
 CHARTS = ("Reward on training prompts", "Held-out problems solved", "Completion length", "Entropy")
-"""The panels of the report that a card has room for."""
+"""The panels of a card."""
 TRAINING = "Training"
 _PROGRESS = re.compile(r"(?P<title>\S.*?)  (?P<done>\d+)/(?P<total>\d+)  (?P<note>.*)")
 section = partial(piece, "report.html")
@@ -62,10 +62,10 @@ def write_report(
     completions: bool = True,
     ending: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes the report of a run in whatever state it is; to `report.html` in its directory unless `path` is given.
+    """Writes the report of a run in any state to `path`, by default `report.html` in its directory.
 
-    Without `completions` it has no rows of the data. `ending` is what its status is about to say. Missing or damaged files of
-    the run are named in the report. Raises `RunError` when the file cannot be written.
+    Without `completions` it contains no rows of the data. `ending`: the final status fields, if they are not written yet. The
+    report lists missing or damaged files. Raises `RunError` if the file cannot be written.
     """
     target = run.path / NAME if path is None else Path(path)
     record = read(run)
@@ -76,12 +76,12 @@ def write_report(
 
 
 def render(record: Record, *, completions: bool = True) -> str:
-    """The report as HTML, keys and tokens hidden, `~` for the home folder, and without samples unless `completions`."""
+    """The report as HTML without secrets, with `~` for the home folder, and with samples if `completions`."""
     parts: dict[str, Callable[[Record], Markup]] = {
         "Summary": summary,
         "Held-out scores": scores,
         "Curves": lambda of: section("curves", curves(of, LEARNING)),
-        "What the machine did": lambda of: section("curves", curves(of, MACHINE)),
+        "Machine": lambda of: section("curves", curves(of, MACHINE)),
         **({"Samples": samples} if completions else {}),
         "Events": events,
         "Configuration": configuration,
@@ -93,11 +93,11 @@ def render(record: Record, *, completions: bool = True) -> str:
 
 
 def _part(make: Callable[[Record], Markup], record: Record) -> Markup:
-    """A section of the report; where making it raises, a notice with the reason in its place."""
+    """A section of the report, or a notice with the reason if it raises an error."""
     try:
         return make(record)
-    except Exception as error:  # whatever is odd in one file, the others are shown
-        words = f"This part cannot be made of the run's files: {type(error).__name__}: {error}"
+    except Exception as error:  # show the other sections
+        words = f"This section cannot be shown: {type(error).__name__}: {error}"
         return piece("parts.html", "notice", words, "error")
 
 
@@ -115,12 +115,12 @@ def subtitle(record: Record) -> str:
 
 
 def summary(record: Record) -> Markup:
-    """The state with its reason, what could not be read, alerts, and tiles with the main figures."""
+    """The state with its reason, unreadable files, alerts, and tiles with the main figures."""
     status = record.status
     kind, words = STATES.get(str(status.get("state")), ("warning", f"is '{status.get('state')}'"))
     step, total, reason = status.get("step"), status.get("total_steps"), status.get("reason")
     if step is None:
-        words += ", without a step"
+        words += ", before its first step"
     else:
         words += f" after {number(step, 9)} of {number(total, 9)} steps" if is_number(total) else f" after {step} steps"
     end = f"This run {words}." + (f" Reason: {_sentence(reason)}" if reason else "")
@@ -128,7 +128,7 @@ def summary(record: Record) -> Markup:
 
 
 def alerts(record: Record) -> list[tuple[str, str]]:
-    """(severity, words) of the first alert of each name; all of them stand under Events."""
+    """(severity, text) of the first alert of each name. The section Events lists all."""
     raised = [e for e in record.events if e.get("kind") == "alert" and e.get("severity") in ("warning", "error")]
     first = {alert.get("name"): alert for alert in reversed(raised)}
     return [
@@ -175,7 +175,7 @@ def figures(record: Record) -> list[tuple[str, str]]:
 
 
 def scores(record: Record) -> Markup:
-    """Before, after, the difference, and whether it can be told from chance."""
+    """Scores before and after, their difference, and whether it is significant."""
     before, after, result = ends(record.evaluations)
     old, new = before or {}, after or {}
     body, known = [], dict[str, Difference]()
@@ -187,7 +187,7 @@ def scores(record: Record) -> Markup:
             known[key] = change
     for key, label in {
         "completion_tokens_mean": "completion tokens",
-        "truncated_share": "cut at the limit",
+        "truncated_share": "cut at the length limit",
         "reward_failure_share": "rewards that failed",
     }.items():
         values = [side.get(key) for side in (old, new)]
@@ -195,36 +195,36 @@ def scores(record: Record) -> Markup:
             form = "{:.1f}" if key == "completion_tokens_mean" else "{:.1%}"
             body.append([label, *("–" if value is None else form.format(value) for value in values), "", ""])
     drawn = [(key.replace("_", " "), d.value, d.low, d.high) for key, d in known.items()]
-    chart = intervals(drawn, "Difference, after less before", reference=0.0) if drawn else None
+    chart = intervals(drawn, "Difference: after minus before", reference=0.0) if drawn else None
     verdict = None
     for key, change in list(known.items())[:1]:
         kind = {"better": "good", "worse": "error", "not distinguishable": "warning"}[change.verdict]
         text = sentence(key, old, new, change)
         if not change.paired:
-            text += " The two evaluations are not of the same problems, which makes the interval wider."
+            text += " The two evaluations are on different problems, so the interval is wider."
         if change.chance is not None:
             chance = "below 0.0001" if change.chance < 1e-4 else f"{change.chance:.2g}"
-            text += f" By chance so many would change one way with a probability of {chance} (exact McNemar test)."
+            text += f" Without a real change, the probability of this result or a stronger one is {chance} (exact McNemar test)."
         verdict = text, kind
     shown = before or new
     k, checker = shown.get("k"), shown.get("checker")
     how = f"{shown.get('problems', '?')} held-out problems; greedy: one completion each without sampling; pass@1"
     if k:
         how += f", pass@{k} from {k} samples each at temperature {shown.get('temperature', '?')}"
-    how += f". What is right is said by {checker}." if checker else "."
+    how += f". Answers are checked by {checker}." if checker else "."
     if any(change.paired for change in known.values()):
-        how += " Differences are of the same problems, one by one (bootstrap over problems)."
+        how += " Differences are paired by problem (bootstrap over problems)."
     return section("scores", result, verdict, body if before or after else [], chart, how)
 
 
 def curves(record: Record, topic: str) -> list[Markup]:
-    """Every panel about it that the run has numbers for, as SVG."""
+    """All panels of a topic with values, as SVG."""
     drawn, marked = panels(columns_of(record.metrics), record.evaluations), marks(record)
     return [svg(panel, marks=marked) for panel in drawn if panel.topic == topic]
 
 
 def samples(record: Record) -> Markup:
-    """The first held-out problems with what the model said before and after."""
+    """The first held-out problems with answers before and after."""
     before, after, result = ends(record.evaluations)
     sides: dict[str, dict[tuple[str, str | None], Mapping[str, Any]]] = {"before": {}, result: {}}
     for name, evaluation in (("before", before), (result, after)):
@@ -242,7 +242,7 @@ def samples(record: Record) -> Markup:
 
 
 def events(record: Record) -> Markup:
-    """Alerts and events by time, without the routine ones; of one kind the first few, and how many more there are."""
+    """Alerts and events by time without routine ones; the first few of each kind, and the number of others."""
     start, counts = record.status.get("started"), defaultdict[str, int](int)
     rows = []
     for event in record.events:
@@ -259,16 +259,16 @@ def events(record: Record) -> Markup:
 
 
 def marks(record: Record) -> list[tuple[float, str]]:
-    """(step, words) of the vertical lines in the charts."""
+    """(step, text) of the vertical lines in the charts."""
     kinds = ("resumed", "early_stop", "out_of_memory")
     chosen = [event for event in record.events if event.get("kind") in kinds and is_number(event.get("step"))]
     return [(float(event["step"]), words(event)) for event in chosen[:MOST_OF_A_KIND]]
 
 
 def configuration(record: Record) -> Markup:
-    """Section of the configuration: keys that differ from their defaults, and all keys, folded.
+    """The section of the configuration: keys that differ from their defaults, and all keys in a fold.
 
-    The objective's hooks, which every run spells out, are listed among all keys only.
+    The objective's hooks are listed only among all keys, because every run writes them out.
     """
 
     def text(value: Any) -> str:
@@ -284,7 +284,7 @@ def configuration(record: Record) -> Markup:
 
 
 def provenance(record: Record) -> Markup:
-    """The content of data.json and env.json, folded, and the commands that train the same again."""
+    """The content of data.json and env.json in folds, and the commands that repeat the run."""
     commit = (record.env.get("git") or {}).get("commit")
     commands = [f"git checkout {commit}"] if commit else []
     commands.append(f"grpo-kit train config.yaml -o run.id={record.id[:58].rstrip('-')}-again")
@@ -310,15 +310,15 @@ class Progress:
 
 
 def heard(line: str) -> Progress | None:
-    """The progress in a line that a run prints, if it is a progress line: `Training  6/60  0:08  eta 1:09  reward 0.872`."""
+    """The progress in a line of output such as `Training  6/60  0:08  eta 1:09  reward 0.872`; None for other lines."""
     match = _PROGRESS.fullmatch(line.rstrip())
     return Progress(match["title"], int(match["done"]), int(match["total"]), match["note"]) if match else None
 
 
 def card(run: RunDir, lines: Sequence[str] = (), *, over: bool = False) -> str:
-    """The card of a run in whatever state it is, also before it has a directory; `lines` is what it has printed.
+    """The card of a run in any state, also before it has a directory; `lines` is its output.
 
-    `over`: nothing more will come, also where it never got a directory.
+    `over`: the run has ended, possibly without a directory.
     """
     if not run.path.is_dir():
         parts = [] if over else [section("progress", _latest(lines))]
@@ -335,7 +335,7 @@ def card(run: RunDir, lines: Sequence[str] = (), *, over: bool = False) -> str:
 
 
 def around(title: str, parts: Sequence[Markup]) -> str:
-    """Pieces below a title, with a style that reaches nothing else on the page; keys and tokens hidden."""
+    """Parts with a title and a scoped style, without secrets."""
     return redact(section("card", title, Markup("\n").join(parts)))
 
 

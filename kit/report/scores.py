@@ -15,12 +15,12 @@ Scores = Mapping[str, Any]
 CERTAIN = 0.05
 """Significance level."""
 FEWEST = 6
-"""Least number of changed problems: 5 changes in one direction have a two-sided p of 2 / 2^5 > 0.05."""
+"""Minimum number of changed problems: 5 changes in one direction have a two-sided p of 2 / 2^5 > 0.05."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """After less before, with a 95 % interval; `paired` when the same problems were compared one by one."""
+    """After minus before, with a 95 % interval; `paired`: by problem, on the same problems."""
 
     value: float
     low: float
@@ -29,7 +29,7 @@ class Difference:
     problems: int
     better: int = 0
     worse: int = 0
-    """Problems on which the later score is higher, and lower; known when paired."""
+    """Number of problems with a higher and a lower score afterwards, if paired."""
     chance: float | None = None
     """p-value of McNemar's exact test (1947) on the problems that changed."""
 
@@ -47,12 +47,12 @@ class Difference:
 
 
 def estimates(scores: Scores) -> list[str]:
-    """Keys of the scores that are a value with an interval, as they come."""
+    """Keys of scores with a value and an interval, in order."""
     return [key for key, value in scores.items() if isinstance(value, Mapping) and is_number(value.get("value"))]
 
 
 def difference(key: str, before: Scores, after: Scores) -> Difference | None:
-    """The change of the score `key`; None when one side lacks it."""
+    """The change of the score `key`; None if one side does not have it."""
     old, new = problem_scores(before, key), problem_scores(after, key)
     same = identities(before) is not None and identities(before) == identities(after)
     if same and old is not None and new is not None and len(old) == len(new):
@@ -65,7 +65,7 @@ def difference(key: str, before: Scores, after: Scores) -> Difference | None:
     first, last = before.get(key), after.get(key)
     if not (_whole(first) and _whole(last)):
         return None
-    # The interval follows from those of the two (Newcombe's method, 1998).
+    # The interval is computed from the two intervals (Newcombe's method, 1998).
     change = last["value"] - first["value"]
     below = math.hypot(last["value"] - last["low"], first["high"] - first["value"])
     above = math.hypot(last["high"] - last["value"], first["value"] - first["low"])
@@ -103,7 +103,7 @@ def identities(scores: Scores) -> list[str] | None:
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Two-sided exact binomial test that `better` and `worse` come of a fair coin; 1 when nothing changed."""
+    """Two-sided exact binomial test of `better` against `worse` with probability 1/2; 1 if nothing changed."""
     changed, fewer = better + worse, min(better, worse)
     tail = sum(math.comb(changed, count) for count in range(fewer + 1))
     chance: float = 2 * tail / 2**changed
@@ -115,7 +115,7 @@ def _whole(estimate: Any) -> TypeGuard[Mapping[str, float]]:
 
 
 def ends(evaluations: Evaluations) -> tuple[Scores | None, Scores | None, str]:
-    """The evaluation before training and that of the run's result, and what the latter is called."""
+    """The evaluation before training, that of the run's result, and the name of the latter."""
     first, name = evaluations.get("before"), result_of(evaluations)
     if name is None:
         return first, None, "after"

@@ -20,10 +20,10 @@ DEFECTS = [
     ('{"prompt": "a"', "broken JSON"),
     ("[1, 2]", "a JSON list; expected an object"),
     ('"text"', "a JSON str; expected an object"),
-    ({"prompt": "a\0b"}, "'prompt' holds a NUL character"),
-    ('{"prompt": "\\ud800"}', "'prompt' holds a lone surrogate"),
-    ({"prompt": "a", "answer": "\0"}, "'answer' holds a NUL character"),
-    ('{"prompt": "a", "meta": {"k": ["\\udfff"]}}', "'the row' holds a lone surrogate"),
+    ({"prompt": "a\0b"}, "'prompt' contains a NUL character"),
+    ('{"prompt": "\\ud800"}', "'prompt' contains a lone surrogate"),
+    ({"prompt": "a", "answer": "\0"}, "'answer' contains a NUL character"),
+    ('{"prompt": "a", "meta": {"k": ["\\udfff"]}}', "'the row' contains a lone surrogate"),
     ({"prompt": [USER]}, "'prompt' is a list of messages, while the rows before it have text"),
 ]
 MESSAGE_DEFECTS = [
@@ -37,7 +37,7 @@ MESSAGE_DEFECTS = [
     ([USER, {"role": "system", "content": "late"}], "message 2 of 'prompt' is a system message"),
     ([{"role": "assistant", "content": "hi"}], "'prompt' has no user message"),
     ([USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}], "two assistant messages"),
-    ([USER, {"role": "assistant", "content": "a\0"}], "'prompt' holds a NUL character"),
+    ([USER, {"role": "assistant", "content": "a\0"}], "'prompt' contains a NUL character"),
     ("text", "'prompt' is text, while the rows before it have a list of messages"),
 ]
 
@@ -67,4 +67,4 @@ def test_a_bad_conversation_is_a_bad_row(jsonl, config, messages, reason):
 def test_nothing_but_bad_rows_is_an_error_in_any_case(jsonl, config, lines):
     with pytest.raises(DataError, match="2 of 2 rows cannot be used") as error:
         load_data(config(jsonl(*lines), skip_bad_rows=True))
-    assert "No row is left to train on" in str(error.value)
+    assert "No valid row remains" in str(error.value)

@@ -50,9 +50,9 @@ def test_columns_whose_name_is_taken_are_left_out_with_a_note(jsonl, config):
             r"no column 'anser'\. Did you mean 'answer'\? Columns seen: question, answer, id",
         ),
         ({"rename": {"idx": "number"}}, r"data\.rename: there is no column 'idx'"),
-        ({"rename": {"id": "prompt"}}, "'id' cannot be called 'prompt'"),
-        ({"rename": {"id": "completions"}}, "'id' cannot be called 'completions'"),
-        ({"rename": {"id": "x", "answer": "x"}}, "two columns would be called 'x'"),
+        ({"rename": {"id": "prompt"}}, "'id' cannot be renamed to 'prompt'"),
+        ({"rename": {"id": "completions"}}, "'id' cannot be renamed to 'completions'"),
+        ({"rename": {"id": "x", "answer": "x"}}, "two columns would have the name 'x'"),
         ({"reference_column": "question"}, "'question' cannot be both prompt and reference"),
     ],
 )

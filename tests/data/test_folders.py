@@ -34,7 +34,7 @@ def test_file_names_that_tell_splits_are_respected(tmp_path, config):
     split = load_data(config(tmp_path))
     assert prompts_of(split) == ["one", "two"]
     assert prompts_of(load_data(config(tmp_path, split="test"))) == ["secret"]
-    with pytest.raises(DataError, match=r"did not give split 'tests': .*test"):
+    with pytest.raises(DataError, match=r"split 'tests' of .*test"):
         load_data(config(tmp_path, split="tests"))
 
 
@@ -56,7 +56,7 @@ def test_a_folder_in_hub_layout_is_read_as_the_hub_would_give_it(tmp_path, confi
     )
     assert prompts_of(load_data(config(tmp_path, subset="main"))) == ["a", "b"]
     assert load_data(config(tmp_path, subset="main", split="test")).train["reference"][:] == ["3"]
-    with pytest.raises(DataError, match=r"did not give split 'dev' of subset 'main': .*dev"):
+    with pytest.raises(DataError, match=r"split 'dev' of subset 'main' of .*dev"):
         load_data(config(tmp_path, subset="main", split="dev"))
     with pytest.raises(DataError, match=r"subset 'mian'.*main"):
         load_data(config(tmp_path, subset="mian"))
@@ -96,7 +96,7 @@ def test_a_hub_id_is_asked_for_with_subset_split_and_revision(config, monkeypatc
     [
         ("chain_sum", "Did you mean 'reasoning-gym:chain_sum'"),
         ("reasoning_gym:chain_sum", "Did you mean 'reasoning-gym:'"),
-        ("a b", "cannot be a hub id"),
+        ("a b", "not a file, a folder or a hub id"),
         ("./rows", "no file or folder rows"),
         ("one/two/three", "its folder one/two does not exist"),
     ],

@@ -66,7 +66,7 @@ def test_what_is_no_picture_is_named_with_its_row(folder, config):
     assert "row 2: picture 1 of 'image': there is no file nowhere.png" in message
     assert "row 3: picture 1 of 'image' cannot be read as a picture" in message
     assert "row 4: picture 1 of 'image' is of type int" in message
-    assert "data.image_column: none leaves 'image' out" in message
+    assert "data.image_column: none ignores 'image'" in message
 
 
 def test_a_column_of_that_name_can_be_left_out_and_another_be_chosen(folder, config):

@@ -46,5 +46,5 @@ def test_a_small_task_gives_what_it_has_and_says_so(config):
     assert 150 <= used <= 200
     assert len(split.heldout) == used // 2
     assert f"chain_sum has {used} different questions" in split.info["notes"][0]
-    assert "data.heldout asks for 400" in split.info["notes"][1]
+    assert "data.heldout is 400" in split.info["notes"][1]
     assert split.info["task"]["params"] == params

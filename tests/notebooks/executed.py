@@ -51,7 +51,7 @@ def _of_cell(source: str, outputs: list[dict[str, Any]]) -> Iterator[str]:
     if lines and TABLE.match(lines[-1]) and "text/html" not in kinds:
         yield "there is no table"
     page = "".join("".join(data.get("text/html", "")) for data in shown)
-    if RUNS.search(source) and not may_fail and ".status" not in lines[-1] and "ran to its end" not in page:
+    if RUNS.search(source) and not may_fail and ".status" not in lines[-1] and "is finished" not in page:
         yield "no card says that the run came to its end"
 
 

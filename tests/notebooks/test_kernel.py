@@ -61,12 +61,12 @@ def test_a_card_follows_the_run_in_one_place_and_nothing_else_is_printed(kernel:
     assert len({card["transient"]["display_id"] for card in cards}) == 1
     assert of_kind(messages, "stream", "error") == []
     last = cards[-1]["data"]
-    assert "ran to its end" in last["text/html"]
+    assert "is finished" in last["text/html"]
     assert "Held-out accuracy" in last["text/html"]
     assert "Training  3/3" in last["text/plain"]
     assert "\x1b" not in last["text/plain"]  # no bars and colours of a terminal, although the kernel sets FORCE_COLOR
     (result,) = of_kind(kernel.run("run"), "execute_result")
-    assert "ran to its end" in result["data"]["text/html"]
+    assert "is finished" in result["data"]["text/html"]
     (figure,) = of_kind(kernel.run("run.plot()"), "execute_result")
     assert "image/svg+xml" in figure["data"]
 

@@ -30,7 +30,7 @@ def ended(run: RunDir, error: BaseException | None = None) -> str:
 
 def test_a_run_that_ends_leaves_a_report_of_its_end(make_run: Make) -> None:
     run = make_run()
-    assert "This run ran to its end after 7 of 20 steps." in ended(run)
+    assert "This run is finished after 7 of 20 steps." in ended(run)
     assert run.status()["state"] == "finished"
 
 

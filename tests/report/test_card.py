@@ -53,10 +53,10 @@ def test_afterwards_it_has_state_figures_curves_and_scores(run: RunDir) -> None:
         run.write_json(f"eval/{name}.json", {"step": step, "greedy_accuracy": estimate, "problems": 20})
     run.write_status("finished", step=3, total_steps=3, exit=0)
     shown = card(run, ["the last line"])
-    for part in ("ran to its end", "Reward on training prompts", "Completion length", "Held-out accuracy: first, last"):
+    for part in ("is finished", "Reward on training prompts", "Completion length", "Held-out accuracy: first, last"):
         assert part in shown
     assert "0.900" in shown
-    assert "<details><summary>What it printed" in shown
+    assert "<details><summary>Output" in shown
 
 
 def test_texts_are_escaped_and_secrets_hidden(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

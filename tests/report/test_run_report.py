@@ -77,7 +77,7 @@ def test_a_report_has_every_section_and_curve_and_asks_for_nothing_outside_itsel
         assert f"<title>{title}</title><desc>" in document, title
     text = Elements(document).text
     for words in (
-        "ran to its end after 20 of 20 steps", "Held-out scores", "Samples", "ab" * 32,
+        "is finished after 20 of 20 steps", "Held-out scores", "Samples", "ab" * 32,
         "optimisation.steps", "torch: 2.13.0", "grpo-kit train config.yaml -o run.id=one-again", "answer 0", "answer 20",
     ):  # fmt: skip
         assert words in text, words
@@ -89,7 +89,7 @@ def test_the_difference_is_of_the_same_problems_and_says_whether_it_is_chance(ma
     assert "Better: " in text
     assert "18 became right, 2 became wrong" in text
     # = 422 / 1048576 = 0.0004025
-    assert "with a probability of 0.0004 (exact McNemar test)" in text
+    assert "or a stronger one is 0.0004 (exact McNemar test)" in text
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_files_of_odd_content_cost_their_own_section_at_most(make_run: Make, odd
     run.append_event("best", step=odd, metric=odd, value=odd)
     run.append_metrics({"step": 21, "reward": odd, "kl": odd})
     text = Elements(render(read(run))).text
-    for words in ("ran to its end", "Reward on training prompts", "Data and environment"):
+    for words in ("is finished", "Reward on training prompts", "Data and environment"):
         assert words in text, words
 
 
@@ -191,9 +191,9 @@ def test_alerts_and_events_are_told_in_words(make_run: Make) -> None:
     document = render(read(run))
     text = Elements(document).text
     for words in (
-        "Step 5: Reward up, held-out down.", "micro-batches of 4", "Forced, although this had changed: torch 2.12 -> 2.13",
+        "Step 5: Reward up, held-out down.", "micro-batches of 4", "Forced in spite of changes: torch 2.12 -> 2.13",
         "Best held-out score so far: greedy accuracy 0.75.", "no better than at step 10",
-        "Started again from the beginning, as no checkpoint of it was saved. Changed since then: data: other rows.",
+        "Started again from the beginning, because there was no checkpoint. Changed since the start: data: other rows.",
     ):  # fmt: skip
         assert words in text, words
     assert document.count('class="mark"') >= 4  # each chart has a line where the run was resumed, and so on
