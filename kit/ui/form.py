@@ -27,6 +27,15 @@ from kit.ui.site import QUIET, UNSEEN, Site
 
 NULL = "null"
 TO_JSON = "(...values) => JSON.stringify(values)"
+CLEAR = """(sent) => {
+  const values = JSON.parse(sent), question = JSON.stringify(NUMBERS.map(number => values[number]));
+  const isSame = [undefined, question].includes(window.question);
+  window.question = question;
+  return Array(COUNT).fill(isSame ? {__type__: 'update'} : '');
+}"""
+"""JavaScript that clears results if the base or one of the values NUMBERS has changed."""
+NO_QUESTION = ("run.", "optimisation.", "evaluation.")
+"""Beginnings of keys that the results do not depend on."""
 Kind = Literal["switch", "section", "choice", "text", "yaml"]
 
 
@@ -72,12 +81,14 @@ class Form:
     screen are computed from it. `scored` and `planned` are the last drafts whose reward and plan raised no error. `stored` is
     `draft` in the browser's storage and survives a reload. Nothing listens to changes of `stored`: if two arrive at once,
     Gradio's script takes its own copies of the value for changes and loops forever.
-    `sent` carries the base and the values of all boxes as JSON with every event. `message` shows the result of a click.
+    `sent` carries the base and the values of all boxes as JSON with every event. `message` shows the result of a click;
+    `results` are cleared by the next edit of a setting that they depend on.
     """
 
     def __init__(self, site: Site, blocks: gr.Blocks) -> None:
         self.site, self.blocks = site, blocks
         self.boxes: list[Box] = []
+        self.results: list[gr.HTML] = []
         self._registrations: list[Callable[[], Any]] = []
         self.draft, self.stored = gr.State(), stored_draft()
         self.scored, self.planned = gr.State(), gr.State()
@@ -202,6 +213,9 @@ class Form:
             triggers += [component.input] if is_list_or_switch else [component.blur, component.submit]
         for register in self._registrations:
             register()
+        numbers = [0, *(at for at, box in enumerate(self.boxes, 1) if not box.name.startswith(NO_QUESTION))]
+        clear = CLEAR.replace("NUMBERS", str(numbers)).replace("COUNT", str(len(self.results)))
+        self.sent.change(None, [self.sent], self.results, js=clear)
         drafts = [self.draft, self.stored]
 
         def call(sent: Sent) -> list[Any]:

@@ -58,6 +58,7 @@ def _row(form: Form) -> tuple[gr.Number, gr.HTML]:
         other = gr.Button("Next row", size="md", scale=1, min_width=120)
     shown = gr.HTML(m.page(m.tag("p", "Press a button below to read the row.", class_="dim")))
     other.click(lambda at: whole(at) + 1, [place], [place], queue=False, api_visibility="private")
+    form.results.append(shown)
     form.on(place.change, prompt, [place], [shown], **READING)
     return place, shown
 
@@ -96,12 +97,9 @@ def _score(form: Form, place: gr.Number) -> list[gr.Button]:
     with gr.Row(elem_classes="tight"):
         score = gr.Button("Score them", variant="primary", size="md", min_width=130)
         examples = gr.Button("Fill in examples for this row", size="md", min_width=200)
-    out = gr.HTML(
-        m.empty(
-            "Nothing scored yet",
-            "Paste completions, or fill in examples, to see the score of each component of the reward.",
-        )
-    )
+    words = "Paste completions, or fill in examples, to see the score of each component of the reward."
+    out = gr.HTML(m.empty("Nothing scored yet", words), elem_id="lab-scores")
+    form.results.append(out)
     form.on(score.click, scored, [place, box], [out], concurrency_limit=4)
     form.on(examples.click, filled, [place], [box, out], concurrency_limit=4)
     return [score, examples]
@@ -151,6 +149,7 @@ def _cheat(form: Form, place: gr.Number) -> gr.Button:
     out = gr.HTML(
         m.empty("Not tried yet", "About thirty attacks take a second; an audit of several rows takes up to a minute.")
     )
+    form.results.append(out)
     form.on(many.click, audited, [], [out], concurrency_limit=4)
     form.on(run.click, cheated, [place], [out], concurrency_limit=4)
     return run

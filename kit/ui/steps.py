@@ -118,6 +118,7 @@ def data_step(form: Form) -> None:
             form.add("data.task_params", "Task parameters", "For reasoning-gym.")
     count = gr.Button("Show rows as the model sees them", size="md", min_width=160)
     rows = gr.HTML()
+    form.results.append(rows)
     form.replaces(drop.upload, _uploaded, [drop], [drop, source, rows], queue=True, concurrency_limit=4, js=SENT)
     form.replaces(source.input, _guessed, [], [rows], queue=True, concurrency_limit=4)
     form.on(count.click, tokens, [], [rows], concurrency_limit=4)

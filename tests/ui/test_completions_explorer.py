@@ -128,11 +128,8 @@ def test_a_completion_of_several_turns_is_a_conversation(explorer: Explorer) -> 
         text = look(explorer, step=20)
         assert HACK not in text
         if turns.startswith("[{"):
-            assert (
-                text.index("1. model")
-                < text.index("multiply(a=6, b=&#34;&lt;7&gt;&#34;)")
-                < text.index("2. multiply answers")
-            )
+            pieces = ("1. model", "multiply(a=6, b=&#34;&lt;7&gt;&#34;)", "2. multiply answers")
+            assert text.index(pieces[0]) < text.index(pieces[1]) < text.index(pieces[2])
             assert text.count('ok">trains<') == 2 * text.count("does not train") > 0
         else:
             assert "answer&gt;" in text

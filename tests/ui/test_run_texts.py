@@ -160,12 +160,8 @@ def test_an_export_that_is_not_what_was_trained_has_no_download() -> None:
     assert "differs from the trained model" in text
     assert "layer 3 is missing" in text
     assert "download" not in text
-    result["verification"] = {
-        "verified": True,
-        "faults": [],
-        "limits": {"agreement": 0.9},
-        "comparison": {"token_agreement": 1.0},
-    }
+    comparison = {"limits": {"agreement": 0.9}, "comparison": {"token_agreement": 1.0}}
+    result["verification"] = {"verified": True, "faults": [], **comparison}
     good = export.results("one", {"adapter": result})
     assert 'href="/runs/one/export/adapter/w.safetensors"' in good
     assert "at least 0.9" in good
@@ -193,14 +189,8 @@ def test_answers_grow_and_stay_when_the_next_is_asked(site: Site, monkeypatch: p
             for side in chat.SIDES:
                 yield {"event": "began", "side": side}
                 yield {"event": "token", "side": side, "text": "4"}
-                yield {
-                    "event": "answer",
-                    "side": side,
-                    "text": f"{side} 4",
-                    "finish": "stop",
-                    "tokens": 1,
-                    "seconds": 0.1,
-                }
+                facts = {"finish": "stop", "tokens": 1, "seconds": 0.1}
+                yield {"event": "answer", "side": side, "text": f"{side} 4", **facts}
             yield {"event": "done", "prompt": "2 + 2 =", "reference": None}
 
     screen = chat.Screen(site)

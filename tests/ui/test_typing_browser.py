@@ -159,7 +159,7 @@ def test_a_name_typed_just_before_start_is_used(here: Any, tab: Callable[..., Ta
         expect(new.locator("#start-said")).not_to_contain_text("nothing is started here")
 
 
-def test_a_draft_that_cannot_be_planned_starts_no_signal_check(
+def test_an_edit_clears_results_and_starts_no_signal_check_without_a_plan(
     here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks: list[str] = []
@@ -168,8 +168,16 @@ def test_a_draft_that_cannot_be_planned_starts_no_signal_check(
     sees(new, "Settings are valid")
     step(new, "2 Reward")
     new.get_by_text("Parameters and weights").click()
+    score = new.locator("#lab-scores")
+    press(new, "Fill in examples for this row")
+    expect(score).to_contain_text("nothing is read here")
+    box(new, "run-name").fill("named")
+    box(new, "run-name").blur()
+    expect(new.locator("#command textarea")).to_have_value(re.compile("named"))
+    expect(score).to_contain_text("nothing is read here")
     box(new, "key-reward-params").fill("{format_weight: 0.3}")
     box(new, "key-reward-params").blur()
     sees(new, "nothing is read here")  # what the planner answers
+    expect(score).not_to_contain_text("nothing is read here")  # it belongs to the previous reward
     new.wait_for_timeout(2500 * new_run.POLL_SECONDS)
     assert checks == []
