@@ -83,7 +83,7 @@ class Screen:
 def build(site: Site, blocks: gr.Blocks) -> None:
     """Build the screen."""
     screen = Screen(site)
-    named, key, seen = run_box(), gr.State(""), gr.State("")
+    named, key, last_stamp = run_box(), gr.State(""), gr.State("")
     ids = gr.Dropdown(
         [], multiselect=True, label="Runs (first = baseline; runs that differ only in the seed are one arm)",
         allow_custom_value=True, elem_id="compare-runs",
@@ -100,12 +100,12 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         ),
         elem_id="compare-verdict",
     )
-    outputs = [seen, verdict, stop]
+    outputs = [last_stamp, verdict, stop]
     blocks.load(lambda chosen: _choices(site, chosen), [named], [ids], js=RUN_FROM_ADDRESS, **QUIET)
     ids.input(None, [ids], [], js=to_address("compare"))
-    judge.click(screen.judge, [ids], [key, verdict], **QUIET).then(screen.look, [key, seen], outputs, **QUIET)
+    judge.click(screen.judge, [ids], [key, verdict], **QUIET).then(screen.look, [key, last_stamp], outputs, **QUIET)
     stop.click(lambda name: site.jobs.stop(name), [key], [], queue=False, api_visibility="private")
-    poll(screen.look, [key, seen], outputs)
+    poll(screen.look, [key, last_stamp], outputs)
 
 
 def _choices(site: Site, chosen: Any) -> Any:

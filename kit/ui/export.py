@@ -179,8 +179,8 @@ class Screen:
     def key(self, run: RunDir, kind: Any) -> str:
         return f"{JOB}:{run.path.resolve()}:{kind}"
 
-    def look(self, run_id: Any, kind: Any, seen: Any) -> list[Any]:
-        before = seen if isinstance(seen, dict) else {}
+    def look(self, run_id: Any, kind: Any, last_stamp: Any) -> list[Any]:
+        before = last_stamp if isinstance(last_stamp, dict) else {}
         try:
             if not run_id and self.site.runs():
                 return [gr.skip()] * 6
@@ -249,7 +249,7 @@ class Screen:
 def build(site: Site, blocks: gr.Blocks) -> None:
     """Build the screen."""
     screen = Screen(site)
-    named, seen = run_box(), gr.State({})
+    named, last_stamp = run_box(), gr.State({})
     with gr.Row(elem_classes="tight"):
         chosen = gr.Dropdown([], label="Run", allow_custom_value=True, scale=3, elem_id="export-run")
         which = gr.Dropdown([], label="Weights", allow_custom_value=True, scale=2, elem_id="export-weights")
@@ -270,8 +270,8 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     note, progress = gr.HTML(elem_id="export-said"), gr.HTML(elem_id="export-progress")
     results = gr.HTML(elem_id="export-results")
     report = gr.HTML(elem_id="export-report")
-    outputs = [seen, notice, progress, results, stop, asking]
-    look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, seen], "outputs": outputs} | QUIET
+    outputs = [last_stamp, notice, progress, results, stop, asking]
+    look: dict[str, Any] = {"fn": screen.look, "inputs": [chosen, kind, last_stamp], "outputs": outputs} | QUIET
     first = blocks.load(
         lambda run_id: site.choices(run_id, has_weights), [named], [chosen], js=RUN_FROM_ADDRESS, **QUIET
     )
@@ -282,7 +282,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
         **look
     )
     start.click(
-        screen.begin, [chosen, kind, which, quantization], [note, seen],
+        screen.begin, [chosen, kind, which, quantization], [note, last_stamp],
         queue=False, api_visibility="private", trigger_mode="once",
     ).then(**look)  # fmt: skip
     stop.click(screen.stop, [chosen, kind], [], queue=False, api_visibility="private")

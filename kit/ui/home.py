@@ -29,14 +29,14 @@ RECENT = 20
 
 def build(site: Site, blocks: gr.Blocks) -> None:
     """Build the screen."""
-    seen = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="seen")
+    last_stamp = gr.Textbox("", visible="hidden", elem_classes="hidden-box", label="stamp")
     active = gr.HTML(m.page(m.panel(m.tag("p", "Reading the runs …", class_="dim"))))
     _doors(site)
     recent = gr.HTML()
 
-    outputs = [seen, active, recent]
-    blocks.load(lambda before: look(site, before), [seen], outputs, **QUIET)
-    poll(lambda before: look(site, before), [seen], outputs)
+    outputs = [last_stamp, active, recent]
+    blocks.load(lambda before: look(site, before), [last_stamp], outputs, **QUIET)
+    poll(lambda before: look(site, before), [last_stamp], outputs)
 
 
 def look(site: Site, before: Any) -> list[Any]:

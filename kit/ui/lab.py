@@ -184,8 +184,8 @@ def _signal(form: Form) -> None:
         start = gr.Button("Check", variant="primary", size="md", scale=0, min_width=120)
         end = gr.Button("Stop", variant="stop", size="md", scale=0, min_width=100, visible=False)
     out = gr.HTML(NEVER)
-    seen, change = gr.State(""), gr.State([])
-    outputs = [seen, form.learns, form.suggested, change, out, end, form.training, form.timer]
+    last_stamp, change = gr.State(""), gr.State([])
+    outputs = [last_stamp, form.learns, form.suggested, change, out, end, form.training, form.timer]
     configured = functools.lru_cache(maxsize=32)(lambda text: Draft.read(text).config(site.settings))
 
     def begin(sent: Sent, count: Any) -> list[Any]:
@@ -213,11 +213,13 @@ def _signal(form: Form) -> None:
                 start_check(site, config, PROMPTS_BY_ITSELF)
         return [gr.skip()] * len(outputs)
 
-    form.on(start.click, begin, [prompts], [out, seen, form.timer], queue=False)
-    inputs = [seen, form.scored, form.planned]
+    form.on(start.click, begin, [prompts], [out, last_stamp, form.timer], queue=False)
+    inputs = [last_stamp, form.scored, form.planned]
     form.follows(tick, *outputs, inputs=inputs, queue=False)
     form.timer.tick(tick, [form.draft, *inputs], outputs, **QUIET)
-    end.click(lambda now: site.jobs.stop(now.partition("|")[0]), [seen], [], queue=False, api_visibility="private")
+    end.click(
+        lambda now: site.jobs.stop(now.partition("|")[0]), [last_stamp], [], queue=False, api_visibility="private"
+    )
     form.replaces(form.suggested.click, apply_actions, [change])
 
 

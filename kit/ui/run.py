@@ -195,8 +195,8 @@ class View:
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    def look(self, run_id: Any, tab: Any, seen: Any) -> list[Any]:
-        """Return [stamp, *parts, *buttons]. All are skipped if the stamp equals `seen`; tabs that are not open are skipped."""
+    def look(self, run_id: Any, tab: Any, last_stamp: Any) -> list[Any]:
+        """Return [stamp, *parts, *buttons]. All are skipped if the stamp equals `last_stamp`, and closed tabs always are."""
         nothing = [gr.skip()] * (1 + len(self.parts) + len(BUTTONS))
         try:
             if not run_id and self.site.runs():
@@ -205,9 +205,9 @@ class View:
             at = tab if tab in TABS else TABS[0]
             status = run.status()
             now = _stamp(run, status, at)
-            return nothing if now == seen else [now, *self._fresh(run, status, at)]
+            return nothing if now == last_stamp else [now, *self._fresh(run, status, at)]
         except KitError as problem:
-            return nothing if seen == str(problem) else [str(problem), *self._problem(run_id, str(problem))]
+            return nothing if last_stamp == str(problem) else [str(problem), *self._problem(run_id, str(problem))]
 
     def _problem(self, run_id: Any, text: str) -> list[Any]:
         start = m.join(["Start one on ", m.tag("a", "New run", href="/new"), "."])
@@ -273,7 +273,7 @@ def _marks(events: list[dict[str, Any]]) -> list[tuple[float, str]]:
 def build(site: Site, blocks: gr.Blocks) -> None:
     """Build the screen."""
     view = View(site)
-    named, named_tab, tab, seen = (run_box() for _ in range(4))
+    named, named_tab, tab, last_stamp = (run_box() for _ in range(4))
     chosen = gr.Dropdown([], label="Run", allow_custom_value=True, elem_id="run-chosen", filterable=True)
     head = gr.HTML(m.page(m.panel(m.tag("p", "Reading the run …", class_="dim"))), elem_id="run-head")
     buttons, note, actions = _build_actions(site, chosen)
@@ -288,8 +288,8 @@ def build(site: Site, blocks: gr.Blocks) -> None:
             log = gr.HTML(elem_id="run-log")
         with gr.Tab("More", id="more") as more_tab:
             more = gr.HTML(elem_id="run-more")
-    outputs = [seen, head, notes, charts, more, log, note, timer, *buttons]
-    inputs = [chosen, tab, seen]
+    outputs = [last_stamp, head, notes, charts, more, log, note, timer, *buttons]
+    inputs = [chosen, tab, last_stamp]
     look: dict[str, Any] = {"fn": view.look, "inputs": inputs, "outputs": outputs} | QUIET
     for name, each in zip(TABS, (charts_tab, completions_tab, log_tab, more_tab), strict=True):
         event = each.select(lambda name=name: name, [], [tab], **QUIET).then(**look)
