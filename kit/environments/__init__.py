@@ -1,1 +1,1 @@
-"""Environments to act in, for `generation.environment`: classes whose methods are tools. Standard library only."""
+"""Environments for `generation.environment`: classes whose methods are tools. Standard library only."""

@@ -1,9 +1,9 @@
-"""A calculator: the smallest environment that is worth asking. It records the expressions that it evaluates.
+"""A calculator: a minimal environment. It records the expressions that it evaluates.
 
     generation:
       environment: kit.environments.calculator:Calculator
 
-Rewards see the instances in the column `environments`: `environment.asked` are the expressions, in order.
+Rewards get the instances as the column `environments`. `environment.expressions` has the expressions in order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ ARITHMETIC = re.compile(r"[\d\s.()+*/%eE-]{1,200}", re.ASCII)
 
 
 class Calculator:
-    """One calculator a completion."""
+    """The calculator of one completion."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.expressions: list[str] = []
 
     def reset(self, **columns: Any) -> None:
         """Clears the list of expressions. The prompt does not change."""
-        self.asked = []
+        self.expressions = []
 
     def calculate(self, expression: str) -> str:
         """
@@ -36,16 +36,16 @@ class Calculator:
             expression: Numbers, brackets and the signs + - * / // %, such as "12 * 7".
 
         Returns:
-            The value, as it is written in decimal.
+            The value as a decimal number.
         """
-        self.asked.append(expression)
+        self.expressions.append(expression)
         return evaluate(expression)
 
 
 def evaluate(expression: str) -> str:
-    """The value of an arithmetic expression; whole values without a point.
+    """The value of an arithmetic expression; integers without a decimal point.
 
-    Raises `ValueError` with the reason, which the model is shown: a call that fails is answered, too.
+    Raises `ValueError` with the reason. The model gets it as the answer of the failed call.
 
     >>> evaluate("(2 + 3) * 4"), evaluate("7 / 2"), evaluate("6 / 3")
     ('20', '3.5', '2')

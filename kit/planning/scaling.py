@@ -1,7 +1,7 @@
-"""`grpo-kit scale CONFIG --to verl`: a run as one of verl, which trains over many GPUs with Ray.
+"""`grpo-kit scale CONFIG --to verl` converts a run for verl, which trains on many GPUs with Ray.
 
-Written are verl's YAML, the rows of both sides as parquet, a reward function made of `rewards`, and a module that registers the
-objective (`kit.objective.verl`). Every setting that differs from its default and has no place in verl is listed.
+It writes verl's YAML, the rows of both sides as parquet, a reward function of `rewards`, and a module that registers the
+objective (`kit.objective.verl`). It lists all settings that differ from their defaults and that verl does not have.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ VERL = {
     "trainer.test_freq": "evaluation.every",
     "trainer.max_actor_ckpt_to_keep": "run.keep_checkpoints",
 }
-"""verl's keys and ours."""
+"""verl's keys and the kit's."""
 OFF = ("run.save_every", "evaluation.every", "generation.top_k")
-"""0 here is -1 there."""
+"""Keys where the kit's 0 is verl's -1."""
 IN_BATCHES = ("optimisation.steps", "optimisation.warmup_steps", "run.save_every", "evaluation.every")
-"""Counted in optimiser steps here; there in batches, on each of which `optimisation.iterations` steps are made."""
+"""Keys in optimiser steps. verl counts batches of `optimisation.iterations` steps."""
 SCHEDULES = ("constant", "cosine")
 CARRIED = (
     "reward.preset", "reward.params", "reward.functions", "optimisation.batch_size", "optimisation.micro_batch_size",
     "optimisation.gradient_checkpointing", "generation.engine", "run.report_to", "run.root", "run.threads",
 )  # fmt: skip
-"""What is said there in another way, and what is of this machine."""
+"""Keys that are converted in another way, and keys of this machine."""
 DATA = ("source", "subset", "split", "revision", "task_params", "prompt_column", "reference_column", "rename", "system_prompt",
         "limit", "heldout", "skip_bad_rows", "seed")  # fmt: skip
-"""What the written rows have taken in."""
-REWARDS = '''"""The reward of {config}, as verl calls it. It needs the package grpo-rewards, or the kit."""
+"""Keys that the written rows include."""
+REWARDS = '''"""The reward of {config} for verl. It needs the package grpo-rewards or the kit."""
 
 import rewards
 
 compute_score = {expression}.verl()
 '''
-OBJECTIVE = '''"""Registers the objective of verl.yaml beside this file; verl imports it in every process. It needs the kit."""
+OBJECTIVE = '''"""Registers the objective of the verl.yaml in this folder. verl imports it in every process. It needs the kit."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ MODULE = "grpo_kit_objective"
 
 @dataclass
 class Scaled:
-    """verl's YAML as a tree, what goes beside it, how it is started, and what has no place there."""
+    """verl's YAML as a tree, other files, the command to start it, and settings that verl does not have."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Scaled:
     command: str = ""
 
     def set(self, key: str, value: Any) -> None:
-        """One value, by its dotted key."""
+        """Set a value by its dotted key."""
         place = self.tree
         *folders, name = key.split(".")
         for folder in folders:
@@ -101,7 +101,7 @@ class Scaled:
         place[name] = value
 
     def write(self, folder: Path, *, force: bool) -> list[Path]:
-        """All files. Raises `ConfigError` for those that are there, unless `force`."""
+        """Write all files. Raises `ConfigError` if one exists, unless `force`."""
         comment = f"# {self.command}\n"
         texts = {"verl.yaml": comment + yaml.safe_dump(self.tree, sort_keys=False, width=120), **self.texts}
         files = [folder / name for name in (*texts, *self.rows)]
@@ -117,7 +117,7 @@ class Scaled:
 
 
 def scale(config: RunConfig, folder: Path, *, gpus: int = 8, nodes: int = 1) -> Scaled:
-    """`config` as a run of verl whose files lie in `folder`. Reads the data. Raises `ConfigError` for what cannot be one."""
+    """Convert `config` to a run of verl with its files in `folder`. Reads the data. Raises `ConfigError` if it is impossible."""
     _refuse(config)
     folder = folder.resolve()
     out = Scaled()
@@ -131,13 +131,11 @@ def scale(config: RunConfig, folder: Path, *, gpus: int = 8, nodes: int = 1) -> 
         if key in IN_BATCHES:
             value = -(-value // iterations)
             if value * iterations != values[key]:
-                out.left.append(
-                    f"{key}: {values[key]}: verl counts batches of {iterations} steps, and gets {value} of them"
-                )
+                out.left.append(f"{key}: {values[key]}: verl counts batches of {iterations} steps: {value} batches")
         if key in OFF and not value:
             value = -1
         elif key == "model.lora.alpha" and value == int(value):
-            value = int(value)  # declared as a whole number there
+            value = int(value)  # an integer in verl
         out.set(name, list(value) if isinstance(value, tuple) else value)
     if values["optimisation.schedule"] not in SCHEDULES:
         out.carried.discard("optimisation.schedule")
@@ -174,16 +172,16 @@ def _flat(config: RunConfig) -> dict[str, Any]:
 def _refuse(config: RunConfig) -> None:
     if config.model.name in EMBEDDED_MODELS:
         raise ConfigError(
-            f"model.name: {config.model.name} comes with the kit, and with nothing else. Set it to a model folder or a hub id."
+            f"model.name: {config.model.name} is only available in the kit. Set it to a model folder or a hub id."
         )
     if config.optimisation.learning_rate == "auto":
-        raise ConfigError("optimisation.learning_rate: auto is found when a run of the kit starts. Set the number.")
+        raise ConfigError("optimisation.learning_rate: auto is resolved at the start of a run. Set a number.")
     if not config.data.chat:
-        raise ConfigError("data.chat: false: prompts are conversations there. Take it out.")
+        raise ConfigError("data.chat: false: verl only supports conversations. Set data.chat: true.")
     for key in ("tools", "environment"):
         if getattr(config.generation, key):
             raise ConfigError(
-                f"generation.{key}: tools and environments are written anew there (its agent loops). Take it out."
+                f"generation.{key}: verl uses agent loops instead of tools and environments. Remove the key."
             )
 
 
@@ -233,7 +231,7 @@ def _to_verl(out: Scaled, config: RunConfig, folder: Path) -> None:
     if config.model.lora is None:
         keys["actor_rollout_ref.model.lora_rank"] = 0
     else:
-        keys[f"{rollout}.load_format"] = "safetensors"  # the engine loads the base weights, and gets adapters
+        keys[f"{rollout}.load_format"] = "safetensors"  # the engine loads the base weights and receives adapters
     for key, value in keys.items():
         out.set(key, value)
     out.tree = {
@@ -252,7 +250,7 @@ def _to_verl(out: Scaled, config: RunConfig, folder: Path) -> None:
 
 
 def _add_rows(out: Scaled, config: RunConfig) -> None:
-    """The rows of both sides in verl's columns. Raises `ConfigError` for fewer rows than a step takes."""
+    """Write the rows of both sides with verl's columns. Raises `ConfigError` for fewer rows than a step needs."""
     import datasets
 
     from kit.data import load_data
@@ -262,13 +260,13 @@ def _add_rows(out: Scaled, config: RunConfig) -> None:
     prompts = config.optimisation.batch_size // config.generation.num_generations
     if len(split.train) < prompts:
         raise ConfigError(
-            f"{config.data.source} has {len(split.train)} rows to train on, and a step takes {prompts}: verl leaves "
-            "incomplete steps out. Bring more rows, or a smaller optimisation.batch_size."
+            f"{config.data.source} has {len(split.train)} training rows, but a step needs {prompts}, and verl drops "
+            "incomplete steps. Use more rows, or a smaller optimisation.batch_size."
         )
     epochs = -(-config.optimisation.steps // (len(split.train) // prompts))
     out.set("trainer.total_epochs", epochs)
     if not len(split.heldout):
-        out.left.append("data.heldout: 0: validation is on rows of training, as there must be some")
+        out.left.append("data.heldout: 0: verl needs validation rows, so training rows are used")
     extras = [name for name in split.train.column_names if name not in ("prompt", "reference")]
 
     def for_verl(row: dict[str, Any], index: int) -> dict[str, Any]:

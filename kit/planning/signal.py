@@ -1,10 +1,10 @@
 """The signal check: sample and score completions of the base model before a run, and decide whether it will learn.
 
-`check` starts `python -m kit.planning.signal REQUEST`, a process of its own. Prompts are rendered, completions sampled and
+`check` starts `python -m kit.planning.signal REQUEST`, a child process. Prompts are rendered, completions sampled and
 rewards computed by the code of the held-out evaluation, with the run's generation settings. A request with `audit` also audits
 the reward, for the page.
 
-A group teaches something only if its rewards differ: with equal rewards every advantage is 0. The share of groups with
+A group has a gradient only if its rewards differ: with equal rewards every advantage is 0. The share of groups with
 different rewards decides the verdict, and properties of the other groups give the reason. If the 95 % interval of a share
 contains its threshold, the check asks for more samples instead.
 """
@@ -112,7 +112,7 @@ def judge(signal: Signal) -> Verdict:
     is_cut = signal.truncated.value > TRUNCATED and longer_helps
     longer = longer_completions(signal.config, signal.room) if is_cut else ""
     because = f"rewards differ in {_share(spread)} of groups of {signal.config.generation.num_generations}"
-    if spread.low > INFORMATIVE:  # then length and format are learned, too
+    if spread.low > INFORMATIVE:  # then length and format are learned too
         because += f"; {cut}" if is_cut else ""
         if right is not None and right.value == 0:
             because += "; no sampled answer is right, so the model first learns what else the reward pays for"

@@ -1,8 +1,8 @@
 """A worker that answers questions about a configuration for the page: rows, rewards, attacks, plans.
 
-`python -m kit.planning.workbench` reads one JSON object a line and writes one a line: `{"answer": ...}`,
-`{"error": message, "kind": name}` for a user's mistake, or `{"crash": ...}`. The page kills the process when an answer takes
-too long, as a reward may hang. Rows stay in memory for the next question.
+`python -m kit.planning.workbench` reads one JSON object per line and writes one per line: `{"answer": ...}`,
+`{"error": message, "kind": name}` for a user error, or `{"crash": ...}`. The page kills the process if an answer takes too
+long, because a reward may hang. Rows stay in memory for later questions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from kit.data import DataSplit
 
 SHOWN_TEXT = 4000
-"""Letters of one text that are sent back."""
+"""Maximum number of characters of a text in an answer."""
 Request = Mapping[str, Any]
 
 
 @functools.lru_cache(maxsize=2)
 def _split(section: str, changed: int) -> DataSplit:
-    """The rows of a data section (JSON). `changed`: when its file was written."""
+    """The rows of a data section (JSON). `changed`: modification time of its file."""
     from kit.config import DataConfig
     from kit.data import load_data
 
@@ -38,28 +38,28 @@ def _split(section: str, changed: int) -> DataSplit:
 
 
 def split_of(config: RunConfig) -> DataSplit:
-    """The rows of a configuration; those of the latest few stay in memory."""
+    """The rows of a configuration, cached for the most recent ones."""
     path = Path(config.data.source).expanduser()
     changed = path.stat().st_mtime_ns if path.is_file() else 0
     return _split(config.data.model_dump_json(exclude={"max_prompt_tokens"}), changed)
 
 
 def pick(config: RunConfig, places: Sequence[int]) -> list[dict[str, Any]]:
-    """Training rows at `places`. Raises `DataError` where there is none."""
+    """Training rows at `places`. Raises `DataError` if one does not exist."""
     train = split_of(config).train
     for place in places:
         if not 0 <= place < len(train):
-            raise DataError(f"There is no training row {place}; there are {len(train)}, counted from 0.")
+            raise DataError(f"There is no training row {place}. Rows have the numbers 0 to {len(train) - 1}.")
     return [train[place] for place in places]
 
 
 SAMPLED_ROWS, SHOWN_VALUES, MOST_COLUMNS = 200, 3, 100
-"""Rows that the kinds of columns are read from, how many values of each are told, and of how many columns."""
+"""Number of rows for the types of columns, of sample values per column, and of columns."""
 KINDS = {str: "text", bool: "true or false", int: "whole number", float: "number", list: "list", dict: "object"}
 
 
 def columns(config: RunConfig, request: Request) -> dict[str, Any]:
-    """The columns of a file: what stands in them, and what the configuration takes each for, or why it cannot tell."""
+    """The columns of a file: their content, and their roles in the configuration, or the reason why these are unknown."""
     from kit.data.rows import map_columns
 
     source = config.data.source
@@ -74,7 +74,7 @@ def columns(config: RunConfig, request: Request) -> dict[str, Any]:
     except DataError as error:
         problem = str(error)
     else:
-        uses = {column: f"given to the reward as {name}" for column, name in mapping.extras.items()}
+        uses = {column: f"passed to the reward as {name}" for column, name in mapping.extras.items()}
         roles = {
             "prompt": mapping.prompt,
             "reference": mapping.reference,
@@ -87,7 +87,7 @@ def columns(config: RunConfig, request: Request) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _columns(source: str, changed: int) -> dict[str, Any]:
-    """What is the same for any mapping. `changed`: when the file was written."""
+    """The part that does not depend on roles. `changed`: modification time of the file."""
     from kit.config import DataConfig
     from kit.data.rows import Fault
     from kit.data.sources import read_source
@@ -118,7 +118,7 @@ def _columns(source: str, changed: int) -> dict[str, Any]:
 
 
 def rows(config: RunConfig, request: Request) -> dict[str, Any]:
-    """`count` training rows from `start` on."""
+    """`count` training rows, starting at `start`."""
     train = split_of(config).train
     start, count = max(0, int(request.get("start", 0))), min(50, int(request.get("count", 5)))
     places = range(start, min(start + count, len(train)))
@@ -133,7 +133,7 @@ QUANTILES = {"shortest": 0.0, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
     """Prompt lengths in tokens (quantiles), how many exceed data.max_prompt_tokens, and sample prompts.
 
-    Samples are the first training rows as the model sees them: after its chat template, with tools and system prompt.
+    Samples are the first training rows after the chat template, with tools and system prompt.
     """
     from kit.generation.prompts import lengths_of, render
     from kit.generation.tools import load_tools
@@ -169,9 +169,9 @@ def lengths(config: RunConfig, request: Request) -> dict[str, Any]:
 
 
 def score(config: RunConfig, request: Request) -> dict[str, Any]:
-    """Scores `completions` (texts) of the training row `row`, as one group, as training would before its first step.
+    """Scores `completions` (texts) of the training row `row` as one group, like the first step of training.
 
-    Every part's verdict: value, status, reason, what was extracted; and the advantage of each completion.
+    Returns value, status, reason and extracted answer of each component, and the advantage of each completion.
     """
     from kit.evaluation.heldout import scoring_context
     from kit.runner.prepare import build_reward
@@ -209,7 +209,7 @@ def score(config: RunConfig, request: Request) -> dict[str, Any]:
 
 
 def advantages(config: RunConfig, totals: Sequence[float | None]) -> list[float | None]:
-    """The advantages of a group by the configured objective; all None where it needs more than a group's rewards."""
+    """The advantages of a group by the configured objective; all None if it needs more than the rewards of a group."""
     import torch
 
     from kit.objective import Objective
@@ -245,9 +245,9 @@ def guess(config: RunConfig, request: Request) -> dict[str, Any]:
 
 
 def check(config: RunConfig, request: Request) -> dict[str, Any]:
-    """Whether the reward can score the first training row, what a right and a wrong answer earn, and which attacks pay.
+    """Whether the reward can score the first training row, the rewards of a right and a wrong answer, and successful attacks.
 
-    `problem` is why a part of the reward fails on a right answer; None where all parts score it.
+    `problem`: why a component fails on a right answer; None if all score it.
     """
     from rewards.protocol import FAILURES
 
@@ -268,7 +268,7 @@ def check(config: RunConfig, request: Request) -> dict[str, Any]:
 
 
 def weights(config: RunConfig, request: Request) -> dict[str, Any]:
-    """The parts of the reward: weight at the start, the range of their values (None: no end), and which one decides."""
+    """The components of the reward: initial weight, range of values (None: unbounded), and which one decides correctness."""
     from kit.runner.prepare import build_reward
 
     preset = build_reward(config)
@@ -285,7 +285,7 @@ def weights(config: RunConfig, request: Request) -> dict[str, Any]:
 
 
 def attacks(config: RunConfig, request: Request) -> dict[str, Any]:
-    """The known attacks around a training row's right answer, each scored beside an honest right and a wrong answer."""
+    """The known attacks around a training row's right answer, each scored next to a right and a wrong answer."""
     from kit.runner.prepare import build_reward
     from rewards import testing
 
@@ -320,11 +320,11 @@ def attacks(config: RunConfig, request: Request) -> dict[str, Any]:
 
 
 AUDITED = 12
-"""Rows that an audit draws: enough to see what is paid, and seconds to wait."""
+"""Number of rows of an audit, which takes some seconds."""
 
 
 def audit(config: RunConfig, request: Request) -> dict[str, Any]:
-    """What `grpo-kit reward audit` says of some training rows, drawn at random."""
+    """The result of `grpo-kit reward audit` for some random training rows."""
     import random
 
     from kit.runner.prepare import build_reward
@@ -337,7 +337,7 @@ def audit(config: RunConfig, request: Request) -> dict[str, Any]:
 
 
 def examples(config: RunConfig, request: Request) -> list[str]:
-    """Completions to begin with: right, wrong, right without the asked layout, cut off."""
+    """Example completions: right, wrong, right in another format, truncated."""
     from rewards.attacks import render_answer
 
     (row,) = pick(config, [int(request.get("row", 0))])
@@ -352,7 +352,7 @@ def examples(config: RunConfig, request: Request) -> list[str]:
 
 
 def style_of(config: RunConfig) -> str:
-    """How answers stand in completions for this reward, by the preset's own examples."""
+    """The format of answers for this reward, from the preset's examples."""
     from rewards import testing
 
     examples = testing.golden(config.reward.preset) if config.reward.preset else []
@@ -368,7 +368,7 @@ def another(right: str) -> str:
 
 
 def plan(config: RunConfig, request: Request) -> dict[str, Any]:
-    """What `grpo-kit plan` computes, for this machine or for the GPU named `gpu`."""
+    """The result of `grpo-kit plan` for this machine or for the GPU `gpu`."""
     from kit.planning.plan import find_gpu
     from kit.planning.plan import plan as make_plan
 
@@ -388,7 +388,7 @@ QUESTIONS: dict[str, Callable[[RunConfig, Request], Any]] = {question.__name__: 
 
 
 def plain(value: Any) -> str:
-    """A text, or messages as `role: text` paragraphs; of a single user message the text alone."""
+    """A text, or messages as `role: text` paragraphs; for a single user message only its text."""
     if isinstance(value, list) and value and isinstance(value[0], Mapping) and "content" in value[0]:
         if len(value) == 1:
             return str(value[0]["content"])
@@ -401,7 +401,7 @@ def _short(value: Any) -> str | None:
 
 
 def answer(request: Request) -> dict[str, Any]:
-    """The answer to one question, or what went wrong."""
+    """The answer to a request, or an error."""
     try:
         question = QUESTIONS[str(request.get("question"))]
         return {"answer": question(load_config(request.get("config") or {}), request)}
@@ -412,15 +412,15 @@ def answer(request: Request) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serves until there is nothing more to read, or the GPU has failed.
+    """Serves until the end of the input, or until the GPU has failed.
 
-    What rewards print goes to stderr, never among the answers.
+    Output of rewards goes to stderr, not between the answers.
     """
     replies = claim_stdout()
     for line in sys.stdin:
         reply = answer(json.loads(line))
         text = to_json(reply) + "\n"
-        replies.write(text.encode("utf-8", "replace"))  # an attack may hold half a character
+        replies.write(text.encode("utf-8", "replace"))  # an attack may contain a lone surrogate
         replies.flush()
         if reply.get("over"):
             return

@@ -1,8 +1,8 @@
-"""Trains the arms of a comparison: one configuration, changes to it, seeds. Each run is an ordinary run directory.
+"""Trains the arms of a comparison: a configuration, changes to it, and seeds. Each run has an ordinary run directory.
 
-Runs are interleaved seed by seed, the order of arms rotated, so that a machine that gets slower or a clock that drifts hits
-all arms alike. Arms share data.seed (rows and their split), and run.seed within a seed (adapters, order of prompts, sampling).
-Whatever was finished stays: the same command again does what is left.
+All arms of a seed run before the next seed, in rotated order, so that a change in the machine's speed affects all arms
+equally. Arms share data.seed (rows and their split), and run.seed within a seed (adapters, order of prompts, sampling).
+Finished runs are kept: the same command trains the missing ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MEASURE = ("prompts", "k", "temperature", "seed", "checker", "batch_size")
 
 @dataclass(frozen=True)
 class Plan:
-    """Arms by name with their configurations (run.id and run.seed left open), and the seeds."""
+    """Arms by name with their configurations (without run.id and run.seed), and the seeds."""
 
     name: str
     root: Path
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """Where the comparison itself is filed, beside its runs."""
+        """The folder of the comparison, next to its runs."""
         return self.root / FOLDER / self.name
 
     def run_id(self, arm: str, seed: int) -> str:
@@ -51,7 +51,7 @@ class Plan:
         return f"{self.name}-{arm}-s{seed}"
 
     def in_order(self) -> Iterator[tuple[str, int, RunConfig]]:
-        """(arm, seed, configuration) of every run: a round a seed, each round beginning with the next arm."""
+        """(arm, seed, configuration) of every run: all arms of a seed, starting with another arm for each seed."""
         names = list(self.arms)
         for number, seed in enumerate(self.seeds):
             for place in range(len(names)):
@@ -72,21 +72,21 @@ def make_plan(
     name: str | None = None,
     metric: str | None = None,
 ) -> Plan:
-    """Reads and checks everything before anything runs. Raises `ConfigError`.
+    """Reads and checks all configurations before a run starts. Raises `ConfigError`.
 
     Args:
         config: a YAML file or a preset's name; with `overrides` it is the baseline.
-        changes: one an arm: `[NAME:]KEY=VALUE[,KEY=VALUE...]`.
-        seeds: a number (that many from run.seed on), or the seeds themselves: `3,7,11`.
+        changes: one per arm: `[NAME:]KEY=VALUE[,KEY=VALUE...]`.
+        seeds: a number of seeds, starting with run.seed, or the seeds: `3,7,11`.
         steps: optimiser steps of every arm.
         root: folder of the runs; None is the configuration's.
-        metric: the score that decides, checked for every arm.
+        metric: the score of the verdict, checked for every arm.
         name: of the comparison; None is made of the configuration's name and a hash of what is compared.
     """
     common = [*overrides, *([f"optimisation.steps={steps}"] if steps else []), *([f"run.root={root}"] if root else [])]
     baseline = load_config(config, common)
     if not changes:
-        raise ConfigError("There is nothing to compare with: add --change section.key=value, once an arm.")
+        raise ConfigError("A comparison needs a second arm: add --change section.key=value, once per arm.")
     if not baseline.evaluation.after:
         raise ConfigError("A comparison needs the held-out score after training: set evaluation.after to true.")
     arms = {BASELINE: baseline}
@@ -95,10 +95,10 @@ def make_plan(
         arms[arm] = load_config(config, [*common, *keys])
         check_objective(arms[arm], keys)
         if method(arms[arm].model_dump(mode="json")) == method(baseline.model_dump(mode="json")):
-            raise ConfigError(f"--change {change} changes nothing: the baseline has that value already.")
+            raise ConfigError(f"--change {change} has no effect: the baseline has this value already.")
     for of_arm in arms.values():
         check_metric(metric or of_arm.evaluation.metric, of_arm, "--metric" if metric else "evaluation.metric")
-    if name is None:  # the same for the same comparison, however many seeds, so that a command given again goes on
+    if name is None:  # independent of the seeds, so that a repeated command continues the comparison
         content = json.dumps({arm: method(each.model_dump(mode="json")) for arm, each in arms.items()}, sort_keys=True)
         stem = re.sub(r"[^a-z0-9]+", "-", Path(config).stem.lower()).strip("-")[:16].strip("-") or "compare"
         name = f"{stem}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
@@ -106,16 +106,16 @@ def make_plan(
     longest = max((plan.run_id(arm, seed) for arm in arms for seed in plan.seeds), key=len)
     if not RUN_ID.fullmatch(longest):
         raise ConfigError(
-            f"'{longest}' cannot be a run id: 1 to 64 lower-case letters, digits and dashes. Give shorter names: --name NAME, "
+            f"'{longest}' cannot be a run id: 1 to 64 lower-case letters, digits and dashes. Use shorter names: --name NAME, "
             "--change ARM:section.key=value."
         )
     return plan
 
 
 def check_objective(config: RunConfig, keys: Sequence[str]) -> None:
-    """Builds the objective where `keys` change it, as hooks know their hyper-parameters. Raises `KitError`."""
+    """Builds the objective if `keys` change it, to check the hyper-parameters of hooks. Raises `KitError`."""
     if any(key.partition(".")[0].strip() == "objective" for key in keys):
-        from kit.runner.prepare import build_objective  # brings torch
+        from kit.runner.prepare import build_objective  # imports torch
 
         build_objective(config)
 
@@ -128,15 +128,15 @@ def parse_change(change: str, taken: set[str]) -> tuple[str, list[str]]:
     for key in (part.partition("=")[0].strip() for part in keys):
         section, _, rest = key.partition(".")
         if section == "run" and rest in ("id", "root", "seed"):
-            raise ConfigError(f"--change {key}: the comparison sets it. Use --seeds, --root or --name.")
+            raise ConfigError(f"--change {key}: is set by the comparison. Use --seeds, --root or --name.")
         if section == "evaluation" and rest in MEASURE:
             raise ConfigError(
-                f"--change {key} would measure the arms by different yardsticks. Set it for all of them: -o {key}=..."
+                f"--change {key} would score the arms in different ways. Set it for all of them: -o {key}=..."
             )
     short = "-".join(part.partition("=")[0].rpartition(".")[2] + "-" + part.partition("=")[2] for part in keys)
     plain = name or re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")[:24].strip("-") or "arm"
     if plain in taken and name:
-        raise ConfigError(f"Two arms are called '{name}'; give each a name of its own.")
+        raise ConfigError(f"Two arms are called '{name}'; give each a different name.")
     number, free = 2, plain
     while free in taken:
         free, number = f"{plain}-{number}", number + 1
@@ -158,10 +158,10 @@ def parse_seeds(seeds: str | int, first: int) -> tuple[int, ...]:
 
 
 def carry_out(plan: Plan, tell: Tell = print, *, quiet: bool = False, **how: Any) -> dict[str, Any]:
-    """Trains the runs that are missing, compares all, and writes comparison.json; `how` goes to `compare_runs`.
+    """Trains the missing runs, compares all, and writes comparison.json. `how`: keywords of `compare_runs`.
 
-    A run that fails is told and left out. Raises `KeyboardInterrupt` when a run was stopped by Ctrl-C, and `KitError` when
-    no two arms have a finished run.
+    A failed run is reported and left out. Raises `KeyboardInterrupt` if a run was stopped by Ctrl-C, and `KitError` if fewer
+    than two arms have a finished run.
     """
     _claim(plan)
     runs, failed = list(plan.in_order()), []
@@ -174,15 +174,17 @@ def carry_out(plan: Plan, tell: Tell = print, *, quiet: bool = False, **how: Any
             failed.append(f"{arm}, seed {seed}: {error}")
             tell(f"  failed: {error}")
         if number == len(plan.arms) and not failed:
-            compare_runs(_done(plan), plan.root, metric=how.get("metric"))  # arms that cannot be compared: say so now
+            compare_runs(
+                _done(plan), plan.root, metric=how.get("metric")
+            )  # raises early if the arms cannot be compared
     result = compare_runs(_done(plan), plan.root, **how)
-    result["warnings"] += [f"A run failed and is left out. {reason}" for reason in failed]
+    result["warnings"] += [f"A run failed and was left out. {reason}" for reason in failed]
     write_atomic(plan.folder / "comparison.json", to_json(result, indent=2) + "\n")
     return result
 
 
 def run_once(config: RunConfig, *, quiet: bool, abandoned: Path) -> KitError | None:
-    """Trains, or goes on where an earlier attempt ended; returns the error if it failed. Raises `KeyboardInterrupt`.
+    """Trains, or resumes an earlier attempt; returns the error if it failed. Raises `KeyboardInterrupt`.
 
     An attempt that cannot be resumed is moved to `abandoned`, and the run starts again.
     """
@@ -195,7 +197,7 @@ def run_once(config: RunConfig, *, quiet: bool, abandoned: Path) -> KitError | N
             with suppress(KitError):  # it cannot be resumed
                 outcome = launching.relaunch(run.id, str(config.run.root), quiet=quiet)
             if outcome is not None and outcome.code == USER_ERROR and run.status()["state"] != "failed":
-                outcome = None  # it was refused before it began
+                outcome = None  # the resume was refused
         if outcome is None:
             abandoned.mkdir(parents=True, exist_ok=True)
             places = (abandoned / f"{run.id}-{number}" for number in itertools.count(1))
@@ -207,7 +209,7 @@ def run_once(config: RunConfig, *, quiet: bool, abandoned: Path) -> KitError | N
 
 
 def stopped_by_hand(run: RunDir) -> bool:
-    """Whether somebody asked this run to end (`grpo-kit stop`), and not, by Ctrl-C, everything that is going on here."""
+    """Whether only this run was stopped (`grpo-kit stop`), and not the comparison by Ctrl-C."""
     status = run.status()
     requested = (run.control / "stop").exists() or bool(status.get("stop"))
     return requested or str(status.get("reason")).startswith("control/stop")
@@ -222,21 +224,21 @@ def _finished(plan: Plan, arm: str, seed: int) -> bool:
 
 
 def _done(plan: Plan) -> dict[str, list[str]]:
-    """Finished runs by arm: the seeds that all arms have, so that they are pairs; arms without any are left out."""
+    """Finished runs by arm, for the seeds that all arms have; without arms that have none."""
     seeds = {arm: [seed for seed in plan.seeds if _finished(plan, arm, seed)] for arm in plan.arms}
     arms = {arm: of_arm for arm, of_arm in seeds.items() if of_arm}
     if len(arms) < 2 or BASELINE not in arms:
         raise RunError(
-            f"Comparison '{plan.name}' has no two arms to compare: finished runs by arm are "
-            f"{', '.join(f'{arm} {len(of_arm)}' for arm, of_arm in seeds.items())}. What went wrong stands above and in the "
-            "runs' log.txt; mend it and give the same command again."
+            f"Comparison '{plan.name}' needs two arms with finished runs. Finished runs by arm: "
+            f"{', '.join(f'{arm} {len(of_arm)}' for arm, of_arm in seeds.items())}. The errors are above and in the "
+            "runs' log.txt. Correct them and repeat the command."
         )
     shared = [seed for seed in plan.seeds if all(seed in of_arm for of_arm in arms.values())]
     return {arm: [plan.run_id(arm, seed) for seed in shared or of_arm] for arm, of_arm in arms.items()}
 
 
 def _claim(plan: Plan) -> None:
-    """Files the plan. Raises `ConfigError` when one of that name has another configuration under the same arm."""
+    """Writes the plan. Raises `ConfigError` if a comparison of this name has another configuration for an arm."""
     path = plan.folder / "plan.json"
     arms = {arm: config.model_dump(mode="json") for arm, config in plan.arms.items()}
     if path.is_file():
@@ -244,7 +246,7 @@ def _claim(plan: Plan) -> None:
         for arm, tree in arms.items():
             if arm in earlier and method(earlier[arm]) != method(tree):
                 raise ConfigError(
-                    f"There is a comparison '{plan.name}' already in which arm '{arm}' has another configuration. Choose "
+                    f"A comparison '{plan.name}' exists in which arm '{arm}' has another configuration. Choose "
                     f"another --name, or remove {plan.folder} and its runs."
                 )
         arms = earlier | arms
@@ -253,16 +255,16 @@ def _claim(plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms compared on the same held-out problems and seeds. A notebook shows verdicts, scores and curves."""
+    """A comparison of arms on the same held-out problems and seeds. A notebook displays verdicts, scores and curves."""
 
     result: Mapping[str, Any]
-    """What stands in comparison.json."""
+    """The content of comparison.json."""
     page: Path
-    """The whole of it as one HTML file."""
+    """The comparison as one HTML file."""
 
     @property
     def verdicts(self) -> list[str]:
-        """Each arm against the first, in a sentence."""
+        """A sentence about each arm and the first one."""
         return [str(each["text"]) for each in self.result["comparisons"]]
 
     def __repr__(self) -> str:
@@ -287,22 +289,22 @@ def compare(
     metric: str | None = None,
     tell: Callable[[str], None] = print,
 ) -> Comparison:
-    """Trains `config` and its changed copies with the same seeds, interleaved, and says which is better, or cannot be told.
+    """Trains `config` and changed copies with the same seeds, and decides which is better, or that they are not distinguishable.
 
-    Runs that are finished already are kept: the same call again goes on where it was.
+    Finished runs are kept: a repeated call trains the missing ones.
 
     Args:
-        config: a YAML file or a preset's name; with `overrides` it is the arm that others are compared with.
-        changes: one an arm: `[NAME:]section.key=value[,section.key=value...]`.
-        seeds: how many, or which (`"0,1,7"`).
+        config: a YAML file or a preset's name; with `overrides` it is the baseline.
+        changes: one per arm: `[NAME:]section.key=value[,section.key=value...]`.
+        seeds: their number, or the seeds (`"0,1,7"`).
         steps: optimiser steps of every arm.
         root: folder of the runs; None is the configuration's.
         name: of the comparison; None is made of the configuration's name and a hash of what is compared.
-        metric: the score that decides, e.g. `pass@1`; None is evaluation.metric.
-        tell: hears of each run.
+        metric: the score of the verdict, e.g. `pass@1`; None: evaluation.metric.
+        tell: called with a message about each run.
 
     Raises:
-        KitError: a mistake of the user's, or no two arms have a finished run.
+        KitError: an error that the user can correct, or fewer than two arms have a finished run.
         KeyboardInterrupt: stopped; the run in progress has saved a checkpoint.
     """
     plan = make_plan(

@@ -1,11 +1,11 @@
-"""Compares runs: which arm is better on held-out problems, by how much, and is that more than luck? No torch.
+"""Compares runs on held-out problems: which arm is better, by how much, and is it significant? Without torch.
 
-`compare_runs` takes runs that exist; `kit.studies.arms` makes them from one configuration and changes to it. How differences
-are judged stands in `kit.studies.statistics`. Below: the table for the terminal, the
-page, and the files that a comparison leaves.
+`compare_runs` compares existing runs; `kit.studies.arms` trains them from a configuration and changes to it.
+`kit.studies.statistics` has the tests. This module also makes the table for the terminal, the page, and the files of a
+comparison.
 
-`python -m kit.studies.compare REQUEST` compares in a process of its own, for faces that must not wait. The request is {runs:
-[[ids of an arm], ...] or [ids], root, metric, evaluation, result}; the result file gets what `compare_runs` returns.
+`python -m kit.studies.compare REQUEST` compares in a child process, for the page. The request is {runs: [[ids of an arm], ...]
+or [ids], root, metric, evaluation, result}; the result file contains the result of `compare_runs`.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ LABELS = {
     "completion length": "tokens",
     "entropy": "nats per token",
     "KL": "nats per token",
-    "time a step": "seconds",
-    "speed": "completion tokens a second",
+    "time per step": "seconds",
+    "speed": "completion tokens per second",
 }
 METHOD = (
-    "Each difference is paired: the same held-out problems and, where the arms have the same seeds, the same seeds. Its error "
-    "holds both the luck of the seed and the choice of problems; with one seed only the latter. The verdict is 'better' or "
-    "'worse' when p, corrected for the number of arms (Holm), is below 0.05. Everything below the verdict is for reading: "
-    "those intervals are not corrected for their number."
+    "Each difference is paired by held-out problem and, if the arms have the same seeds, by seed. Its interval covers the "
+    "variance between seeds and between problems; with one seed only the latter. The verdict is 'better' or 'worse' if p, "
+    "corrected for the number of arms (Holm), is below 0.05. All other differences are for information: their intervals are "
+    "not corrected for their number."
 )
 
 
@@ -70,14 +70,14 @@ def compare_runs(
     metric: str | None = None,
     evaluation: str | None = None,
 ) -> dict[str, Any]:
-    """Compares arms, each one or more runs (seeds), with the first: plain numbers, ready for JSON.
+    """Compares arms of one or more runs (seeds) with the first arm. Returns plain numbers for JSON.
 
     Args:
-        runs: run ids; those whose configurations differ in nothing but the seed are one arm. Or lists of ids, one an arm;
-            or lists by the arm's name.
-        metric: the score that decides: greedy_accuracy, pass@1, pass@K or greedy_reward. None: what the first
-            run's evaluation.metric says.
-        evaluation: the name of the evaluation to compare (`again`); None: each run's last.
+        runs: run ids, where runs that only differ in the seed are one arm; or lists of ids, one per arm; or lists by the
+            arm's name.
+        metric: the score of the verdict: greedy_accuracy, pass@1, pass@K or greedy_reward. None: evaluation.metric of the
+            first run.
+        evaluation: the name of the evaluation to compare, e.g. `again`; None: the last of each run.
 
     Raises:
         RunError: a run that does not exist or has no held-out scores.
@@ -114,9 +114,9 @@ def compare_runs(
     most = max(len(run.columns["held-out length"]) for runs_of in arms.values() for run in runs_of)
     left, notes = most - len(problems), []
     if left:
-        notes.append(f"{left} of {most} held-out problems are left out: not every run has a {chosen} for them.")
+        notes.append(f"{left} of {most} held-out problems are left out, because not every run has a {chosen} for them.")
     if not configurations:
-        notes.append("The arms have the same configuration: any difference is luck.")
+        notes.append("The arms have the same configuration, so any difference is random.")
     return {
         "kind": "comparison",
         "metric": chosen,
@@ -150,22 +150,22 @@ def group(runs: Sequence[str | Sequence[str]] | Named, read: Callable[[str], Run
     ids = [[part] if isinstance(part, str) else list(part) for part in parts]
     names = [name for of_arm in ids for name in of_arm]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{', '.join(doubled)} stands in the comparison twice; name each run once.")
+        raise ConfigError(f"{', '.join(doubled)} occurs twice in the comparison. Name each run once.")
     arms = [[read(name) for name in of_arm] for of_arm in ids]
     if all(isinstance(part, str) for part in parts):
         by_configuration: dict[str, list[RunScores]] = {}
         for (run,) in arms:
             by_configuration.setdefault(json.dumps(method(run.config), sort_keys=True), []).append(run)
-        if len(by_configuration) > 1:  # else a comparison of A with A, each run an arm
+        if len(by_configuration) > 1:  # otherwise every run is an arm, to compare A with A
             arms = list(by_configuration.values())
     named = dict(zip(runs, arms, strict=True)) if isinstance(runs, Mapping) else _with_names(arms)
     if len(named) < 2 or not all(named.values()):
-        raise ConfigError("A comparison needs two arms with a run each: grpo-kit compare RUN_A RUN_B.")
+        raise ConfigError("A comparison needs two arms with runs: grpo-kit compare RUN_A RUN_B.")
     return {name: sorted(runs_of, key=lambda run: (run.seed, run.id)) for name, runs_of in named.items()}
 
 
 def _with_names(arms: Sequence[Sequence[RunScores]]) -> dict[str, list[RunScores]]:
-    """An arm has the name of its runs without the seed's number behind it: `base` of base-s0 and base-s1."""
+    """Names arms by their runs without the seed: `base` for base-s0 and base-s1."""
     named: dict[str, list[RunScores]] = {}
     for runs in filter(None, arms):
         stems = {re.sub(r"-(s|seed)?-?\d+$", "", run.id) for run in runs}
@@ -175,7 +175,7 @@ def _with_names(arms: Sequence[Sequence[RunScores]]) -> dict[str, list[RunScores
 
 
 def choose_metric(arms: Arms, metric: str | None) -> str:
-    """The score that decides. Raises `ConfigError` for one that not all runs have, with those that they share."""
+    """The score of the verdict. Raises `ConfigError` with the common scores if not all runs have it."""
     runs = [run for runs_of in arms.values() for run in runs_of]
     shared = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
     score = metric or runs[0].config.get("evaluation", {}).get("metric") or "auto"
@@ -186,14 +186,14 @@ def choose_metric(arms: Arms, metric: str | None) -> str:
     options = [name for name in shared if name != "held-out length"]
     if score not in options:
         raise ConfigError(
-            f"Not every run has the score '{score}'.{did_you_mean(score, options)} They share: {', '.join(options)}. Choose "
+            f"Not every run has the score '{score}'.{did_you_mean(score, options)} Common scores: {', '.join(options)}. Choose "
             "one with --metric, or evaluate the runs again with the same settings (grpo-kit eval RUN) and add --evaluation again."
         )
     rewards = {json.dumps(run.config.get("reward"), sort_keys=True) for run in runs}
     if score == "greedy_reward" and len(rewards) > 1:
         raise ConfigError(
-            "The arms are trained on different rewards, so their greedy rewards are not on one scale. Compare by a checker: "
-            "set evaluation.checker to a preset that says what is right, or --metric greedy_accuracy."
+            "The arms have different rewards, so their greedy rewards are not on the same scale. Compare by a checker: "
+            "set evaluation.checker to a preset that decides correctness, or use --metric greedy_accuracy."
         )
     sampled = score != "greedy_accuracy" and score != "greedy_reward"
     for name in ("checker", *(("k", "temperature", "seed") if sampled else ())):
@@ -201,13 +201,13 @@ def choose_metric(arms: Arms, metric: str | None) -> str:
         if len(values) > 1 and not (name == "checker" and score == "greedy_reward"):
             raise ConfigError(
                 f"The runs were scored with different evaluation.{name}: {', '.join(sorted(values))}. Evaluate them again "
-                f"with the same (grpo-kit eval RUN -o evaluation.{name}=...), and compare with --evaluation again."
+                f"with the same value (grpo-kit eval RUN -o evaluation.{name}=...), and compare with --evaluation again."
             )
     return score
 
 
 def sentence(comparison: Mapping[str, Any], metric: str) -> str:
-    """The verdict in words."""
+    """The verdict as a sentence."""
     gap, seeds = comparison["difference"], comparison["variances"]["n_seeds"]
     size = f"{seeds:g} seed{'s' * (seeds != 1)} x {comparison['variances']['n_problems']} problems"
     verdict, pair = comparison["verdict"], f"{comparison['arm']} against {comparison['baseline']}"
@@ -220,23 +220,23 @@ def sentence(comparison: Mapping[str, Any], metric: str) -> str:
     text += f"p = {comparison['p_holm']:.2g}."
     if verdict == UNCLEAR and comparison["standard_error"]:
         text += (
-            f" This budget finds differences of {comparison['detectable']:.3f} and more, four times out of five; more seeds "
-            "or more held-out problems find smaller ones."
+            f" With this budget, differences of {comparison['detectable']:.3f} or more are found in 80 % of comparisons; more "
+            "seeds or more held-out problems find smaller ones."
         )
     elif verdict == UNCLEAR and gap["value"]:
-        text += " Every problem differs by the same amount, so nothing says how much is luck: take more problems."
+        text += " Every problem differs by the same amount, so the variance is unknown: use more problems."
     elif verdict == UNCLEAR:
-        text += " The arms scored the same on every problem, so nothing says what this budget could find."
+        text += " The arms have equal scores on every problem, so the smallest detectable difference is unknown."
     if comparison["scope"] == "weights":
-        text += " One seed: this is about these weights and not about the method. Train 3 seeds or more for that."
+        text += " With one seed, this holds for these weights, not for the method. Train 3 seeds or more to compare methods."
     return text
 
 
 def compare_and_file(what: Sequence[str], root: Path, name: str | None, **how: Any) -> tuple[dict[str, Any], Path]:
-    """Compares runs by id (`a b`, or `a-s0,a-s1 b-s0,b-s1`), files comparison.json, and names its folder."""
+    """Compares runs by id (`a b`, or `a-s0,a-s1 b-s0,b-s1`), writes comparison.json, and returns its folder."""
     if len(what) == 1 and "," not in what[0]:
         raise ConfigError(
-            f"There is nothing to compare '{what[0]}' with. Name a second run, or, if it is a configuration, what to change: "
+            f"Nothing to compare '{what[0]}' with. Name a second run, or for a configuration a change: "
             f"grpo-kit compare {what[0]} --change section.key=value"
         )
     lists = any("," in word for word in what)
@@ -244,7 +244,9 @@ def compare_and_file(what: Sequence[str], root: Path, name: str | None, **how: A
     result = compare_runs(runs, root, **how)
     plain = name or "-vs-".join(arm["name"] for arm in result["arms"])[:64].rstrip("-")
     if not RUN_ID.fullmatch(plain):
-        raise ConfigError(f"--name {plain}: 1 to 64 lower-case letters, digits and dashes, and no dash at either end.")
+        raise ConfigError(
+            f"--name {plain}: 1 to 64 lower-case letters, digits and dashes, without a dash at either end."
+        )
     folder = root / FOLDER / plain
     write_atomic(folder / "comparison.json", to_json(result, indent=2) + "\n")
     return result, folder
@@ -258,7 +260,7 @@ def file_page(result: Mapping[str, Any], folder: Path) -> Path:
 
 
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: the score that decides, then what else was measured; each arm beside its difference."""
+    """Head and rows of the table: the score of the verdict, then other quantities; each arm next to its difference."""
     first, *others = [arm["name"] for arm in result["arms"]]
     head = ["quantity", first, *(cell for other in others for cell in (other, "difference"))]
     estimates = {each["arm"]: each["difference"] for each in result["comparisons"]}
@@ -274,7 +276,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def comparison_page(result: Mapping[str, Any]) -> str:
-    """A self-contained HTML page of what `compare_runs` returned."""
+    """A self-contained HTML page of a result of `compare_runs`."""
     names = [arm["name"] for arm in result["arms"]]
     rows = [[key, *(str(values[name]) for name in names)] for key, values in result["config_differences"].items()]
     sections = {
@@ -287,7 +289,7 @@ def comparison_page(result: Mapping[str, Any]) -> str:
 
 
 def at_a_glance(result: Mapping[str, Any]) -> Markup:
-    """Verdicts, what else differs, and curves: the page without its frame, for a page that stands already."""
+    """Verdicts, other differences and curves, for an existing page."""
     return Markup("\n").join(_sections(result).values())
 
 
@@ -320,7 +322,7 @@ def _sections(result: Mapping[str, Any]) -> dict[str, Markup]:
 
 
 def interval(estimate: Mapping[str, float | None]) -> str:
-    """`+0.12 [-0.01, +0.25]`, or the bare difference where nothing says how sure it is."""
+    """`+0.12 [-0.01, +0.25]`, or only the difference if its interval is unknown."""
     value, low, high = (
         None if estimate[key] is None else _number(estimate[key], "+") for key in ("value", "low", "high")
     )
@@ -339,7 +341,7 @@ def _plain(name: str) -> str:
 
 
 def job(request: dict[str, Any], quiet: bool) -> dict[str, Any]:
-    """Compares. Raises `KitError` for runs that cannot be compared."""
+    """Compares runs. Raises `KitError` if they cannot be compared."""
     return compare_runs(
         request["runs"], request["root"], metric=request.get("metric"), evaluation=request.get("evaluation")
     )

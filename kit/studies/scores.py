@@ -1,6 +1,6 @@
-"""Runs as a comparison sees them: held-out scores problem by problem, what training took, and in what arms differ beside it.
+"""Reads runs for a comparison: held-out scores by problem, costs of training, and other differences of the arms.
 
-Reads files only: other scores, length, entropy, KL, time, memory, configuration, and what weakens a verdict.
+It reads only files: scores, length, entropy, KL, time, memory, configuration, and reasons that weaken a verdict.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from kit.runs.store import RunDir, RunStore
 from kit.studies.statistics import Floats, difference, scalar_difference
 
 SETTINGS = ("checker", "temperature", "seed")
-"""What must be the same for scores to mean the same; `k`, too, where completions were sampled."""
+"""Settings that must be equal for comparable scores; for sampled completions also `k`."""
 NOT_THE_METHOD = (
     "run.id", "run.root", "run.seed", "run.threads", "run.report_to", "run.save_completions", "run.save_every",
     "run.keep_checkpoints",
 )  # fmt: skip
 MOST_POINTS = 200
 SAMPLING = ("top_p", "top_k", "min_p")
-"""Keys of `generation` that greedy completions do not ask."""
+"""Keys of `generation` without effect on greedy completions."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something that training took or did, one number a run."""
+    """A quantity of training, one number per run."""
 
     name: str
     unit: str
     keys: tuple[str, ...]
-    """What it is called in metrics.jsonl; the first that is found counts."""
+    """Its names in metrics.jsonl; the first one with values is used."""
 
 
 QUANTITIES = (
@@ -52,8 +52,8 @@ QUANTITIES = (
     Quantity("completion length", "tokens, mean of the last half", ("completions/mean_length",)),
     Quantity("entropy", "nats per token, mean of the last half", ("entropy",)),
     Quantity("KL", "nats per token, mean of the last half", ("kl", "kl/k3", "kl/k1", "kl/k2", "kl/abs")),
-    Quantity("time a step", "seconds, mean without the first step", ("step_time",)),
-    Quantity("speed", "completion tokens a second, mean without the first step", ("tokens/per_second",)),
+    Quantity("time per step", "seconds, mean without the first step", ("step_time",)),
+    Quantity("speed", "completion tokens per second, mean without the first step", ("tokens/per_second",)),
 )
 TOTAL_TIME, MEMORY, GPU_MEMORY = "training time", "peak memory", "peak GPU memory"
 
@@ -69,7 +69,7 @@ class RunScores:
     step: int
     settings: dict[str, Any]
     columns: dict[str, dict[str, float]]
-    """Value a problem by quantity: {"greedy_accuracy": {problem: 1.0, ...}}. Problems are content hashes, numbered."""
+    """Values of problems by quantity: {"greedy_accuracy": {problem: 1.0, ...}}. Problems are numbered content hashes."""
     series: dict[str, list[Point]] = field(default_factory=dict)
     """(step, value) by the name of a quantity."""
     heldout: dict[str, list[Point]] = field(default_factory=dict)
@@ -77,15 +77,15 @@ class RunScores:
     totals: dict[str, float] = field(default_factory=dict)
     data_hash: str | None = None
     generation: dict[str, Any] = field(default_factory=dict)
-    """How the evaluation's completions were generated; of the run's configuration where the evaluation does not say."""
+    """Generation settings of the evaluation; from the run's configuration if the evaluation has none."""
 
     def tail(self, name: str) -> list[Point]:
-        """What a quantity is judged by: the last half of training; for times every step but the first."""
+        """The points of a quantity that count: the last half of training; for times all steps but the first."""
         series = self.series.get(name, [])
-        return series[1:] or series if name in ("time a step", "speed") else series[len(series) // 2 :]
+        return series[1:] or series if name in ("time per step", "speed") else series[len(series) // 2 :]
 
     def scalar(self, name: str) -> float | None:
-        """One number for the run; None where it has none."""
+        """The number of the run; None if it has none."""
         if name in self.totals:
             return self.totals[name]
         tail = self.tail(name)
@@ -97,7 +97,7 @@ Arms = Mapping[str, Sequence[RunScores]]
 
 
 def read_run(run_id: str, root: str | Path = "runs", evaluation_name: str | None = None) -> RunScores:
-    """A run with its last evaluation, or the one of that name (`again`). Raises `RunError` when there is none."""
+    """A run with its last evaluation, or the one of that name (e.g. `again`). Raises `RunError` if there is none."""
     run = RunStore(root).open(run_id)
     config, evaluation, metrics = read_yaml(run.config), last_evaluation(run, evaluation_name), run.metrics()
     series = {quantity.name: points(metrics, *quantity.keys) for quantity in QUANTITIES}
@@ -108,7 +108,7 @@ def read_run(run_id: str, root: str | Path = "runs", evaluation_name: str | None
         data_hash = json.loads(run.data.read_text(encoding="utf-8")).get("sha256")
     except (OSError, ValueError):
         data_hash = None
-    totals = {TOTAL_TIME: sum(value for _, value in series["time a step"])} if series["time a step"] else {}
+    totals = {TOTAL_TIME: sum(value for _, value in series["time per step"])} if series["time per step"] else {}
     peaks, results = [event for event in run.events() if event.get("kind") == "memory"], course(run)
     for name, key in ((MEMORY, "peak_rss_bytes"), (GPU_MEMORY, "peak_gpu_bytes")):
         if values := [event[key] / 2**20 for event in peaks if is_number(event.get(key))]:
@@ -140,7 +140,7 @@ def matrix(arms: Arms, metric: str) -> tuple[list[str], dict[str, Floats]]:
     problems = [key for key in runs[0].columns.get(metric, {}) if key in shared]
     if len(problems) < 2:
         raise ConfigError(
-            f"The runs share {len(problems)} held-out problems with a {metric}; a comparison needs the same ones. Train "
+            f"The runs share {len(problems)} held-out problems with a {metric}; but a comparison needs at least 2. Train "
             "and evaluate all arms with the same data section, and the same evaluation.prompts."
         )
     return problems, {
@@ -150,7 +150,7 @@ def matrix(arms: Arms, metric: str) -> tuple[list[str], dict[str, Floats]]:
 
 
 def same_seeds(baseline: Sequence[RunScores], arm: Sequence[RunScores]) -> bool:
-    """Whether both arms have the same seeds, each once: then run s of one belongs to run s of the other."""
+    """Whether both arms have the same seeds, each once, so that runs can be paired by seed."""
     seeds = [run.seed for run in baseline]
     return seeds == [run.seed for run in arm] and len(set(seeds)) == len(seeds)
 
@@ -167,8 +167,8 @@ def last_evaluation(run: RunDir, name: str | None = None) -> dict[str, Any]:
             evaluations[path.stem] = result
     if not evaluations:
         raise RunError(
-            f"Run '{run.id}' has no held-out score to compare: expected eval/{name or 'after'}.json with one entry a problem. "
-            "It is written at the end of a run with evaluation.after: true; or score the trained weights now: "
+            f"Run '{run.id}' has no held-out score to compare: expected eval/{name or 'after'}.json with one entry per problem. "
+            "A run with evaluation.after: true writes it at its end. To score the trained weights now: "
             f"grpo-kit eval {run.id}"
         )
     last = max(evaluations, key=lambda stem: (int(evaluations[stem].get("step") or 0), stem))
@@ -179,7 +179,7 @@ def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     table, k = evaluation["per_problem"], int(evaluation.get("k") or 1)
     repeats: Counter[str] = Counter()
     keys = []
-    for name in table["id"]:  # equal problems are told apart by their number: `a`, `b`, `a#2`
+    for name in table["id"]:  # equal problems are numbered: `a`, `b`, `a#2`
         repeats[name] += 1
         keys.append(name if repeats[name] == 1 else f"{name}#{repeats[name]}")
     scores = ("greedy_accuracy", "pass@1", f"pass@{k}", "greedy_reward")
@@ -197,12 +197,12 @@ def _columns(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def compare_settings(arms: Arms, metric: str) -> list[str]:
-    """Warnings of what weakens the verdict: unequal seeds, steps, runs that did not finish, evaluations of other lengths."""
+    """Warnings that weaken the verdict: other seeds or steps, unfinished runs, other completion lengths in evaluations."""
     runs = [run for runs_of in arms.values() for run in runs_of]
     seeds = [sorted(run.seed for run in runs_of) for runs_of in arms.values()]
     notes = generation_differences(arms, metric)
     if any(other != seeds[0] for other in seeds):
-        notes.append("The arms have different seeds, so runs are not paired by seed; problems are.")
+        notes.append("The arms have different seeds, so the comparison is paired by problem but not by seed.")
     steps = sorted({run.step for run in runs})
     if len(steps) > 1:
         notes.append(f"The scores are of different steps ({', '.join(map(str, steps))}).")
@@ -212,9 +212,9 @@ def compare_settings(arms: Arms, metric: str) -> list[str]:
 
 
 def generation_differences(arms: Arms, metric: str) -> list[str]:
-    """Warnings of evaluations that generated differently because the arms' configurations do.
+    """Warnings about evaluations with different generation settings, if the arms' configurations differ in them.
 
-    Raises `ConfigError` where it is not for the configurations: then evaluations were made anew with other settings.
+    Raises `ConfigError` if the configurations do not: then evaluations were repeated with other settings.
     """
     runs = [run for runs_of in arms.values() for run in runs_of]
     warnings = []
@@ -228,27 +228,27 @@ def generation_differences(arms: Arms, metric: str) -> list[str]:
                 f"the same (grpo-kit eval RUN -o generation.{key}=...), and compare with --evaluation again."
             )
         warnings.append(
-            f"The arms' own generation.{key} differs ({', '.join(sorted(values))}), and held-out completions were made with it: "
-            f"the difference holds that, too. To measure alike: grpo-kit eval RUN -o generation.{key}=..., for every run, and "
-            "--evaluation again."
+            f"The arms' own generation.{key} differs ({', '.join(sorted(values))}), and held-out completions use it: "
+            f"the difference includes its effect. To evaluate all runs alike: grpo-kit eval RUN -o generation.{key}=... "
+            "for every run, then compare with --evaluation again."
         )
     return warnings
 
 
 def not_comparable(baseline: Sequence[RunScores], arm: Sequence[RunScores]) -> str | None:
-    """Why there can be no verdict on these runs; None where there can."""
+    """Why a verdict on these runs is impossible; None if it is possible."""
     if len({run.data_hash for run in (*baseline, *arm)}) < 2:
         return None
     return (
-        "the runs were trained on different data, so that problems held out from one may have been trained on by another, and "
-        "nothing on record excludes it. Train all arms with the same data section"
+        "the runs were trained on different data, so that one run may have trained on held-out problems of another. "
+        "Train all arms with the same data section"
     )
 
 
 def compare_quantities(arms: Arms, metric: str) -> list[dict[str, Any]]:
-    """Every quantity that all arms have, with the difference of each arm to the first and its 95 % interval if any.
+    """All common quantities, with the difference of each arm to the first and its 95 % interval if known.
 
-    These intervals are not corrected for their number; the verdict rests on the one metric alone.
+    These intervals are not corrected for their number; the verdict depends only on the metric.
     """
     runs = [run for runs_of in arms.values() for run in runs_of]
     shared = [name for name in runs[0].columns if all(name in run.columns for run in runs)]
@@ -262,7 +262,7 @@ def compare_quantities(arms: Arms, metric: str) -> list[dict[str, Any]]:
 def _scored(arms: Arms, name: str) -> dict[str, Any] | None:
     try:
         _, scores = matrix(arms, name)
-    except ConfigError:  # too few problems that all runs have it for
+    except ConfigError:  # too few common problems
         return None
     first, *others = scores
     paired = {other: same_seeds(arms[first], arms[other]) for other in others}
@@ -282,7 +282,7 @@ def _scalar(arms: Arms, name: str, unit: str) -> dict[str, Any] | None:
         return None
     first, *others = arms
     means, differences = {arm: statistics.fmean(of_arm) for arm, of_arm in known.items()}, {}
-    for other in others:  # an interval over seeds where both arms have two; else a bare number
+    for other in others:  # with an interval over seeds if both arms have two
         interval: tuple[float, float | None, float | None] = (means[other] - means[first], None, None)
         if min(len(known[first]), len(known[other])) > 1:
             interval = scalar_difference(known[first], known[other], paired=same_seeds(arms[first], arms[other]))
@@ -291,7 +291,7 @@ def _scalar(arms: Arms, name: str, unit: str) -> dict[str, Any] | None:
 
 
 def curves(arms: Arms, metric: str) -> dict[str, dict[str, list[Point]]]:
-    """By quantity and arm the mean over seeds at each step that all of its runs have, at most 200 points."""
+    """The mean over seeds by quantity and arm, at each common step of its runs, at most 200 points."""
     heldout = f"held-out {metric.replace('_', ' ')}"
     drawn: dict[str, dict[str, list[Point]]] = {}
     for name in (heldout, *(quantity.name for quantity in QUANTITIES)):
@@ -306,12 +306,12 @@ def curves(arms: Arms, metric: str) -> dict[str, dict[str, list[Point]]]:
 
 
 def method(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as flat keys, without what does not change what is learned: id, seed, folders, trackers."""
+    """The configuration as flat keys, without those that do not change training: id, seed, folders, trackers."""
     return {key: value for key, value in leaves(config) if key not in NOT_THE_METHOD}
 
 
 def config_differences(arms: Arms) -> dict[str, dict[str, Any]]:
-    """Keys in which the arms' configurations differ, with the value of each arm; null where an arm has no such key."""
+    """Keys in which the arms' configurations differ, with the value of each arm; null if an arm does not have the key."""
     flat = {arm: method(runs[0].config) for arm, runs in arms.items()}
     keys = dict.fromkeys(key for tree in flat.values() for key in tree)
     return {

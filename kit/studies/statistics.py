@@ -1,17 +1,17 @@
-"""Is one arm of a comparison better than another? Paired differences over problems and seeds, with honest errors.
+"""Tests whether one arm is better than another: paired differences over problems and seeds with their standard errors.
 
 Scores x (S, P): S runs (seeds) of one arm on the same P held-out problems. The difference D of two arms varies for three
-reasons: another seed would have given other weights (σ²ₛ), other problems would have been easier for one arm (σ²ₚ), and the
-two together (σ²ₛₚ, which holds the luck of a single answer):
+reasons: other seeds would give other weights (σ²ₛ), other problems would be easier for one arm (σ²ₚ), and their interaction
+(σ²ₛₚ, which includes the randomness of single answers):
 
     Var(D) = σ²ₛ / S + σ²ₚ / P + σ²ₛₚ / (S·P)
 
 Resampling seeds alone has the variance Vs = σ²ₛ/S + σ²ₛₚ/(SP), problems alone Vp = σ²ₚ/P + σ²ₛₚ/(SP), both cell by cell
 Vsp = σ²ₛₚ/(SP); so Var(D) = Vs + Vp - Vsp (two-way clustering: Cameron, Gelbach & Miller, J. Bus. Econ. Stat. 2011). These
 bootstrap variances of a mean have a closed form, used here with the factor n/(n-1) that resampling few seeds lacks. The
-interval takes Student's t with Satterthwaite's degrees of freedom, because three seeds are too few for percentiles. With two
-seeds an arm t has the degrees of freedom of the seeds' variance alone (1 where paired): it is near 0 by luck so often that
-Satterthwaite's would be those of the problems.
+interval uses Student's t with Satterthwaite's degrees of freedom, because three seeds are too few for percentiles. With two
+seeds per arm, t has the degrees of freedom of the seeds' variance (1 if paired): that variance is often near 0 by chance, so
+that Satterthwaite's would be those of the problems.
 
 A difference δ is found in 80 % of repetitions, at a two-sided level α, when |δ| >= ( t[1-α/2; ν] + t[0.80; ν] ) · SE.
 """
@@ -33,7 +33,7 @@ POWER = 0.8
 
 @dataclass(frozen=True)
 class Parts:
-    """Variances of a difference by their source, with degrees of freedom. `seeds` is None where one seed says nothing."""
+    """Variances of a difference by their source, with degrees of freedom. `seeds` is None for one seed."""
 
     problems: float
     problems_df: float
@@ -43,20 +43,20 @@ class Parts:
     both_df: float = 0.0
     n_problems: int = 0
     n_seeds: float = 1.0
-    """Seeds an arm; the harmonic mean where arms have different numbers."""
+    """Seeds per arm; the harmonic mean if the numbers differ."""
     few_seeds: bool = False
-    """Two seeds in an arm: their variance is often near 0 by luck, so that its own degrees of freedom have to count."""
+    """Whether an arm has two seeds. Their variance is often near 0 by chance, so its degrees of freedom are used."""
 
     @property
     def variance(self) -> float:
-        """Of the difference. Never below what one source alone gives: the estimates are noisy."""
+        """Variance of the difference, at least that of each source, because the estimates are noisy."""
         if self.seeds is None:
             return self.problems
         return max(self.seeds + self.problems - self.both, self.seeds, self.problems)
 
     @property
     def df(self) -> float:
-        """Satterthwaite's degrees of freedom (Biometrics Bull. 1946) of `variance`; those of the seeds where they are two."""
+        """Satterthwaite's degrees of freedom (Biometrics Bull. 1946) of `variance`; with two seeds, those of the seeds."""
         if self.seeds is None:
             return self.problems_df
         if self.few_seeds:
@@ -78,20 +78,20 @@ class Difference:
 
     @property
     def standard_error(self) -> float:
-        """Of `value`, in its unit."""
+        """Standard error of `value`, in its unit."""
         return float(np.sqrt(self.parts.variance))
 
     @property
     def of_the_method(self) -> bool:
-        """Whether the error holds the luck of the seed; else the difference is between these weights only."""
+        """Whether the error includes the variance between seeds. Otherwise the difference only holds for these weights."""
         return self.parts.seeds is not None
 
 
 def difference(baseline: Floats, arm: Floats, *, paired_seeds: bool) -> Difference:
     """The difference arm - baseline of scores (S, P) and (S', P) on the same problems in the same order.
 
-    With `paired_seeds` row s of both is one seed, and S = S'. An arm with one row makes it a statement about these weights:
-    then only problems are resampled. Raises `ValueError` for shapes that do not fit or fewer than 2 problems.
+    With `paired_seeds`, row s of both has the same seed, and S = S'. If an arm has one row, only problems are resampled, and
+    the result holds for these weights. Raises `ValueError` for wrong shapes or fewer than 2 problems.
     """
     value, parts, p = weigh(baseline, arm, paired_seeds=paired_seeds)
     error = float(np.sqrt(parts.variance))
@@ -100,7 +100,7 @@ def difference(baseline: Floats, arm: Floats, *, paired_seeds: bool) -> Differen
 
 
 def weigh(baseline: Floats, arm: Floats, *, paired_seeds: bool) -> tuple[float, Parts, float]:
-    """The difference of `difference`, its variances, and p: how often luck alone would give as much."""
+    """The difference, its variances, and its two-sided p-value; see `difference`."""
     baseline, arm = np.asarray(baseline, float), np.asarray(arm, float)
     if baseline.ndim != 2 or arm.ndim != 2 or baseline.shape[1] != arm.shape[1] or arm.shape[1] < 2:
         raise ValueError(f"scores must be (seeds, problems) on the same >= 2 problems: {baseline.shape}, {arm.shape}")
@@ -108,13 +108,13 @@ def weigh(baseline: Floats, arm: Floats, *, paired_seeds: bool) -> tuple[float, 
         raise ValueError(f"paired seeds, but {len(baseline)} and {len(arm)} runs")
     value, parts = float(arm.mean() - baseline.mean()), _parts(baseline, arm, paired_seeds)
     error = float(np.sqrt(parts.variance))
-    # All problems differ by the same amount: no spread to judge by, so only signs count, as in a sign test.
+    # All problems differ by the same amount, so there is no variance. Use a sign test.
     p = two_sided_p(value, error, parts.df) if error or not value else min(1.0, 2 * 0.5 ** arm.shape[1])
     return value, parts, p
 
 
 def scalar_difference(baseline: Sequence[float], arm: Sequence[float], *, paired: bool) -> tuple[float, float, float]:
-    """Difference of means over runs with its 95 % t interval (Welch's where not paired). Needs 2 runs an arm."""
+    """Difference of means over runs with its 95 % t interval (Welch's if not paired). Needs 2 runs per arm."""
     first, second = np.asarray(baseline, float), np.asarray(arm, float)
     value = float(second.mean() - first.mean())
     variance, df = _between([second - first] if paired else [first, second])
@@ -150,7 +150,7 @@ def _between(samples: Sequence[Floats]) -> tuple[float, float]:
 
 
 def _interaction(scores: Floats) -> tuple[float, float]:
-    """σ²ₛₚ / (S·P) of scores (S, P): what neither the run's mean nor the problem's mean explains."""
+    """σ²ₛₚ / (S·P) of scores (S, P): the residual variance without the means of runs and problems."""
     seeds, problems = scores.shape
     rest = scores - scores.mean(axis=1, keepdims=True) - scores.mean(axis=0, keepdims=True) + scores.mean()
     df = float((seeds - 1) * (problems - 1))
@@ -158,7 +158,7 @@ def _interaction(scores: Floats) -> tuple[float, float]:
 
 
 def _combined(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Sum of independent variances with Satterthwaite's degrees of freedom; where all are 0, the fewest."""
+    """Sum of independent variances with Satterthwaite's degrees of freedom; if all are 0, the smallest."""
     total = sum(variance for variance, _ in terms)
     if not total:
         return 0.0, min(df for _, df in terms)
@@ -166,6 +166,6 @@ def _combined(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def detectable(parts: Parts, alpha: float = 0.05) -> float:
-    """The smallest difference that a comparison of this size finds in 80 % of repetitions."""
+    """The smallest difference that is significant in 80 % of comparisons of this size."""
     factor = t_quantile(1 - alpha / 2, parts.df) + t_quantile(POWER, parts.df)
     return float(factor * parts.variance**0.5)

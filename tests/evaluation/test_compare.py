@@ -49,7 +49,7 @@ def test_runs_are_grouped_into_arms_and_each_is_judged(root: Path) -> None:
     assert verdicts["slow"]["verdict"] == "not distinguishable"
     assert verdicts["slow"]["p_holm"] >= verdicts["slow"]["p"]
     assert "at this budget (3 seeds x 80 problems)" in verdicts["slow"]["text"]
-    assert re.search(r"This budget finds differences of 0\.\d+ and more", verdicts["slow"]["text"])
+    assert re.search(r"With this budget, differences of 0\.\d+ or more", verdicts["slow"]["text"])
     assert report["metric"] == "greedy_accuracy"
     assert report["notes"] == report["warnings"] == []
     assert report["curves"]["held-out greedy accuracy"]["clip"] == [(20, pytest.approx(report["arms"][1]["value"]))]
@@ -59,7 +59,9 @@ def test_runs_are_grouped_into_arms_and_each_is_judged(root: Path) -> None:
 def test_what_else_differs_has_intervals(root: Path) -> None:
     rows = {row["name"]: row for row in compare_runs(ids("base", "clip"), root)["quantities"]}
     assert rows["entropy"]["differences"]["clip"]["value"] == pytest.approx(0.1)
-    assert rows["time a step"]["arms"]["base"] == pytest.approx(1.0), "the first step, which is slower, does not count"
+    assert rows["time per step"]["arms"]["base"] == pytest.approx(1.0), (
+        "the first step, which is slower, does not count"
+    )
     assert rows["training time"]["arms"]["base"] == pytest.approx(9 + 19)
     assert rows["peak memory"]["arms"]["base"] == pytest.approx(501)
     assert rows.keys() >= {"pass@4", "held-out length", "completion length", "training reward", "greedy_reward"}
@@ -102,7 +104,7 @@ def test_weak_spots_are_said(tmp_path: Path) -> None:
         ({"checker": "gsm8k/accuracy"}, {}, "different evaluation.checker"),
         ({"ids": [f"x{n}" for n in range(20)]}, {}, "share 0 held-out problems"),
         ({"overrides": ["reward.params={format_weight: 0.5}"]}, {"metric": "greedy_reward"}, "different rewards"),
-        ({}, {"metric": "pass@2"}, "They share: greedy_accuracy, pass@1, pass@4"),
+        ({}, {"metric": "pass@2"}, "Common scores: greedy_accuracy, pass@1, pass@4"),
         ({}, {"evaluation": "again"}, "eval/again.json"),
     ],
 )

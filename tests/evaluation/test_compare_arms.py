@@ -177,11 +177,11 @@ def test_changes_are_read(change: str, expected: tuple[str, list[str]]) -> None:
 @pytest.mark.parametrize(
     ("changes", "options", "words"),
     [
-        ((), {}, "nothing to compare with"),
+        ((), {}, "needs a second arm"),
         (("objective.clip.eps_hgih=0.3",), {}, "eps_high"),
         (("run.seed=3",), {}, "--seeds"),
-        (("evaluation.k=8",), {}, "different yardsticks"),
-        (("optimisation.learning_rate=5e-4",), {}, "changes nothing"),
+        (("evaluation.k=8",), {}, "score the arms in different ways"),
+        (("optimisation.learning_rate=5e-4",), {}, "has no effect"),
         ((CLIP,), {"seeds": "x"}, "expected a number of seeds"),
         ((CLIP,), {"overrides": ["evaluation.after=false"]}, "evaluation.after"),
         ((CLIP,), {"metric": "pass@3"}, "--metric: there is no held-out score 'pass@3'"),
@@ -222,7 +222,7 @@ def test_the_verb_trains_and_compares_for_real(
     assert [arm["runs"][0].rpartition("-")[2] for arm in report["arms"]] == ["s0", "s0"]
     assert report["problems"] == 6
     assert report["config_differences"].keys() == {"optimisation.learning_rate"}
-    assert {"peak memory", "time a step", "entropy", "completion length"} <= {
+    assert {"peak memory", "time per step", "entropy", "completion length"} <= {
         row["name"] for row in report["quantities"]
     }
     prompts = [  # the same prompts in the same order, for both arms of a seed

@@ -59,5 +59,5 @@ def test_equal_answers_promise_no_budget(tmp_path: Path) -> None:
         make_run(tmp_path, f"a-s{seed}", right, seed)
         make_run(tmp_path, f"b-s{seed}", right, seed, overrides=BETTER)
     text = compare_runs([[f"{arm}-s{seed}" for seed in range(3)] for arm in "ab"], tmp_path)["comparisons"][0]["text"]
-    assert "scored the same on every problem" in text
+    assert "have equal scores on every problem" in text
     assert "This budget finds" not in text

@@ -78,7 +78,7 @@ def test_steps_are_counted_in_batches_there(run: Tree, tmp_path: Path) -> None:
     assert (there[f"{actor}.optim.lr_warmup_steps"], there[f"{actor}.ppo_epochs"]) == (2, 4)
     run["optimisation"]["warmup_steps"] = 9
     assert scaled(run, tmp_path / "out").left == [
-        "optimisation.warmup_steps: 9: verl counts batches of 4 steps, and gets 3 of them"
+        "optimisation.warmup_steps: 9: verl counts batches of 4 steps: 3 batches"
     ]
 
 
@@ -138,13 +138,13 @@ def test_what_has_no_place_there_is_told(run: Tree, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"model": {"name": "embedded"}}, "comes with the kit"),
-    ({"optimisation": {"learning_rate": "auto"}}, "Set the number"),
+    ({"model": {"name": "embedded"}}, "only available in the kit"),
+    ({"optimisation": {"learning_rate": "auto"}}, "Set a number"),
     ({"generation": {"tools": ["a.py:b"]}}, "generation.tools"),
     ({"objective": {"recipe": "ppo"}}, "advantage 'gae' needs values"),
     ({"objective": {"recipe": "vespo", "clip": {"sampler_cap": 2.0}, "weights": ["sampler_correction"]}},
      "verl bounds it once"),
-    ({"optimisation": {"batch_size": 400}}, "32 rows to train on, and a step takes 100"),
+    ({"optimisation": {"batch_size": 400}}, "32 training rows, but a step needs 100"),
 ])  # fmt: skip
 def test_what_cannot_be_carried_is_refused(change: Tree, words: str, run: Tree, tmp_path: Path) -> None:
     for section, values in change.items():

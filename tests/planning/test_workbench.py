@@ -192,7 +192,7 @@ def test_prints_of_a_reward_do_not_come_between(config: dict[str, Any], tmp_path
 def test_columns_and_rows_as_the_model_sees_them(config: dict[str, Any]) -> None:
     described = asked("columns", config)
     uses = {column["name"]: column["use"] for column in described["columns"]}
-    assert uses == {"question": "prompt", "answer": "reference", "level": "given to the reward as level"}
+    assert uses == {"question": "prompt", "answer": "reference", "level": "passed to the reward as level"}
     config["data"]["max_prompt_tokens"] = 5
     lengths = asked("lengths", config)
     assert [row["place"] for row in lengths["seen"]] == [0, 1, 2]

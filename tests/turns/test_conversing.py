@@ -20,7 +20,7 @@ ROWS = [{"prompt": QUESTION, "reference": "84"}] * 4
 
 class Scored(Calculator):
     def reset(self, **columns: Any) -> str:
-        self.asked = []
+        self.expressions = []
         return " Go."
 
     async def think(self, thought: str) -> str:
@@ -33,7 +33,7 @@ class Scored(Calculator):
         return thought.upper()
 
     def get_reward(self) -> float:
-        return float(len(self.asked))
+        return float(len(self.expressions))
 
 
 def talk(tokenizer: Any, script: list[list[str]], interaction: ToolSetup, limit: int = 160) -> list[Any]:

@@ -46,7 +46,7 @@ def test_turns_masks_lengths_and_reasons(scripted: Callable[..., Any]) -> None:
     assert rollout.completions[0][1]["content"] == "84"
     assert "no arithmetic expression" in rollout.completions[2][1]["content"]
     assert rollout.truncated == [False, False, False, True]
-    assert [environment.asked for environment in trainer.environments] == [["12 * 7"], [], ["12 +"], ["1"]]
+    assert [environment.expressions for environment in trainer.environments] == [["12 * 7"], [], ["12 +"], ["1"]]
     assert trainer.seen[0]["environments"] == trainer.environments
     own_lengths = [sum(mask) for mask in rollout.tool_mask]
     assert output["tool_mask"].sum() - (output["completion_mask"] == 0).sum() == sum(own_lengths)
