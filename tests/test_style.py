@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 VAGUE = {"found", "given", "kept", "seen", "said", "told", "asked", "wanted", "whole", "one", "ours", "theirs"}
-CEILINGS = {"kit": 13, "rewards": 0, "examples": 0, "benchmarks": 0, "tests": 0}
+CEILINGS = {"kit": 0, "rewards": 0, "examples": 0, "benchmarks": 0, "tests": 0}
 """The most bindings of a vague name for each folder. Lower a ceiling when names improve; never raise it."""
 
 

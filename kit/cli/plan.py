@@ -39,7 +39,7 @@ def doctor(
     checks = check_machine(root or folder, model)
     result: dict[str, Any] = {"machine": {"failed": failed(checks), "checks": list(map(asdict, checks))}}
     if not as_json:
-        print_table(["check", "", "result", "what to do"], [[c.name, c.level, c.seen, c.fix] for c in checks])
+        print_table(["check", "", "result", "what to do"], [[c.name, c.level, c.result, c.fix] for c in checks])
     if loaded is not None and not failed(checks):
         from kit.planning.signal import check
 

@@ -93,7 +93,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             # By default vLLM also supports adapters on head, embedding and experts, which costs time at every token.
             arguments["lora_target_modules"] = sorted({name.split(".")[-3] for name in tensors})
         _into_the_log(logging.getLogger("vllm"))
-        vllm_generation.LLM = lambda **given: self._with_adapter(made(**given | arguments))  # type: ignore[misc]
+        vllm_generation.LLM = lambda **keywords: self._with_adapter(made(**keywords | arguments))  # type: ignore[misc]
         try:
             yield
         finally:

@@ -33,7 +33,7 @@ class Check:
 
     name: str
     level: str
-    seen: str
+    result: str
     fix: str = ""
 
 
@@ -49,8 +49,8 @@ def check_machine(root: str | Path = "runs", model: ModelConfig | None = None) -
             checks += check()
         except Exception as error:  # a driver or a broken package may raise any type
             name = getattr(check, "__name__", None) or check.func.__name__  # type: ignore[attr-defined]
-            seen = f"the check failed: {type(error).__name__}: {error}"
-            checks.append(Check(name, "warn", seen, "See the message."))
+            result = f"the check failed: {type(error).__name__}: {error}"
+            checks.append(Check(name, "warn", result, "See the message."))
     return checks
 
 
@@ -64,8 +64,8 @@ def versions() -> Iterator[Check]:
     from packaging.specifiers import SpecifierSet
 
     if installed("grpo-kit") is None:
-        seen = f"the kit in {Path(__file__).parents[2]} is not installed, so its supported versions are unknown"
-        yield Check("packages", "warn", seen, "Install it: uv sync, or pip install -e . in that folder")
+        result = f"the kit in {Path(__file__).parents[2]} is not installed, so its supported versions are unknown"
+        yield Check("packages", "warn", result, "Install it: uv sync, or pip install -e . in that folder")
         return
     version = platform.python_version()
     supported = importlib.metadata.metadata("grpo-kit")["Requires-Python"] or ""
@@ -94,9 +94,9 @@ def packages() -> Iterator[Check]:
         if version is not None and requirement.specifier.contains(version, prereleases=True):
             fine += 1
         elif version is not None or not optional:
-            seen = "not installed" if version is None else f"{version}, expected {requirement.specifier}"
+            result = "not installed" if version is None else f"{version}, expected {requirement.specifier}"
             fix = f"pip install '{requirement.name}{requirement.specifier}'"
-            wrong[requirement.name] = Check(requirement.name, "warn" if optional else "fail", seen, fix)
+            wrong[requirement.name] = Check(requirement.name, "warn" if optional else "fail", result, fix)
     yield from wrong.values()
     yield Check("packages", "ok", f"{fine} have supported versions")
 
@@ -114,7 +114,7 @@ def torch_build() -> Iterator[Check]:
     import torch
 
     build = torch.version.cuda
-    seen = f"{torch.__version__}, built for {'CUDA ' + build if build else 'the CPU'}"
+    result = f"{torch.__version__}, built for {'CUDA ' + build if build else 'the CPU'}"
     if _nvidia_device() and not torch.cuda.is_available():
         fix = "Install torch for CUDA (https://pytorch.org/get-started/locally)"
         if build is not None:
@@ -123,9 +123,9 @@ def torch_build() -> Iterator[Check]:
                 f"CUDA {build} needs the NVIDIA driver {needed} or newer, and this machine has {_driver() or 'an unknown one'}: "
                 "update it, choose a newer runtime, or install torch for an older CUDA (https://pytorch.org/get-started/locally)"
             )
-        yield Check("torch", "fail", f"{seen}; the machine has an NVIDIA GPU that torch cannot use", f"{fix}.")
+        yield Check("torch", "fail", f"{result}; the machine has an NVIDIA GPU that torch cannot use", f"{fix}.")
         return
-    yield Check("torch", "ok", seen)
+    yield Check("torch", "ok", result)
 
 
 def gpu() -> Iterator[Check]:
@@ -144,13 +144,13 @@ def gpu() -> Iterator[Check]:
         used = f"{(total - free) / GIB:.1f} GiB are used by other programs"
         yield Check("GPU memory", "warn", used, "Close the programs that nvidia-smi lists, or plan with the free part.")
     capability = (properties.major, properties.minor)
-    seen = f"compute capability {capability[0]}.{capability[1]}"
+    result = f"compute capability {capability[0]}.{capability[1]}"
     if capability >= BF16_CAPABILITY:
-        yield Check("bfloat16", "ok", f"{seen}: has bfloat16")
+        yield Check("bfloat16", "ok", f"{result}: has bfloat16")
     elif capability >= (7, 0):
-        yield Check("bfloat16", "warn", f"{seen}: no bfloat16", "Nothing to do: model.dtype auto trains in float16.")
+        yield Check("bfloat16", "warn", f"{result}: no bfloat16", "Nothing to do: model.dtype auto trains in float16.")
     else:
-        yield Check("bfloat16", "fail", f"{seen}: below 7.0", "Use a GPU from 2018 or later (T4, RTX 20 or newer).")
+        yield Check("bfloat16", "fail", f"{result}: below 7.0", "Use a GPU from 2018 or later (T4, RTX 20 or newer).")
 
 
 def backend(model: ModelConfig | None = None) -> Iterator[Check]:
@@ -163,8 +163,8 @@ def backend(model: ModelConfig | None = None) -> Iterator[Check]:
     try:
         chosen = choose_backend(section)
     except EnvironmentUnsupported as error:
-        seen, _, fix = str(error).partition(". ")
-        yield Check("backend", "fail", seen, fix)
+        result, _, fix = str(error).partition(". ")
+        yield Check("backend", "fail", result, fix)
         return
     yield Check(
         "backend", "ok", f"{chosen.name} on {chosen.device} (model.backend: {section.backend}): {chosen.reason}"
@@ -210,9 +210,9 @@ def memory() -> Iterator[Check]:
     yield _graded("memory", free, RAM_WARN, RAM_FAIL, f"{free / GIB:.1f} GiB of RAM available", fix)
 
 
-def _graded(name: str, value: float, warn: float, fail: float, seen: str, fix: str) -> Check:
+def _graded(name: str, value: float, warn: float, fail: float, result: str, fix: str) -> Check:
     level = "fail" if value < fail else "warn" if value < warn else "ok"
-    return Check(name, level, seen, fix if level != "ok" else "")
+    return Check(name, level, result, fix if level != "ok" else "")
 
 
 def sandbox() -> Iterator[Check]:
@@ -264,7 +264,7 @@ def main(previous: str = "{}") -> int:
         print("downgraded to the versions with which the kit was tested:", ", ".join(older))
     checks = [*torch_build(), *gpu()]
     for check in checks:
-        print(f"{check.name}: {check.seen}. {check.fix if check.level != 'ok' else ''}".rstrip())
+        print(f"{check.name}: {check.result}. {check.fix if check.level != 'ok' else ''}".rstrip())
     return int(failed(checks))
 
 

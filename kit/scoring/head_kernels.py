@@ -68,11 +68,11 @@ def _fold(
         columns = at + tl.arange(0, BLOCK)
         z, slope = _logits(z_ptr, bias_ptr, columns, width, temperature, softcap, scale, HAS_BIAS, HAS_SOFTCAP)
         inside = columns < width
-        kept = inside & (columns != target)
-        e = tl.where(kept, tl.exp(z - new), 0.0)
+        others_inside = inside & (columns != target)
+        e = tl.where(others_inside, tl.exp(z - new), 0.0)
         others += tl.sum(e, 0)
         if ENTROPY:
-            product = e * tl.where(kept, z - new, 0.0)
+            product = e * tl.where(others_inside, z - new, 0.0)
             shifted += tl.sum(product, 0)
             if HAS_WEIGHTED:
                 tl.store(weighted_ptr + columns, product * slope, mask=inside)

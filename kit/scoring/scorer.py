@@ -105,7 +105,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExtraOutputs:
     """The outputs of a scoring pass in addition to log-probabilities."""
 
     entropy: bool = False
@@ -170,14 +170,14 @@ def offload_checkpointed() -> AbstractContextManager[Any]:
 class ModelPass:
     """A forward pass of `model` into TRL's fused head, which returns a score for every label.
 
-    autocast: Returns the context of the run's precision. wanted: Outputs in addition to log-probabilities. remedy: Advice if the
+    autocast: Returns the context of the run's precision. outputs: Outputs in addition to log-probabilities. remedy: Advice if the
     model has lost the head. offload: Keep the inputs of checkpointed blocks in main memory. unsloth: The model's layers are
     Unsloth's own (`kit.scoring.unsloth_packs`).
     """
 
     model: Callable[..., Any]
     autocast: Callable[[], AbstractContextManager[Any]]
-    wanted: Wanted = field(default_factory=Wanted)
+    outputs: ExtraOutputs = field(default_factory=ExtraOutputs)
     remedy: str = ""
     offload: bool = False
     unsloth: bool = False
@@ -187,11 +187,11 @@ class ModelPass:
 
         Raises `ModelError` if the model has lost TRL's head.
         """
-        if self.wanted.aux_loss:
+        if self.outputs.aux_loss:
             inputs["output_router_logits"] = True
         offloading = offload_checkpointed() if self.offload and torch.is_grad_enabled() else nullcontext()
         with (
-            request_outputs(self.wanted.entropy_gradient, keep=self.wanted.hidden) as head,
+            request_outputs(self.outputs.entropy_gradient, keep=self.outputs.hidden) as head,
             self.autocast(),
             offloading,
         ):
@@ -204,8 +204,8 @@ class ModelPass:
             )
         return Scores(
             output.log_probs,
-            output.entropy if self.wanted.entropy else None,
-            output.aux_loss if self.wanted.aux_loss else None,
+            output.entropy if self.outputs.entropy else None,
+            output.aux_loss if self.outputs.aux_loss else None,
             head.projection,
             inputs["input_ids"].numel(),
         )
@@ -463,7 +463,7 @@ PACK_TOKENS = {"cpu": 2048}
 GPU_PACK_TOKENS = 8192
 LONG_PROMPT = 4
 """A pack may always hold this many times the prompt's width, because every part of a divided group repeats its prompt."""
-PLAIN = Wanted()
+PLAIN = ExtraOutputs()
 REMEDY = {
     "left": "Set optimisation.packing: false.",
     "right": "Set model.backend: transformers.",
@@ -527,14 +527,14 @@ class Scorer:
         shared = worst.layout == "packed" and self.share_prompts and all(verdict.shared for verdict in verdicts)
         return {"packing": worst.layout, "share_prompts": shared, "reason": worst.reason}
 
-    def score(self, model: Any, rows: Rows, wanted: Wanted = PLAIN, batch_size: int | None = None) -> Scores:
+    def score(self, model: Any, rows: Rows, outputs: ExtraOutputs = PLAIN, batch_size: int | None = None) -> Scores:
         """Score the completions of `rows` under `model`, with a gradient unless the caller has turned gradients off.
 
-        wanted: Outputs in addition to log-probabilities. batch_size: A forward pass takes at most as many tokens as this number
+        outputs: Outputs in addition to log-probabilities. batch_size: A forward pass takes at most as many tokens as this number
         of padded rows. Raises `ModelError` if the model has lost TRL's head, or if its inputs cannot be divided among the rows.
         """
         bare, plain = self.unwrap(model), score_right_padded if self.padding == "right" else score_padded
-        run = self._pass(model, bare, wanted)
+        run = self._pass(model, bare, outputs)
         accepted = {  # inputs that are present and that the model takes
             name: value
             for name, value in rows.fields.items()
@@ -545,12 +545,12 @@ class Scorer:
             fused = fuse(ModelPass(self.family.completed(bare), self.autocast), bare, rows, plain=plain, half=self.half)
             if fused is not None:
                 self.fused[id(bare)] = fused
-        if self.token_budget is not None and not torch.is_grad_enabled() and not wanted.aux_loss:
+        if self.token_budget is not None and not torch.is_grad_enabled() and not outputs.aux_loss:
             affordable = max(1, self.token_budget // rows.ids.shape[1])
             batch_size = affordable if batch_size is None else min(batch_size, affordable)
         verdict = self._verdict(bare, rows, plain) if self.packing and not rows.fields else None
         # A load-balancing loss counts tokens: it would count a shared prompt once instead of once for each completion.
-        if verdict is not None and verdict.layout == "packed" and not wanted.aux_loss:
+        if verdict is not None and verdict.layout == "packed" and not outputs.aux_loss:
             limit = max(self.pack_tokens, LONG_PROMPT * rows.width)
             if batch_size is not None:
                 limit = min(limit, batch_size * rows.ids.shape[1])
@@ -563,9 +563,9 @@ class Scorer:
                 log.info("these rows are not packed: %s", reason)
         return plain(run, rows, batch_size)
 
-    def _pass(self, model: Any, bare: Any, wanted: Wanted = PLAIN) -> ModelPass:
+    def _pass(self, model: Any, bare: Any, outputs: ExtraOutputs = PLAIN) -> ModelPass:
         completed, unsloth = self.family.completed(model), has_unsloth_layers(bare)
-        return ModelPass(completed, self.autocast, wanted, REMEDY[self.padding], self.offload, unsloth)
+        return ModelPass(completed, self.autocast, outputs, REMEDY[self.padding], self.offload, unsloth)
 
     def _verdict(self, bare: Any, rows: Rows, plain: Plain) -> Verdict | None:
         """The layout for this model, examined at its first rows with a completion; None before those."""

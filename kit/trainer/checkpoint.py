@@ -25,7 +25,7 @@ from kit.errors import EngineError
 from kit.models.failures import rng_state, set_rng_state
 from kit.runs.files import write_atomic
 from kit.runs.store import PREFIX, STATE, complete_checkpoints, is_complete, numbered
-from kit.scoring.scorer import Wanted
+from kit.scoring.scorer import ExtraOutputs
 from kit.trainer.checkpoint_writer import STAGING, rotate, save_aside
 from kit.trainer.policy_loss import MicroBatch, RolloutMemory, Services
 from kit.trainer.sanity_checks import SanityChecks
@@ -180,7 +180,7 @@ class CheckpointState:
             name = "ref" if "ref" in bare.peft_config else None
             model, adapters_off = trainer.model, use_adapter(bare, adapter_name=name)
         with torch.no_grad(), adapters_off:
-            scores = self.services.scorer.score(model, MicroBatch(inputs).select([0]).rows, Wanted(hidden=True))
+            scores = self.services.scorer.score(model, MicroBatch(inputs).select([0]).rows, ExtraOutputs(hidden=True))
         self.memory.reference_head = scores.projection.bare()
 
     def load_weights(self, checkpoint: Path) -> None:

@@ -44,7 +44,7 @@ from kit.objective.batch import TOKEN_FIELDS, Divergence, fields_where
 from kit.objective.objective import parts_obstacle
 from kit.scoring.divergence import divergence
 from kit.scoring.head import Projection
-from kit.scoring.scorer import Rows, Scorer, Scores, Wanted, may_be_trimmed, scatter_to_tokens, take, to_device
+from kit.scoring.scorer import ExtraOutputs, Rows, Scorer, Scores, may_be_trimmed, scatter_to_tokens, take, to_device
 from kit.trainer.metric_log import MetricLog, sampler_mismatch
 
 log = logging.getLogger("kit")
@@ -575,7 +575,7 @@ class PolicyLoss:
     def _outputs(self, model: Any, batch: MicroBatch) -> tuple[PolicyOutputs, Scores]:
         """Scores the completions. Returns the objective's inputs, and the scores."""
         objective, memory, live = self.objective, self.memory, batch.completion_mask.bool()
-        requested = Wanted(
+        requested = ExtraOutputs(
             entropy=True,
             entropy_gradient=objective.needs_entropy_gradient,
             aux_loss=self.router_coef is not None,

@@ -23,7 +23,7 @@ from kit.errors import ConfigError, ModelError, ObjectiveError
 from kit.objective.batch import fields_where
 from kit.registry import did_you_mean
 from kit.scoring.head import Projection
-from kit.scoring.scorer import Rows, Scores, Wanted, scatter_to_tokens
+from kit.scoring.scorer import ExtraOutputs, Rows, Scores, scatter_to_tokens
 from kit.trainer.policy_loss import MicroBatch
 from kit.trainer.rollout import RolloutState
 
@@ -146,7 +146,7 @@ class Teacher:
         policy: Any,
         *,
         temperature: float,
-        score: Callable[[Any, Rows, Wanted], Scores],
+        score: Callable[[Any, Rows, ExtraOutputs], Scores],
         tokenize: Callable[[list[Prompt]], list[list[int]]],
         pad: int,
         process: int = 0,
@@ -193,7 +193,7 @@ class Teacher:
                 ids.shape[1],
             )
             with torch.no_grad():
-                scores = self._score(self._scorer, rows, Wanted(hidden=hidden))
+                scores = self._score(self._scorer, rows, ExtraOutputs(hidden=hidden))
             logps[scored] = scores.logps.float()
             known[scored] = True
         if hidden:
@@ -212,7 +212,7 @@ class Teacher:
         """Score one completion of a restored rollout, because checkpoints do not contain the head."""
         rows = batch.select([0]).rows
         with torch.no_grad():
-            self.head = self._score(self._scorer, rows, Wanted(hidden=True)).projection.bare()
+            self.head = self._score(self._scorer, rows, ExtraOutputs(hidden=True)).projection.bare()
 
     # --- its prompts ----------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ from kit.objective.hook import remedy
 from kit.objective.objective import regrouping_obstacle, skipping_obstacle
 from kit.objective.schedules import Controller
 from kit.scoring.head import install_torch_logprob_kernel
-from kit.scoring.scorer import Report, Rows, Scorer, Scores, Wanted, has_dropout
+from kit.scoring.scorer import ExtraOutputs, Report, Rows, Scorer, Scores, has_dropout
 from kit.trainer.advantages import (
     TOKEN_REWARDS,
     AdvantageComputer,
@@ -234,7 +234,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         size = self.args.per_device_train_batch_size
         self.advantages = AdvantageComputer(
             services,
-            score=lambda batch, hidden=True: self._score(self.model, batch.rows, Wanted(hidden=hidden), size),
+            score=lambda batch, hidden=True: self._score(self.model, batch.rows, ExtraOutputs(hidden=hidden), size),
             eos_ids=self.eos_token_ids,
             logged=self._logs["advantages"],
             teacher=self._joined_teacher(policy),
@@ -404,7 +404,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             width = input_ids.shape[1] - logits_to_keep
             extra_inputs = self.generator.scored_inputs(self._state, width, logits_to_keep)
             fields = {name: value for name, value in fields.items() if name in MODEL_INPUTS} | extra_inputs
-        outputs = Wanted(
+        outputs = ExtraOutputs(
             entropy=compute_entropy,
             entropy_gradient=self.objective is None or self.objective.needs_entropy_gradient,
             aux_loss=compute_aux_loss,
@@ -414,7 +414,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         scores = self._score(model, rows, outputs, batch_size)
         return scores.logps, scores.entropy, scores.aux_loss
 
-    def _score(self, model: Any, rows: Rows, outputs: Wanted, batch_size: int | None) -> Scores:
+    def _score(self, model: Any, rows: Rows, outputs: ExtraOutputs, batch_size: int | None) -> Scores:
         """Scores rows. During a rollout, logs the time, and repeats in smaller parts after running out of memory."""
         state, backoff = self._state, self.generator.backoff
         if state is None or torch.is_grad_enabled():

@@ -25,7 +25,7 @@ from kit.models.family import adapter_of
 from kit.models.loading import adapter
 from kit.models.shape import shape_of
 from kit.scoring import packing
-from kit.scoring.scorer import Rows, Scorer, Wanted
+from kit.scoring.scorer import ExtraOutputs, Rows, Scorer
 
 # What a published model has and the default configuration lacks: transforms of the logits that are neutral by default are
 # given values that matter, and a hybrid has both kinds of layers.
@@ -110,7 +110,7 @@ class Scored:
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Any, mask: Any, completion: int, compute_entropy: bool
     ) -> Any:
-        outputs = Wanted(entropy=compute_entropy, entropy_gradient=True)
+        outputs = ExtraOutputs(entropy=compute_entropy, entropy_gradient=True)
         result = self.scorer.score(model, Rows(ids, mask, completion), outputs)
         return result.logps, result.entropy
 

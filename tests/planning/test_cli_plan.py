@@ -31,7 +31,7 @@ def test_doctor_exits_with_1_when_something_fails(monkeypatch: pytest.MonkeyPatc
     assert json.loads(done.output) == {
         "machine": {
             "failed": True,
-            "checks": [{"name": "disk", "level": "fail", "seen": "full", "fix": "Free some space."}],
+            "checks": [{"name": "disk", "level": "fail", "result": "full", "fix": "Free some space."}],
         }
     }
 

@@ -49,9 +49,9 @@ def test_a_checkout_that_is_not_installed_is_told_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.metadata, "distribution", absent)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: absent(name).version)
     checks = check_machine(tmp_path)
-    (check,) = [check for check in checks if "not installed" in check.seen]
+    (check,) = [check for check in checks if "not installed" in check.result]
     assert (check.name, check.level, "pip install -e ." in check.fix) == ("packages", "warn", True)
-    assert not [check for check in checks if "the check failed" in check.seen or check.name.lower() == "python"]
+    assert not [check for check in checks if "the check failed" in check.result or check.name.lower() == "python"]
 
 
 def test_a_package_outside_its_range_fails_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_a_package_outside_its_range_fails_with_the_install_command(monkeypatch:
     monkeypatch.setattr(machine, "installed", lambda name: "0.1" if name == "trl" else real(name))
     checks = {check.name: check for check in machine.packages()}
     assert checks["trl"].level == "fail"
-    assert checks["trl"].seen.startswith("0.1, expected ")
+    assert checks["trl"].result.startswith("0.1, expected ")
     assert checks["trl"].fix.startswith("pip install 'trl")
 
 
@@ -77,7 +77,7 @@ def test_a_run_folder_that_cannot_be_written_fails(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(machine.tempfile, "NamedTemporaryFile", refuse)
     check, _ = machine.run_folder(tmp_path)
-    assert (check.level, "Permission denied" in check.seen, "run.root" in check.fix) == ("fail", True, True)
+    assert (check.level, "Permission denied" in check.result, "run.root" in check.fix) == ("fail", True, True)
 
 
 def test_a_gpu_that_torch_cannot_use_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,5 +125,5 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
         yield
 
     monkeypatch.setattr(machine, "gpu", broken)
-    broken_checks = [check for check in check_machine(tmp_path) if "driver mismatch" in check.seen]
+    broken_checks = [check for check in check_machine(tmp_path) if "driver mismatch" in check.result]
     assert [check.level for check in broken_checks] == ["warn"]

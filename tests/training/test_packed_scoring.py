@@ -12,7 +12,7 @@ import torch
 from kit.model_check.tiny import tiny_config, tiny_model
 from kit.scoring import scorer
 from kit.scoring.packing import lay_out
-from kit.scoring.scorer import Rows, Wanted
+from kit.scoring.scorer import ExtraOutputs, Rows
 
 from .packs import assert_same, plainly, rows_of, score
 from .rollouts import (
@@ -142,7 +142,7 @@ def watch(trainer: Any) -> list[int]:
 
 def hidden(trainer: Any, rows: Rows, **options: Any) -> Any:
     """What went through the head, and the head."""
-    return trainer.scorer.score(trainer.model, rows, Wanted(hidden=True), **options).projection
+    return trainer.scorer.score(trainer.model, rows, ExtraOutputs(hidden=True), **options).projection
 
 
 def test_hidden_states_come_out_in_the_order_of_live_tokens(packed: NewPacked) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kit.errors import ObjectiveError
-from kit.scoring.scorer import ModelPass, Wanted, score_right_padded
+from kit.scoring.scorer import ExtraOutputs, ModelPass, score_right_padded
 from kit.trainer.policy_loss import MicroBatch
 from tests.training.rollouts import mixed_prompts, scores
 
@@ -23,7 +23,9 @@ def test_log_probabilities_entropies_and_gradients_equal_those_of_trls_layout(ne
     for packed in (False, True):
         trainer.model.zero_grad()
         if packed:
-            run = ModelPass(trainer.model, trainer.accelerator.autocast, Wanted(entropy=True, entropy_gradient=True))
+            run = ModelPass(
+                trainer.model, trainer.accelerator.autocast, ExtraOutputs(entropy=True, entropy_gradient=True)
+            )
             found_right = score_right_padded(run, MicroBatch(inputs).rows, 2)
             logps, entropy = found_right.logps, found_right.entropy
             assert found_right.aux_loss is None
