@@ -131,7 +131,13 @@ def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
     form.sent.change(None, [], [note], js="() => ''")
     form.follows(lambda draft: check_reward(site, draft), reward, form.scored, concurrency_limit=4)
     outputs = [fits, fixes, apply, plan_now, form.planned]
-    form.follows(functools.partial(plan_run, site), *outputs, concurrency_limit=4)
+    planned = run_box()
+    form.follows(
+        lambda draft, sent: [*plan_run(site, draft), sent], *outputs, planned, inputs=[form.sent], concurrency_limit=4
+    )
+    # A plan takes seconds: one of a previous draft is not shown.
+    current = f"(planned, sent) => planned === sent ? {{__type__: 'update'}} : {json.dumps(CHECKING)}"
+    planned.change(None, [planned, form.sent], [fits], js=current)
     for event, while_training in ((form.training.change, False), (plan_now.click, True)):
         event(None, [], [fits], js=f"() => {json.dumps(CHECKING)}")
         call = functools.partial(plan_run, site, while_training=while_training)

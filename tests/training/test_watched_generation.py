@@ -58,6 +58,23 @@ def test_an_engine_that_sleeps_between_rollouts_wakes_for_every_one(gpu: Any, ne
     assert LLM.last.asleep == {"weights", "kv_cache"}
 
 
+def test_torchs_cache_is_freed_before_an_adapter_wakes_the_weights(
+    gpu: Any, new_model: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL does so before it loads merged weights; the update's cache would leave no memory for the engine."""
+    from trl.generation import vllm_generation
+
+    generation, events = watched(new_model(), standby=True), []
+    wake_up = generation.llm.wake_up
+    monkeypatch.setattr(vllm_generation, "empty_cache", lambda: events.append("empty_cache"))
+    generation.llm.wake_up = lambda tags: (events.append(f"wake {tags[0]}"), wake_up(tags))
+    for wake in (generation.sync_weights, generation._wake_weights):  # TRL's own, and that of an adapter
+        events.clear()
+        generation.llm.sleep()
+        wake()
+        assert events[:2] == ["empty_cache", "wake weights"]
+
+
 @pytest.mark.parametrize(("dtype", "head_dtype"), [("float32", None), ("bfloat16", "float32"), ("float16", "float32")])
 def test_an_engine_in_16_bits_has_the_float32_logits_of_the_trainer(
     gpu: Any, new_model: Callable[[], Any], dtype: str, head_dtype: str | None
