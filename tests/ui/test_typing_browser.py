@@ -159,6 +159,28 @@ def test_a_name_typed_just_before_start_is_used(here: Any, tab: Callable[..., Ta
         expect(new.locator("#start-said")).not_to_contain_text("nothing is started here")
 
 
+def test_the_plan_of_a_previous_draft_is_not_shown(
+    here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = children.Benches.ask
+
+    def answer(self: Any, question: str, config: Any, **named: Any) -> Any:
+        if question != "plan":
+            return known(self, question, config, **named)
+        time.sleep(2)
+        raise RunError(f"planned {config.optimisation.steps} steps")
+
+    monkeypatch.setattr(children.Benches, "ask", answer)
+    new = tab(here, "/new?step=3")
+    sees(new, "Settings are valid")
+    box(new, "first-optimisation-steps").fill("33")
+    box(new, "first-optimisation-steps").blur()
+    expect(new.locator("#command textarea")).to_have_value(re.compile("steps=33"))
+    texts = [(new.wait_for_timeout(200), new.locator("#verdict-fits").inner_text())[1] for _ in range(20)]
+    assert sum("planned 24" in text for text in texts) <= 1
+    assert "planned 33" in texts[-1]
+
+
 def test_an_edit_clears_results_and_starts_no_signal_check_without_a_plan(
     here: Any, tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
