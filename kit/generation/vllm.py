@@ -128,6 +128,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
 
     def _wake_weights(self) -> None:
         if self.enable_sleep_mode:
+            vllm_generation.empty_cache()  # as in TRL's sync_weights: vLLM maps its weights outside of torch's allocator
             self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
 
