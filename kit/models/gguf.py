@@ -125,7 +125,7 @@ def origin_note(source: str) -> str | None:
     package = f" of {record['package']}" if record.get("package") else ""
     rounded = f"rounded to {record['type']} in that file" if record["rounded"] else "not rounded"
     return (
-        f"The start is {record['name']}, read from {record['file']}{package} (licence: "
+        f"The initial model is {record['name']}, from {record['file']}{package} (licence: "
         f"{record['license'] or 'not stated in the file'}); its weights were {rounded}."
     )
 

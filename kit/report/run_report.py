@@ -208,9 +208,8 @@ def scores(record: Record) -> Markup:
         verdict = text, kind
     shown = before or new
     k, checker = shown.get("k"), shown.get("checker")
-    how = f"{shown.get('problems', '?')} held-out problems; greedy: one completion each without sampling; pass@1"
-    if k:
-        how += f", pass@{k} from {k} samples each at temperature {shown.get('temperature', '?')}"
+    how = f"{shown.get('problems', '?')} held-out problems; greedy: one completion each without sampling"
+    how += f"; samples: {k} each at temperature {shown.get('temperature', '?')}" if k else ""
     how += f". Answers are checked by {checker}." if checker else "."
     if any(change.paired for change in known.values()):
         how += " Differences are paired by problem (bootstrap over problems)."

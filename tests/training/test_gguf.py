@@ -55,7 +55,7 @@ def test_a_file_computes_what_the_model_computes_that_it_was_written_from(file: 
     note = gguf.origin_note(source_of(str(coarse)))
     assert (
         note
-        == "The start is Tiny, read from coarse.gguf (licence: mit); its weights were rounded to Q8_0 in that file."
+        == "The initial model is Tiny, from coarse.gguf (licence: mit); its weights were rounded to Q8_0 in that file."
     )
 
 
@@ -154,8 +154,8 @@ def test_a_run_on_a_file_is_planned_trained_resumed_exported_and_asked(
     done = attempt("run.id=whole", "run.save_every=1", draw=True)
     assert done.code == 0, done.message
     run_dir = done.folder
-    assert json.loads(run_dir.env.read_text())["model_origin"].startswith("The start is Tiny, read from tiny.gguf")
-    assert "The start is Tiny" in (run_dir.path / "report.html").read_text()
+    assert json.loads(run_dir.env.read_text())["model_origin"].startswith("The initial model is Tiny, from tiny.gguf")
+    assert "The initial model is Tiny" in (run_dir.path / "report.html").read_text()
     assert attempt("run.id=parts", "run.save_every=1", "optimisation.steps=1").code == 0
     parts = kit.train.run(
         load_config(copy.deepcopy(tree), ["run.id=parts", "run.save_every=1"]), quiet=True, resume=True
@@ -164,6 +164,6 @@ def test_a_run_on_a_file_is_planned_trained_resumed_exported_and_asked(
     assert weights[0] == weights[1]
     request = ExportRequest("merged_16bit", out=tmp_path / "merged", prompts=3).for_run(run_dir) | {"dtype": "float32"}
     assert job.export(run_dir, request, Reporter(quiet=True))["verification"]["faults"] == []
-    assert "The start is Tiny" in (tmp_path / "merged/README.md").read_text()
+    assert "The initial model is Tiny" in (tmp_path / "merged/README.md").read_text()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logits(merged), logits(ChatModels(run_dir, None).tuned), atol=1e-5, rtol=0)
