@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -16,18 +17,7 @@ from kit.export.request import FORMATS, QUANTIZATIONS, exports
 from kit.runs.files import human_size
 from kit.runs.store import ALIVE, RunDir, complete_checkpoints, step_of
 from kit.ui import markup as m
-from kit.ui.site import (
-    NO_RUNS,
-    QUIET,
-    RUN_FROM_ADDRESS,
-    Site,
-    has_weights,
-    job_state,
-    poll,
-    run_box,
-    stamp,
-    to_address,
-)
+from kit.ui.site import NO_RUNS, QUIET, RUN_FROM_ADDRESS, Site, has_weights, job_state, poll, run_box, stamp, to_address
 
 MOST_FILES = 60
 
@@ -221,29 +211,23 @@ class Screen:
 
     def begin(self, run_id: Any, *choices: Any) -> list[Any]:
         """Start an export. Returns [error or "", an empty stamp, so that the next `look` fills the screen]."""
+        from kit.export.gguf import find_tools
+        from kit.export.request import ExportRequest
+
         try:
             run, request = self.site.run(run_id), export_options(*choices)
             if not weights(run):
                 raise RunError(f"Run '{run.id}' has no weights yet: they come with its first checkpoint.")
-            self.site.jobs.start(self.key(run, request["format"]), JOB, self._request(run, request))
+            if request["format"] in QUANTISED:  # the child process would report missing tools much later
+                find_tools(request["quantization"])
+            self.site.jobs.start(self.key(run, request["format"]), JOB, ExportRequest(**request).for_run(run))
         except KitError as problem:
             return [m.error(problem), {}]
         return ["", {}]
 
-    def _request(self, run: RunDir, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the request to the child process. Checks first what the child would report later. Raises `KitError`."""
-        from kit.export.gguf import find_tools
-        from kit.export.request import ExportRequest
-
-        if request["format"] in QUANTISED:
-            find_tools(request["quantization"])
-        return ExportRequest(**request).for_run(run)
-
     def stop(self, run_id: Any, kind: Any) -> None:
-        try:
+        with suppress(KitError):
             self.site.jobs.stop(self.key(self.site.run(run_id), kind))
-        except KitError:
-            return
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:
