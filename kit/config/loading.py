@@ -130,7 +130,7 @@ def explain(error: ValidationError, origin: str, schema: type[BaseModel]) -> str
         if message not in messages:
             messages.append(message)
     listed = [(f"{key}: " if key else "") + "; or: ".join(messages) for key, messages in lines.items()]
-    return f"{origin} cannot be run:\n  " + "\n  ".join(listed)
+    return f"{origin} is not valid:\n  " + "\n  ".join(listed)
 
 
 def _keys(schema: type[BaseModel], section: str) -> list[str]:

@@ -122,7 +122,7 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
 PHASES = ("generation", "rewards", "scoring", "update", "saving", "other")
 """Phases of a step, `seconds/<phase>` in metrics.jsonl."""
 MACHINES: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
-    ("Time a step", "seconds, by phase", {phase: (f"seconds/{phase}",) for phase in PHASES}),
+    ("Time per step", "seconds, by phase", {phase: (f"seconds/{phase}",) for phase in PHASES}),
     ("Memory", "GiB", {"process": ("memory/process",), "GPU peak": ("memory/gpu",)}),
     ("Speed, end to end", "completion tokens per second", {"tokens": ("tokens/per_second",)}),
 )
@@ -164,7 +164,7 @@ def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Pan
         drawn.append(Panel(title, label, lines, low=None if title == "Entropy" else 0.0, smooth=noisy))
     for title, label, names in MACHINES:
         lines = [line for name, keys in names.items() for line in series(name, *keys)]
-        if title == "Time a step" and not lines:  # stock TRL only logs the total
+        if title == "Time per step" and not lines:  # stock TRL only logs the total
             lines, label = series("step", "step_time"), "seconds"
         drawn.append(Panel(title, label, lines, low=0.0, topic=MACHINE))
     return [panel for panel in drawn if panel.series]

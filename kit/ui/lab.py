@@ -44,8 +44,8 @@ def build(form: Form) -> None:
     with gr.Tabs():
         with gr.Tab("Score"):
             readers = _score(form, place)
-        with gr.Tab("Try to cheat"):
-            readers.append(_cheat(form, place))
+        with gr.Tab("Try attacks"):
+            readers.append(_attacks(form, place))
         with gr.Tab("Signal check"):
             _signal(form)
     form.on(functools.partial(gr.on, [button.click for button in readers]), prompt, [place], [row], **READING)
@@ -139,9 +139,11 @@ def filled(sent: Sent, at: Any) -> list[Any]:
     return [text, scored(sent, at, text)]
 
 
-def _cheat(form: Form, place: gr.Number) -> gr.Button:
-    """Build the tab Try to cheat. Returns the button that reads the row."""
-    words = "Known ways to cheat a reward. None should score as high as a right answer, or training will find it."
+def _attacks(form: Form, place: gr.Number) -> gr.Button:
+    """Build the tab Try attacks. Returns the button that reads the row."""
+    words = (
+        "Known attacks: ways to earn the reward without solving the task. None should score as high as a right answer."
+    )
     gr.HTML(m.page(m.tag("p", words, class_="dim")))
     with gr.Row(elem_classes="tight"):
         run = gr.Button("Try all of them", variant="primary", size="md")
@@ -151,11 +153,11 @@ def _cheat(form: Form, place: gr.Number) -> gr.Button:
     )
     form.results.append(out)
     form.on(many.click, audited, [], [out], concurrency_limit=4)
-    form.on(run.click, cheated, [place], [out], concurrency_limit=4)
+    form.on(run.click, attacked, [place], [out], concurrency_limit=4)
     return run
 
 
-def cheated(sent: Sent, at: Any) -> str:
+def attacked(sent: Sent, at: Any) -> str:
     """Score the known attacks on a row."""
     try:
         return results.show_attacks(_ask(sent, "attacks", row=whole(at)))

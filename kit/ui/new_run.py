@@ -198,7 +198,7 @@ def check_reward(site: Site, value: Any) -> list[Any]:
         ]
     elif check["paid"]:
         lines.append(
-            m.note(f"{check['paid']} of {check['tried']} known attacks are paid. See 2 Reward, Try to cheat.", "warn")
+            m.note(f"{check['paid']} of {check['tried']} known attacks are paid. See 2 Reward, Try attacks.", "warn")
         )
     elif check["tried"]:
         lines.append(m.note(f"None of {check['tried']} known attacks is paid.", "ok"))

@@ -130,7 +130,7 @@ def show_card(check: dict[str, Any]) -> Markup:
     audit = check.get("audit")
     note = Markup("")
     if audit and audit["passed"]:
-        note = m.note(f"Cannot be cheated: no attack is paid on {audit['results'][0]['rows']} rows.", "ok")
+        note = m.note(f"No known attack works: none is paid on {audit['results'][0]['rows']} rows.", "ok")
     elif audit:
         note = m.note(f"{audit['problems'][0]} See 2 Reward, Signal check.", "warn")
     return m.tag("div", show_verdict(check) + note, class_="stack-notes")

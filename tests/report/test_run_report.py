@@ -71,7 +71,7 @@ def test_a_report_has_every_section_and_curve_and_asks_for_nothing_outside_itsel
     titles = [
         "Reward on training prompts", "Components of the reward", "Held-out problems solved", "Held-out reward, greedy",
         "Completion length", "Cut at the length limit", "KL to the reference policy", "Entropy", "Clipped by the objective",
-        "Groups with equal rewards", "Gradient norm", "Learning rate", "Time a step",
+        "Groups with equal rewards", "Gradient norm", "Learning rate", "Time per step",
     ]  # fmt: skip
     for title in titles:
         assert f"<title>{title}</title><desc>" in document, title

@@ -56,7 +56,7 @@ def test_a_run_goes_on_without_its_supervisor_says_so_and_ends_by_itself(
     status = run.status()
     assert status["state"] == "running"
     assert "supervisor" in status["reason"]
-    assert "goes on without it" in status["reason"]
+    assert "died; the run continues" in status["reason"]
     run.write_text("control/go", "")
     wait_for(lambda: run.status()["state"] == "finished")
     assert run.status()["reason"] is None
@@ -75,7 +75,7 @@ def test_both_killed_at_once_is_interrupted_and_never_finished(running: RunDir) 
     ("killed", "state", "reason"),
     [
         ("trainer", "failed", "signal 9"),
-        ("supervisor", "starting", "goes on without it"),
+        ("supervisor", "starting", "died; the run continues"),
     ],
 )
 def test_killed_while_it_prepares_it_starts_again_with_its_id(
@@ -179,11 +179,11 @@ def test_of_several_that_resume_one_run_exactly_one_gets_it(running: RunDir, rac
 def test_a_run_that_was_claimed_for_another_is_not_adopted(store: RunStore) -> None:
     run = store.create("one")
     run.write_status("starting", pid=os.getppid())
-    with pytest.raises(RunError, match="does not wait for this process"):
+    with pytest.raises(RunError, match="was not claimed for this process"):
         run.adopt()
     # This process is an orphan of an earlier attempt; the supervisor of the next one waits for its own.
     run.write_status("starting", pid=1, supervisor=identity(1))
-    with pytest.raises(RunError, match="does not wait for this process"):
+    with pytest.raises(RunError, match="was not claimed for this process"):
         run.adopt()
     run.write_status("starting", pid=os.getppid(), supervisor=identity(os.getppid()))
     run.adopt()

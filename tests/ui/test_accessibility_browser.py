@@ -21,7 +21,7 @@ from kit.ui.new_run import STEPS
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 __all__ = ["tab"]
 TABS = {"/new": tuple(STEPS), "/run": tuple(name.capitalize() for name in run.TABS)}
-INNER = {"2 Reward": ("Try to cheat", "Signal check")}
+INNER = {"2 Reward": ("Try attacks", "Signal check")}
 """Tabs within a tab, but the first, which is open."""
 RULES = {
     "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]},

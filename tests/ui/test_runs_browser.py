@@ -91,7 +91,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
     press(new, "Fill in examples for this row")
     sees(new, "rewards differ: this group teaches")
     sees(new, "accuracy read:")
-    step(new, "Try to cheat")
+    step(new, "Try attacks")
     press(new, "Try all of them")
     sees(new, re.compile(r"None of \d+ attacks"))
     press(new, "Audit on my rows")
