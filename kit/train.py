@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kit.runs.store import RunDir
     from kit.trainer.trainer import HookedGRPOTrainer
 
-sys.modules[__name__].__class__ = CallableModule  # importing this file binds it to kit.train, which is also a function
+sys.modules[__name__].__class__ = CallableModule  # kit.train is this module and a function
 
 
 def run(

@@ -212,7 +212,7 @@ def test_a_defect_is_found_and_ends_with_code_2(function: str, check: str, words
 
 
 def test_an_advantage_taken_for_a_clip_gets_the_hint_of_its_kind() -> None:
-    assert "--kind advantage" in run("objective", "check", "others.py:spread", code=2)
+    assert "--kind regularizer" in run("objective", "check", "others.py:spread", code=2)
     assert "No check failed." in run("objective", "check", "others.py:spread", "--kind", "advantage")
 
 

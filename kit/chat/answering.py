@@ -194,7 +194,7 @@ class Answerer(HeldOut):
             self.sampler.limit = sampling["max_tokens"]
 
         def ends(ids: Any, scores: Any, **_: Any) -> Any:
-            is_over = cancelled() or stream.is_full(ids.shape[1], sampling["max_tokens"])
+            is_over = cancelled() or ids.shape[1] >= stream.prompt_length + sampling["max_tokens"]
             return torch.full((ids.shape[0],), is_over, device=ids.device, dtype=torch.bool)
 
         self.further = {"streamer": stream, "stopping_criteria": [ends]}
@@ -220,11 +220,7 @@ class Stream:
         self._words: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._words.on_finalized_text = self._say
         self._conversation: list[int] = []  # prompt and turns so far
-        self._prompt_length = 0
-
-    def is_full(self, length: int, most: int) -> bool:
-        """Whether the conversation has `most` tokens after its first prompt."""
-        return length >= self._prompt_length + most
+        self.prompt_length = 0
 
     def put(self, value: Any) -> None:
         """Take the prompt first, then one token at a time; likewise in each further turn."""
@@ -232,7 +228,7 @@ class Stream:
         if not self._words.next_tokens_are_prompt:
             known += ids
         elif not known:
-            self._conversation, self._prompt_length = ids, len(ids)
+            self._conversation, self.prompt_length = ids, len(ids)
             self.check(len(ids))
         else:
             self._conversation = ids

@@ -119,8 +119,8 @@ def objective_check(name: Name, kind: Kind = None, override: Settings = None) ->
         failed = [finding.name for finding in findings if not finding.passed]
         if failed:
             failures.append(f"{hook.title} failed {len(failed)} of {len(findings)} checks: {', '.join(failed)}.")
-        if kind is None and hook.factory.custom and hook.kind == "clip" and "runs" in failed:
-            failures.append("It was checked as a clip. Is it an advantage? Then pass --kind advantage.")
+        if kind is None and hook.factory.custom and hook.kind == "clip" and failed:
+            failures.append("It was checked as a clip. For another kind of hook, pass e.g. --kind regularizer.")
     if failures:
         raise ObjectiveError(" ".join(failures) + " The table above says what to change.")
     typer.echo("No check failed.")

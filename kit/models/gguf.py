@@ -91,7 +91,8 @@ def converted(path: Path) -> Path:
     The folder is created atomically, so that an interrupted conversion has no effect. If two processes start at the same time,
     the second waits for the first.
     """
-    digest, root = file_hash(path), cache_folder() / "gguf"
+    stat, root = path.stat(), cache_folder() / "gguf"
+    digest = file_hash(path.resolve(), stat.st_size, stat.st_mtime_ns)
     folder = root / hashlib.sha256(f"{FORMAT} {digest}".encode()).hexdigest()[:16]
     if folder.is_dir():
         return folder
@@ -130,14 +131,9 @@ def origin_note(source: str) -> str | None:
     )
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file's content, cached by its size and modification time."""
-    stat = path.stat()
-    return _hash(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-
-
 @lru_cache(maxsize=8)
-def _hash(path: str, size: int, changed: int) -> str:
+def file_hash(path: Path, size: int, changed: int) -> str:
+    """SHA-256 of a file's content, cached by its size and modification time."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

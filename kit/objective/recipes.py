@@ -98,6 +98,16 @@ def recipe(name: str) -> dict[str, Any]:
     }
 
 
+def changed_parts(objective: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a section `objective` that differ from its recipe. A run's config.yaml contains all parts."""
+    parts, changed = recipe(objective["recipe"]), {}
+    for name, part in objective.items():
+        values = {key: value for key, value in part.items() if value is not None} if isinstance(part, dict) else part
+        if name in parts and values is not None and values != parts[name]:
+            changed[name] = part
+    return changed
+
+
 SINGLE = ("advantage", "clip", "reduction")
 LISTS = ("weights", "regularizers")
 KEYS = ("recipe", "advantage", "clip", "weights", "regularizers", "reduction")

@@ -99,7 +99,8 @@ class HookRegistry(Registry[HookFactory]):
         if isinstance(entry, Mapping):
             values = {str(key): value for key, value in entry.items()}
             if "name" not in values:
-                raise ConfigError(f"A {self.kind} needs a name, got {values}. Known: {', '.join(self)}.")
+                space = " YAML needs a space after `name:`." if any("name:" in key for key in values) else ""
+                raise ConfigError(f"A {self.kind} needs a name, got {values}.{space} Known: {', '.join(self)}.")
             target = values.pop("name")
         path = target if isinstance(target, str) else _import_path(target)
         if isinstance(target, str):

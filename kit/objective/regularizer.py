@@ -80,7 +80,7 @@ def kl(
     filled=True,
     needs={"entropy"},
     coef=0.01,
-    formula="-{coef} · entropy, averaged by the {average}",
+    formula="-{coef} · entropy, average: {average}",
     source="A3C, arXiv 1602.01783; TRL's entropy_coef",
 )
 def entropy_bonus(average: Literal["objective", "tokens"] = "objective") -> RegularizerFunction:

@@ -166,6 +166,9 @@ _EXAMPLE = "'linear(0.1, 0.0, 100)' or 'linear(start=0.1, end=0.0, steps=100)'"
 
 
 def _build(name: str, arguments: tuple[Any, ...], fields: Mapping[str, Any]) -> Schedule:
+    if name not in schedules:
+        text = f"No schedule is called '{name}'.{did_you_mean(name, schedules)} Known: {', '.join(schedules)}."
+        raise ConfigError(f"{text} For another one, compute the value in a hook from batch.step.")
     kind = schedules[name]
     known = [field.name for field in dataclasses.fields(kind) if field.init]
     for key in fields:
@@ -174,7 +177,7 @@ def _build(name: str, arguments: tuple[Any, ...], fields: Mapping[str, Any]) -> 
     try:
         return kind(*arguments, **fields)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} takes {', '.join(known)}: {str(error).rpartition('() ')[2]}") from None
+        raise ConfigError(f"{name} needs {', '.join(known)}: {str(error).rpartition('() ')[2]}") from None
 
 
 # --- controllers ------------------------------------------------------------------------------------------------------

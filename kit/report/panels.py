@@ -119,6 +119,11 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
 )
 """Title, y label, and lines with the names of a quantity in metrics.jsonl. The first name with values is used."""
 
+TERMS = (
+    ("Regularizers", "mean, without coefficient", r"objective/(?!clip$)(.+)"),
+    ("Coefficients that change", "coef", r"coef/(.+)"),
+)
+"""Title, y label, and pattern of the metrics of terms of the objective."""
 PHASES = ("generation", "rewards", "scoring", "update", "saving", "other")
 """Phases of a step, `seconds/<phase>` in metrics.jsonl."""
 MACHINES: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
@@ -162,6 +167,9 @@ def panels(columns: Mapping[str, Numbers], evaluations: Evaluations) -> list[Pan
         lines = [line for name, keys in names.items() for line in series(name, *keys, factor=factor)]
         noisy = title != "Learning rate"  # a running mean would hide its warm-up
         drawn.append(Panel(title, label, lines, low=None if title == "Entropy" else 0.0, smooth=noisy))
+    for title, label, pattern in TERMS:
+        terms = {match[1]: key for key in columns if (match := re.fullmatch(pattern, key))}
+        drawn.append(Panel(title, label, [line for name, key in terms.items() for line in series(name, key)]))
     for title, label, names in MACHINES:
         lines = [line for name, keys in names.items() for line in series(name, *keys)]
         if title == "Time per step" and not lines:  # stock TRL only logs the total

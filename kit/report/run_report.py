@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from kit.config import non_defaults
 from kit.evaluation.results import interval
+from kit.objective.recipes import KEYS, changed_parts, recipe, recipe_names
 from kit.report.charts import intervals, number, svg
 from kit.report.page import page, piece
 from kit.report.panels import LEARNING, MACHINE, columns_of, panels
@@ -35,9 +36,8 @@ MOST_ALERTS = 4
 MOST_OF_A_KIND = 12
 """Maximum number of listed events of one kind; others are counted."""
 MOST_SAMPLES = 8
-ROUTINE = ("checkpoint", "evaluation", "memory")
+ROUTINE = ("checkpoint", "evaluation", "memory", "packing")
 """Kinds of events that are not listed, because charts and scores show them."""
-HOOKS = ("advantage", "clip", "weights", "regularizers", "reduction")
 STATES = {
     "queued": ("info", "waits for a GPU"),
     "starting": ("info", "is starting"),
@@ -105,11 +105,12 @@ def subtitle(record: Record) -> str:
     """Model, data, reward and objective in one line."""
     functions = record.value("reward.functions") or []
     own = [str(each.get("path")) for each in functions if isinstance(each, dict)]
+    hooks = re.findall(r'"name": "([^"]+:[^"]+)"', json.dumps(record.value("objective"), default=str))  # import paths
     facts = {
         "model": record.value("model.name"),
         "data": record.data.get("source") or record.value("data.source"),
         "reward": " + ".join([*filter(None, [record.value("reward.preset")]), *own]),
-        "objective": record.value("objective.recipe"),
+        "objective": " with ".join(filter(None, [record.value("objective.recipe"), *hooks])),
     }
     return " · ".join(f"{name} {value}" for name, value in facts.items() if value)
 
@@ -267,7 +268,7 @@ def marks(record: Record) -> list[tuple[float, str]]:
 def configuration(record: Record) -> Markup:
     """The section of the configuration: keys that differ from their defaults, and all keys in a fold.
 
-    The objective's hooks are listed only among all keys, because every run writes them out.
+    Of the objective's parts, which every run writes out, it lists those that differ from the recipe.
     """
 
     def text(value: Any) -> str:
@@ -277,8 +278,14 @@ def configuration(record: Record) -> Markup:
     changed = [
         [key, shorten(text(value), 400), text(default)]
         for key, value, default in non_defaults(config)
-        if not (key.startswith("objective.") and key.split(".")[1] in HOOKS)
+        if not (key.startswith("objective.") and key.split(".")[1] in KEYS[1:])
     ]
+    objective = config.get("objective") or {}
+    if objective.get("recipe") in recipe_names():
+        parts = recipe(objective["recipe"])
+        changed += [
+            [f"objective.{key}", text(part), text(parts[key])] for key, part in changed_parts(objective).items()
+        ]
     return section("configuration", changed, _yaml(config) if config else "")
 
 

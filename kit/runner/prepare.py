@@ -476,7 +476,8 @@ def validate(config: RunConfig) -> list[str]:
     if parts.checker.checker is None:
         notes.append("reward: no component decides correctness, so held-out evaluation reports reward, not accuracy")
     needs = ", ".join(sorted(parts.objective.needs)) or "nothing beyond the policy"
-    notes.append(f"objective: {config.objective.recipe}, needs {needs}")
+    own = [hook.name for _, hook in parts.objective.hooks if hook.factory.custom]
+    notes.append(f"objective: {' with '.join([config.objective.recipe, *own])}, needs {needs}")
     clip, reduction = parts.objective.clip.name, parts.objective.reduction.name
     if config.optimisation.iterations == 1 and clip != "reinforce":
         notes.append(

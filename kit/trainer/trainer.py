@@ -290,7 +290,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         reason = next((reason for reason in reasons if reason is not None), None)
         if reason not in (None, OFF):
-            log.info("skip_flat_groups is off: %s", reason)
+            log.info("groups with equal rewards are not skipped: %s", reason)
         self.savings_report = {
             "token_budget": ON if token_budget else "no budget is set",
             "skip_flat_groups": reason or ON,

@@ -22,7 +22,7 @@ import yaml
 from kit.config import RunConfig, load_config, preset_names
 from kit.config.loading import apply_override, parse_yaml
 from kit.errors import ConfigError
-from kit.objective.recipes import recipe
+from kit.objective.recipes import changed_parts
 from kit.runs.files import to_json
 from kit.ui import guard
 from kit.ui.settings import Settings
@@ -162,12 +162,10 @@ def from_yaml(text: str, settings: Settings) -> Draft:
         raise ConfigError("Anchors and aliases (& and *) are not taken from the page.")
     tree = parse_yaml(text)
     target = load_config(tree).model_dump(mode="json")
-    recipe_parts = recipe(target["objective"]["recipe"])
-    for name, part in target["objective"].items():  # a run's config.yaml spells out the parts of its recipe
-        if isinstance(part, dict):
-            part = {key: value for key, value in part.items() if value is not None}
-        if part == recipe_parts.get(name):
-            target["objective"][name] = None
+    changed = changed_parts(target["objective"])
+    target["objective"] = {
+        key: value if key in ("recipe", *changed) else None for key, value in target["objective"].items()
+    }
     names = [FIRST, *(name for name in preset_names() if name != FIRST)]
     drafts = [Draft(name, dict(differences(preset_tree(name), target))) for name in names]
     draft = min(drafts, key=lambda draft: len(draft.changes))

@@ -124,7 +124,11 @@ def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
         yaml = gr.Code(language="yaml", lines=12, max_lines=28, interactive=True, elem_id="yaml", label="run.yaml")
         apply_yaml = gr.Button("Apply this YAML", size="sm")
     fold.expand(None, js=SCROLLED)
-    form.replaces(apply_yaml.click, _from_yaml_box, [yaml])
+    form.replaces(
+        apply_yaml.click,
+        lambda sent, text: (from_yaml(str(text), sent.form.site.settings).instead_of(sent.valid()), ""),
+        [yaml],
+    )
     # An edit clears the results, because they belong to the previous draft. The browser does it: an answer of the server could
     # arrive after the new results.
     form.draft.change(None, [], [reward, fits], js=f"() => {json.dumps([CHECKING] * 2)}")
@@ -149,10 +153,6 @@ def _side(form: Form) -> tuple[gr.HTML, gr.Textbox, gr.Code]:
             trigger_mode="once", show_progress="hidden", show_progress_on=[])  # fmt: skip
     target.change(None, [target], [], js="(address) => { if (address) window.location.href = address; }")
     return state, command, yaml
-
-
-def _from_yaml_box(sent: Sent, text: Any) -> tuple[Draft, str]:
-    return from_yaml(str(text), sent.form.site.settings).instead_of(sent.valid()), ""
 
 
 def show_draft(sent: Sent) -> list[Any]:

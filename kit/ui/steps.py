@@ -120,7 +120,8 @@ def data_step(form: Form) -> None:
     rows = gr.HTML()
     form.results.append(rows)
     form.replaces(drop.upload, _uploaded, [drop], [drop, source, rows], queue=True, concurrency_limit=4, js=SENT)
-    form.replaces(source.input, _guessed, [], [rows], queue=True, concurrency_limit=4)
+    guess = lambda sent: (*guessed(sent.form.site, sent.draft()), "")  # noqa: E731
+    form.replaces(source.input, guess, [], [rows], queue=True, concurrency_limit=4)
     form.on(count.click, tokens, [], [rows], concurrency_limit=4)
 
 
@@ -164,12 +165,6 @@ def _uploaded(sent: Sent, file: Any) -> tuple[Any, ...]:
     source = uploads.take(sent.form.site.settings.root, file)
     draft, message = guessed(sent.form.site, sent.valid().change("data.source", source))
     return draft, message, None, gr.Dropdown(choices=data_choices(sent.form)), ""
-
-
-def _guessed(sent: Sent) -> tuple[Any, ...]:
-    """Apply the settings that the rows of another source suggest; nothing is suggested for a task or a hub id."""
-    draft, message = guessed(sent.form.site, sent.draft())
-    return draft, message, ""
 
 
 def guessed(site: Site, draft: Draft) -> tuple[Draft, str]:

@@ -304,9 +304,4 @@ def _close_all() -> None:
             worker.end()
 
 
-def _abandon_all() -> None:
-    for pool in list(_POOLS):
-        pool._abandon_workers()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
+os.register_at_fork(after_in_child=lambda: list(map(Pool._abandon_workers, list(_POOLS))))

@@ -105,7 +105,7 @@ def test_the_command_with_the_hooks_is_accepted(page: Path) -> None:
     assert spec["clip"]["name"] == "my_hooks.py:tanh_clip"
     if page == HOOKS:
         assert spec["clip"]["width"] == 0.3
-        assert spec["regularizers"][0]["start"] == 40
+        assert spec["regularizers"][0]["start"] == 16
 
 
 def test_the_reward_of_custom_reward_scores_as_it_says() -> None:

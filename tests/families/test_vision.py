@@ -150,7 +150,7 @@ def test_pictures_for_a_model_of_text_are_refused(pictured, attempt, model_folde
     tree["model"]["name"] = str(model_folder)
     done = attempt()
     assert done.code == 2
-    assert "takes text only" in done.message
+    assert "reads text only" in done.message
     assert "data.image_column: none" in done.message
 
 

@@ -73,7 +73,7 @@ def test_strings_and_dicts_mean_a_controller(spec: Any, expected: Controller) ->
     ("spec", "message"),
     [
         ("adaptive_lk(0.1)", r"No schedule is called 'adaptive_lk'. Did you mean 'adaptive_kl'\?"),
-        ("adaptive_kl()", "adaptive_kl takes target, horizon, start: .*missing"),
+        ("adaptive_kl()", "adaptive_kl needs target, horizon, start: .*missing"),
         ("adaptive_kl(traget=0.1)", r"adaptive_kl has no 'traget'. Did you mean 'target'\? It takes: target, horizon"),
         ("adaptive_kl(target)", "a schedule takes plain numbers"),
         ("adaptive_kl(0)", "adaptive_kl: target must be a finite number and positive, got 0"),

@@ -273,7 +273,7 @@ def takes_coef(batch: TokenBatch, coef: float = 1.0) -> Tensor:
         ({"name": plain_pull, "strenght": 2}, r"no hyper-parameter 'strenght'. Did you mean 'strength'\?"),
         (clips.ppo_clip(), "clip 'ppo_clip' is no regularizer"),
         (clips.ppo_clip, "clip 'ppo_clip' is no regularizer"),
-        ({"name": plain_pull, "strength": "linear(0.1, 0.2)"}, "linear takes start, end, steps: missing 1 required"),
+        ({"name": plain_pull, "strength": "linear(0.1, 0.2)"}, "linear needs start, end, steps: missing 1 required"),
         ({"name": lambda batch, power=2: batch.logps**power, "power": "linear(2, 1, 9)"}, "annotate it as float"),
         ("nowhere.py:pull", "there is no file"),
     ],

@@ -46,7 +46,7 @@ def test_a_schedule_stays_between_its_extremes(text: str) -> None:
     ("spec", "message"),
     [
         ("lineer(0, 1, 2)", r"No schedule is called 'lineer'. Did you mean 'linear'\?"),
-        ("linear(0, 1)", "linear takes start, end, steps"),
+        ("linear(0, 1)", "linear needs start, end, steps"),
         ("linear(0, 1, x)", "a schedule takes plain numbers"),
         ("linear", "is not a schedule. Write it as"),
         ("linear(0, 1, 0)", "steps must be a whole number of optimiser steps >= 1, got 0"),

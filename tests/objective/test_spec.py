@@ -7,7 +7,7 @@ import yaml
 
 from kit.errors import ConfigError
 from kit.objective import Objective, recipe_names
-from kit.objective.recipes import DEFAULT_RECIPE, resolve
+from kit.objective.recipes import DEFAULT_RECIPE, changed_parts, resolve
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -16,6 +16,13 @@ def test_every_recipe_round_trips_through_yaml_with_every_default_explicit(name:
     again = Objective.from_spec(yaml.safe_load(objective.to_yaml()))
     assert again.to_spec() == objective.to_spec()
     assert set(objective.to_spec()) == {"advantage", "clip", "weights", "regularizers", "reduction"}
+
+
+def test_parts_that_differ_from_the_recipe() -> None:
+    assert changed_parts({"recipe": "dapo", **Objective.from_spec("dapo").to_spec()}) == {}
+    changed = Objective.from_spec({"recipe": "dapo", "clip": "gspo", "regularizers": ["kl"]}).to_spec()
+    assert list(changed_parts({"recipe": "dapo", **changed})) == ["clip", "regularizers"]
+    assert changed_parts({"recipe": "dapo", "clip": None}) == {}
 
 
 @pytest.mark.parametrize("name", recipe_names())

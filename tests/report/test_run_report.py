@@ -225,5 +225,17 @@ def test_the_full_configuration_can_be_run_again(make_run: Make, tmp_path: Path)
     assert load_config(tmp_path / "config.yaml") == load_config(run.config)
 
 
+def test_a_changed_loss_is_named_and_its_terms_have_curves(make_run: Make) -> None:
+    run = make_run(overrides=("objective.regularizers=[{name: 'mine.py:tail', coef: 0.1}]",))
+    lines = [{"step": step, "objective/tail": 0.5, "objective/clip": 0.1, "coef/tail": 0.1 / step} for step in (1, 2)]
+    run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    document = render(read(run))
+    text = Elements(document).text
+    assert "objective dapo with mine.py:tail" in text
+    assert "objective.regularizers" in text.partition("Keys that differ from the defaults")[2].partition("model:")[0]
+    for title in ("Regularizers", "Coefficients that change"):
+        assert f"<title>{title}</title><desc>" in document
+
+
 def _pre(document: str) -> list[str]:
     return [html.unescape(part.partition("</pre>")[0]) for part in document.split("<pre>")[1:]]

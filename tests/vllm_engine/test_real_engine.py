@@ -265,7 +265,7 @@ def test_what_vllm_says_of_memory_comes_with_its_advice() -> None:
 
     worker = (Path(vllm.__file__).parent / "v1/worker/gpu_worker.py").read_text()
     (words,) = re.findall(r'assert init_free_memory >= free_gpu_memory, \(\s*"(.*?)"', worker)
-    assert "start it again" in advice(AssertionError(words))
+    assert "Start it again" in advice(AssertionError(words))
     card = SimpleNamespace(total_memory=16 << 30, free_memory=1 << 30, device_="cuda:0")
     for refuse in (
         lambda: request_memory(card, SimpleNamespace(gpu_memory_utilization=0.3)),
