@@ -245,6 +245,8 @@ def test_a_clip_hook_from_a_file_trains_and_changes_the_numbers(attempt: Any) ->
     first, two = plain.folder.metrics()[0], hooked.folder.metrics()[0]
     assert two["grad_norm"] == pytest.approx(first["grad_norm"] / 2, rel=1e-4)  # half the surrogate, half the gradient
     assert load_config(hooked.folder.config).objective.clip == {"name": "mine.py:half", "share": 0.5}
+    warning = "With optimisation.iterations: 1 every ratio is 1"
+    assert (warning in plain.shown, warning in hooked.shown) == (False, True)
 
 
 def test_all_weights_train_without_lora_and_with_a_reference(attempt: Any) -> None:

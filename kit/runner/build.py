@@ -192,6 +192,8 @@ def build(job: Job, threads: int) -> tuple[HookedGRPOTrainer, BatchSizeBackoff]:
         f"{backend.device} ({backend.name}); objective {' with '.join([config.objective.recipe, *own])}, "
         f"seed {config.run.seed}"
     )
+    if config.optimisation.iterations == 1 and parts.objective.clip.factory.custom:
+        say("With optimisation.iterations: 1 every ratio is 1, so the bounds of your clip have no effect.")
     if backend.computes_in_float32:
         say(f"Backend: {backend.reason}.")
     elif args.fp16 and config.model.dtype == "auto":
