@@ -124,7 +124,7 @@ def summary(record: Record) -> Markup:
         words += ", before its first step"
     else:
         words += f" after {number(step, 9)} of {number(total, 9)} steps" if is_number(total) else f" after {step} steps"
-    end = f"This run {words}." + (f" Reason: {_sentence(reason)}" if reason else "")
+    end = f"This run {words}." + (f" Reason: {reason.rstrip('.')}." if reason else "")
     return section("summary", kind, end, record.faults, alerts(record), figures(record), record.env.get("model_origin"))
 
 
@@ -133,13 +133,9 @@ def alerts(record: Record) -> list[tuple[str, str]]:
     raised = [e for e in record.events if e.get("kind") == "alert" and e.get("severity") in ("warning", "error")]
     first = {alert.get("name"): alert for alert in reversed(raised)}
     return [
-        (alert["severity"], f"Step {alert.get('step', '?')}: {_sentence(str(alert.get('message') or name))}")
+        (alert["severity"], f"Step {alert.get('step', '?')}: {str(alert.get('message') or name).rstrip('.')}.")
         for name, alert in list(reversed(first.items()))[:MOST_ALERTS]
     ]
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def figures(record: Record) -> list[tuple[str, str]]:
@@ -292,7 +288,8 @@ def configuration(record: Record) -> Markup:
 def provenance(record: Record) -> Markup:
     """The content of data.json and env.json in folds, and the commands that repeat the run."""
     commit = (record.env.get("git") or {}).get("commit")
-    commands = [f"git checkout {commit}"] if commit else []
+    own = [name for name in record.env.get("inputs") or {} if name.endswith((".py", ".jinja"))]
+    commands = [f"git checkout {commit}"] * bool(commit) + [f"# in the folder of {', '.join(own)}"] * bool(own)
     commands.append(f"grpo-kit train config.yaml -o run.id={record.id[:58].rstrip('-')}-again")
     files = {name: _yaml(redacted(tree)) for name, tree in (("Data", record.data), ("Environment", record.env)) if tree}
     return section("provenance", files, "\n".join(commands))

@@ -232,6 +232,8 @@ def test_a_changed_loss_is_named_and_its_terms_have_curves(make_run: Make) -> No
     document = render(read(run))
     text = Elements(document).text
     assert "objective dapo with mine.py:tail" in text
+    run.write_json("env.json", {"inputs": {"mine.py": "ab" * 32, "model weights a.safetensors": "cd" * 32}})
+    assert "# in the folder of mine.py" in Elements(render(read(run))).text
     assert "objective.regularizers" in text.partition("Keys that differ from the defaults")[2].partition("model:")[0]
     for title in ("Regularizers", "Coefficients that change"):
         assert f"<title>{title}</title><desc>" in document
