@@ -187,7 +187,7 @@ def _audit(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report.as_dict(), indent=1))
     else:
-        print(f"{report.preset.name}: answers as {report.style}, {report.results[0].rows} rows")
+        print(f"{report.preset.name}, {report.results[0].rows} rows, answers in the style: {report.style}")
         _print_table(*report.table())
         print(report.verdict)
     return 0 if report.passed else PAID

@@ -242,6 +242,8 @@ def known_attacks(prompt: str, right: str, wrong: str, style: str = "answer") ->
 def _template(style: str) -> str:
     if style not in STYLES and _ANSWER not in style:
         raise RewardsError(f"No style {style!r}. {nearest(style, STYLES)} Or give a text that contains {_ANSWER}.")
+    if other := set(re.findall(r"(?<![\w}])\{\w+\}", STYLES.get(style, style))) - {_ANSWER}:
+        raise RewardsError(f"Style {style!r} contains {', '.join(sorted(other))}; only {_ANSWER} is replaced.")
     return STYLES.get(style, style)
 
 

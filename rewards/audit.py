@@ -143,7 +143,7 @@ class Audit:
             problems.append(f"the reward fails on all {right.tried} right answers: {right.reason}")
         elif right.rate < 0.5:
             problems.append(
-                f"only {right.paid} of {right.rows} references are paid as answers ({right.earned:.3g} on average), so the rates "
+                f"only {right.paid} of {right.rows} right answers are paid (mean score {right.earned:.3g}), so the other rates "
                 "mean little. Check the style of the answers, and that the reward reads the column of the reference."
             )
         return problems
@@ -154,7 +154,7 @@ class Audit:
         right = self.results[0]
         rows = right.rows
         notes = [
-            f"right: {rows - right.paid} of {rows} references are not paid as answers, the first one in row {each.row}: "
+            f"right: {rows - right.paid} of {rows} right answers are not paid, the first one in row {each.row}: "
             f"{each.reference[:60]!r}"
             for each in right.examples[:1]
             if right.rate >= 0.5
@@ -207,7 +207,7 @@ class Audit:
         rows = []
         for each in self.results:
             texts = [" ".join(f"{example.name} for {example.reference}".split())[:60] for example in each.examples[:2]]
-            text = ("" if each.attack in ATTACKS or not texts else "not: ") + "; ".join(texts)
+            text = ("" if each.attack in ATTACKS or not texts else "not paid: ") + "; ".join(texts)
             counts = (
                 each.attack,
                 each.rows,
@@ -218,7 +218,7 @@ class Audit:
                 each.tried,
             )
             rows.append([*map(str, counts), f"{each.seconds:.2g} s", text])
-        return ["", "rows", "paid", "rate", "earns", "failed", "tried", "slowest", "paid, for instance"], rows
+        return ["", "rows", "paid", "rate", "earns", "failed", "tried", "slowest", "examples"], rows
 
 
 def read_data(file: str | Path, prompt: str | None = None, reference: str | None = None) -> list[dict[str, Any]]:

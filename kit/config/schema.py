@@ -25,8 +25,8 @@ def json_schema() -> dict[str, Any]:
 def commented_yaml(config: RunConfig) -> str:
     """YAML of `config` with the meaning and the valid values of every key. `load_config` reads it back unchanged."""
     head = _comment(
-        "A run of grpo-kit. Every key is optional; omitted keys have their defaults. Check the file with "
-        "`grpo-kit validate FILE` and start it with `grpo-kit train FILE`; `-o section.key=value` overrides any key.",
+        "A run of grpo-kit. Every key is optional. The values below are those of a preset; a key that you delete gets its "
+        "default. Check the file with `grpo-kit validate FILE`, start it with `grpo-kit train FILE`.",
         indent=0,
     )
     return "\n".join([*head, *_section(config, 0)]) + "\n"

@@ -24,7 +24,7 @@ from kit.errors import KitError
 from kit.evaluation.heldout import Completion, HeldOut, Progress, evaluating, first_failure, scoring_context
 from kit.evaluation.statistics import Estimate, bootstrap_mean, pass_at_k, wilson
 from kit.generation.multi_turn import own_tokens
-from kit.generation.prompts import lengths_of, thinking_note
+from kit.generation.prompts import lengths_of, question, thinking_note
 from kit.models.loading import autocast_dtype
 from kit.planning.workbench import audit, plain
 from kit.runs.lock import held_gpu
@@ -115,7 +115,7 @@ def judge(signal: Signal) -> Verdict:
     if spread.low > INFORMATIVE:  # then length and format are learned too
         because += f"; {cut}" if is_cut else ""
         if right is not None and right.value == 0:
-            because += "; no sampled answer is right, so the model first learns what else the reward pays for"
+            because += "; no sampled answer is right, so the rewards differ only in partial credit"
         if signal.reward_seconds > max(1.0, signal.rollout_seconds):
             because += (
                 f"; rewards take {signal.reward_seconds:.1f} s per batch, completions {signal.rollout_seconds:.1f} s"
@@ -270,7 +270,7 @@ def measure(parts: Parts, model: Any, prompts: int, progress: Progress | None = 
 
 STATUS_WORDS = {
     "ok": "accepts it",
-    "wrong": "read the answer, which is not right",
+    "wrong": "gives less than its highest value",
     "format": "found no answer in the expected format",
     "not_applicable": "does not apply to this row",
     "timeout": "took too long",
@@ -287,7 +287,7 @@ def show_sample(base: BaseModel, sampled: Sampled, number: int) -> dict[str, Any
     verdict = "" if sampled.correct is None else "Right: " if sampled.correct[number] else "Not right: "
     parts = [f"{name} {STATUS_WORDS.get(status, f'says {status}')}" for name, status in statuses.items()]
     return {
-        "prompt": plain(prompt),
+        "prompt": question(base.rows[number // base.config.k]["prompt"]),
         "completion": plain(base._completion(prompt, (ids, cut))),
         "reward": sampled.verdict.totals[number],
         "statuses": statuses,

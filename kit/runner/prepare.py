@@ -304,8 +304,8 @@ def check_reward(
         reason = verdict.infos[name][0].get("reason", "no reason given")
         if isinstance(component, FunctionComponent):
             raise RewardError(
-                f"The reward function '{name}' failed on a trial completion of the first rows: {reason}. Correct the "
-                f"function. It receives these columns: {', '.join(columns)}; `reference` is the correct answer."
+                f"The reward function '{name}' failed on trial completions of the first rows: {reason}. Correct the "
+                f"function. It receives prompts, completions, {', '.join(columns)}; `reference` is the correct answer."
             )
         raise RewardError(
             f"The reward '{name}' of preset '{preset.name}' cannot score the rows of {config.data.source}: {reason}. Choose "

@@ -124,14 +124,14 @@ class FailureMonitor:
         self.bad = self.bad + 1 if share > self.limit else 0
         if self.bad >= self.patience:
             raise RewardError(
-                f"{share:.0%} of the rewards failed, and more than {self.limit:.0%} (reward.max_failure_share) in each of "
-                f"{self.patience} batches in a row. {first_failure(evaluation)}. Correct the reward. The result for every "
-                "completion is in completions/*.parquet."
+                f"In each of the last {self.patience} batches, more than {self.limit:.0%} (reward.max_failure_share) of the "
+                f"rewards failed: {first_failure(evaluation)}. Correct the reward. The result for every completion is in "
+                "completions/*.parquet."
             )
         if share and not self.warned:
             self.warned = True
             self.on_message(
-                f"Warning: {share:.0%} of the rewards of step {rollout.step + 1} failed and count as the lowest value. "
+                f"Warning: {share:.0%} of the rewards of step {rollout.step + 1} failed and got the lowest value. "
                 f"{first_failure(evaluation)}. Later failures are not printed; completions/*.parquet contains all."
             )
 

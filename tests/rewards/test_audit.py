@@ -75,7 +75,7 @@ def test_the_audit_scores_references_to_validate_its_rates() -> None:
     assert counts["right"] == (21, 21)
     assert counts["spellings"] == (21, 0)  # `$21$` is not `21` for this one
     _, report = rates(reward(lambda answer, right: False), attacks=("shuffles",))
-    assert report.problems == ["only 0 of 21 references are paid as answers (0 on average), so the rates mean little. Check "
+    assert report.problems == ["only 0 of 21 right answers are paid (mean score 0), so the other rates mean little. Check "
                                "the style of the answers, and that the reward reads the column of the reference."]  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_a_reference_that_earns_nothing_is_not_paid_though_the_checker_accepts_i
     counts, report = rates(preset, ROWS[:20], attacks=())
     assert counts["right"] == (20, 15)  # the first five earn 1 - 1, as an empty completion does
     assert report.results[0].earned == 0.75
-    assert report.notes == ["right: 5 of 20 references are not paid as answers, the first one in row 1: '21'"]
+    assert report.notes == ["right: 5 of 20 right answers are not paid, the first one in row 1: '21'"]
 
 
 def test_an_exception_costs_only_its_completion() -> None:

@@ -121,3 +121,10 @@ def test_a_reward_that_fails_is_one_problem_and_not_a_list_of_attacks():
     rows = [{"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}]
     report = testing.check(rewards.from_functions([(broken, 1.0)]), rows)
     assert report.problems == ["Row 1: the reward failed on 1 of 1 good completions: RuntimeError: no such column"]
+
+
+def test_a_style_with_an_unknown_placeholder_is_refused() -> None:
+    with pytest.raises(RewardsError, match=r"contains \{urgency\}; only \{answer\} is replaced"):
+        render_answer("{urgency} <answer>{answer}</answer>", "billing")
+    assert render_answer(r"\text{so} \frac{a}{b}: \boxed{{answer}}", "2") == r"\text{so} \frac{a}{b}: \boxed{2}"
+    assert render_answer('{"category": "{answer}"}', "billing") == '{"category": "billing"}'
