@@ -243,7 +243,7 @@ def test_a_reward_that_fails_on_its_trial_is_refused_before_anything_is_written(
     body, words = BAD_REWARDS[case]
     result = attempt(write_reward(body))
     assert (result.code, result.error["kind"], result.folder) == (2, "RewardError", None)
-    is_one_message(result.message, "The reward function 'score' failed on a trial", words.replace("8", "16"))
+    is_one_message(result.message, "The reward function 'score' failed on trial completions", words.replace("8", "16"))
 
 
 @pytest.mark.parametrize("case", BAD_REWARDS)
@@ -251,7 +251,7 @@ def test_a_reward_that_always_fails_later_ends_the_run(case: str, attempt: Any) 
     body, words = BAD_REWARDS[case]
     result = attempt(write_reward(LATER + " " + body.strip()))
     assert (result.code, result.error["kind"]) == (2, "RewardError")
-    is_one_message(result.message, "100% of the rewards failed", words, "reward.max_failure_share")
+    is_one_message(result.message, "In each of the last", words, "reward.max_failure_share")
     assert "Warning: 100% of the rewards of step 1 failed" in result.shown
     assert words in result.shown
     assert result.folder.status()["state"] == "failed"
