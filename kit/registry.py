@@ -1,4 +1,4 @@
-"""Names to objects: a registry that refuses doubles, and imports by `file.py:function` or `package.module:function`."""
+"""Objects by name: a registry, and the import of `file.py:function` or `package.module:function`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
 
 
 class Registry(Generic[T]):
-    """Objects of one kind by name. A name registered twice is an error; an unknown name is met with the nearest one."""
+    """Objects of one kind by name. A name cannot be registered twice; the error for an unknown name has the nearest one."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._items: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that files an object under `name`. Raises `ConfigError` if the name is taken."""
+        """Return a decorator that registers an object as `name`. Raises `ConfigError` if the name is taken."""
 
         def add(item: T) -> T:
             if name in self._items:
@@ -43,7 +43,7 @@ class Registry(Generic[T]):
             known = ", ".join(sorted(self._items))
             raise ConfigError(
                 f"No {self.kind} is called '{name}'.{did_you_mean(name, self._items)} Known: {known}. "
-                f"Your own goes by 'file.py:function' or 'package.module:function'."
+                f"Write your own as 'file.py:function' or 'package.module:function'."
             ) from None
 
     def __contains__(self, name: object) -> bool:
@@ -52,20 +52,17 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._items))
 
-    def __len__(self) -> int:
-        return len(self._items)
-
 
 def is_import_path(spec: str) -> bool:
-    """True for `file.py:function` and `package.module:function`, false for a registered name."""
+    """Whether `spec` is `file.py:function` or `package.module:function`, and not a registered name."""
     return ":" in spec
 
 
 def import_object(spec: str, *, base: Path | None = None) -> Any:
-    """The function or class named by `file.py:name` or `package.module:name`.
+    """Import the function or class `file.py:name` or `package.module:name`.
 
-    A relative file is looked for below `base` (default: the current directory). Raises `ConfigError` when the file,
-    module or name does not exist, or when importing it fails; the message lists what was found.
+    A relative file is below `base` (default: the current directory). Raises `ConfigError` if the file, module or name does
+    not exist, or if its import fails; the message lists the functions of the file.
     """
     from rewards.errors import FunctionPathError
     from rewards.functions import load_function

@@ -20,14 +20,17 @@ import rewards
 from rewards import Preset, testing
 from rewards.audit import ATTACKS, LIMIT, audit, read_data
 from rewards.errors import RewardsError
+from rewards.functions import FunctionComponent
 
 PAID, MISTAKE = 1, 2  # exit codes
 _SHOWN = 3  # notes or problems of a kind that are printed
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-Reader: TypeAlias = Callable[[str, list[str]], Preset | None]
-"""Returns the reward for a NAME and overrides, or None for a NAME that it does not know."""
+DataReader: TypeAlias = Callable[[Path | None, str | None, str | None], list[dict[str, Any]]]
+"""Reads the rows of a file; further arguments: columns of prompt and reference. None means the run's own rows and columns."""
+Reader: TypeAlias = Callable[[str, list[str]], tuple[Preset, DataReader] | None]
+"""Returns the reward of a NAME with overrides and the reader of its data, or None for a NAME that it does not know."""
 
 
 def main(
@@ -70,8 +73,13 @@ def parser(program: str = "grpo-rewards") -> argparse.ArgumentParser:
         "Exit code 1 if an attack is paid on a larger share of the rows than the limit.",
     )
     add = audit_verb.add_argument
-    add("--data", required=True, metavar="FILE", help="rows: .jsonl, .json, .csv or .parquet")
-    add("--prompt", metavar="COLUMN", help="column with the prompt; default: prompt, question, problem, ...")
+    add(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="rows: .jsonl, .json, .csv or .parquet; of a run.yaml: its training rows",
+    )
+    add("--prompt", metavar="COLUMN", help="column with the prompt; default: the run's, else prompt, question, ...")
     add("--reference", metavar="COLUMN", help="column with the reference, for example reward_model.ground_truth")
     add("--attack", action="append", metavar="NAME", help=f"one of {', '.join(ATTACKS)} (all); may be repeated")
     add("--style", help="form of an answer: boxed, answer, hash, ... or a text with {answer}")
@@ -118,8 +126,9 @@ def _show(options: argparse.Namespace) -> int:
 
 def _test(options: argparse.Namespace) -> int:
     """Score the rows of a file, or the golden rows of a preset, and print the value and status of every component."""
-    preset = _target(options)
-    rows = testing.read_rows(options.data) if options.data else testing.golden(preset.name)
+    preset, read_rows = _target(options, lambda file, prompt, reference: testing.read_rows(file or ""))
+    own = any(isinstance(component, FunctionComponent) for component, _ in preset.components)
+    rows = read_rows(options.data, None, None) if options.data else [] if own else testing.golden(preset.name)
     if not rows:
         problem = f"{options.data} is empty" if options.data else f"No rows come with '{options.name}'"
         example = '{"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}'
@@ -157,9 +166,9 @@ def _test(options: argparse.Namespace) -> int:
     return 0 if report.passed else PAID
 
 
-def _target(options: argparse.Namespace) -> Preset:
-    preset: Preset | None = options.read(options.name, options.override)
-    return preset or testing.target(options.name, **_parameters(options))
+def _target(options: argparse.Namespace, read: DataReader) -> tuple[Preset, DataReader]:
+    run: tuple[Preset, DataReader] | None = options.read(options.name, options.override)
+    return run or (testing.target(options.name, **_parameters(options)), read)
 
 
 def _first_of_each_kind(texts: Sequence[str]) -> Iterator[str]:
@@ -174,9 +183,10 @@ def _first_of_each_kind(texts: Sequence[str]) -> Iterator[str]:
 
 
 def _audit(options: argparse.Namespace) -> int:
+    preset, read = _target(options, read_data)
     report = audit(
-        _target(options),
-        read_data(options.data, options.prompt, options.reference),
+        preset,
+        read(options.data, options.prompt, options.reference),
         attacks=tuple(options.attack or ATTACKS),
         style=options.style,
         most=max(1, options.rows),
@@ -187,7 +197,9 @@ def _audit(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report.as_dict(), indent=1))
     else:
-        print(f"{report.preset.name}, {report.results[0].rows} rows, answers in the style: {report.style}")
+        print(
+            f"{report.preset.name}, {report.results[0].rows} rows, answers in the style: {report.style}. {report.rule}"
+        )
         _print_table(*report.table())
         print(report.verdict)
     return 0 if report.passed else PAID

@@ -51,7 +51,7 @@ from rewards.errors import RewardsError, nearest
 from rewards.functions import FunctionComponent
 from rewards.preset import Preset
 from rewards.protocol import Status
-from rewards.samples import REFERENCE_COLUMNS, completion_text, plain, prompt_text
+from rewards.samples import PROMPT_COLUMNS, REFERENCE_COLUMNS, completion_text, plain, prompt_text
 from rewards.testing import Case, golden, read_rows, score_cases
 
 ATTACKS = ("echo", "constants", "hedges", "near-misses", "shuffles", "slow")
@@ -60,7 +60,6 @@ LIMIT = 0.005
 _SHUFFLES = 3  # references of other rows, for each row
 _SLOW_ROWS = 3  # rows with slow answers, since each answer may take the complete deadline
 _EXAMPLES = 5
-_PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input")
 Row = Mapping[str, Any]
 
 
@@ -177,6 +176,16 @@ class Audit:
         return not self.problems
 
     @property
+    def rule(self) -> str:
+        """When the audit calls a completion paid."""
+        if (checker := self.preset.checker) is None:
+            return "Paid means: the total reaches the total of the row's reference."
+        others = ", ".join(name for name in self.preset.weights if name != checker)
+        return f"Paid means: '{checker}' accepts the answer." + (
+            f" The column 'earns' also counts {others}." if others else ""
+        )
+
+    @property
     def verdict(self) -> str:
         """Problems and notes, one per line, for printing below the table."""
         lines = [*(f"problem: {each}" for each in self.problems), *(f"note: {each}" for each in self.notes)]
@@ -221,25 +230,27 @@ class Audit:
         return ["", "rows", "paid", "rate", "earns", "failed", "tried", "slowest", "examples"], rows
 
 
-def read_data(file: str | Path, prompt: str | None = None, reference: str | None = None) -> list[dict[str, Any]]:
+def read_data(file: str | Path | None, prompt: str | None = None, reference: str | None = None) -> list[dict[str, Any]]:
     """Read rows of a dataset in the formats of other trainers: JSON Lines, a JSON list, CSV, or Parquet with pyarrow.
 
     Args:
         prompt, reference: columns of prompt and reference; `reward_model.ground_truth` names a nested value. By default
-            the first of `prompt`, `question`, `problem`, `instruction`, `query`, `input`, and the first of `reference`,
-            `answer`, `solution`, `ground_truth`, verl's `reward_model.ground_truth`. The rows get the values as `prompt` and
-            `reference`, and the entries of verl's `extra_info` as columns; all columns of the file stay.
+            the first of `PROMPT_COLUMNS`, and the first of `REFERENCE_COLUMNS` or verl's `reward_model.ground_truth`. The rows
+            get the values as `prompt` and `reference`, and the entries of verl's `extra_info` as columns; all columns of the
+            file stay.
 
     Raises:
-        RewardsError: the file cannot be read, or no row has the column; the message lists the columns of the file.
+        RewardsError: `file` is None or cannot be read, or no row has the column; the message lists the columns of the file.
     """
+    if file is None:
+        raise RewardsError("An audit needs rows. Pass a file with --data rows.jsonl.")
     rows = [dict(row) for row in _rows_of(Path(file))]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for row in rows:
         extra = row.get("extra_info")
         for name, value in extra.items() if isinstance(extra, Mapping) else ():
             row.setdefault(str(name), value)
-        prompt_column = prompt or next((name for name in _PROMPT_COLUMNS if row.get(name) is not None), None)
+        prompt_column = prompt or next((name for name in PROMPT_COLUMNS if row.get(name) is not None), None)
         reference_column = reference or next(
             (name for name in REFERENCE_COLUMNS if row.get(name) is not None), _VERL_REFERENCE
         )
@@ -421,12 +432,6 @@ def _score(preset: Preset, rows: Sequence[Row], seconds: float | None, cases: li
 
     With `seconds`, a child process scores the cases one by one. It is killed and replaced if a case takes longer.
     """
-    cases = [
-        replace(case, completion=[{"role": "assistant", "content": case.completion}])
-        if isinstance(rows[case.row].get("prompt"), list)
-        else case
-        for case in cases
-    ]
     case_rows = [rows[case.row] for case in cases]
     torch = sys.modules.get("torch")  # a forked child cannot use CUDA if this process has initialised it
     on_gpu = torch is not None and torch.cuda.is_initialized()

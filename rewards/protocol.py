@@ -1,9 +1,11 @@
 """Types that all modules of the library share: samples, components and scores."""
 
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ Status: TypeAlias = Literal["ok", "wrong", "format", "timeout", "error", "not_ap
 STATUSES: tuple[Status, ...] = get_args(Status)
 # Statuses of a reward that failed, as opposed to a bad completion.
 FAILURES: frozenset[Status] = frozenset({"error", "timeout", "infra"})
+_LIBRARY = str(Path(__file__).parent)
 
 T = TypeVar("T")
 
@@ -163,12 +166,18 @@ class ItemComponent(ABC):
 
 
 def failure_reason(failure: BaseException) -> str:
-    """Return `TypeName: message`, at most 300 characters; never raises, even if `str()` of the exception raises."""
+    """Return `TypeName: message (file.py, line N)`; never raises, even if `str()` of the exception raises.
+
+    The message has at most 300 characters. The place is the last line outside this library and installed packages, if any.
+    """
     try:
         message = str(failure)
     except Exception:
         message = "(no message)"
-    return f"{type(failure).__name__}: {message}"[:300]
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]
+    own = [place for place in places if not place[0].startswith((_LIBRARY, "<")) and "/lib/python3" not in place[0]]
+    at = f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+    return f"{type(failure).__name__}: {message}"[:300] + at
 
 
 def shown(value: object, limit: int = 200) -> str:

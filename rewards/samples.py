@@ -6,8 +6,9 @@ from typing import Any
 from rewards.errors import RewardsError
 from rewards.protocol import Sample
 
-# Columns that may hold the reference, in the order of preference.
-REFERENCE_COLUMNS = ("reference", "answer", "solution", "ground_truth")
+# Columns that may hold the prompt and the reference, in the order of preference.
+PROMPT_COLUMNS = ("prompt", "question", "problem", "messages", "instruction", "query", "input")
+REFERENCE_COLUMNS = ("reference", "answer", "solution", "ground_truth", "target", "label", "gold")
 
 
 def build_samples(

@@ -173,10 +173,7 @@ def _style_notes(preset: Preset, rows: Sequence[Row]) -> list[str]:
     answers = [row.get("right") or next((row[name] for name in REFERENCE_COLUMNS if name in row), None) for row in rows]
     texts = [reference_text(answer) or "" for answer in answers]
     for style in ANSWER_STYLES:
-        cases = [
-            Case(0, "good", style, _as_completion(row, render_answer(style, t)))
-            for row, t in zip(rows, texts, strict=True)
-        ]
+        cases = [Case(0, "good", style, render_answer(style, text)) for text in texts]
         if all(case.statuses[preset.checker or ""] == "ok" for case in score_cases(preset, rows, cases)):
             return [
                 "No good completion has the answer in the place that the reward reads. It accepts every right answer in the "
@@ -191,7 +188,7 @@ def _cases(number: int, row: Row, attacks: bool) -> list[Case]:
     for kind, answer in (("good", "right"), ("bad", "wrong"), ("completion", "")):
         completions[kind] = list(_completions(row.get(kind)))
         if "style" in row and isinstance(row.get(answer), str):
-            completions[kind].append(_as_completion(row, render_answer(row["style"], row[answer])))
+            completions[kind].append(render_answer(row["style"], row[answer]))
     cases = [Case(number, kind, _title(each), each) for kind, entries in completions.items() for each in entries]
     if not cases:
         raise RewardsError(f"Row {number} has no completions. Add some in `good`, `bad` or `completion`.")
@@ -202,7 +199,7 @@ def _cases(number: int, row: Row, attacks: bool) -> list[Case]:
     wrong = row.get("wrong", bad[0] if bad else "something else")
     style = row.get("style", "plain") if "right" in row or row.get("style") == "prose" else "plain"
     known = known_attacks(prompt_text(row.get("prompt", "")), right, str(wrong), style)
-    return cases + [Case(number, "attack", attack.name, _as_completion(row, attack.completion)) for attack in known]
+    return cases + [Case(number, "attack", attack.name, attack.completion) for attack in known]
 
 
 def score_cases(preset: Preset, rows: Sequence[Row], cases: Sequence[Case]) -> list[Case]:
@@ -217,7 +214,13 @@ def score_cases(preset: Preset, rows: Sequence[Row], cases: Sequence[Case]) -> l
     names = dict.fromkeys(str(name) for row in rows for name in row if name not in NOT_COLUMNS)
     columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
     prompts = [row.get("prompt", "") for row in rows]
-    evaluation = preset.score(build_samples(prompts, [case.completion for case in cases], **columns))
+    completions = [  # as a trainer passes them: messages for a prompt of messages
+        [{"role": "assistant", "content": case.completion}]
+        if isinstance(prompt, list) and not isinstance(case.completion, list)
+        else case.completion
+        for case, prompt in zip(cases, prompts, strict=True)
+    ]
+    evaluation = preset.score(build_samples(prompts, completions, **columns))
     scored = [
         replace(
             case,
@@ -269,12 +272,6 @@ def _completions(value: Any) -> list[Any]:
     if isinstance(value, list) and not (value and isinstance(value[0], Mapping)):
         return value
     return [value]
-
-
-def _as_completion(row: Row, text: str | None) -> Any:
-    """Return `text` as a completion like those of the row: a list of messages if they are conversational."""
-    sample = next((c for key in ("good", "bad", "completion") for c in _completions(row.get(key))), row.get("prompt"))
-    return [{"role": "assistant", "content": text}] if isinstance(sample, list) else text
 
 
 def _title(completion: Any, limit: int = 48) -> str:

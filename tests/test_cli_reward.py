@@ -88,3 +88,33 @@ def test_errors_of_the_user_are_one_message_and_exit_code_2(arguments: list[str]
     output = run("test", *arguments, code=2)
     assert output.startswith("error: ")
     assert words in " ".join(output.split())
+
+
+def test_the_reward_of_a_run_reads_the_columns_of_the_run() -> None:
+    source = """def label(completions, label, urgency, **_):
+    texts = [each[-1]["content"] for each in completions]
+    rows = zip(texts, label, urgency, strict=True)
+    return [0.1 * (level == 2) + text.endswith(f"<answer>{right}</answer>") for text, right, level in rows]
+"""
+    Path("mine.py").write_text(source)
+    tickets = [{"ticket": f"Ticket {n}", "label": name, "urgency": 2} for n, name in enumerate(["bug", "login"] * 4)]
+    Path("tickets.jsonl").write_text("".join(json.dumps(ticket) + "\n" for ticket in tickets))
+    Path("run.yaml").write_text(
+        "{model: {name: embedded}, reward: {functions: ['mine.py:label']},\n"
+        " data: {source: tickets.jsonl, prompt_column: ticket, reference_column: label}}"
+    )
+    audited = run("audit", "run.yaml", "--attack", "near-misses", "--json")
+    right = json.loads(audited)["results"][0]
+    assert (right["rows"], right["paid"]) == (4, 4)
+    marked = [ticket | {"good": ["<answer>bug</answer>"], "bad": ["<answer>login</answer>"]} for ticket in tickets[:1]]
+    scored = run("test", "run.yaml", "--data", rows(*marked), code=1)  # it pays answers in a row
+    assert "1.1 ok" in scored
+    assert "0.1 wrong" in scored
+    assert "No rows come with 'run.yaml'" in run("test", "run.yaml", code=2)
+
+
+def test_an_audit_says_what_paid_means() -> None:
+    data = rows(*({"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(5, 9)))
+    output = run("audit", "gsm8k-hash", "--data", data, "--attack", "near-misses")
+    assert "Paid means: 'accuracy' accepts the answer. The column 'earns' also counts format." in output
+    assert "Pass a file with --data" in run("audit", "gsm8k-hash", code=2)

@@ -24,6 +24,7 @@ from kit.runs.worker import CRASHED, STOPPED, USER_ERROR, is_user_error
 if TYPE_CHECKING:
     from kit.config import RunConfig
     from rewards import Preset
+    from rewards.__main__ import DataReader
 
 
 class KitGroup(TyperGroup):
@@ -170,12 +171,21 @@ def reward(context: typer.Context) -> None:
     """
     from rewards.__main__ import main as rewards_main
 
-    def read(name: str, override: list[str]) -> Preset | None:
+    def read(name: str, override: list[str]) -> tuple[Preset, DataReader] | None:
         if not name.endswith((".yaml", ".yml")):
             return None
+        from kit.data import load_data
+        from kit.data.sources import read_valid_rows
         from kit.runner.prepare import build_reward
 
-        return build_reward(_load(name, override))
+        config = _load(name, override)
+
+        def read_data(file: Path | None, prompt: str | None, reference: str | None) -> list[dict[str, Any]]:
+            columns = {"source": file and str(file), "prompt_column": prompt, "reference_column": reference}
+            data = config.data.model_copy(update={key: value for key, value in columns.items() if value})
+            return list(load_data(data).train) if file is None else read_valid_rows(data)[2].rows
+
+        return build_reward(config), read_data
 
     raise typer.Exit(rewards_main(context.args, "grpo-kit reward", read))
 

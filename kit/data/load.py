@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import DataConfig
 from kit.data.images import IMAGES
-from kit.data.rows import SHOWN_IN_INFO, Fault, Mapping, Record, Rows, collect_rows, map_columns, refuse_bad_rows
-from kit.data.sources import read_source
+from kit.data.rows import SHOWN_IN_INFO
+from kit.data.sources import read_valid_rows
 from kit.errors import DataError
 
 if TYPE_CHECKING:
@@ -46,18 +46,7 @@ def load_data(config: DataConfig) -> DataSplit:
     there are too few prompts for held-out rows. `filter_by_length` applies `max_prompt_tokens`, because it needs a
     tokenizer.
     """
-    source = read_source(config)
-    if not source.total:
-        raise DataError(f"{config.source} has no rows. A run needs at least one.")
-    if not source.columns:  # no row could be read, so there are no columns to map
-        faults = [
-            Fault(record.number, "the row has no columns") if isinstance(record, Record) else record
-            for record in source.records
-        ]
-        refuse_bad_rows(Rows(faults=faults), Mapping("prompt", None, {}), config)
-    mapping = map_columns(source.columns, config)
-    result = collect_rows(source, mapping, config)
-    refuse_bad_rows(result, mapping, config)
+    source, mapping, result = read_valid_rows(config)
     if source.heldout is None:
         sides = split_rows(result.keys, result.contents, config.heldout, config.seed)
     else:

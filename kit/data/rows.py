@@ -14,12 +14,11 @@ from kit.config import DataConfig
 from kit.data.images import CUSTOMARY, IMAGES, NONE, digest, folder_of, read_pictures
 from kit.errors import DataError
 from kit.registry import did_you_mean
+from rewards.samples import PROMPT_COLUMNS, REFERENCE_COLUMNS
 
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-PROMPTS = ("prompt", "question", "problem", "messages", "instruction", "input")
-REFERENCES = ("reference", "answer", "solution", "target", "label", "gold")
 # Keyword arguments that trl.GRPOTrainer passes to reward functions. A column of that name would conflict.
 TAKEN_BY_TRAINER = frozenset({
     "prompts", "prompt_ids", "completion", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric",
@@ -50,18 +49,18 @@ def map_columns(columns: Sequence[str], config: DataConfig) -> Mapping:
     for key, name in [*named.items(), *(("data.rename", name) for name in rename)]:
         if name is not None and name not in columns:
             raise DataError(f"{key}: there is no column '{name}'.{did_you_mean(name, columns)} Columns seen: {listed}.")
-    prompt = config.prompt_column or next((name for name in PROMPTS if name in columns), None)
+    prompt = config.prompt_column or next((name for name in PROMPT_COLUMNS if name in columns), None)
     if prompt is None:
-        near = next((hint for name in PROMPTS if (hint := did_you_mean(name, columns))), "")
+        near = next((hint for name in PROMPT_COLUMNS if (hint := did_you_mean(name, columns))), "")
         raise DataError(
-            f"Which column is the prompt?{near} Columns: {listed}. Known names: {', '.join(PROMPTS)}. Choose a column with "
-            "data.prompt_column."
+            f"Which column is the prompt?{near} Columns: {listed}. Known names: {', '.join(PROMPT_COLUMNS)}. Choose a "
+            "column with data.prompt_column."
         )
     if config.reference_column == prompt:
         raise DataError(
             f"Column '{prompt}' cannot be both prompt and reference, because the model would see the answer."
         )
-    known = (name for name in REFERENCES if name in columns and name != prompt)
+    known = (name for name in REFERENCE_COLUMNS if name in columns and name != prompt)
     reference = config.reference_column or next(known, None)
     pictures = [name for name in CUSTOMARY if name in columns and name not in rename]
     images = config.image_column or next(iter(pictures), None)

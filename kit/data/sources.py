@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import DataConfig
-from kit.data.rows import Fault, Record, Source
+from kit.data.rows import Fault, Mapping, Record, Rows, Source, collect_rows, map_columns, refuse_bad_rows
 from kit.errors import DataError
 from kit.registry import did_you_mean
 
@@ -42,6 +42,23 @@ def read_source(config: DataConfig) -> Source:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     return read_hub(config.source, config)
+
+
+def read_valid_rows(config: DataConfig) -> tuple[Source, Mapping, Rows]:
+    """The source, the roles of its columns, and its valid rows in source order. Raises as `load_data`."""
+    source = read_source(config)
+    if not source.total:
+        raise DataError(f"{config.source} has no rows. A run needs at least one.")
+    if not source.columns:  # no row could be read, so there are no columns to map
+        faults = [
+            Fault(record.number, "the row has no columns") if isinstance(record, Record) else record
+            for record in source.records
+        ]
+        refuse_bad_rows(Rows(faults=faults), Mapping("prompt", None, {}), config)
+    mapping = map_columns(source.columns, config)
+    result = collect_rows(source, mapping, config)
+    refuse_bad_rows(result, mapping, config)
+    return source, mapping, result
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -234,11 +234,7 @@ def _to_verl(out: Scaled, config: RunConfig, folder: Path) -> None:
         keys[f"{rollout}.load_format"] = "safetensors"  # the engine loads the base weights and receives adapters
     for key, value in keys.items():
         out.set(key, value)
-    out.tree = {
-        "defaults": ["ppo_trainer", "_self_"],
-        **out.tree,
-        NAME: {"loss": spec},
-    }
+    out.tree = {"defaults": ["ppo_trainer", "_self_"], **out.tree, NAME: {"loss": spec}}
     out.texts[f"{MODULE}.py"] = OBJECTIVE
     out.command = (
         f"PYTHONPATH={folder} VERL_USE_EXTERNAL_MODULES={MODULE} python -m verl.trainer.main_ppo --config-path={folder} "

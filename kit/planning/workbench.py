@@ -75,11 +75,7 @@ def columns(config: RunConfig, request: Request) -> dict[str, Any]:
         problem = str(error)
     else:
         uses = {column: f"passed to the reward as {name}" for column, name in mapping.extras.items()}
-        roles = {
-            "prompt": mapping.prompt,
-            "reference": mapping.reference,
-            "images": mapping.images,
-        }
+        roles = {"prompt": mapping.prompt, "reference": mapping.reference, "images": mapping.images}
         uses |= {name: role for role, name in roles.items() if name is not None}
     used = [column | {"use": uses.get(column["name"], "left out")} for column in table["columns"]]
     return table | {"columns": used, "problem": problem}
@@ -288,10 +284,7 @@ def attacks(config: RunConfig, request: Request) -> dict[str, Any]:
     """The known attacks around a training row's right answer, each scored next to a right and a wrong answer."""
     from kit.runner.prepare import build_reward
     from rewards import testing
-
-    def content(completion: Any) -> Any:
-        last = completion[-1] if isinstance(completion, list) and completion else completion
-        return last.get("content") if isinstance(last, dict) else last
+    from rewards.samples import completion_text
 
     (row,) = pick(config, [int(request.get("row", 0))])
     preset = build_reward(config)
@@ -310,7 +303,7 @@ def attacks(config: RunConfig, request: Request) -> dict[str, Any]:
             {
                 "kind": case.kind,
                 "name": case.name[:80],
-                "completion": None if content(case.completion) is None else plain(case.completion)[:300],
+                "completion": None if case.completion is None else completion_text(case.completion)[:300],
                 "total": case.total,
                 "why": "; ".join(dict.fromkeys(case.reasons.values()))[:200],
             }

@@ -120,7 +120,8 @@ class _Divergence(torch.autograd.Function):
         result = hidden.new_empty(len(hidden), dtype=stat)
         row_gradients = hidden.new_zeros(hidden.shape if ctx.stored else 0, dtype=stat)
         with torch.autocast(hidden.device.type, enabled=False):
-            policy_side, other_side = _sides(hidden, weight, bias, transform, other, stat)
+            policy_side = _Side.of(Projection(hidden, weight, bias, *transform), stat)
+            other_side = _Side.of(other, stat)
             for rows in _slices(len(hidden), size):
                 if ctx.stored:
                     result[rows], slope = _slice(policy_side, other_side, rows, kind, None)
@@ -146,7 +147,8 @@ class _Divergence(torch.autograd.Function):
         hidden, weight, bias = ctx.saved_tensors
         transform, other, kind, size, stat = ctx.settings
         with torch.autocast(hidden.device.type, enabled=False):
-            policy_side, other_side = _sides(hidden, weight, bias, transform, other, stat)
+            policy_side = _Side.of(Projection(hidden, weight, bias, *transform), stat)
+            other_side = _Side.of(other, stat)
             sums: list[Any] = [None if x is None else x.new_zeros(x.shape, dtype=stat) for x in (hidden, weight, bias)]
             for rows in _slices(len(hidden), size):
                 _, slope = _slice(policy_side, other_side, rows, kind, grad[rows])
@@ -156,17 +158,6 @@ class _Divergence(torch.autograd.Function):
                     sums[2] += slope.sum(0)
         inputs = zip(sums, (hidden, weight, bias), strict=True)
         return (*(None if total is None else total.to(x.dtype) for total, x in inputs), *(None,) * 4)
-
-
-def _sides(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    transform: tuple[float, float | None, float],
-    other: Projection,
-    stat: torch.dtype,
-) -> tuple[_Side, _Side]:
-    return _Side.of(Projection(hidden, weight, bias, *transform), stat), _Side.of(other, stat)
 
 
 def _slices(count: int, size: int) -> list[slice]:

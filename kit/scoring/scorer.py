@@ -464,10 +464,7 @@ GPU_PACK_TOKENS = 8192
 LONG_PROMPT = 4
 """A pack may always hold this many times the prompt's width, because every part of a divided group repeats its prompt."""
 PLAIN = ExtraOutputs()
-REMEDY = {
-    "left": "Set optimisation.packing: false.",
-    "right": "Set model.backend: transformers.",
-}
+REMEDY = {"left": "Set optimisation.packing: false.", "right": "Set model.backend: transformers."}
 
 
 class Report(TypedDict):

@@ -174,9 +174,7 @@ def carry_out(plan: Plan, tell: Tell = print, *, quiet: bool = False, **how: Any
             failed.append(f"{arm}, seed {seed}: {error}")
             tell(f"  failed: {error}")
         if number == len(plan.arms) and not failed:
-            compare_runs(
-                _done(plan), plan.root, metric=how.get("metric")
-            )  # raises early if the arms cannot be compared
+            compare_runs(_done(plan), plan.root, metric=how.get("metric"))  # raises if the arms cannot be compared
     result = compare_runs(_done(plan), plan.root, **how)
     result["warnings"] += [f"A run failed and was left out. {reason}" for reason in failed]
     write_atomic(plan.folder / "comparison.json", to_json(result, indent=2) + "\n")

@@ -208,7 +208,9 @@ class Jobs:
                     job.result = json.loads(result.read_text(encoding="utf-8"))
                     job.state = "done"
         except KitError as error:
-            job.error = _with_line(error, job)
+            job.error = str(error)
+            if "crashed with exit code" in job.error and job.line:
+                job.error += f"\n{job.line}"  # the last line that the process printed
             job.state = "failed" if job.state == "running" else job.state
         except Exception as error:
             job.error, job.state = f"The check broke: {type(error).__name__}: {error}", "failed"
@@ -237,9 +239,3 @@ def _end(job: Job) -> None:
     if job.pid is not None:
         with suppress(OSError):  # the process alone: from a terminal it is in the server's process group
             os.kill(job.pid, signal.SIGTERM)
-
-
-def _with_line(error: KitError, job: Job) -> str:
-    """Return the error with the last line that a crashed job printed."""
-    text = str(error)
-    return f"{text}\n{job.line}" if "crashed with exit code" in text and job.line else text

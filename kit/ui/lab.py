@@ -204,7 +204,9 @@ def _signal(form: Form) -> None:
             return [f"{before.partition('|')[0]}|", *learned(None), gr.skip(), gr.Timer(active=False)]
         prefix = check_prefix(config)
         job, training = site.jobs.latest(prefix), ", ".join(site.live())
-        expected = job.state == "running" if job else is_changed(Draft.read(draft))
+        # A preset is known to learn; with other data, reward or model it may not.
+        changed = any(key.startswith(("data", "reward", "model.name")) for key in Draft.read(draft).changes)
+        expected = job.state == "running" if job else changed
         now = f"{prefix}|{job.stamp if job else ''}|{training}"
         if now != before:
             if not before.startswith(prefix) and "|" in before:
@@ -235,11 +237,6 @@ def start_check(site: Site, config: RunConfig, prompts: int) -> None:
     """Start the signal check and the audit in a child process. Raises `KitError`."""
     request = {"config": config.model_dump(mode="json"), "prompts": prompts, "audit": True}
     site.jobs.start(f"{check_prefix(config)}{prompts}", SIGNAL, request)
-
-
-def is_changed(draft: Draft) -> bool:
-    """Whether data, reward or model differ from those of the preset, which is known to learn."""
-    return any(key.startswith(("data", "reward", "model.name")) for key in draft.changes)
 
 
 def learned(job: Job | None) -> list[Any]:

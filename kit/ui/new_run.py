@@ -21,11 +21,7 @@ from kit.ui.form import Form, Sent
 from kit.ui.results import in_words
 from kit.ui.site import POLL_SECONDS, UNSEEN, Site, address, run_box
 
-STEPS = {
-    "1 Data": steps.data_step,
-    "2 Reward": lab.build,
-    "3 Training": steps.train_step,
-}
+STEPS = {"1 Data": steps.data_step, "2 Reward": lab.build, "3 Training": steps.train_step}
 
 
 def build(site: Site, blocks: gr.Blocks) -> None:

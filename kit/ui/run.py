@@ -300,15 +300,15 @@ def build(site: Site, blocks: gr.Blocks) -> None:
     read_address = functools.partial(_from_address, site)
     blocks.load(read_address, [named, named_tab], [chosen, tabs, tab], js=FROM_ADDRESS, **QUIET).then(**look)
     chosen.input(None, [chosen], [], js=TO_RUN)
-    chosen.input(**look).then(functools.partial(_look_if_open, opened), [tab, *opened.inputs], opened.outputs, **QUIET)
+    # Completions are filled if their tab is open, otherwise when it is opened.
+    unchanged = [gr.skip()] * len(opened.outputs)
+    chosen.input(**look).then(
+        lambda tab, *inputs: opened.look(*inputs) if tab == "completions" else unchanged,
+        [tab, *opened.inputs], opened.outputs, **QUIET,
+    )  # fmt: skip
     for action in actions:
         action.then(**look)
     timer.tick(**look)
-
-
-def _look_if_open(part: explorer.Explorer, tab: Any, *inputs: Any) -> list[Any]:
-    """Fill the completions if their tab is open; otherwise they are filled when it is opened."""
-    return part.look(*inputs) if tab == "completions" else [gr.skip()] * len(part.outputs)
 
 
 def _from_address(site: Site, run_id: Any, tab: Any) -> list[Any]:

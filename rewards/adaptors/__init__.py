@@ -6,10 +6,4 @@ TRL accepts None; the others do not, so an excluded completion (`not_applicable`
 from rewards.adaptors.trl import BatchEvaluator, TrlReward, TrlRewards
 from rewards.adaptors.verl import EasyR1Reward, VerlReward
 
-__all__ = [
-    "BatchEvaluator",
-    "EasyR1Reward",
-    "TrlReward",
-    "TrlRewards",
-    "VerlReward",
-]
+__all__ = ["BatchEvaluator", "EasyR1Reward", "TrlReward", "TrlRewards", "VerlReward"]

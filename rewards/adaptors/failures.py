@@ -4,6 +4,7 @@ Each component and reason is logged once. A reward that cannot score any complet
 """
 
 import logging
+import re
 import threading
 from collections.abc import Iterable
 
@@ -60,10 +61,15 @@ class FailureLog:
                 continue
             failed = [position for position, status in enumerate(statuses) if status in ("error", "infra")]
             if failed:
-                reason = evaluation.infos[name][failed[0]].get("reason", "no reason given")
+                reason = str(evaluation.infos[name][failed[0]].get("reason", "no reason given"))
+                advice = (
+                    f"The reference is taken from the first of {', '.join(REFERENCE_COLUMNS)}. Name another with "
+                    ".trl(reference_column=...), correct the reward"
+                    if re.search("reference|column|argument|KeyError|missing", reason)
+                    else "Correct the reward"
+                )
                 raise RewardsError(
                     f"Reward {name!r} could score none of the first {len(statuses)} completions: {statuses[failed[0]]}: "
-                    f"{reason}. Columns of this batch: {', '.join(columns) or 'none'}; the reference is taken from the "
-                    f"first of {', '.join(REFERENCE_COLUMNS)}. Name another with .trl(reference_column=...), correct the "
-                    "reward, or continue without a score with .trl(strict=False)."
+                    f"{reason}. Columns of this batch: {', '.join(columns) or 'none'}. {advice}, or continue without a score "
+                    "with .trl(strict=False)."
                 )

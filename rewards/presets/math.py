@@ -112,11 +112,7 @@ def math_dapo(
     >>> load("math-dapo", max_length=100, cache=20).score(samples).totals
     [1.0, 0.5, -2.0]
     """
-    accuracy = MathVerify(
-        **vars(options),
-        low=-1.0,
-        floor=-1.0,
-    )
+    accuracy = MathVerify(**vars(options), low=-1.0, floor=-1.0)
     overlong = SoftOverlong(max_length=max_length, cache=cache)
     return Preset([(accuracy, 1.0), (overlong, overlong_weight)], checker="accuracy")
 

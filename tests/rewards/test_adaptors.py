@@ -96,22 +96,34 @@ def test_seed_step_and_horizon_reach_components():
 
 
 @pytest.mark.parametrize(
-    ("preset", "columns", "reason"),
+    ("preset", "columns", "reason", "advice"),
     [
-        ("gsm8k-hash", {"question": ["6 x 12?"] * 2}, "Columns of this batch: question"),
-        ("gsm8k-hash", {"answer": ["72"]}, "Columns of this batch: none"),  # a column of another length is no column
-        ("code-stdio", {"tets": [["x"]] * 2}, "no tests: give a column"),  # where the other completion has no program
-        (from_functions([(lambda completions: 1 / 0, 1.0)]), {}, "ZeroDivisionError"),
-        (from_functions([(lambda completions: [1.0], 1.0)]), {}, "returned 1 rewards for 2 completions"),
+        ("gsm8k-hash", {"question": ["6 x 12?"] * 2}, "Columns of this batch: question", "reference_column"),
+        # a column of another length is no column
+        ("gsm8k-hash", {"answer": ["72"]}, "Columns of this batch: none", "reference_column"),
+        # where the other completion has no program
+        ("code-stdio", {"tets": [["x"]] * 2}, "no tests: give a column", "reference_column"),
+        (
+            from_functions([(lambda completions: 1 / 0, 1.0)]),
+            {},
+            "ZeroDivisionError: division by zero (test_adaptors.py, line ",
+            "none. Correct the reward",
+        ),
+        (
+            from_functions([(lambda completions: [1.0], 1.0)]),
+            {},
+            "returned 1 rewards for 2 completions.",
+            "none. Correct the reward",
+        ),
     ],
 )
-def test_a_first_batch_of_which_nothing_can_be_scored_is_refused_with_the_reason(preset, columns, reason):
+def test_a_first_batch_of_which_nothing_can_be_scored_is_refused_with_the_reason(preset, columns, reason, advice):
     preset = load(preset) if isinstance(preset, str) else preset
     completions = ["#### 72\n```python\nprint(1)\n```", "no program"]
     with pytest.raises(RewardsError, match="could score none of the first 2 completions") as refused:
         call(preset.trl(), completions, **columns)
     assert reason in str(refused.value)
-    assert "reference_column" in str(refused.value)
+    assert advice in str(refused.value)
     rewards, _ = call(preset.trl(strict=False), completions, **columns)
     assert rewards[0] == [0.0, 0.0]
 

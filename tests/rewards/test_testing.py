@@ -99,10 +99,10 @@ def test_completions_have_the_shape_that_the_rows_have():
 
     preset = Preset([from_function(chat)], name="chat")
     prompt = [{"role": "user", "content": "6 x 12?"}]
-    for row in ({"good": [[{"role": "assistant", "content": "72"}]]}, {"style": "plain", "right": "72", "wrong": "70"}):
+    messages, text = [[{"role": "assistant", "content": "72"}]], ["72"]
+    for row in ({"good": messages}, {"good": text}, {"style": "plain", "right": "72", "wrong": "70"}):
         report = testing.check(preset, [{"prompt": prompt, **row}])
         assert report.passed, report.problems
-        assert all(isinstance(case.completion, list) for case in report.cases)
 
 
 @pytest.mark.parametrize("style", [*STYLES, "Answer: {answer}"])
@@ -120,7 +120,10 @@ def test_a_reward_that_fails_is_one_problem_and_not_a_list_of_attacks():
 
     rows = [{"prompt": "6 x 12?", "answer": "72", "style": "boxed", "right": "72", "wrong": "70"}]
     report = testing.check(rewards.from_functions([(broken, 1.0)]), rows)
-    assert report.problems == ["Row 1: the reward failed on 1 of 1 good completions: RuntimeError: no such column"]
+    (problem,) = report.problems
+    assert problem.startswith(
+        "Row 1: the reward failed on 1 of 1 good completions: RuntimeError: no such column (test_testing.py,"
+    )
 
 
 def test_a_style_with_an_unknown_placeholder_is_refused() -> None:
