@@ -176,8 +176,11 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
             result.faults.append(Fault(record.number, str(error)))
             continue
         known = kind
-        if (column := mapping.reference) and column not in ("prompt", *mapping.extras.values(), *TAKEN_BY_TRAINER):
-            row[column] = row["reference"]  # reward functions for TRL have a parameter with the column's name
+        prompt = record.values[mapping.prompt]
+        for column, value in ((mapping.reference, row["reference"]), (mapping.prompt, prompt)):
+            taken = column in ("prompt", "reference", *mapping.extras.values(), *TAKEN_BY_TRAINER)
+            if column is not None and not taken and (value is None or isinstance(value, str)):
+                row[column] = value  # reward functions for TRL have parameters with the names of the columns
         result.rows.append(row)
         result.keys.append(key)
         result.contents.append(content)

@@ -12,6 +12,7 @@ def test_the_first_known_name_wins_and_the_others_stay(jsonl, config):
     train = load_data(config(jsonl({"problem": "p", "question": "q", "solution": "s", "answer": "a"}))).train
     assert train[0] == {
         "prompt": [{"role": "user", "content": "q"}], "reference": "a", "problem": "p", "solution": "s", "answer": "a",
+        "question": "q",
     }  # fmt: skip
 
 
@@ -28,7 +29,7 @@ def test_renamed_columns_reach_the_reward_under_our_name(jsonl, config):
     split = load_data(config(path, rename={"unit_tests": "tests", "answer": "worked", "completions": "samples"}))
     assert split.train[0] == {
         "prompt": [{"role": "user", "content": "q"}], "reference": "a", "answer": "a",
-        "worked": "a", "tests": "t", "samples": "c",
+        "question": "q", "worked": "a", "tests": "t", "samples": "c",
     }  # fmt: skip
     assert split.info["mapping"]["rename"] == {"unit_tests": "tests", "answer": "worked", "completions": "samples"}
 
@@ -36,7 +37,7 @@ def test_renamed_columns_reach_the_reward_under_our_name(jsonl, config):
 def test_columns_whose_name_is_taken_are_left_out_with_a_note(jsonl, config):
     path = jsonl({"prompt": "old", "text": "t", "completions": "c", "reference": "r", "gold": "g"})
     split = load_data(config(path, prompt_column="text", reference_column="gold"))
-    assert split.train.column_names == ["prompt", "reference", "gold"]
+    assert split.train.column_names == ["prompt", "reference", "gold", "text"]
     assert split.train[0]["reference"] == "g"
     assert [note.split("'")[1] for note in split.info["notes"]] == ["prompt", "completions", "reference"]
 

@@ -39,8 +39,9 @@ def write(path: Path) -> Path:
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 def test_every_kind_of_file_gives_the_same_rows(tmp_path, config, suffix):
     split = load_data(config(write(tmp_path / f"rows{suffix}")))
-    assert split.train.to_list() == [row | {"answer": row["reference"]} for row in EXPECTED]
-    assert split.info["columns"] == ["prompt", "reference", "topic", "answer"]
+    own = [{"answer": row["reference"], "question": row["prompt"][0]["content"]} for row in EXPECTED]
+    assert split.train.to_list() == [row | columns for row, columns in zip(EXPECTED, own, strict=True)]
+    assert split.info["columns"] == ["prompt", "reference", "topic", "answer", "question"]
     assert split.info["mapping"] == {"prompt": "question", "reference": "answer", "rename": {}}
     assert split.info["rows"] == {
         "read": 3, "used": 3, "train": 3, "heldout": 0, "heldout_duplicates": 0, "skipped": 0, "too_long": 0,
@@ -86,6 +87,7 @@ def test_semicolons_and_tabs_separate_where_there_is_no_comma(tmp_path, config, 
     path.write_text(f"question{separator}answer\n1+1, quickly?{separator}2\n", encoding="utf-8")
     assert load_data(config(path)).train.to_list()[0] == {
         "prompt": [{"role": "user", "content": "1+1, quickly?"}], "reference": "2", "answer": "2",
+        "question": "1+1, quickly?",
     }  # fmt: skip
 
 
