@@ -11,7 +11,7 @@
     padding             more padding changes nothing                                       all
     extreme ratios      output and gradient finite at log ratios of ±80 nats in float32    clip, weight, regularizer
     empty micro-batch   a differentiable 0                                                 all but advantages
-    advantage           it changes the gradient on policy; a note if in the wrong direction clip
+    advantage           it changes the gradient on policy, in the right direction          clip
     accumulation        a note if micro-batches do not add up to the batch                 reduction
     unscorable          a NaN reward gives advantage 0 and does not influence others       advantage
     order               groups may be interleaved, in any order, with any ids              advantage
@@ -485,10 +485,10 @@ def _advantage(subject: Subject) -> str:
         )
     moved = torch.cat([(slope * a)[slope != 0] for slope, a in zip(slopes[:2], variations[:2], strict=True)])
     right, total = int((moved < 0).sum()), moved.numel()
+    if right == 0:
+        raise Fault("a positive advantage lowers the probability of every token. Change the sign of the loss.")
     if 2 * right <= total:
-        return Note(
-            f"a positive advantage lowers the probability: is a sign missing? (at {total - right} of {total} tokens)"
-        )
+        return Note(f"a positive advantage lowers the probability at {total - right} of {total} tokens.")
     return f"on policy the gradient has the sign of -A at {right} of {total} tokens with a gradient"
 
 

@@ -52,6 +52,8 @@ QUANTITIES = (
     Quantity("completion length", "tokens, mean of the last half", ("completions/mean_length",)),
     Quantity("entropy", "nats per token, mean of the last half", ("entropy",)),
     Quantity("KL", "nats per token, mean of the last half", ("kl", "kl/k3", "kl/k1", "kl/k2", "kl/abs")),
+    Quantity("clip fraction", "share of tokens, mean of the last half", ("clip_fraction/region",)),
+    Quantity("gradient norm", "before clipping, mean of the last half", ("grad_norm",)),
     Quantity("time per step", "seconds, mean without the first step", ("step_time",)),
     Quantity("speed", "completion tokens per second, mean without the first step", ("tokens/per_second",)),
 )

@@ -187,19 +187,24 @@ def test_a_detached_regularizer_fails_unless_it_is_only_logged() -> None:
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("function", "result", "words"),
     [
-        lambda batch: batch.advantages * batch.ratio,
-        lambda batch: torch.sign(batch.advantages) * batch.ratio,
-        lambda batch: -batch.advantages.abs() * batch.ratio,  # right by half: bad completions are learned, too
+        (lambda batch: batch.advantages * batch.ratio, "failed", "of every token. Change the sign"),
+        (lambda batch: torch.sign(batch.advantages) * batch.ratio, "failed", "of every token. Change the sign"),
+        # right by half: bad completions are learned, too
+        (
+            lambda batch: -batch.advantages.abs() * batch.ratio,
+            "note",
+            "a positive advantage lowers the probability at ",
+        ),
     ],
     ids=["plus_for_minus", "sign_only", "magnitude_only"],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (1, 2))])
-def test_a_clip_of_the_wrong_sign_is_noted(function: Callable[..., Any], seed: int) -> None:
+def test_a_clip_of_the_wrong_sign_is_reported(function: Callable[..., Any], seed: int, result: str, words: str) -> None:
     finding = one(check_hook(objective.clips.build(function), seed), "advantage")
-    assert finding.note
-    assert "a positive advantage lowers the probability: is a sign missing?" in finding.detail
+    assert finding.result == result
+    assert words in finding.detail
 
 
 def test_a_clip_without_gradient_on_policy_is_noted() -> None:
