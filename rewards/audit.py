@@ -195,17 +195,16 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the audit as plain values, for JSON."""
-        fields = ("attack", "rows", "paid", "rate", "earned", "tried", "failed", "reason", "seconds")
-        results = [
-            {name: getattr(result, name) for name in fields}
-            | {"examples": [each._asdict() | {"completion": each.completion[:300]} for each in result.examples]}
-            for result in self.results
-        ]
+        results = []
+        for result in self.results:
+            examples = [each._asdict() | {"completion": each.completion[:300]} for each in result.examples]
+            results.append(vars(result) | {"rate": result.rate, "examples": examples})
         return {
             "preset": self.preset.name,
             "style": self.style,
             "limit": self.limit,
             "passed": self.passed,
+            "rule": self.rule,
             "problems": self.problems,
             "notes": self.notes,
             "results": results,

