@@ -219,22 +219,26 @@ def sampler_mismatch(batch: TokenBatch) -> tuple[dict[str, Mean], Tensor]:
 class SamplerAlarm(TrainerCallback):  # type: ignore[misc]
     """Warns once if trainer and engine differ by more than `LOGP_LIMIT` nats on average, with the setting to change.
 
-    corrected: the objective already weighs tokens by the ratio of the two.
+    corrected: the objective already weighs tokens by the ratio of the two. four_bit: the engine is vLLM with 4-bit weights.
     """
 
-    def __init__(self, on_message: Callable[[str], None], *, corrected: bool = False) -> None:
-        self.on_message, self.corrected, self.done = on_message, corrected, False
+    def __init__(self, on_message: Callable[[str], None], *, corrected: bool = False, four_bit: bool = False) -> None:
+        self.on_message, self.corrected, self.four_bit, self.done = on_message, corrected, four_bit, False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         difference = (logs or {}).get(SAMPLER_DIFFERENCE)
         if self.done or difference is None or difference <= LOGP_LIMIT:
             return
         self.done = True
-        precision = "float16, for the engine too: it rounds eight times finer than bfloat16" if args.bf16 else (
-            "what the engine computes in"
-        )  # fmt: skip
+        change = "model.dtype to what the engine computes in"
+        if self.four_bit:  # its plugin casts the inputs of these layers, whatever the dtype of the engine
+            change = (
+                "model.load_in_4bit: false and model.dtype: float16, because vLLM computes 4-bit weights in bfloat16"
+            )
+        elif args.bf16:
+            change = "model.dtype to float16, for the engine too: it rounds eight times finer than bfloat16"
         weigh = "" if self.corrected else " Add the weight sampler_correction to objective.weights."
         self.on_message(
             f"Step {state.global_step}: the engine's log-probabilities are {difference:.2g} nats off the trainer's on average "
-            f"(more than {LOGP_LIMIT:g}). Rollouts are that far off-policy. Set model.dtype to {precision}.{weigh}"
+            f"(more than {LOGP_LIMIT:g}). Rollouts are that far off-policy. Set {change}.{weigh}"
         )

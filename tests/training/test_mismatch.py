@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from kit.config import LoraConfig, ModelConfig
+from kit.models.failures import EngineSettings
+from kit.models.loading import find_model, load_model
 from kit.objective.batch import TokenBatch
 from kit.report.panels import SIMPLE
 from kit.trainer.metric_log import SamplerAlarm, sampler_mismatch
@@ -42,6 +46,28 @@ def test_the_alarm_says_once_what_to_do() -> None:
     alarm.on_log(arguments, SimpleNamespace(global_step=4), None, {"loss": 1.0})
     (message,) = messages
     assert all(word in message for word in ("Step 1", "float16", "sampler_correction"))
+
+
+@pytest.mark.parametrize(
+    ("load_in_4bit", "advice"),
+    [
+        (False, "Set model.dtype to float16, for the engine too"),
+        (True, "Set model.load_in_4bit: false and model.dtype: float16"),
+    ],
+)
+def test_the_alarm_proposes_no_dtype_that_4_bit_weights_ignore(
+    new_trainer: Any, model_folder: Path, load_in_4bit: bool, advice: str
+) -> None:
+    """vLLM's plugin multiplies with them in bfloat16."""
+    pytest.importorskip("bitsandbytes")
+    config = ModelConfig(name=str(model_folder), load_in_4bit=load_in_4bit, lora=LoraConfig(rank=4, alpha=8))
+    loaded, messages = load_model(find_model(config, chat=True), config), list[str]()
+    parts = {"model": loaded.model, "peft_config": loaded.peft_config, "processing_class": loaded.tokenizer}
+    engine = EngineSettings(adapter_alone=True, tell=messages.append)
+    trainer = new_trainer(objective="grpo", extra=parts | {"engine": engine})
+    trainer.args.bf16 = True
+    trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, {"sampler/logp_difference": 0.02})
+    assert advice in messages[0]
 
 
 def test_a_step_logs_them_and_a_chart_shows_them(new_trainer: Any) -> None:
