@@ -289,9 +289,7 @@ def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]] | None:
 
 def _merged(model: Any, layers: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, weight in model.named_parameters():
-        if (
-            model.prefix in name or "original_module" in name
-        ):  # weights of the adapter, and originals of modules_to_save
+        if model.prefix in name or "original_module" in name:  # an adapter's, or replaced by modules_to_save
             continue
         layer = layers.get(name.removesuffix(".base_layer.weight"))
         data = weight.data

@@ -98,9 +98,8 @@ class Workload:
     vllm_shares_weights: bool = False  # Unsloth's engine and its trainer share the frozen weights
     token_budget: int | None = None
     packed: bool = False  # no padding, a prompt once per group, and LoRA layers without copies (`kit.models.fused`)
-    single_pass: bool = (
-        True  # whether parts of a micro-batch need one forward pass (`kit.objective.objective.parts_obstacle`)
-    )
+    single_pass: bool = True
+    """Whether parts of a micro-batch need one forward pass (`kit.objective.objective.parts_obstacle`)."""
     teacher: TeacherLoad | None = None
     generated_at_once: int | None = None  # completions; None: the batch
     offload: bool = False  # whether checkpointed layer inputs move from the GPU to main memory

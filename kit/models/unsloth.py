@@ -160,9 +160,7 @@ def load(
                 "(layers narrower than 64, or an unsupported machine). Set model.load_in_4bit: false, or model.backend: "
                 "transformers."
             )
-    if (
-        with_.fast_inference
-    ):  # a model from an engine's weights lacks the generation config of its files, e.g. the end tokens
+    if with_.fast_inference:  # a model from an engine's weights lacks its files' generation config, e.g. the end tokens
         from transformers import GenerationConfig
 
         with suppress(OSError):  # no such file

@@ -513,9 +513,8 @@ def _recompute_gradients(
         grad_hidden = hidden.new_zeros(hidden.shape, dtype=stat) if needed[0] else None
         grad_weight = torch.empty_like(weight) if needed[1] else None
         grad_bias = torch.empty_like(bias) if needed[2] and bias is not None else None
-        for (
-            cols
-        ) in tiles.column_slices():  # the outer loop, so that each slice of the weight's gradient is written once
+        # Columns are the outer loop, so that each slice of the weight's gradient is written once.
+        for cols in tiles.column_slices():
             weight_slice, bias_slice = head.columns(cols)
             weight_sum = weight_slice.new_zeros(weight_slice.shape, dtype=stat)
             bias_sum = weight_slice.new_zeros(len(weight_slice), dtype=stat)

@@ -121,9 +121,8 @@ class Scores:
     logps: Tensor  # (B, T) nats
     entropy: Tensor | None = None  # (B, T) nats
     aux_loss: Tensor | None = None  # ()
-    head: Projection | None = (
-        None  # the head, and the hidden states (N, H) of all N live tokens, completion by completion
-    )
+    head: Projection | None = None
+    """The head, and the hidden states (N, H) of all N live tokens, completion by completion."""
     tokens: int = 0  # number of tokens that went through the model
 
     @property
@@ -771,9 +770,8 @@ def pack_difference(model: Candidate, probe: Rows, expected: Tensor, *, share: b
     )
     windows, expected_windows = [layout.windows for layout in layouts], attention_windows(model.text)
     if model.run.unsloth and all(len(calls) == len(expected_windows) for calls in windows):
-        expected_windows = windows[
-            0
-        ]  # Unsloth's layers pass the window that they use in padded rows: count the calls only
+        # Unsloth's layers pass the window that they use in padded rows: count the calls only
+        expected_windows = windows[0]
     if any(calls != expected_windows for calls in windows):
         owners = {
             module.forward.__module__ for module in model.base.modules() if type(module).__name__.endswith("Attention")
@@ -833,9 +831,7 @@ def has_dropout(model: Any) -> bool:
     """Whether a model has dropout, so that two passes over the same text may differ in training mode."""
     config = getattr(model, "config", None)
     names = ("attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout")
-    get_text = getattr(
-        config, "get_text_config", None
-    )  # a model that sees pictures has a configuration for its text part
+    get_text = getattr(config, "get_text_config", None)  # for a model that sees pictures
     text = get_text() if get_text is not None else config
     rates = (getattr(part, name, 0) for part in (config, text) for name in names)
     if any(isinstance(rate, float) and rate > 0 for rate in rates):
