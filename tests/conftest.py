@@ -1,4 +1,4 @@
-"""What end-to-end tests share: a small model, made once a session, and runs of it that take a second."""
+"""Fixtures of end-to-end tests: a small model, created once per session, and runs of it that take a second."""
 
 from __future__ import annotations
 

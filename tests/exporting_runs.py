@@ -1,4 +1,4 @@
-"""A run that was never trained but looks as if: the tiny embedded model with an adapter whose effect is plain to see."""
+"""A run directory that looks trained: the tiny embedded model with an adapter of clear effect."""
 
 from __future__ import annotations
 

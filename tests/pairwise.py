@@ -1,4 +1,4 @@
-"""Matrices of which every run of the suite tries each pair of values, and the stage `matrix` the rest."""
+"""Parameter matrices: the default suite covers each pair of values, the stage `matrix` the remaining combinations."""
 
 from __future__ import annotations
 

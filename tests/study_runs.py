@@ -1,4 +1,4 @@
-"""Run directories as a training leaves them, made in a moment: for tests of what only reads runs."""
+"""Run directories as training leaves them, written without training, for tests of readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.cli.app: every user error gives one message and exit code 2, and help comes at once."""
+"""kit.cli.app: every user error gives one message and exit code 2, and help is fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`grpo-kit objective`: what there is, what it costs, and whether a hook of one's own is sound."""
+"""`grpo-kit objective`: list, show and check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`grpo-kit reward`: list, show and test; exit code 1 for a reward that pays an attack, 2 for the user's errors."""
+"""`grpo-kit reward`: list, show, test and audit; exit code 1 for a reward that pays an attack, 2 for user errors."""
 
 from __future__ import annotations
 

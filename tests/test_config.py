@@ -1,4 +1,4 @@
-"""kit.config and kit.config.schema: what is accepted, what is refused, and in which words."""
+"""kit.config and kit.config.schema: accepted and refused configurations, and the messages."""
 
 from __future__ import annotations
 

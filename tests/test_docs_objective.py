@@ -1,4 +1,4 @@
-"""docs/objective.md lists every metric, check and field that a hook may need, and the generated page every hook."""
+"""docs/objective.md lists every metric, check and field for hooks, and the generated page every hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/embedded_models.py: what the embedded models learned from, and that making them again makes the same."""
+"""benchmarks/embedded_models.py: the training data of the embedded models, and their reproduction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors people will make: each gives one message that says what to do, exit code 2, and no run that looks finished."""
+"""Common mistakes: one message with the remedy, exit code 2, and no run that looks finished."""
 
 from __future__ import annotations
 

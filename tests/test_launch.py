@@ -1,4 +1,4 @@
-"""Two processes, started by a launcher, are one run: the steps of one process, one directory, one end."""
+"""Two processes of a launcher form one run: the steps of one process, one directory, one end."""
 
 from __future__ import annotations
 

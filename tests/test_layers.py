@@ -1,4 +1,4 @@
-"""Imports point downward only, and what must stay light stays light. docs/layout.md tells of it."""
+"""Imports point downward only, and light modules import nothing heavy (docs/layout.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pip install .` brings: the wheel's contents, and the quickstart from it in a fresh environment."""
+"""The wheel: its contents, and the quickstart from it in a new environment."""
 
 from __future__ import annotations
 

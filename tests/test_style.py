@@ -1,4 +1,4 @@
-"""Names of values say what they hold: names on the list below are counted, and their number must not grow."""
+"""Variable names say what they hold: names on the list below are counted, and their number must not grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenMP threads that sleep while they wait: set by `import kit`, in all that it starts, and never over a user's own."""
+"""OpenMP threads sleep while they wait: `import kit` sets this for its child processes unless the user has set it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.train end to end: real runs of a tiny model, in this process where that is enough, as a person starts them elsewhere."""
+"""kit.train end to end: runs of a tiny model, in this process where possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.runner.prepare: what `grpo-kit validate` says, and what it refuses, without a run."""
+"""kit.runner.prepare: output and errors of `grpo-kit validate`, without a run."""
 
 from __future__ import annotations
 

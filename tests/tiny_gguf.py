@@ -1,4 +1,4 @@
-"""A tiny GGUF file as llama.cpp's converter writes one: architecture llama, byte-pair tokenizer, ChatML template."""
+"""A tiny GGUF file as llama.cpp's converter writes it: architecture llama, byte-pair tokenizer, ChatML template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny random Qwen3 models, with the tokenizers of the embedded models: what most tests train, and with which settings."""
+"""Tiny random Qwen3 models with the tokenizers of the embedded models, and the settings of most tests."""
 
 from __future__ import annotations
 

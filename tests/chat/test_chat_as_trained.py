@@ -1,4 +1,4 @@
-"""A chat asks what training asks: tools are described and answered, pictures are shown, ids are taken as they are."""
+"""Chat prompts equal training prompts: tools are declared and answered, pictures are sent, token ids are unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat and the GPU: a process whose GPU has failed ends, and memory is given back after each answer."""
+"""GPU memory of a chat: it is freed after each answer, and a process whose GPU has failed ends."""
 
 from __future__ import annotations
 

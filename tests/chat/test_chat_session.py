@@ -1,4 +1,4 @@
-"""A chat's process: streams, cancels, says what is wrong, and never outlives the one that started it."""
+"""The process of a chat: streaming, cancelling, error messages, and its end with the parent process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`grpo-kit chat` in a terminal: what it prints, and how a conversation goes."""
+"""`grpo-kit chat` in a terminal: its output, and the course of a conversation."""
 
 from __future__ import annotations
 

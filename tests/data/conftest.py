@@ -1,4 +1,4 @@
-"""Helpers of the data tests: files written in one line, a cache that is thrown away, no network."""
+"""Fixtures of the data tests: files from one line of code, a temporary cache, no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that cannot be used: each is found, counted, and named by its number and reason."""
+"""Rows that cannot be used are counted and reported with number and reason."""
 
 from __future__ import annotations
 

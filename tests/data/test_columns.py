@@ -1,4 +1,4 @@
-"""Which column becomes what, and what is said when none fits."""
+"""Roles of columns, and the errors for columns that have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of files, saved datasets, hub layout, hub ids."""
+"""Folders of files, saved datasets, the hub's layout, hub ids."""
 
 from __future__ import annotations
 

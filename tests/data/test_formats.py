@@ -1,4 +1,4 @@
-"""Every kind of file gives the same rows, and every broken one says what is wrong with it."""
+"""All file types give the same rows, and a broken file gives an error with the reason."""
 
 from __future__ import annotations
 

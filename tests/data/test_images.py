@@ -1,4 +1,4 @@
-"""Pictures of rows: where they may come from, what is refused, and that a prompt is told by its pictures, too."""
+"""Pictures of rows: allowed places, refused files, and prompts that differ only in their pictures."""
 
 from __future__ import annotations
 

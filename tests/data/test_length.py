@@ -1,4 +1,4 @@
-"""Prompts that are too long leave both sides, and are counted."""
+"""Prompts above the length limit are removed from training and held-out rows, and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts and conversations as the model gets them."""
+"""Texts and conversations after the chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train and held-out: no leak, the same rows whatever their order."""
+"""Training and held-out rows do not overlap, and the split does not depend on the order of rows."""
 
 from __future__ import annotations
 

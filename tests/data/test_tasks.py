@@ -1,4 +1,4 @@
-"""Generated problems: the same for the same seed, no question twice, helpful about names and parameters."""
+"""Generated problems: same seed, same problems; no question twice; errors for unknown names and parameters."""
 
 from __future__ import annotations
 

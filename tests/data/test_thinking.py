@@ -1,4 +1,4 @@
-"""What the chat template is told besides the messages: for the run, by row, and what rewards and doctor make of it."""
+"""Arguments of the chat template (thinking on or off) for the run and per row, in training, rewards and doctor."""
 
 from __future__ import annotations
 

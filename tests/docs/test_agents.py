@@ -1,4 +1,4 @@
-"""AGENTS.md is short and true: its commands exist, the cheap ones run here, and every path that it names is there."""
+"""AGENTS.md is short and correct: its commands exist, the cheap ones run, and every path in it exists."""
 
 from __future__ import annotations
 

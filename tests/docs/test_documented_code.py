@@ -1,4 +1,4 @@
-"""Every code block of the pages: commands are those of the command line, YAML is valid, Python runs."""
+"""Code blocks of the pages: commands exist on the command line, YAML is valid, Python runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/layout.md names what there is: every folder of modules, and the files to open first."""
+"""docs/layout.md lists every folder of modules and only files that exist."""
 
 from __future__ import annotations
 

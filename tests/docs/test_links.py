@@ -1,4 +1,4 @@
-"""Every link of every page leads somewhere, and the map of docs/index.md has every page."""
+"""Links of all pages have a target, and docs/index.md lists every page."""
 
 from __future__ import annotations
 

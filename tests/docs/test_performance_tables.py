@@ -1,4 +1,4 @@
-"""docs/performance.md has the numbers that the benchmarks recorded."""
+"""Tables of docs/performance.md equal the recorded results of the benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README promises is true: its length, its commands, its code, its numbers."""
+"""The README's length, commands, code and numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site: built strictly, without a network, and with nothing that a reader's browser would fetch from elsewhere."""
+"""The site builds in strict mode without a network, and its pages load nothing from other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.evaluation.alarms: each planted defect is told once, and sound runs are left in peace."""
+"""kit.evaluation.alarms: every planted defect gives one alert, and sound runs give none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.evaluation.checker: who says what is right, and refusals that say what to set."""
+"""kit.evaluation.checker: the component that decides correctness, and errors that name the setting to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`grpo-kit eval`: what is asked of the process that scores, and what is refused before it is started."""
+"""`grpo-kit eval`: the request to the scoring process, and errors before it starts."""
 
 from __future__ import annotations
 

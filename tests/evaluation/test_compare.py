@@ -1,4 +1,4 @@
-"""kit.studies.compare: what it says of runs on disk, and which comparisons it refuses."""
+"""kit.studies.compare: verdicts about runs on disk, and comparisons that it refuses."""
 
 from __future__ import annotations
 

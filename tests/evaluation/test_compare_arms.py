@@ -1,4 +1,4 @@
-"""kit.studies.arms: arms from one configuration, interleaved, resumed, and the same prompts for all of them."""
+"""kit.studies.arms: arms of one configuration are interleaved, resumed, and get the same prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.studies.compare: which weights are judged, and what would make a verdict say more than it can."""
+"""kit.studies.compare: the compared weights, and conditions under which a verdict would be too strong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.studies.statistics, power, student: calibrated where luck of seeds and of problems mix, and powerful enough to use."""
+"""kit.studies.statistics: calibration and power with variation between seeds and between problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.evaluation.heldout: scores by arithmetic on completions that are known, and no trace left behind."""
+"""kit.evaluation.heldout: scores of known completions equal hand arithmetic, and scoring leaves no trace in the model."""
 
 from __future__ import annotations
 

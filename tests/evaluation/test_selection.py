@@ -1,4 +1,4 @@
-"""kit.evaluation.results: the best so far and the wait for a better one, by hand and from files."""
+"""kit.evaluation.results: the best checkpoint so far and the number of evaluations since, by hand and from files."""
 
 from __future__ import annotations
 

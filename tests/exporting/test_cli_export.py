@@ -1,4 +1,4 @@
-"""`grpo-kit export` and `Run.export`: what is asked of the process that exports, and what is refused before it starts."""
+"""`grpo-kit export` and `Run.export`: the request to the export process, and errors before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF: which tools are taken, what is said where they lack, and a file read back."""
+"""GGUF: choice of tools, errors if they are missing, and a file read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An export is whole or not there, whenever its process dies."""
+"""An export folder is complete or absent, at whatever moment its process dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports of a run, read back by the libraries that people will read them with, and the defects that must be found."""
+"""Exports loaded with the libraries that users load them with, and planted defects that verification must detect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GGUF file read back and held against its source. Written here as llama.cpp's converter writes a Qwen3, without it."""
+"""A GGUF file read back and compared with its source. The tests write it as llama.cpp's converter does for Qwen3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates taken apart for Ollama: what it will write is what the template writes, or the difference is named."""
+"""Chat templates translated for Ollama render as the original, or the difference is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny multimodal models with their processors, made once a session."""
+"""Tiny multimodal models with processors, created once per session."""
 
 from __future__ import annotations
 

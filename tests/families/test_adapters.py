@@ -1,4 +1,4 @@
-"""What is found by looking: templates, ends, rules for fields, and which Auto class loads a model."""
+"""Properties read from models: chat templates, end tokens, treatment of inputs, and the Auto class."""
 
 from __future__ import annotations
 

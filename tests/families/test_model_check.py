@@ -1,4 +1,4 @@
-"""`grpo-kit model check`: the card, its exit codes, and what it says of folders and ids that are not there."""
+"""`grpo-kit model check`: its card, its exit codes, and errors for missing folders and ids."""
 
 from __future__ import annotations
 

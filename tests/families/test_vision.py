@@ -1,4 +1,4 @@
-"""GRPO on pictures end to end: data with pictures, training, evaluation, what is saved, resuming."""
+"""GRPO with pictures end to end: data, training, evaluation, checkpoints, resuming."""
 
 from __future__ import annotations
 

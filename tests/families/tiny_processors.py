@@ -1,4 +1,4 @@
-"""Processors made here, without a download: the embedded model's tokenizer with tokens for pictures, and small pictures."""
+"""Small pictures, and processors built without a download from the embedded model's tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees in a notebook: a real kernel, a real run, an interrupt."""
+"""The output of notebook cells: a real kernel, a real run, an interrupt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks are what their scripts give, and keep to their form."""
+"""Notebooks equal the output of their scripts and have the agreed form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notebooks for a GPU ask for what their card has: nothing is refused, and the plan fits. Needs no GPU and no hub."""
+"""GPU notebooks fit their card: no setting is refused, and the plan fits. Needs no GPU and no hub."""
 
 from __future__ import annotations
 

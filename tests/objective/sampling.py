@@ -1,4 +1,4 @@
-"""Random batches for tests: ragged masks, padding filled with rubbish."""
+"""Random batches for tests: ragged masks, invalid values in the padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.objective.check: every hook of the kit is sound, and each planted defect is found and named."""
+"""kit.objective.check: all hooks of the kit pass, and every planted defect is reported."""
 
 from __future__ import annotations
 

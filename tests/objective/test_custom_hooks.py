@@ -1,4 +1,4 @@
-"""The user's own hooks: how they are found, and how they are held to their contract."""
+"""The user's own hooks: loading, and checks of their outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every objective, whatever its parts."""
+"""Properties of all objectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be left out of a step, and what forbids it: every declaration of every registered hook is held to its word."""
+"""Work that may be skipped in a step: the declarations of every registered hook are compared with its behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe of an objective: its gradient against autograd, and advantages that the loss ignores."""
+"""The objective's probe: its gradient against autograd, and losses that ignore the advantages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss and gradient against TRL's own `GRPOTrainer._compute_loss`, run on a stand-in for the trainer."""
+"""Loss and gradient against TRL's `GRPOTrainer._compute_loss`, called with a stand-in for the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of planning share: a shape with round numbers."""
+"""A model shape with round numbers, for tests of planning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.cli.plan: `grpo-kit doctor` and `grpo-kit plan` as a user calls them."""
+"""kit.cli.plan: `grpo-kit doctor` and `grpo-kit plan` on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.planning.plan and cards: what fits, and the least harmful changes that make it fit."""
+"""kit.planning.plan: whether a run fits, and the cheapest changes with which it does."""
 
 from __future__ import annotations
 

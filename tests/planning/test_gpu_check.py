@@ -1,4 +1,4 @@
-"""benchmarks/gpu_check.py: what it does, in which order, and what it fails on, as far as that shows without a GPU."""
+"""benchmarks/gpu_check.py without a GPU: its rows, their order, and their failures."""
 
 from __future__ import annotations
 

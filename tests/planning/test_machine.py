@@ -1,4 +1,4 @@
-"""kit.planning.machine: each check with the defect planted."""
+"""kit.planning.machine: every check detects its planted defect."""
 
 from __future__ import annotations
 

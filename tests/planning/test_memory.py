@@ -1,4 +1,4 @@
-"""kit.models.memory: every term against arithmetic, activations against autograd itself."""
+"""kit.models.memory: every term against arithmetic, activations against autograd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.planning.plan, fit and probe: from a configuration to a plan, a refusal, a measurement."""
+"""kit.planning.plan and probe: a plan, a refusal and a measurement from a configuration."""
 
 from __future__ import annotations
 

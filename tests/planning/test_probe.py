@@ -1,4 +1,4 @@
-"""kit.planning.probe measures the trainer that a run has: both are made by one function, and nothing is set on one alone."""
+"""kit.planning.probe measures the trainer of a run: one function builds both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`grpo-kit scale`: the files that verl gets, and what is reported as left out. In verl: tests/verl_trainer."""
+"""`grpo-kit scale`: the files for verl, and the settings reported as unsupported. In verl: tests/verl_trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.planning.signal on a real tiny model: every kind of task, and the rates against a count by hand."""
+"""kit.planning.signal on a tiny model: tasks of every kind, and rates against hand counts."""
 
 from __future__ import annotations
 

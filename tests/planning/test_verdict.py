@@ -1,4 +1,4 @@
-"""kit.planning.signal: each verdict, and that none is given without support."""
+"""kit.planning.signal: every verdict, and the evidence that it requires."""
 
 from __future__ import annotations
 

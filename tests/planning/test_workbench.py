@@ -1,4 +1,4 @@
-"""The questions that the web page asks of a warm process."""
+"""Requests of the web page to its warm process."""
 
 from __future__ import annotations
 

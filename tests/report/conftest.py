@@ -1,4 +1,4 @@
-"""Run directories written by hand: a finished run of any length with everything that a report shows."""
+"""Run directories written by hand: a finished run of any length with the contents of a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report that a run writes by itself at its end, whatever that is."""
+"""The report that a run writes at its end, for every way to end."""
 
 from __future__ import annotations
 

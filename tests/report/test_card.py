@@ -1,4 +1,4 @@
-"""The card of a run: what a notebook shows while it trains and afterwards."""
+"""The card of a run in a notebook, during training and afterwards."""
 
 from __future__ import annotations
 

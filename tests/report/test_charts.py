@@ -1,4 +1,4 @@
-"""kit.report.charts, kit.report.panels and kit.runs.metrics: what is chosen to be drawn, and what is drawn of it."""
+"""kit.report.charts, kit.report.panels and kit.runs.metrics: the choice of charts, and their drawing."""
 
 from __future__ import annotations
 

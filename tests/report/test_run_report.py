@@ -1,4 +1,4 @@
-"""kit.report.run_report: what stands in a report, in every state of a run, and what never does."""
+"""kit.report.run_report: the contents of a report in every state of a run, and contents that must not be in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.report.scores: what can be said about a difference between two evaluations."""
+"""kit.report.scores: the difference between two evaluations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat endpoint on localhost that obeys whatever stands outside the fences, and fails as it is told."""
+"""A chat endpoint on localhost that follows instructions outside the fences, and fails as configured."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What tests of rewards are made with: an answer in its layout, and a component whose scores are given."""
+"""Helpers of the reward tests: an answer in its layout, and a component with fixed scores."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

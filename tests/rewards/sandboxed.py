@@ -1,4 +1,4 @@
-"""What tests of the sandbox share."""
+"""Helpers of the sandbox tests."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Verdicts on programs are cached by content: which verdicts may be reused, and which may not."""
+"""Verdicts on programs are cached by content; verdicts that depend on time or memory are not."""
 
 import pytest
 

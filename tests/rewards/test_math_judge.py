@@ -1,4 +1,4 @@
-r"""Golden pairs (reference, answer): spellings that right answers come in, what a policy tries, and boxing the question."""
+r"""Golden pairs (reference, answer): spellings of right answers, wrong answers of policies, and echoed questions."""
 
 import pytest
 

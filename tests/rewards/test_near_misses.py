@@ -1,4 +1,4 @@
-"""Wrong answers that come near and right ones in other words, made from many references; none may fool a grader."""
+"""Wrong answers near many references are rejected, and other spellings of right answers are accepted."""
 
 import json
 import random

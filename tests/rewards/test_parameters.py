@@ -1,4 +1,4 @@
-"""Parameters that make no usable preset are refused when it is built, not paid for with rewards of 0.0."""
+"""Parameters that make a preset useless are refused when it is built."""
 
 import pytest
 

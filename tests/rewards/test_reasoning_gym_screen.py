@@ -1,4 +1,4 @@
-"""No constant is right for tasks of reasoning-gym of which it is not the answer: `nan` and `0` once were."""
+"""No constant (`nan`, `0`) is accepted for tasks of reasoning-gym whose answer differs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The reward-model preset against the models themselves, called row by row through transformers."""
+"""The reward-model preset against the models, called row by row with transformers."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Programs that try to get out, to harm the machine, or to outlive their run. None may print ESCAPED."""
+"""Programs that try to escape, to harm the machine, or to outlive their run. None may print ESCAPED."""
 
 import contextlib
 import ctypes

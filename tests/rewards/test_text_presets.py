@@ -1,4 +1,4 @@
-"""What all presets for structured output and text must withstand, each with a row of its own kind of data."""
+"""Attacks that all presets for structured output and text must resist, each on a row of its data."""
 
 import time
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Jobs that take the place of training, so that whatever can happen to processes can be tried in a second."""
+"""Jobs in place of training, for tests of processes that take a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for what processes do, and ending them."""
+"""Wait for results of processes, and end the processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.cli.runs: what ps, logs, stop, resume and --detach say."""
+"""kit.cli.runs: output of ps, logs, stop, resume and --detach."""
 
 from __future__ import annotations
 

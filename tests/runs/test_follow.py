@@ -1,4 +1,4 @@
-"""kit.runs.files.Log and `grpo-kit logs -f`: what `tail -n` and `tail -F` show, until the run has ended."""
+"""kit.runs.files.Log and `grpo-kit logs -f`: the output of `tail -n` and `tail -F`, until the run has ended."""
 
 from __future__ import annotations
 

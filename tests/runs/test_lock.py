@@ -1,4 +1,4 @@
-"""kit.runs.lock and the queue: one run on one GPU at a time, and a lock that no death leaves behind."""
+"""kit.runs.lock and the queue: one run per GPU at a time, and no lock outlives its process."""
 
 from __future__ import annotations
 

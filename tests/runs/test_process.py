@@ -1,4 +1,4 @@
-"""kit.runs.process: a process is told apart from every other that had, has or will have its pid."""
+"""kit.runs.process: a process is distinguished from earlier and later ones with its pid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.runs.stopping: a run ends the mildest way that works, and says how."""
+"""kit.runs.stopping: a run is ended in the mildest way that works, and the way is reported."""
 
 from __future__ import annotations
 

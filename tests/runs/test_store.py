@@ -1,4 +1,4 @@
-"""kit.runs.store: a run directory stays whole and tells the truth, whatever happens to the process or the disk."""
+"""kit.runs.store: a run directory stays consistent when the process dies or the disk fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.runs.supervisor: a run outlives whoever started it, and its status is true after whatever happens."""
+"""kit.runs.supervisor: a run outlives the process that started it, and its status is correct afterwards."""
 
 from __future__ import annotations
 

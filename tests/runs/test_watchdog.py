@@ -1,4 +1,4 @@
-"""A call that hangs ends the wait for it, and nothing else."""
+"""A time limit for a hanging call ends only the wait for it."""
 
 from __future__ import annotations
 

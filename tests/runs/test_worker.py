@@ -1,4 +1,4 @@
-"""kit.runs.worker and kit.launch: how a job in another process is started, interrupted and reported."""
+"""kit.runs.worker and kit.launch: start, interruption and result of a job in another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the chunked heads share: what an operation makes, what a graph keeps, and how far two tensors are apart."""
+"""Helpers of the tests of chunked heads: sizes of intermediate and saved tensors, differences of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of packing share: rows of any lengths, and both ways of scoring them."""
+"""Helpers of the packing tests: rows of any lengths, and both ways of scoring them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the trainer share: rollouts made by the trainer itself, their losses, gradients and plain logits."""
+"""Helpers of the trainer tests: rollouts of the trainer, their losses, gradients and plain logits."""
 
 from __future__ import annotations
 

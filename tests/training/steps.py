@@ -1,4 +1,4 @@
-"""Micro-batches as a training step takes them, with the savings on or off: losses, gradients, and what went through."""
+"""Micro-batches of a training step with savings on or off: losses, gradients, and forwarded tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of the trainer say all that they mean: what another package makes of the defaults changes no run."""
+"""Arguments of the trainer are explicit, so that defaults of other packages change no run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backend a configuration gets on which machine, and how the process is prepared for it. No Unsloth is imported."""
+"""The backend of a configuration on each machine, and its environment variables. Unsloth is not imported."""
 
 from __future__ import annotations
 

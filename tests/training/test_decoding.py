@@ -1,4 +1,4 @@
-"""The kit's loop over tokens gives what transformers' gives, and leaves the model as it was."""
+"""The kit's decoding loop equals transformers' `generate` and does not change the model."""
 
 from __future__ import annotations
 

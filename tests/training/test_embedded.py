@@ -1,4 +1,4 @@
-"""kit.models.embedded: the models that come with the kit."""
+"""kit.models.embedded: the models in the package."""
 
 from __future__ import annotations
 

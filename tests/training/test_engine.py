@@ -1,4 +1,4 @@
-"""Which engine makes completions, what it is told, and what is refused: no vLLM needed."""
+"""The engine that generates completions: choice, settings and refusals, without vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine and backend chosen together, and an engine that does not start: no vLLM and no GPU needed."""
+"""Engine and backend chosen together, and an engine that does not start, without vLLM and GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kit.models.failures beside the libraries that fail: what is memory, what is a dead GPU, and what a failure must not leave."""
+"""kit.models.failures: failures of memory and of the GPU, with the errors of the libraries."""
 
 from __future__ import annotations
 

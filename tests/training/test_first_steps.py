@@ -1,4 +1,4 @@
-"""Every proof of the first steps: a planted defect that it catches, and sound runs that it lets pass."""
+"""First-step checks: each detects its planted defect, and sound runs pass."""
 
 from __future__ import annotations
 

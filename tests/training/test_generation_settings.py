@@ -1,4 +1,4 @@
-"""A model's own generation_config.json does not reach evaluation or rollouts: the configuration's settings do."""
+"""A model's generation_config.json affects neither evaluation nor rollouts; the configuration's settings do."""
 
 from __future__ import annotations
 

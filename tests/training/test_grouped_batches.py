@@ -1,4 +1,4 @@
-"""kit.trainer.policy_loss.grouped_by_prompt: prompts together in a micro-batch, and the same gradient of the step."""
+"""kit.trainer.policy_loss.grouped_by_prompt: prompts stay together in a micro-batch, with the same gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every refusal, each with a planted defect."""
+"""Every refusal detects its planted defect."""
 
 from __future__ import annotations
 

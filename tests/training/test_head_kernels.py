@@ -1,4 +1,4 @@
-"""The head's Triton kernels against torch's form of the same operators, in Triton's interpreter: no GPU is needed."""
+"""The head's Triton kernels against torch's implementation, in Triton's interpreter without a GPU."""
 
 from __future__ import annotations
 

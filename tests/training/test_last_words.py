@@ -1,4 +1,4 @@
-"""kit.runner.console: the commands at the end of a run are this run's own, and each of them is one that exists."""
+"""kit.runner.console: commands printed at the end of a run exist, and name this run."""
 
 from __future__ import annotations
 

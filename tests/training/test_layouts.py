@@ -1,4 +1,4 @@
-"""What is kept of a scoring pass, and how it is laid over completions."""
+"""Results of a scoring pass, and their places among the completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the engine is from the trainer: what is logged, and what the alarm says to do."""
+"""Differences between engine and trainer: metrics, and the advice of the alarm."""
 
 from __future__ import annotations
 

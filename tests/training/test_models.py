@@ -1,4 +1,4 @@
-"""kit.models.loading: what is found, what is counted, what is refused. Broken folders are in tests/test_errors.py."""
+"""kit.models.loading: finding models, counting weights, and refusals. Broken folders: tests/test_errors.py."""
 
 from __future__ import annotations
 

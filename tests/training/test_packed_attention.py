@@ -1,4 +1,4 @@
-"""Attention over a pack against attention with the whole mask written out, in double precision; other calls as they came."""
+"""Attention over a pack against attention with the complete mask in float64; other calls are unchanged."""
 
 from __future__ import annotations
 

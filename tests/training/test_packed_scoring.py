@@ -1,4 +1,4 @@
-"""Scores and gradients in packs against TRL's layout, on real architectures made tiny."""
+"""Scores and gradients of packs against TRL's layout, on tiny models of real architectures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not exact is found before it is used: planted defects, and architectures that cannot be packed."""
+"""The check of packing detects planted defects, and architectures that cannot be packed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Precision and gradients of what `load_model` hands out: 4-bit weights on the CPU, and float32 for all that trains."""
+"""Precision and gradients of models from `load_model`: 4-bit weights on the CPU, float32 for trained weights."""
 
 from __future__ import annotations
 

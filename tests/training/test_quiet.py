@@ -1,4 +1,4 @@
-"""kit.runner.console: what libraries log goes to the run's log, not to the terminal."""
+"""kit.runner.console: logs of libraries go to the run's log, not to the terminal."""
 
 from __future__ import annotations
 

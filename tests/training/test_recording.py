@@ -1,4 +1,4 @@
-"""kit.runner.recording: one row a completion, one column a verdict, and a stop where rewards keep failing."""
+"""kit.runner.recording: a row per completion, a column per component, and a stop if rewards keep failing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resuming, part by part: complete checkpoints, what is cut, what is refused, and what a trainer's checkpoint keeps."""
+"""Parts of resuming: complete checkpoints, truncated files, refusals, and the contents of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padding moved behind the tokens: the same numbers and gradients as in TRL's layout, and right where that is wrong."""
+"""Right padding gives the numbers and gradients of TRL's layout, and correct ones where left padding is wrong."""
 
 from __future__ import annotations
 

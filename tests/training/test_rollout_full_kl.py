@@ -1,4 +1,4 @@
-"""What regularizers need of a model: the KL over the whole vocabulary, and the norm of the adapter."""
+"""Regularizers that need the model: the KL over the vocabulary, and the norm of the adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of a rollout that hooks, controllers and logs get: rewards, masks, spreads, quantiles, coefficients."""
+"""Values of a rollout for hooks, controllers and logs: rewards, masks, spreads, quantiles, coefficients."""
 
 from __future__ import annotations
 

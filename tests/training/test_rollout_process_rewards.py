@@ -1,4 +1,4 @@
-"""Process rewards: laid over the tokens of their completions, or refused."""
+"""Process rewards are assigned to the tokens of their completions, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training that starts from an adapter: what it starts as, its reference, resuming, and what is exported."""
+"""Training from an adapter: initial policy, reference, resuming, and export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of a step by phase: each counted once, and together the step."""
+"""Seconds per phase of a step: each is counted once, and they add up to the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A teacher's prompts, its scores of a rollout, and what the policy learns from them, held against plain logits."""
+"""Teachers: prompts, scores of a rollout, and the gradient of the policy, compared with plain logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards laid out over tokens, against what is written down by hand."""
+"""Rewards per token against values written by hand."""
 
 from __future__ import annotations
 

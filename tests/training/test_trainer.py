@@ -1,4 +1,4 @@
-"""The trainer against TRL's own, and against plain arithmetic, on a tiny random Qwen3 with a LoRA adapter."""
+"""The trainer against TRL's trainer and against plain arithmetic, on a tiny random Qwen3 with a LoRA adapter."""
 
 from __future__ import annotations
 

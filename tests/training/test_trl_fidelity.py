@@ -1,4 +1,4 @@
-"""Loss and LoRA gradient against TRL's own trainer on the same rollouts, for everything that TRL's loss can be."""
+"""Loss and LoRA gradient against TRL's trainer on the same rollouts, for all options of TRL's loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes with gloo on the CPU train one policy: the same weights on both, and the gradient of one process."""
+"""Two processes with gloo on the CPU train one policy: equal weights, and the gradient of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit's handle on vLLM over TRL's own generation class, as on one GPU; only `vllm.LLM` is a stand-in."""
+"""The kit's watched vLLM engine with TRL's generation class on one GPU; only `vllm.LLM` is a stand-in."""
 
 from __future__ import annotations
 

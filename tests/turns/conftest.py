@@ -1,4 +1,4 @@
-"""A tiny random model with the template of the one that calls tools, and trainers of it whose completions are scripted."""
+"""A tiny random model with a chat template for tools, and trainers of it with scripted completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held-out evaluation talks as training does: the same ids, masks and messages from the same words."""
+"""Conversations of the held-out evaluation equal those of training: ids, masks and messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`generation.tools` and `.environment`: loaded, and refused before a run with what to write instead."""
+"""`generation.tools` and `.environment`: loading, and errors with the code to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tools write: who wrote which token, and that no recipe's loss or gradient knows theirs."""
+"""Tokens written by tools: their mask, and their absence from the loss and gradient of every recipe."""
 
 from __future__ import annotations
 

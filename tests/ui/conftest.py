@@ -1,4 +1,4 @@
-"""A page of its own for each module of tests: the real server in a process, and a way to ask it what no browser would."""
+"""A real page server per test module, and requests that a browser would not send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run directories written by hand, with all that the Run and Compare screens show."""
+"""Run directories written by hand with the contents of the Run and Compare screens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every screen and its tabs against WCAG 2.2 A and AA, by axe in a real browser: wide and light, narrow and dark."""
+"""All screens and tabs against WCAG 2.2 A and AA, with axe in a browser: wide and light, narrow and dark."""
 
 from __future__ import annotations
 

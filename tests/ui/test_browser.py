@@ -1,4 +1,4 @@
-"""The page in a real browser: New run and Home, and what may happen on them."""
+"""The page in a browser: New run and Home."""
 
 from __future__ import annotations
 

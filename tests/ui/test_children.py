@@ -1,4 +1,4 @@
-"""The children of the page: one that answers questions, and those that take minutes."""
+"""Child processes of the page: one that answers requests, and those that run for minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Compare screen makes of runs: which are compared, and how the result reads."""
+"""The Compare screen: the compared runs, and the text of the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The completions explorer: what is read, sorted, filtered and shown."""
+"""The completions explorer: reading, sorting, filtering, display."""
 
 from __future__ import annotations
 

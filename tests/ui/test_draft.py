@@ -1,4 +1,4 @@
-"""From edits on the page to a configuration, its command and its YAML, and back."""
+"""Edits on the page become a configuration, its command and its YAML, and back."""
 
 from __future__ import annotations
 

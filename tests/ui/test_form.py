@@ -1,4 +1,4 @@
-"""The inputs of New run: what is shown of a value is what is read of it."""
+"""The inputs of New run: a displayed value is read back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration of the page may say."""
+"""Allowed values of a configuration from the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Home: what stands there, from files alone."""
+"""The contents of Home, from files alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of the page: whatever a completion holds, it stays text."""
+"""HTML pieces of the page: contents of completions stay text."""
 
 from __future__ import annotations
 

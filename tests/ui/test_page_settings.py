@@ -1,4 +1,4 @@
-"""What the page refuses before it opens: other machines without accounts, weak passwords, hooks that are not there."""
+"""Refusals of the page before it starts: other machines without accounts, weak passwords, missing hooks."""
 
 from __future__ import annotations
 

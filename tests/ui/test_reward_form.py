@@ -1,4 +1,4 @@
-"""The reward of New run: its parameters, and what its parts can earn."""
+"""The reward of New run: its parameters, and the range of its components."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Run, Compare, Chat and Export screens say in words, and when."""
+"""Texts of the Run, Compare, Chat and Export screens, and when they appear."""
 
 from __future__ import annotations
 

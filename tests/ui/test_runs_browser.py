@@ -1,4 +1,4 @@
-"""Run, Compare, Chat and Export in a real browser: from a start on the page to a verified export, and what may happen."""
+"""Run, Compare, Chat and Export in a browser, from a start on the page to a verified export."""
 
 from __future__ import annotations
 

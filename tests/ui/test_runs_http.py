@@ -1,4 +1,4 @@
-"""Run, Compare, Chat and Export, attacked from outside: raw requests with whatever values."""
+"""Run, Compare, Chat and Export with forged raw requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the page, broken from outside: raw requests against the real server, with whatever values."""
+"""Security rules of the page with raw requests to the real server."""
 
 from __future__ import annotations
 

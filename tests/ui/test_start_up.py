@@ -1,4 +1,4 @@
-"""From the command to the page: what a browser is told, and a tunnel that cannot be had."""
+"""From the command to the page: the first response to a browser, and a tunnel that is not available."""
 
 from __future__ import annotations
 

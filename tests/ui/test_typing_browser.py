@@ -1,4 +1,4 @@
-"""Typing, choosing and pressing in a real browser, as quickly as people do."""
+"""Typing, choosing and clicking in a browser at the speed of people."""
 
 from __future__ import annotations
 

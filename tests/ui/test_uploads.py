@@ -1,4 +1,4 @@
-"""Files that a browser brings: where they may come to lie, and what is taken."""
+"""Uploaded files: allowed targets and types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the workers once a session; every test here reads what they left."""
+"""Runs the worker processes once per session; the tests read their results."""
 
 from __future__ import annotations
 

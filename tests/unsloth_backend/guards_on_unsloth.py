@@ -1,4 +1,4 @@
-"""Defects planted in a trainer whose base is the class that Unsloth generates; each must stop the run, by name."""
+"""Defects planted in a trainer of Unsloth's generated class; each must stop the run with its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs and shared prompts through Unsloth's own forward functions: the numbers of padded rows. `pytest -m unsloth`"""
+"""Packs and shared prompts through Unsloth's forward functions equal padded rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`model.backend: unsloth-cpu` by real runs: the same as transformers, step for step, and resumed. `pytest -m unsloth`"""
+"""`model.backend: unsloth-cpu` in real runs: the steps of transformers, and resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks are live on the trainer class that Unsloth generates for CUDA, shown on the CPU. `pytest -m unsloth`"""
+"""Hooks affect the trainer class that Unsloth generates for CUDA, tested on the CPU."""
 
 from __future__ import annotations
 

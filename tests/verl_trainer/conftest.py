@@ -1,4 +1,4 @@
-"""verl itself: what is marked `verl` here runs in .venv-verl (`bash .ci/verl-environment`), and only there."""
+"""Tests with the marker `verl` run only in .venv-verl (`bash .ci/verl-environment`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`grpo-kit scale --to verl`: our loss and advantages, called as verl calls them, against ours and against verl's own."""
+"""`grpo-kit scale --to verl`: loss and advantages, called by verl, against the kit's and verl's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real engine: what is marked `vllm` here runs in .venv-vllm (`bash .ci/vllm-environment`), and only there."""
+"""Tests with the marker `vllm` run only in .venv-vllm (`bash .ci/vllm-environment`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GRPO with the real vLLM engine on the CPU: it learns, agrees with the trainer, repeats, resumes, and fails truthfully."""
+"""GRPO with the real vLLM engine on the CPU: learning, agreement with the trainer, repetition, resuming, errors."""
 
 from __future__ import annotations
 
