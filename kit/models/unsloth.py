@@ -47,8 +47,9 @@ def loading(config: RunConfig, backend: Backend, context: int | None) -> Loading
     if backend.name == UNSLOTH and config.generation.engine == "vllm":
         fast_inference["gpu_memory_utilization"] = vllm.gpu_memory_utilization
         fast_inference |= {"max_lora_rank": lora.rank} if lora is not None else {}
-        # Not a named parameter. Unsloth refuses it without an engine; its default is False.
-        fast_inference |= {"enforce_eager": True} if vllm.eager else {}
+        # All completions of a step at once, if the cache holds them: Unsloth's limit on an L4 is 16 or 32. It ignores 256.
+        fast_inference["max_num_seqs"] = min(config.optimisation.batch_size, 256) | 1
+        fast_inference |= {"enforce_eager": True} if vllm.eager else {}  # Unsloth refuses the key without an engine
     known = [length for length in (room(config), context) if length is not None]
     return Loading(
         max_seq_length=min(known) if known else None,

@@ -92,6 +92,13 @@ def test_an_engine_with_standby_keeps_the_share_that_is_configured(worked: Worke
     assert worked["unsloth"]["shares asleep"] == [(0.3, True), (pytest.approx(0.78375), True)]
 
 
+def test_an_engine_samples_all_completions_of_a_step_at_once(worked: Worked) -> None:
+    """Left to itself Unsloth samples 16 at a time on an L4, so that vLLM generates a step of 64 in four turns."""
+    at_once = worked["unsloth"]["completions at once"]
+    assert set(at_once["unsloth"].values()) == {16}
+    assert at_once["kit"] == {8: 9, 64: 65, 256: 257, 512: 257}
+
+
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen3_5"])
 def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worked: Worked, architecture: str) -> None:
     """As `all-linear` is on transformers; Unsloth's own `all-linear` is on every tower, which it refuses beside an engine."""

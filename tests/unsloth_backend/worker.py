@@ -13,7 +13,8 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
         "log": trained.state.log_history,
         "float32": float32_on_a_newer_gpu(bench),
         "shares asleep": shares_asleep(),
+        "completions at once": completions_at_once(),
         "towers": {name: towers(name) for name in ("gemma3", "qwen3_5")},
         "moved_by": {name: (after - before[name]).abs().max() for name, after in adapters(trained.model).items()},
         "steps": trained.state.global_step,
@@ -352,40 +354,76 @@ def shared_engine(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def shares_asleep() -> list[Any]:
-    """The share of an L4 that Unsloth gives an engine with standby, asked for 0.3: with the kit's switches, and without."""
+@contextmanager
+def engine_of_an_l4(**variables: str) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Inside, Unsloth's own `load_vllm` returns the arguments of vLLM's engine for an L4, without starting it."""
+    from functools import partial
     from types import ModuleType
     from unittest import mock
 
     import torch
-    from transformers import AutoConfig
     from unsloth_zoo import vllm_utils
 
-    from kit.models.backend import Backend, switched, switches
+    from kit.models.backend import switched
 
-    def arguments(model: Any, gpu_memory_utilization: Any, enable_sleep_mode: Any) -> None:
+    def arguments(
+        model: Any, gpu_memory_utilization: Any, enable_sleep_mode: Any, max_num_seqs: Any, max_num_batched_tokens: Any
+    ) -> None:
         """Those of vLLM's engine that are looked at; Unsloth leaves out what it does not take."""
 
     names = ("LLM", "LLMEngine", "AsyncLLMEngine", "EngineArgs", "AsyncEngineArgs")
     vllm: Any = ModuleType("vllm")
     vars(vllm).update(dict.fromkeys(names, arguments))
-    variables = switches(Backend("unsloth", "cuda", ""), standby=True)
+    with (
+        mock.patch.dict(sys.modules, {"vllm": vllm}),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 9)),
+        mock.patch.multiple(
+            vllm_utils, create=True, vllm_version="0.31.0", get_mem_info=lambda: (22 << 30, 22 << 30),
+            patch_vllm_compute_dtype=mock.Mock(), get_target_device=mock.Mock(), _can_link_libcuda=mock.Mock(),
+        ),
+        switched(variables, "UNSLOTH_VLLM_STANDBY"),
+    ):  # fmt: skip
+        yield partial(vllm_utils.load_vllm, "tiny", dtype=torch.bfloat16, use_bitsandbytes=False, return_args=True)
+
+
+def shares_asleep() -> list[Any]:
+    """The share of an L4 that Unsloth gives an engine with standby, asked for 0.3: with the kit's switches, and without."""
+    from transformers import AutoConfig
+
+    from kit.models.backend import Backend, switches
+
     results = []
-    for own in (variables, {"UNSLOTH_VLLM_STANDBY": "1"}):
-        with (
-            mock.patch.dict(sys.modules, {"vllm": vllm}),
-            mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 9)),
-            mock.patch.multiple(
-                vllm_utils, create=True, vllm_version="0.31.0", get_mem_info=lambda: (22 << 30, 22 << 30),
-                patch_vllm_compute_dtype=mock.Mock(), get_target_device=mock.Mock(), _can_link_libcuda=mock.Mock(),
-            ),
-            switched(own, *variables),
-        ):  # fmt: skip
-            engine = vllm_utils.load_vllm(
-                "tiny", AutoConfig.for_model("qwen3"), 0.3, 64, torch.bfloat16, use_bitsandbytes=False, return_args=True
-            )
+    for variables in (switches(Backend("unsloth", "cuda", ""), standby=True), {"UNSLOTH_VLLM_STANDBY": "1"}):
+        with engine_of_an_l4(**variables) as arguments:
+            engine = arguments(AutoConfig.for_model("qwen3"), 0.3, 64)
         results.append((engine["gpu_memory_utilization"], engine["enable_sleep_mode"]))
     return results
+
+
+def completions_at_once() -> dict[str, dict[int, int]]:
+    """Completions that Unsloth's engine samples at once on an L4, by batch size, with 1.5B weights: the kit's, and its own."""
+    from transformers import AutoConfig
+
+    from kit.config import load_config
+    from kit.models.backend import Backend
+    from kit.models.unsloth import loading
+
+    sizes = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    model = AutoConfig.for_model("qwen2", vocab_size=151936, num_key_value_heads=2, tie_word_embeddings=True, **sizes)
+    at_once: dict[str, dict[int, int]] = {"kit": {}, "unsloth": {}}
+    for batch in (8, 64, 256, 512):
+        keys = ["generation.engine=vllm", f"optimisation.batch_size={batch}"]
+        settings = loading(load_config("gsm8k", keys), Backend("unsloth", "cuda", ""), None)
+        limit = {"max_num_seqs": settings.fast_inference["max_num_seqs"]}
+        share = settings.fast_inference["gpu_memory_utilization"]
+        for name, keywords in (("kit", limit), ("unsloth", {})):
+            with engine_of_an_l4() as arguments:
+                engine = arguments(model, share, settings.max_seq_length, **keywords)
+            assert engine["max_num_batched_tokens"] >= engine["max_num_seqs"], (
+                "vLLM refuses fewer tokens than sequences"
+            )
+            at_once[name][batch] = engine["max_num_seqs"]
+    return at_once
 
 
 def float32_on_a_newer_gpu(bench: Bench) -> str:
