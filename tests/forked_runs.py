@@ -1,4 +1,4 @@
-"""Runs in children of one process that has imported everything, killed where a test says: a second a run, not ten.
+"""Runs in forks of one process that has imported everything, killed at a chosen moment. A run takes one second instead of ten.
 
     with Forks(cwd) as forks:
         forks.run(tree, kill={"operation": 40})     # SIGKILL at the 40th change of a file of the run
@@ -8,16 +8,16 @@
     {"operation": n}                        before the n-th change of a file in the run directory
     {"call": "module:Class.name", "nth": n, "when": "before" | "after"}
     {"half": name, "nth": n}                in the middle of writing a file of that name with torch.save
-    {"line": text}                          in the middle of appending a line that begins so
-    {"seconds": s}                          from outside, so long after the start
-and may name another `signal`, by number.
+    {"line": text}                          in the middle of appending a line that begins with the text
+    {"seconds": s}                          from outside, s seconds after the start
+and may contain another `signal` by number.
 
     forks.run(tree, copies={"early": {"operation": 40}, ...})
 
-kills at none of these moments, but copies the run directory at each, while all threads stand still: `forks.copy("early")` is the
-root of what a SIGKILL would have left there, and one run gives many.
+does not kill, but copies the run directory at these moments while all threads stand still. `forks.copy("early")` is a root
+directory as a SIGKILL would have left it, so one run gives many.
 
-`made=True` makes the run's directory first, as a face does for the process that it starts.
+`made=True` creates the run's directory first, as the command line and the page do for their child processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A stand-in for `vllm.LLM` alone: below it are no weights, above it TRL's own class. It says what vLLM would fail at.
+"""A stand-in for `vllm.LLM` without weights, for TRL's own generation class. It raises the errors of vLLM.
 
-Asleep, it makes nothing; what sleep of level 2 has thrown away must be loaded again; a thread that uses it must have been
-given its CUDA device, and work in the stream of the thread that started it.
+While asleep it does not generate. Weights that sleep of level 2 has discarded must be loaded again. A thread that uses it must
+have set its CUDA device, and must work in the stream of the thread that started it.
 """
 
 from __future__ import annotations

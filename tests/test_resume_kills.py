@@ -1,8 +1,8 @@
-"""A run that was killed at whatever moment, and resumed, leaves what the uninterrupted run of its seed leaves, to the bit.
+"""A run that is killed at any moment and resumed is equal to the uninterrupted run of its seed, to the bit.
 
-Metrics, events, completions, held-out scores, weights, optimiser, random numbers, controllers: see `forked_runs.trace`.
-Where many moments are tried, one run is copied at each of them while all its threads stand still, which is what a SIGKILL leaves;
-others are killed. `KIT_KILL_POINTS=all` tries every single change of a file in the run directory instead of a few.
+Compared are metrics, events, completions, held-out scores, weights, optimiser, random numbers and controllers
+(`forked_runs.trace`). Tests of many moments copy one run at each of them while all its threads stand still, which gives the files
+that a SIGKILL leaves; others kill it. `KIT_KILL_POINTS=all` tries every change of a file in the run directory.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Processes that begin with everything imported: children of one server that has, in the place of cold ones.
+"""Warm processes: forks of one server that has imported everything, in place of cold processes.
 
-Most of the time of a test that starts processes goes into their imports, several seconds each. After `install()` a
-`subprocess.Popen` of `python -m MODULE` (of `MODULES`), or of a script, asks the server, which forks. The child has the command
-line, environment, folder, open files, session and signals that were asked for; it runs the module as `__main__` and ends as
-an interpreter does. Its pid, exit code and streams are what `Popen` says they are, and what it starts itself is warm as well.
+Tests that start processes spend most of their time on imports, several seconds each. After `install()`, `subprocess.Popen` of
+`python -m MODULE` (of `MODULES`) or of a script asks the server for a fork. The child has the requested command line,
+environment, folder, open files, session and signals; it runs the module as `__main__` and ends as an interpreter does.
+`Popen` has its pid, exit code and streams, and the processes that it starts are warm, too.
 
-What differs: the server, not the caller, is its parent (`os.getppid()` says the caller, or 1 once that is gone), and it is
-collected as soon as it has ended.
-Where modules would be others (an environment that libraries read while they are imported, a module of the same name in the
-folder), the process is a cold one; so are all inside `cold()`.
+Differences: the server is its parent (`os.getppid()` returns the caller, or 1 when that has ended), and it is reaped as soon
+as it has ended. A process is cold if its modules may differ (an environment variable that libraries read at import, a module
+of the same name in the folder), and inside `cold()`.
 """
 
 from __future__ import annotations

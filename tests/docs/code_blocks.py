@@ -1,5 +1,4 @@
-"""The fenced code blocks of all pages (README.md, AGENTS.md, CONTRIBUTING.md, docs/), each with what its language and its
-marker ask for."""
+"""Fenced code blocks of all pages (README.md, AGENTS.md, CONTRIBUTING.md, docs/), treated by their language and marker."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every architecture on a tiny random copy: the scorer equals plain logits, padded or not, and a GRPO step moves the adapter.
+"""Architectures as tiny random models: the scorer equals plain logits, padded or not, and a GRPO step changes the adapter.
 
-Three run by default; the rest is `pytest -m families`. Packs, too: equal to padded rows, with every gradient, and found out
-where a text goes on into the next.
+Packs equal padded rows, with every gradient, and the check of packing detects texts that are not separated. Three architectures
+run by default; `pytest -m families` runs all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What executed notebooks show: `python tests/notebooks/executed.py FOLDER`, after `pytest --nbmake --overwrite FOLDER`.
+"""Check executed notebooks: `python tests/notebooks/executed.py FOLDER` after `pytest --nbmake --overwrite FOLDER`.
 
-A kernel takes a failed `!command`, a plot that is not drawn, or a run that ended early for a cell that worked.
+A kernel does not report a failed `!command`, a missing plot, or a run that ended early.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Writes the notebooks as they are tried: `python tests/notebooks/smoke.py FOLDER`.
+"""Write short versions of the notebooks: `python tests/notebooks/smoke.py FOLDER`.
 
-The same cells with few steps; model, data, reward and engine of those that need a GPU or the network are replaced, too.
+The cells are the same with fewer steps. Model, data, reward and engine are replaced if they need a GPU or the network.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A package `vllm` 0.31 for the rehearsal: what TRL's `VLLMGeneration` and the kit call of vLLM's, over a model of transformers.
+"""A package `vllm` 0.31 for the rehearsal: the parts that TRL's `VLLMGeneration` and the kit call, over a transformers model.
 
-`install(FOLDER)` writes it into a folder for `sys.path`, with a distribution of that name. It keeps the engine's own rules, so
-that a caller who breaks one fails here as on a GPU:
+`install(FOLDER)` writes it into a folder for `sys.path`, with a distribution of that name. It enforces the rules of the
+engine, so that a caller who breaks one fails here as on a GPU:
 
-- sleep of level 2 forgets the weights, of both levels the cache: whoever generates with either asleep gets a `RuntimeError`;
-- bitsandbytes' quantisation is known only where `vllm_bnb_plugin` is installed (vLLM took it out in 0.28);
-- weights are copied when they are loaded, so that a step whose weights were not handed over is generated with the old ones;
-- an adapter comes with each request, by a number that was added before.
+- sleep of level 2 discards the weights, and both levels the cache; generating while either sleeps raises a `RuntimeError`;
+- bitsandbytes' quantisation is only known if `vllm_bnb_plugin` is installed (vLLM removed it in 0.28);
+- weights are copied when they are loaded, so a step without a hand-over generates with the old ones;
+- each request names its adapter by a number that was added before.
 """
 
 from __future__ import annotations

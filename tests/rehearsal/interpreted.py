@@ -1,8 +1,7 @@
-"""Triton's interpreter on a pretended GPU: bfloat16 as the numbers it stands for, and a launch counted as one kernel.
+"""Triton's interpreter on a simulated GPU: bfloat16 is computed as numbers, and a launch counts as one kernel.
 
-The interpreter holds bfloat16 as its 16 bits and multiplies these as integers, so that kernels which multiply in the precision
-of their weights (norms, gated products) give noise, or infinity. Here such a number is widened to float32, and what comes out is
-rounded to the nearest, ties to even.
+The interpreter stores bfloat16 as 16 bits and multiplies these as integers, so kernels that multiply in the precision of their
+weights (norms, gated products) return noise or infinity. Here values are widened to float32, and results rounded to nearest even.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A process that makes whole journeys on pretended GPUs: `journey.py FOLDER CASE ...`, cases of `CASES` of one backend.
+"""A process that executes complete journeys on simulated GPUs: `journey.py FOLDER CASE ...`, cases of `CASES` of one backend.
 
-A journey is a preset or a notebook's configuration as it is, with a tiny model of the same architecture and tokenizer class, few
-and short completions: from `kit.train`'s main loop to the first checkpoint, resumed from there to the end, with held-out scores,
-and exported. 4-bit weights and vLLM are stood in for below the classes of transformers, TRL and Unsloth. What came of each case
-is in FOLDER/CASE.json; an error is part of it.
+A journey is the configuration of a preset or notebook with a tiny model of the same architecture and tokenizer class and few,
+short completions: from `kit.train`'s main loop to the first checkpoint, resumed to the end, with held-out scores, and exported.
+4-bit weights and vLLM are replaced below the classes of transformers, TRL and Unsloth. The result of each case, or its error, is
+in FOLDER/CASE.json.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A CUDA device that is pretended: tensors are computed on the CPU, and each says where it would lie.
+"""A simulated CUDA device: tensors are computed on the CPU and report the simulated device.
 
-`with pretended(PretendedGPU(capability=(9, 0))) as gpu:` torch.cuda says that there is a GPU of that kind. Counted, by phase
-and by the lines of code that they come from:
+`with pretended(PretendedGPU(capability=(9, 0))) as gpu:` makes torch.cuda report a GPU of that capability. Counted by phase
+and by line of code:
 
     kernels     operations that would be launched
-    waits       operations for which the host waits for the device: values asked for, lengths that depend on values, copies back
-    copies      from the host, for which it waits until the device has done what it was given before
+    waits       operations for which the host waits for the device: values read, lengths that depend on values, copies to the host
+    copies      from the host, which wait until the device has finished its earlier work
     mixed       operands on two devices, which CUDA refuses
-    attention   which attention is called, with what for a mask
+    attention   the attention implementation that is called, and the kind of its mask
 """
 
 from __future__ import annotations

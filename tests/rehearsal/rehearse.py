@@ -1,10 +1,10 @@
-"""A process that rehearses training runs on pretended GPUs: `rehearse.py FOLDER BACKEND KIND ...`
+"""A process that rehearses training runs on simulated GPUs: `rehearse.py FOLDER BACKEND KIND ...`.
 
-A kind is a compute capability, `+4bit` behind it for 4-bit weights: `9.0+4bit`. `+wait` is for a wait more in every micro-batch,
-`+host` for an operand of the host. For each the real trainer makes three steps of two micro-batches, of 8 and of 16 completions.
-What was seen is in FOLDER/BACKEND-KIND.json. Kernels in Triton are interpreted, but for those of Unsloth's that have a program
-for every token, whose part torch plays. `rehearse.py FOLDER gpu_check KIND ...` does the rows of benchmarks/gpu_check.py that
-have a process of their own instead, in small. `rehearse.py FOLDER model` makes the model of all the others.
+A kind is a compute capability with options: `9.0+4bit` for 4-bit weights, `+wait` for an additional wait in every micro-batch,
+`+host` for an operand on the host. The real trainer makes three steps of two micro-batches for each kind, with 8 and 16
+completions, and writes FOLDER/BACKEND-KIND.json. Triton kernels are interpreted; torch replaces those of Unsloth that run one
+program per token. `rehearse.py FOLDER gpu_check KIND ...` runs small versions of the rows of benchmarks/gpu_check.py that have a
+process of their own. `rehearse.py FOLDER model` creates the model of all other calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""benchmarks/counted_cost.py: its numbers held against hand counts, and those of two small shapes exactly. `pytest -m rehearsal`
+"""benchmarks/counted_cost.py: its numbers against hand counts, and exactly for two small shapes.
 
-A change that makes training cheaper or dearer changes `EXPECTED`: write the new numbers, which are what is printed.
+A change of the cost of training changes `EXPECTED`; copy the printed numbers there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Whole journeys on pretended GPUs: configurations of presets and notebooks from the main loop to an export.
+"""Complete journeys on simulated GPUs: configurations of presets and notebooks from the main loop to an export.
 
-CI makes those of `SHORT`. `GRPO_KIT_REHEARSE=all pytest -n 0 -m rehearsal tests/rehearsal/test_journey.py` makes all of them.
+CI runs those of `SHORT`. `GRPO_KIT_REHEARSE=all pytest -n 0 -m rehearsal tests/rehearsal/test_journey.py` runs all.
 """
 
 from __future__ import annotations

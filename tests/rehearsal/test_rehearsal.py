@@ -1,6 +1,6 @@
-"""The real trainer on pretended GPUs: nothing mixes devices, and the host waits for the device a bounded number of times.
+"""The real trainer on simulated GPUs: no operation mixes devices, and the host waits for the device a bounded number of times.
 
-The runs are in processes of their own (rehearse.py); every test here reads what they left. `pytest -m rehearsal`
+The runs are in separate processes (rehearse.py); the tests read their results.
 """
 
 from __future__ import annotations

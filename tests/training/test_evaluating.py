@@ -1,5 +1,7 @@
-"""Held-out scores during training and what follows from them: best checkpoint, early end, alarm. Real runs of
-the tiny model whose scores are scripted, so that what follows is known."""
+"""Held-out scores during training and their consequences: best checkpoint, early end, alarm.
+
+The runs are real, with a tiny model whose scores are scripted.
+"""
 
 from __future__ import annotations
 

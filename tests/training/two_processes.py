@@ -1,6 +1,6 @@
 """A process that forks two, which train one policy with gloo on the CPU, and then repeats their last step alone.
 
-`two_processes.py FOLDER` leaves `0.pt` and `1.pt`, what each process found, and `alone.pt`, the gradient of one process.
+`two_processes.py FOLDER` writes the results of both processes, `0.pt` and `1.pt`, and the gradient of one process, `alone.pt`.
 """
 
 from __future__ import annotations

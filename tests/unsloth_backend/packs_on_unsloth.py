@@ -1,7 +1,7 @@
-"""Models with Unsloth's own forward functions, on the CPU: scored in packs and in padded rows, in a process of its own.
+"""Models with Unsloth's forward functions on the CPU, scored in packs and in padded rows, in a separate process.
 
-`main(FOLDER)`, in a fork of `worker.py unsloth`, reads the rollouts of `worker.py stock` and leaves `packs.pt`. Unsloth's Triton
-kernels run in Triton's interpreter, its fused LoRA functions as they are, in float32 throughout.
+`main(FOLDER)`, in a fork of `worker.py unsloth`, reads the rollouts of `worker.py stock` and writes `packs.pt`. Unsloth's Triton
+kernels run in Triton's interpreter, and its fused LoRA functions unchanged, in float32.
 """
 
 from __future__ import annotations

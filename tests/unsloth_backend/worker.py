@@ -1,8 +1,8 @@
-"""A process with one of TRL's two trainer classes: `worker.py stock FOLDER`, then `worker.py unsloth FOLDER`.
+"""A process with one of two trainer classes: `worker.py stock FOLDER`, then `worker.py unsloth FOLDER`.
 
-`stock` makes the rollouts of every recipe and computes losses and LoRA gradients from them; `unsloth` lets Unsloth generate
-the trainer class that CUDA users get, on the CPU, and computes the same from the same rollouts. Both leave `WHICH.pt`.
-Importing Unsloth takes longer than either: a fork of that process does what `packs_on_unsloth.py` says, and leaves `packs.pt`.
+`stock` makes rollouts of every recipe and computes losses and LoRA gradients from them. `unsloth` lets Unsloth generate the
+trainer class for CUDA, on the CPU, and computes the same values from the same rollouts. Both write `WHICH.pt`. Since
+importing Unsloth takes longer than either, a fork of that process runs `packs_on_unsloth.py`, which writes `packs.pt`.
 """
 
 from __future__ import annotations

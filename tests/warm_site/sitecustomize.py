@@ -1,6 +1,6 @@
-"""With this folder on PYTHONPATH every Python process starts others as tests/warm_processes.py says, itself a cold one or not.
+"""With this folder on PYTHONPATH, every Python process starts others as tests/warm_processes.py does; the process itself is cold.
 
-A command `grpo-kit`, as a shell starts it below a notebook's cell, is carried out by a warm process, too.
+A command `grpo-kit` of a shell below a notebook's cell runs in a warm process, too.
 """
 
 import importlib.util
