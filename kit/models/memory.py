@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig
 from kit.errors import ModelError
-from kit.models.backend import Backend
+from kit.models.backend import UNSLOTH, Backend, choose_backend
 from kit.models.shape import ModelShape
 from kit.runs.lock import gpu_holder
 
@@ -409,6 +409,7 @@ def workload(
     evaluates = config.evaluation.before or config.evaluation.after or config.evaluation.every
     held_out_completions = config.evaluation.prompts * config.evaluation.k
     needs, vllm, engine = objective.needs, config.generation.vllm, 0.0
+    backend = choose_backend(config.model).name if config.model.backend == "auto" else config.model.backend
     if config.generation.engine == "vllm":
         engine = VLLM_CPU_BYTES if device == "cpu" else vllm.gpu_memory_utilization * (card or 0.0)
     return Workload(
@@ -434,7 +435,7 @@ def workload(
         evaluation=min(config.evaluation.batch_size, held_out_completions) if evaluates else 0,
         vllm_bytes=engine,
         vllm_sleeps=vllm.standby,
-        vllm_shares_weights=config.model.backend == "unsloth",
+        vllm_shares_weights=backend == UNSLOTH,
         token_budget=optimisation.token_budget or None,
         packed=device == "cuda" and optimisation.packing,  # the constants for the CPU were measured with padded rows
         single_pass=parts_obstacle(objective) is None,

@@ -127,6 +127,21 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
     assert shared.always["vLLM"] == share - loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
 
 
+def test_a_default_backend_shares_the_weights_that_unsloths_engine_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an L4, `auto` is Unsloth, and counting its weights twice adds several GiB."""
+    from kit.models.backend import Machine
+    from kit.objective import Objective
+
+    def shared(backend: str, unsloth: str | None) -> bool:
+        machine = Machine((8, 9), "L4", unsloth)
+        monkeypatch.setattr("kit.models.backend.this_machine", lambda: machine)
+        config = load_config("gsm8k", ["generation.engine=vllm", f"model.backend={backend}"])
+        return workload(config, "cuda", Objective.from_spec("grpo"), 77).vllm_shares_weights
+
+    assert [shared("auto", "2026.10.9"), shared("unsloth", None)] == [True, True]
+    assert [shared("auto", None), shared("transformers", "2026.10.9")] == [False, False]
+
+
 def test_a_configuration_becomes_a_workload(tree: Any) -> None:
     from kit.objective import Objective
 
