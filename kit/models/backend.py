@@ -73,6 +73,7 @@ TRAINS_THE_SAME = "Set model.backend: transformers (or auto), which supports the
 # Environment variables of Unsloth that would change a run without being part of its configuration.
 _NEUTRAL = {
     "UNSLOTH_ALLOW_CPU": "0",
+    "UNSLOTH_BLOCK_COMPILE": "0",  # for packs it compiles every decoder layer separately, which takes minutes
     "UNSLOTH_CPU_FROZEN_BF16": "0",
     "UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD": "0",
     "UNSLOTH_GRPO_ROUTING_REPLAY": "0",

@@ -366,6 +366,23 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
     return results
 
 
+def compiled_layers(bench: PatchedBench) -> list[list[str]]:
+    """The decoder layers that Unsloth compiles on a GPU: with the kit's switches, and without."""
+    from unsloth.models._block_compile import patch_block_compile
+
+    from kit.models.backend import Backend, switched, switches
+
+    bench.kind, bench.fused, results = "gemma3_text", False, []
+    variables = switches(Backend("unsloth", "cuda", ""))
+    for own in (variables, {}):
+        with (
+            mock.patch("torch.cuda.is_available", return_value=True),
+            switched(own | {"UNSLOTH_COMPILE_DISABLE": "0"}, *variables),
+        ):
+            results.append(patch_block_compile(bench.model()))
+    return results
+
+
 def main(folder: Path) -> None:
     """In a process in which Unsloth has generated its class, with Triton's interpreter."""
     import torch
@@ -381,4 +398,5 @@ def main(folder: Path) -> None:
     results["triton"] = in_triton(bench)
     with rowwise_in_torch():
         results["four_bit"] = four_bit(bench)
+    results["compiled"] = compiled_layers(bench)
     torch.save(results, folder / "packs.pt")

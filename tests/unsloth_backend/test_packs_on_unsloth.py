@@ -75,6 +75,11 @@ def test_what_passes_between_completions_of_a_gemma_is_found(worked: Worked) -> 
     assert "one completion changes the scores of another" in result["report"]["reason"]
 
 
+def test_no_decoder_layer_is_compiled(worked: Worked) -> None:
+    """Dynamo guards on the calls that a pack has counted: 16, 28 and 40 graphs for a Gemma 3 of 2, 6 and 10 layers."""
+    assert worked["packs"]["compiled"] == [[], ["Gemma3DecoderLayer"]]
+
+
 @pytest.mark.parametrize("case", ["triton", "four_bit"])
 def test_with_every_kernel_of_unsloth_and_with_4_bit_weights(worked: Worked, case: str) -> None:
     assert_same_scores(worked["packs"][case])
