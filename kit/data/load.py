@@ -212,11 +212,10 @@ def filter_by_length(
     sides: list[Dataset] = []
     for name, rows in (("train", split.train), ("held-out", split.heldout)):
         lengths: list[int] = []
-        for start in range(0, len(rows), ROWS if with_pictures else BATCH):
-            if with_pictures:
-                lengths += count_tokens(rows.select(range(start, min(start + ROWS, len(rows)))).to_list())
-            else:
-                lengths += count_tokens(list(rows[start : start + BATCH]["prompt"]))
+        size = ROWS if with_pictures else BATCH
+        for start in range(0, len(rows), size):
+            batch = rows.select(range(start, min(start + size, len(rows))))
+            lengths += count_tokens(batch.to_list() if with_pictures else list(batch["prompt"]))
         short = [index for index, length in enumerate(lengths) if length <= max_prompt_tokens]
         if lengths and not short:
             raise DataError(
@@ -228,6 +227,5 @@ def filter_by_length(
     info, (train, heldout) = deepcopy(split.info), sides
     removed = len(split.train) + len(split.heldout) - len(train) - len(heldout)
     info["max_prompt_tokens"] = max_prompt_tokens
-    counts = {"train": len(train), "heldout": len(heldout), "too_long": info["rows"]["too_long"] + removed}
-    info["rows"] |= counts
+    info["rows"] |= {"train": len(train), "heldout": len(heldout), "too_long": info["rows"]["too_long"] + removed}
     return type(split)(train, heldout, info)

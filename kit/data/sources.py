@@ -47,8 +47,6 @@ def read_source(config: DataConfig) -> Source:
 def read_valid_rows(config: DataConfig) -> tuple[Source, Mapping, Rows]:
     """The source, the roles of its columns, and its valid rows in source order. Raises as `load_data`."""
     source = read_source(config)
-    if not source.total:
-        raise DataError(f"{config.source} has no rows. A run needs at least one.")
     if not source.columns:  # no row could be read, so there are no columns to map
         faults = [
             Fault(record.number, "the row has no columns") if isinstance(record, Record) else record
@@ -277,10 +275,8 @@ def _explain(error: Exception, source: str, config: DataConfig) -> str:
     near = did_you_mean(Path(source).name, _data_names(Path(source).parent))
     if "/" not in source and source in task_names():
         near += f" Did you mean '{TASK_PREFIX}{source}'?"
-    failed, remedy = (
-        f"{split} of the hub dataset could not be loaded",
-        "Check data.subset, data.split and data.revision on its page",
-    )
+    failed = f"{split} of the hub dataset could not be loaded"
+    remedy = "Check data.subset, data.split and data.revision on its page"
     if isinstance(error, ConnectionError):
         failed = "The hub is not reachable"
         remedy = "Check the connection (and HF_HUB_OFFLINE), or download it elsewhere and set data.source to its folder"

@@ -31,7 +31,6 @@ from kit.runs.lock import held_gpu
 from kit.runs.worker import call_for_result
 
 if TYPE_CHECKING:
-    from kit.evaluation.heldout import Progress
     from kit.runner.prepare import Parts
     from rewards import Evaluation
 
@@ -75,6 +74,7 @@ class Signal:
     # Shares among completions that were not cut; None: unknown.
     ended_right: Estimate | None = None
     ended_malformed: Estimate | None = None
+    lowest: float = 0.0  # the lowest possible reward
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,14 @@ def judge(signal: Signal) -> Verdict:
             change = "Make the reward faster (batching, caching, a lower timeout): the run learns, but waits for it"
             return Verdict("slow reward", because, change)
         return Verdict("will learn", because, longer)
+    # Equal rewards of all completions are the reward's, unless right answers or unreadable formats explain them.
+    if signal.constant and signal.malformed.low <= MALFORMED and (right is None or 0 < right.value < 1):
+        because, change = _of_equal_rewards(
+            signal, f"; {cut}" if is_cut else "", f", or set {longer}" if is_cut else ""
+        )
+        if spread.high >= INFORMATIVE:
+            return _unsure(signal, because, INFORMATIVE, change)
+        return Verdict("no signal", because, change)
     if is_cut:
         if signal.truncated.low <= TRUNCATED:
             return _unsure(signal, cut, TRUNCATED, longer)
@@ -142,11 +150,18 @@ def judge(signal: Signal) -> Verdict:
             return Verdict("too easy", because, f"Use harder {problems}: these are already solved")
         if right.high < HARD:
             return Verdict("too hard", because, f"Use easier {problems}, or a model that solves some of them")
-    if signal.constant:
-        known = not math.isnan(signal.reward.value)
-        because += f"; every completion got the reward {signal.reward.value:g}" if known else "; none got a reward"
-        return Verdict("no signal", because, "Choose a reward that distinguishes completions: grpo-kit reward list")
     return Verdict("no signal", because, larger_groups(signal.config))
+
+
+def _of_equal_rewards(signal: Signal, cut: str, longer: str) -> tuple[str, str]:
+    """The reason and the change if all completions got the same reward."""
+    value, choose = signal.reward.value, "Choose a reward that distinguishes completions: grpo-kit reward list"
+    if math.isnan(value):
+        return "no completion got a reward", choose
+    if value > signal.lowest:
+        return f"every completion got {value:g}: the reward is constant", choose
+    look = "Compare the samples with the format that the reward reads, and describe it in data.system_prompt"
+    return f"every completion got the lowest value, {value:g}{cut}", f"{look}{longer}"
 
 
 def larger_groups(config: RunConfig) -> str:
@@ -263,14 +278,15 @@ def measure(parts: Parts, model: Any, prompts: int, progress: Progress | None = 
         lengths_of(parts.files.tokenizer, chosen, parts.interaction.all_tools())
     )
     room = None if context is None else context - longest
-    result = describe(config, sampled, rows=available, room=room)
+    lowest = sum(weight * component.floor for component, weight in parts.preset.components)
+    result = describe(config, sampled, rows=available, room=room, lowest=lowest)
     result["samples"] = [show_sample(base, sampled, prompt * k) for prompt in range(min(SAMPLES, len(chosen)))]
     return result | {"thinking": thinking_note(parts.files) if config.data.chat else None}
 
 
 STATUS_WORDS = {
     "ok": "accepts it",
-    "wrong": "gives less than its highest value",
+    "wrong": "gives {value:g}",
     "format": "found no answer in the expected format",
     "not_applicable": "does not apply to this row",
     "timeout": "took too long",
@@ -284,8 +300,9 @@ def show_sample(base: BaseModel, sampled: Sampled, number: int) -> dict[str, Any
     """Completion `number` with its prompt, reward and statuses, and a description of the statuses."""
     prompt, (ids, cut) = base.prompts[number // base.config.k], sampled.completions[number]
     statuses = {name: row[number] for name, row in sampled.verdict.statuses.items()}
+    values = {name: row[number] for name, row in sampled.verdict.values.items()}
     verdict = "" if sampled.correct is None else "Right: " if sampled.correct[number] else "Not right: "
-    parts = [f"{name} {STATUS_WORDS.get(status, f'says {status}')}" for name, status in statuses.items()]
+    parts = [f"{name} {STATUS_WORDS[status].format(value=values[name])}" for name, status in statuses.items()]
     return {
         "prompt": question(base.rows[number // base.config.k]["prompt"]),
         "completion": plain(base._completion(prompt, (ids, cut))),
@@ -306,11 +323,12 @@ def draw(available: int, prompts: int, *seeds: int) -> list[int]:
 
 
 def describe(
-    config: RunConfig, sampled: Sampled, *, rows: int | None = None, room: int | None = None
+    config: RunConfig, sampled: Sampled, *, rows: int | None = None, room: int | None = None, lowest: float = 0.0
 ) -> dict[str, Any]:
     """Rates with intervals over prompts, seconds per generation batch, and the verdict.
 
-    `rows` is the number of training prompts, `room` the tokens of the context for a completion; None: unknown.
+    `rows` is the number of training prompts, `room` the tokens of the context for a completion; None: unknown. `lowest` is
+    the lowest possible reward.
     """
     from rewards.protocol import FAILURES
 
@@ -345,6 +363,7 @@ def describe(
         room=room,
         ended_right=wilson(sum(ended), len(ended)) if ended else None,
         ended_malformed=wilson(round(sum(ended_malformed)), len(ended_malformed)) if ended_malformed else None,
+        lowest=lowest,
     )
     passes = {}
     if hits is not None:

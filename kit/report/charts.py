@@ -82,11 +82,7 @@ def lines(
     return svg(Panel(title, y_label, drawn, *y_range, smooth=smooth), x_label, marks)
 
 
-def svg(
-    panel: Panel,
-    x_label: str = "optimiser step",
-    marks: Sequence[tuple[float, str]] = (),
-) -> Markup:
+def svg(panel: Panel, x_label: str = "optimiser step", marks: Sequence[tuple[float, str]] = ()) -> Markup:
     """A panel as SVG, with (x, text) `marks` as vertical lines. Without values it contains a message.
 
     A long series is drawn with at most 500 points, including all peaks, and in a smooth panel with its running mean.

@@ -56,11 +56,7 @@ section = partial(piece, "report.html")
 
 
 def write_report(
-    run: RunDir,
-    path: str | Path | None = None,
-    *,
-    completions: bool = True,
-    ending: Mapping[str, Any] | None = None,
+    run: RunDir, path: str | Path | None = None, *, completions: bool = True, ending: Mapping[str, Any] | None = None
 ) -> Path:
     """Writes the report of a run in any state to `path`, by default `report.html` in its directory.
 

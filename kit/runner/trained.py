@@ -119,11 +119,7 @@ class Source:
 
 
 def open_source(
-    run: RunDir,
-    which: str | int | None,
-    base: str | None = None,
-    *,
-    overrides: Sequence[str] = (),
+    run: RunDir, which: str | int | None, base: str | None = None, *, overrides: Sequence[str] = ()
 ) -> tuple[Source, str | None]:
     """Finds the run's policy and loads the libraries, but not the weights. Returns it with a note or None.
 

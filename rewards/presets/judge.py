@@ -73,12 +73,7 @@ def judge_rubric(
 
 
 @with_options(JudgeOptions)
-def judge_ranking(
-    *,
-    criteria: str | None = None,
-    max_chars: int = 8_000,
-    options: JudgeOptions,
-) -> Preset:
+def judge_ranking(*, criteria: str | None = None, max_chars: int = 8_000, options: JudgeOptions) -> Preset:
     """Completions of a group that a judge behind an OpenAI-compatible endpoint ranks.
 
     Formula: the share of the group's other answers that rank below an answer, ties counting half, as the mean over two orders
@@ -112,8 +107,6 @@ def judge_ranking(
     (['infra', 'infra', 'ok', 'format'], [None, None, 0.5, 0.0])
     """
     component = JudgeRanking(
-        criteria=DEFAULT_CRITERIA if criteria is None else criteria,
-        max_chars=max_chars,
-        options=options,
+        criteria=DEFAULT_CRITERIA if criteria is None else criteria, max_chars=max_chars, options=options
     )
     return Preset([(component, 1.0)])

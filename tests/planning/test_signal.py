@@ -98,6 +98,20 @@ def test_three_sampled_answers_are_shown_with_reward_status_and_reason(loaded: A
         assert sample["why"].endswith("it was cut at the token limit.")
 
 
+def test_a_constant_reward_is_named_with_its_value_in_spite_of_cut_completions(loaded: Any) -> None:
+    report = verdict_of(loaded, lambda sample: Score(0.5, "wrong"), checker=None, max_completion_tokens=4)
+    assert report["truncated_share"]["value"] > 0.3
+    assert report["verdict"]["because"] == "every completion got 0.5: the reward is constant"
+    assert report["samples"][0]["why"].startswith("rule gives 0.5; ")
+
+
+def test_the_lowest_reward_for_all_completions_points_to_their_format(loaded: Any) -> None:
+    report = verdict_of(loaded, never, checker=None, max_completion_tokens=4)
+    assert report["verdict"]["verdict"] == "no signal"
+    assert "every completion got the lowest value, 0; " in report["verdict"]["because"]
+    assert "format that the reward reads" in report["verdict"]["change"]
+
+
 def test_a_reward_that_fails_is_named_with_its_reason(loaded: Any) -> None:
     report = verdict_of(loaded, fails)
     assert report["verdict"]["verdict"] == "reward fails"

@@ -57,6 +57,22 @@ def test_verdicts(changes: dict[str, object], verdict: str, change: str) -> None
     assert "nan" not in result.because
 
 
+@pytest.mark.parametrize("right", [None, MIDDLING])
+@pytest.mark.parametrize(("value", "because"), [(0.5, "every completion got 0.5: the reward is constant"),
+                                                (-1.0, "every completion got the lowest value, -1; 100%")])  # fmt: skip
+def test_one_reward_for_all_completions_is_about_the_reward_not_the_length(
+    value: float, because: str, right: Estimate | None
+) -> None:
+    signal = replace(GOOD, truncated=ALWAYS, spread=NEVER, constant=True, pass_at_1=right, lowest=-1.0)
+    result = judge(replace(signal, reward=Estimate(value, value, value)))
+    assert result.verdict == "no signal"
+    assert result.because.startswith(because)
+    assert result.change.startswith("Compare the samples" if value < 0 else "Choose a reward")
+    assert ("max_completion_tokens" in result.change) is (value < 0)
+    few = judge(replace(signal, spread=wilson(0, 4), prompts=4))  # [0, 0.49]
+    assert few.verdict == "sample more"
+
+
 def test_rewards_that_differ_although_nothing_is_right_are_pointed_out() -> None:
     assert "no sampled answer is right" in judge(replace(GOOD, pass_at_1=NEVER)).because
 
