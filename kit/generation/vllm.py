@@ -77,6 +77,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         settings, made = self.settings, getattr(vllm_generation, "LLM", None)
         arguments: dict[str, Any] = {
             "seed": settings.seed + self.accelerator.process_index,
+            "max_num_seqs": settings.at_once,
             "dtype": str(settings.dtype or next(self.model.parameters()).dtype).removeprefix("torch."),
             "use_tqdm_on_load": False,
             "enable_prefix_caching": True,  # a prompt is computed once for its group

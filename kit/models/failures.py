@@ -115,7 +115,10 @@ def first_line(error: BaseException) -> str:
 
 
 log = logging.getLogger("kit")
-NO_ROOM = ("no available memory for the cache", "free memory on device", "kv cache is needed", "insufficient memory")
+NO_ROOM = (
+    "no available memory for the cache", "free memory on device", "kv cache is needed", "insufficient memory",
+    "exceeds available mamba cache blocks",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ class EngineSettings:
     adapter_alone: bool = False  # the engine receives the adapter, and not merged weights
     revision: str | None = None
     gpu_memory_utilization: float = 0.3
+    at_once: int = 256  # completions; vLLM refuses more than recurrent layers have room for
     compared: bool = True  # whether log-probabilities of trainer and engine are of the same distribution
     tell: Callable[[str], None] = log.warning
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from stand_in_llm import LLM, TOKEN, one_gpu, vllm_stands_in, watched
 
+from kit.config import load_config
 from kit.errors import EngineError
+from kit.models.backend import Machine
+from kit.trainer.arguments import engine_settings
 
 
 @pytest.fixture
@@ -83,6 +87,23 @@ def test_an_engine_in_16_bits_has_the_float32_logits_of_the_trainer(
     assert LLM.last is not None
     assert LLM.last.given["dtype"] == dtype
     assert LLM.last.given.get("hf_overrides", {}).get("head_dtype") == head_dtype
+
+
+def test_the_engine_is_made_for_the_completions_of_a_step(
+    gpu: Any, new_model: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own default, 256, is more than an L4 has room for with recurrent layers, and the engine does not start."""
+    monkeypatch.setattr("kit.models.backend.this_machine", lambda: Machine((8, 9), "L4"))
+    args: Any = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False)
+    numbers = []
+    for batch in (64, 512):
+        keys = ["generation.engine=vllm", f"optimisation.batch_size={batch}"]
+        settings = engine_settings(load_config("qwen35-gsm8k", keys), args, print)
+        assert settings is not None
+        watched(new_model(), at_once=settings.at_once)
+        assert LLM.last is not None
+        numbers.append(LLM.last.given["max_num_seqs"])
+    assert numbers == [64, 256]
 
 
 def test_weights_are_read_once_the_optimiser_has_written_them(gpu: Any, new_model: Callable[[], Any]) -> None:

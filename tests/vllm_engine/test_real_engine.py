@@ -271,10 +271,35 @@ def test_what_vllm_says_of_memory_comes_with_its_advice() -> None:
         lambda: request_memory(card, SimpleNamespace(gpu_memory_utilization=0.3)),
         lambda: _check_enough_kv_cache_memory(0, lambda: 1, 8, lambda _: 0),
         lambda: _check_enough_kv_cache_memory(1, lambda: 2, 8, lambda _: 0),
+        lambda: with_recurrent_layers(256),
     ):
         with pytest.raises(ValueError) as refused:  # noqa: PT011
             refuse()
         assert "gpu_memory_utilization 0.3 of the GPU" in advice(refused.value)
+    with_recurrent_layers(64)  # the completions of a step of the preset qwen35-gsm8k
+
+
+def with_recurrent_layers(sequences: int) -> None:
+    """vLLM's check of `max_num_seqs` for Qwen3.5-4B, before it captures CUDA graphs, with 2 GiB of cache on a GPU."""
+    import torch
+    from vllm.config import CompilationConfig, CUDAGraphMode, VllmConfig
+    from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
+    from vllm.v1.attention.backend import AttentionCGSupport
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, MambaSpec
+
+    heads = {"num_kv_heads": 4, "head_size": 256, "dtype": torch.bfloat16}
+    attention = FullAttentionSpec(block_size=528, **heads)
+    shapes = MambaStateShapeCalculator.gated_delta_net_state_shape(1, 16, 32, 128, 128, 4)
+    types = (torch.bfloat16, torch.float32)
+    recurrent = MambaSpec(block_size=768, shapes=shapes, dtypes=types, page_size_padded=attention.page_size_bytes)
+    layers: dict[str, KVCacheSpec] = {str(number): attention if number % 4 == 3 else recurrent for number in range(32)}
+    config = VllmConfig()
+    config.cache_config.block_size, config.cache_config.kv_cache_layout = attention.block_size, "LBNHC"
+    cache = get_kv_cache_config_from_groups(config, get_kv_cache_groups(config, layers), 2 << 30)
+    CompilationConfig(mode=3, cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE).resolve_cudagraph_mode_and_sizes(
+        AttentionCGSupport.UNIFORM_BATCH, "gdn", use_v2_model_runner=True, kv_cache_config=cache, max_num_reqs=sequences
+    )
 
 
 def test_an_engine_starts_while_the_log_takes_what_is_printed() -> None:
