@@ -11,10 +11,12 @@
     padding             more padding changes nothing                                       all
     extreme ratios      output and gradient finite at log ratios of ±80 nats in float32    clip, weight, regularizer
     empty micro-batch   a differentiable 0                                                 all but advantages
-    advantage           it changes the gradient on policy, in the right direction          clip
+    advantage           it changes the gradient on policy                                  clip
     accumulation        a note if micro-batches do not add up to the batch                 reduction
     unscorable          a NaN reward gives advantage 0 and does not influence others       advantage
     order               groups may be interleaved, in any order, with any ids              advantage
+    direction           not every higher reward gives a lower advantage, and not every     advantage, clip
+                        positive advantage lowers a probability
     no spread           finite for equal or unknown rewards, and for one completion        advantage
 
 Schedules are at step 0. The state of a hook is restored before every call: with the same state a hook must be deterministic,
@@ -35,13 +37,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kit.errors import KitError
+from kit.errors import KitError, ObjectiveError
 from kit.objective.batch import REWARD_FIELDS, TOKEN_FIELDS, Draw, RewardBatch, TokenBatch, fields_where
 from kit.objective.hook import Hook, call_on_tokens
 from kit.objective.objective import Objective, call_on_losses
 from kit.objective.reduction import LossScale
 
-__all__ = ["Finding", "check_hook"]
+__all__ = ["Finding", "check_hook", "require_sound"]
 
 EXACT = 1e-9
 """Relative tolerance for sums in another order."""
@@ -86,6 +88,17 @@ def check_hook(hook: Hook, seed: int = 0) -> list[Finding]:
                 break
     subject.restore()
     return findings
+
+
+def require_sound(objective: Objective, checks: Collection[str] = ("runs", "direction")) -> None:
+    """Try the user's own hooks on random batches. Raises `ObjectiveError` for a hook that fails one of `checks`."""
+    for _, hook in objective.hooks:
+        for finding in check_hook(hook) if hook.factory.custom else ():
+            if finding.name in checks and not finding.passed:
+                raise ObjectiveError(
+                    f"{hook.title} fails on a random batch: {finding.detail} Try it alone: grpo-kit objective check "
+                    f"{hook.name} --kind {hook.kind}"
+                )
 
 
 def _run_check(name: str, check: Check, subject: Subject) -> Finding | None:
@@ -466,8 +479,8 @@ def _empty(subject: Subject) -> str:
     return "a differentiable 0"
 
 
-def _advantage(subject: Subject) -> str:
-    """Whether the gradient of the loss follows the advantages on policy, and in which direction."""
+def _slopes_on_policy(subject: Subject) -> tuple[tuple[Tensor, ...], list[Tensor]] | None:
+    """Advantages, their negatives and others, and the gradients to logps (B, T) that they give; None without a gradient."""
     fields = token_fields(subject.seed, off_policy=False)
     original = fields["advantages"]
     variations = (original, -original, numbers(original.shape, subject.seed + 1))
@@ -475,21 +488,38 @@ def _advantage(subject: Subject) -> str:
     for advantages in variations:
         loss, leaves = subject.loss(fields | {"advantages": advantages})
         if not loss.requires_grad:
-            return Note("skipped, because there is no gradient")
+            return None
         slopes.append(_over_tokens(loss, leaves).get("logps", torch.zeros_like(fields["logps"])))
+    return variations, slopes
+
+
+def _advantage(subject: Subject) -> str:
+    """Whether the gradient of the loss depends on the advantages on policy."""
+    if (result := _slopes_on_policy(subject)) is None:
+        return Note("skipped, because there is no gradient")
+    slopes = result[1]
     if not any(slope.any() for slope in slopes):
         return Note("not checked: on policy the gradient is 0 at every token, so the first step would change nothing")
     if all(_equal(slope, slopes[0]) for slope in slopes):
         raise Fault(
             "ignores batch.advantages: on policy the gradient does not depend on them, so no reward is learned."
         )
-    moved = torch.cat([(slope * a)[slope != 0] for slope, a in zip(slopes[:2], variations[:2], strict=True)])
+    return "on policy the gradient depends on them"
+
+
+def _direction_of_loss(subject: Subject) -> str | None:
+    """Whether a positive advantage raises the probability of a token on policy."""
+    if (result := _slopes_on_policy(subject)) is None:
+        return None
+    moved = torch.cat([(slope * a)[slope != 0] for a, slope in zip(*result, strict=True)])
     right, total = int((moved < 0).sum()), moved.numel()
+    if total == 0:
+        return None
     if right == 0:
         raise Fault("a positive advantage lowers the probability of every token. Change the sign of the loss.")
     if 2 * right <= total:
         return Note(f"a positive advantage lowers the probability at {total - right} of {total} tokens.")
-    return f"on policy the gradient has the sign of -A at {right} of {total} tokens with a gradient"
+    return f"a positive advantage raises the probability, and a negative one lowers it, at {right} of {total} tokens"
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -541,6 +571,21 @@ def _order(subject: Subject) -> str:
     return "groups may be interleaved, in any order"
 
 
+def _direction(subject: Subject) -> str:
+    """Whether a higher reward in a group gives a higher advantage."""
+    fields = reward_fields(subject.seed)
+    values, rewards = subject.advantages(fields), fields["rewards"]
+    values = values if values.dim() == 1 else (values * fields["mask"]).sum(1) / fields["mask"].sum(1).clamp(min=1)
+    pairs = (fields["group"][:, None] == fields["group"]) & (
+        rewards[:, None] > rewards
+    )  # [i, j]: i has the higher reward
+    differences = (values[:, None] - values)[pairs]
+    higher, lower = int((differences > 0).sum()), int((differences < 0).sum())
+    if lower and not higher:
+        raise Fault("a higher reward gives a lower advantage in every pair of a group. Change the sign.")
+    return f"the higher reward has the higher advantage in {higher} of {len(differences)} pairs of a group"
+
+
 def _padding_of_advantages(subject: Subject) -> str:
     fields = reward_fields(subject.seed)
     length = fields["mask"].shape[1]
@@ -579,10 +624,17 @@ CHECKS: dict[str, dict[str, Check]] = {
         **_OF_EVERY_HOOK,
         "unscorable": _unscorable,
         "order": _order,
+        "direction": _direction,
         "padding": _padding_of_advantages,
         "no spread": _no_spread,
     },
-    "clip": {**_OF_EVERY_HOOK, "gradient": _gradient, **_OF_A_TERM, "advantage": _advantage},
+    "clip": {
+        **_OF_EVERY_HOOK,
+        "gradient": _gradient,
+        **_OF_A_TERM,
+        "advantage": _advantage,
+        "direction": _direction_of_loss,
+    },
     "weight": {**_OF_EVERY_HOOK, **_OF_A_TERM},
     "regularizer": {**_OF_EVERY_HOOK, "gradient": _gradient, **_OF_A_TERM},
     "reduction": {

@@ -452,7 +452,10 @@ def checked(
         raise ObjectiveError(f"{hook.title} returned {type(out).__name__}, expected a tensor.{hint}")
     fitting = [shape for shape in shapes if len(shape) == out.dim()]
     if not any(all(isinstance(n, str) or n == m for n, m in zip(shape, out.shape, strict=True)) for shape in fitting):
-        hint = " Use .expand(-1, T) on a value per sequence." if out.dim() == 2 and out.shape[-1] == 1 else ""
+        hint = ""
+        if out.dim() == 2 and out.shape[-1] == 1:
+            single = any(len(shape) == 1 for shape in shapes)
+            hint = " Use .squeeze(1)." if single else " Use .expand(-1, T) on a value per sequence."
         expected = " or ".join(str(shape).replace("'", "") for shape in shapes)
         raise ObjectiveError(f"{hook.title} returned shape {tuple(out.shape)}, expected {expected}.{hint}")
     has_gradient = any(source is not None and source.requires_grad for source in sources)

@@ -205,6 +205,10 @@ class Objective:
         for hook in (self.clip, *self.regularizers):
             meter.log_reports(hook)
         meter.log_batch()
+        for _, hook in self.hooks:
+            for key, value in hook.values.items():
+                if isinstance(value, Schedule) and key != "coef":
+                    meter.log(f"coef/{hook.short_name}.{key}", loss.new_tensor(value(batch.step)))
         return LossOutput(loss, meter.means, meter.samples, meter.observed)
 
     def observe(self, observed: Mapping[str, Mean], completions: int) -> None:

@@ -119,6 +119,8 @@ class HookRegistry(Registry[HookFactory]):
         title = f"{self.kind} '{name}'"
         if not callable(target):
             raise ConfigError(f"{title} is {type(target).__name__}, not a function.")
+        if (declared := attribute(target, "kind", self.kind)) != self.kind:
+            raise ConfigError(f"'{name}' declares kind = '{declared}', so it cannot be used as a {self.kind}.")
         if isinstance(target, Hook):
             raise ConfigError(
                 f"{title} is a hook whose hyper-parameters are set already. Pass the name {target.name} instead."

@@ -167,8 +167,10 @@ _EXAMPLE = "'linear(0.1, 0.0, 100)' or 'linear(start=0.1, end=0.0, steps=100)'"
 
 def _build(name: str, arguments: tuple[Any, ...], fields: Mapping[str, Any]) -> Schedule:
     if name not in schedules:
-        text = f"No schedule is called '{name}'.{did_you_mean(name, schedules)} Known: {', '.join(schedules)}."
-        raise ConfigError(f"{text} For another one, compute the value in a hook from batch.step.")
+        raise ConfigError(
+            f"No schedule is called '{name}'.{did_you_mean(name, schedules)} Known: {', '.join(schedules)}; adaptive ones only "
+            "set a coef. For another one, compute the value in a hook from batch.step."
+        )
     kind = schedules[name]
     known = [field.name for field in dataclasses.fields(kind) if field.init]
     for key in fields:

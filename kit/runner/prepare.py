@@ -193,7 +193,7 @@ def build_objective(config: RunConfig) -> Objective:
     The user's own hooks are tried on random batches.
     """
     from kit.objective import Objective
-    from kit.objective.check import check_hook
+    from kit.objective.check import require_sound
 
     section, iterations = config.objective, config.optimisation.iterations
     parts = {kind: value for kind in HOOK_KINDS if (value := getattr(section, kind)) is not None}
@@ -220,14 +220,7 @@ def build_objective(config: RunConfig) -> Objective:
             "Set optimisation.iterations: 1, or choose a clip with a ratio, e.g. ppo_clip.",
         ),
     )
-    hooks = (objective.advantage, objective.clip, *objective.weights, *objective.regularizers, objective.reduction)
-    for hook in filter(lambda hook: hook.factory.custom, hooks):
-        for finding in check_hook(hook):
-            if finding.name in ("runs", "needs") and not finding.passed:
-                raise ObjectiveError(
-                    f"{hook.title} fails on a random batch: {finding.detail} Try it alone: grpo-kit objective check "
-                    f"{hook.name} --kind {hook.kind}"
-                )
+    require_sound(objective)
     return objective
 
 

@@ -42,6 +42,7 @@ from kit.models.family import adapter_of
 from kit.models.libraries import check_trl
 from kit.objective import LossScale, Objective
 from kit.objective.batch import fields_where
+from kit.objective.check import require_sound
 from kit.objective.hook import remedy
 from kit.objective.objective import regrouping_obstacle, skipping_obstacle
 from kit.objective.schedules import Controller
@@ -216,18 +217,13 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if objective is None:
             return
         check_combination(self, objective, HookedGRPOTrainer)
+        if checked:
+            require_sound(objective, ("direction",))
         settings = objective.value_settings
         self.critic = Critic(policy, settings) if settings is not None else None
+        scoring = (self.family, self.scorer, self.temperature)
         services = self.services = Services(
-            objective,
-            self.model,
-            accelerator,
-            self.family,
-            self.scorer,
-            self.temperature,
-            self.metric_log,
-            self.rollout_memory,
-            self.critic,
+            objective, self.model, accelerator, *scoring, self.metric_log, self.rollout_memory, self.critic
         )
         router_coef = self.router_aux_loss_coef if self.aux_loss_enabled else None
         loss = self.policy_loss = PolicyLoss(services, router_coef=router_coef)
