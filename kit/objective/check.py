@@ -1,23 +1,6 @@
 """Check a hook on random batches with `check_hook`. Nothing is trained.
 
-    finding             what must hold                                                     kinds of hook
-    runs                the checks of a run (`hook.checked`): shape, finite, gradient; in  all
-                        float32 and float64, on and off policy, with advantages (B, 1)
-                        and (B, T), on a batch with only the declared fields; `clipped`
-                        and `metrics` of its function
-    same again          same inputs, same output                                           all
-    gradient            it reaches the log-probabilities or another field                  clip, regularizer, reduction
-    masked tokens       gradient exactly 0, no influence, in an objective                  all but advantages
-    padding             more padding changes nothing                                       all
-    extreme ratios      output and gradient finite at log ratios of ±80 nats in float32    clip, weight, regularizer
-    empty micro-batch   a differentiable 0                                                 all but advantages
-    advantage           it changes the gradient on policy                                  clip
-    accumulation        a note if micro-batches do not add up to the batch                 reduction
-    unscorable          a NaN reward gives advantage 0 and does not influence others       advantage
-    order               groups may be interleaved, in any order, with any ids              advantage
-    direction           not every higher reward gives a lower advantage, and not every     advantage, clip
-                        positive advantage lowers a probability
-    no spread           finite for equal or unknown rewards, and for one completion        advantage
+docs/objective.md lists the checks of each kind of hook.
 
 Schedules are at step 0. The state of a hook is restored before every call: with the same state a hook must be deterministic,
 or runs could not be resumed.
@@ -82,8 +65,14 @@ def check_hook(hook: Hook, seed: int = 0) -> list[Finding]:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         for name, check in CHECKS[hook.kind].items():
-            finding = _run_check(name, check, subject)
-            findings += [finding] if finding else []
+            try:
+                detail = check(subject)
+                if detail is not None:
+                    findings.append(Finding(name, True, str(detail), isinstance(detail, Note)))
+            except (Fault, KitError) as fault:
+                findings.append(Finding(name, False, str(fault)))
+            except Exception as error:
+                findings.append(Finding(name, False, f"{type(error).__name__}: {error}"))
             if name == "runs" and not findings[0].passed:
                 break
     subject.restore()
@@ -99,16 +88,6 @@ def require_sound(objective: Objective, checks: Collection[str] = ("runs", "dire
                     f"{hook.title} fails on a random batch: {finding.detail} Try it alone: grpo-kit objective check "
                     f"{hook.name} --kind {hook.kind}"
                 )
-
-
-def _run_check(name: str, check: Check, subject: Subject) -> Finding | None:
-    try:
-        detail = check(subject)
-    except (Fault, KitError) as fault:
-        return Finding(name, False, str(fault))
-    except Exception as error:
-        return Finding(name, False, f"{type(error).__name__}: {error}")
-    return None if detail is None else Finding(name, True, str(detail), isinstance(detail, Note))
 
 
 # --- random inputs -----------------------------------------------------------------------------------------------------
@@ -511,7 +490,8 @@ def _direction_of_loss(subject: Subject) -> str | None:
     """Whether a positive advantage raises the probability of a token on policy."""
     if (result := _slopes_on_policy(subject)) is None:
         return None
-    moved = torch.cat([(slope * a)[slope != 0] for a, slope in zip(*result, strict=True)])
+    pairs = list(zip(*result, strict=True))[:2]  # as many positive as negative advantages
+    moved = torch.cat([(slope * advantages)[slope != 0] for advantages, slope in pairs])
     right, total = int((moved < 0).sum()), moved.numel()
     if total == 0:
         return None

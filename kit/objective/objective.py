@@ -206,9 +206,9 @@ class Objective:
             meter.log_reports(hook)
         meter.log_batch()
         for _, hook in self.hooks:
-            for key, value in hook.values.items():
-                if isinstance(value, Schedule) and key != "coef":
-                    meter.log(f"coef/{hook.short_name}.{key}", loss.new_tensor(value(batch.step)))
+            scheduled = {k: v for k, v in hook.values.items() if isinstance(v, Schedule) and k != "coef"}
+            for key, value in scheduled.items():
+                meter.log(f"coef/{hook.short_name}.{key}", loss.new_tensor(value(batch.step)))
         return LossOutput(loss, meter.means, meter.samples, meter.observed)
 
     def observe(self, observed: Mapping[str, Mean], completions: int) -> None:

@@ -1,25 +1,5 @@
 """Named objectives as plain data. The module does not import torch, because forms and the command line use it too.
 
-    name          advantage      clip                   reduction          source
-    grpo          group_zscore   ppo_clip(0.2, 0.2)     sequence_mean      DeepSeekMath, arXiv 2402.03300
-    bnpo          group_zscore   ppo_clip(0.2, 0.2)     token_mean         TRL's `loss_type="bnpo"`
-    dr_grpo       group_mean     ppo_clip(0.2, 0.2)     fixed_length       Dr. GRPO, arXiv 2503.20783
-    dapo          group_zscore   ppo_clip(0.2, 0.28)    global_token_mean  DAPO, arXiv 2503.14476
-    cispo         group_zscore   cispo(5)               global_token_mean  arXiv 2506.13585 and 2510.13786
-    gspo          group_zscore   gspo(3e-4, 4e-4)       sequence_mean      GSPO, arXiv 2507.18071
-    sapo          group_zscore   sapo(1, 1.05)          sequence_mean      SAPO, arXiv 2511.20347
-    vespo         group_zscore   vespo(2, 3, 3, 2)      global_token_mean  VESPO, arXiv 2602.10693
-    luspo         group_zscore   gspo(2e-3, 2.5e-3)     sequence_sum       LUSPO, arXiv 2602.05261
-    gmpo          group_zscore   gmpo(0.4, 0.4)         sequence_mean      GMPO, arXiv 2507.20673
-    rloo          leave_one_out  reinforce              sequence_sum       RLOO, arXiv 2402.14740
-    opo           opo            ppo_clip(0.2, 0.2)     global_token_mean  OPO, arXiv 2505.23585
-    gdpo          gdpo           ppo_clip(0.2, 0.2)     sequence_mean      GDPO, arXiv 2601.05242, as in TRL
-    reinforce_pp  reinforce_pp   ppo_clip(0.2, 0.2)     global_token_mean  REINFORCE++, arXiv 2501.03262
-    ppo           gae            ppo_clip(0.2, 0.2)     global_token_mean  PPO, arXiv 1707.06347
-    opd           none           ppo_clip(0.2, 0.2)     global_token_mean  on-policy distillation, arXiv 2306.13649
-    sdpo          none           ppo_clip(0.2, 0.2)     global_token_mean  SDPO, arXiv 2601.20802
-    grpo_sdpo     sdpo(0.5)      ppo_clip(0.2, 0.2)     global_token_mean  its mix with GRPO, arXiv 2601.20802
-
 RLOO treats a completion as one action: its loss is -A · (sum of the token logps), averaged over completions, i.e.
 `reinforce` with `sequence_sum`. It has no ratio, so use one optimiser step per rollout, as in the paper, where clipping
 was hardly ever active. `opo` is on-policy too. It weighs all tokens equally, so that over a batch the direction is that of
@@ -56,26 +36,26 @@ def _distill(divergence: str) -> dict[str, Any]:
     return {"name": "distill", "coef": 1.0, "divergence": divergence}
 
 
-# Advantage, clip and reduction, and the regularizers if a recipe has any.
+# Advantage, clip and reduction, and the regularizers if a recipe has any; with the source.
 _RECIPES: dict[str, tuple[Any, ...]] = {
-    "grpo": ("group_zscore", _PPO, "sequence_mean"),
-    "bnpo": ("group_zscore", _PPO, "token_mean"),
-    "dr_grpo": ("group_mean", _PPO, "fixed_length"),
-    "dapo": ("group_zscore", {**_PPO, "eps_high": 0.28}, "global_token_mean"),
-    "cispo": ("group_zscore", {"name": "cispo", "eps_high": 5.0}, "global_token_mean"),
-    "gspo": ("group_zscore", {"name": "gspo", "eps_low": 3e-4, "eps_high": 4e-4}, "sequence_mean"),
-    "sapo": ("group_zscore", {"name": "sapo", "tau_pos": 1.0, "tau_neg": 1.05}, "sequence_mean"),
-    "vespo": ("group_zscore", _VESPO, "global_token_mean"),
-    "luspo": ("group_zscore", {"name": "gspo", "eps_low": 2e-3, "eps_high": 2.5e-3}, "sequence_sum"),
-    "gmpo": ("group_zscore", {"name": "gmpo", "eps_low": 0.4, "eps_high": 0.4}, "sequence_mean"),
-    "rloo": ("leave_one_out", {"name": "reinforce"}, "sequence_sum"),
-    "opo": ("opo", _PPO, "global_token_mean"),
-    "gdpo": ("gdpo", _PPO, "sequence_mean"),
-    "reinforce_pp": ("reinforce_pp", _PPO, "global_token_mean"),
-    "ppo": ("gae", _PPO, "global_token_mean"),
-    "opd": ("none", _PPO, "global_token_mean", [_distill("reverse")]),
-    "sdpo": ("none", _PPO, "global_token_mean", [_distill("jensen_shannon")]),
-    "grpo_sdpo": ({"name": "sdpo", "mix": 0.5}, _PPO, "global_token_mean"),
+    "grpo": ("group_zscore", _PPO, "sequence_mean"),  # DeepSeekMath, arXiv 2402.03300
+    "bnpo": ("group_zscore", _PPO, "token_mean"),  # TRL's `loss_type="bnpo"`
+    "dr_grpo": ("group_mean", _PPO, "fixed_length"),  # Dr. GRPO, arXiv 2503.20783
+    "dapo": ("group_zscore", {**_PPO, "eps_high": 0.28}, "global_token_mean"),  # DAPO, arXiv 2503.14476
+    "cispo": ("group_zscore", {"name": "cispo", "eps_high": 5.0}, "global_token_mean"),  # arXiv 2506.13585
+    "gspo": ("group_zscore", {"name": "gspo", "eps_low": 3e-4, "eps_high": 4e-4}, "sequence_mean"),  # arXiv 2507.18071
+    "sapo": ("group_zscore", {"name": "sapo", "tau_pos": 1.0, "tau_neg": 1.05}, "sequence_mean"),  # arXiv 2511.20347
+    "vespo": ("group_zscore", _VESPO, "global_token_mean"),  # VESPO, arXiv 2602.10693
+    "luspo": ("group_zscore", {"name": "gspo", "eps_low": 2e-3, "eps_high": 2.5e-3}, "sequence_sum"),  # 2602.05261
+    "gmpo": ("group_zscore", {"name": "gmpo", "eps_low": 0.4, "eps_high": 0.4}, "sequence_mean"),  # arXiv 2507.20673
+    "rloo": ("leave_one_out", {"name": "reinforce"}, "sequence_sum"),  # RLOO, arXiv 2402.14740
+    "opo": ("opo", _PPO, "global_token_mean"),  # OPO, arXiv 2505.23585
+    "gdpo": ("gdpo", _PPO, "sequence_mean"),  # GDPO, arXiv 2601.05242, as in TRL
+    "reinforce_pp": ("reinforce_pp", _PPO, "global_token_mean"),  # REINFORCE++, arXiv 2501.03262
+    "ppo": ("gae", _PPO, "global_token_mean"),  # PPO, arXiv 1707.06347
+    "opd": ("none", _PPO, "global_token_mean", [_distill("reverse")]),  # on-policy distillation, arXiv 2306.13649
+    "sdpo": ("none", _PPO, "global_token_mean", [_distill("jensen_shannon")]),  # SDPO, arXiv 2601.20802
+    "grpo_sdpo": ({"name": "sdpo", "mix": 0.5}, _PPO, "global_token_mean"),  # its mix with GRPO, arXiv 2601.20802
 }
 
 

@@ -630,8 +630,7 @@ def _rows(segments: Tensor, lengths: Sequence[int]) -> Tensor:
 #               p p p d . .
 #     output    the prompt of the first row, and each row's own tokens
 #
-# The other layers (attention, experts, norms, the head) process each token once. The forward method of a layer's class is
-# wrapped once; a call without a `Layout` goes to the original method unchanged.
+# The forward method of a layer's class is wrapped once. A call without a `Layout` is unchanged.
 
 TEXT_OF_TOKEN = "seq_idx"
 """The keyword argument of short convolutions for the text of each token. Some layers pass on only this one."""

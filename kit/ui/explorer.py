@@ -195,7 +195,12 @@ class Explorer:
                 groups = completions.groups(run, files[at])
                 pages = max(1, -(-len(groups) // GROUPS_A_PAGE))
                 number = min(max(1, _whole(page)), pages)
-                html = _groups(run, groups, number)
+                teach = sum(group.differs for group in groups)
+                words = f"Step {at:,}: {teach} of {len(groups)} groups teach" if groups else "This step has no rows."
+                note = m.note(words, "ok" if teach * 2 >= len(groups) else "warn")
+                shown = groups[(number - 1) * GROUPS_A_PAGE : number * GROUPS_A_PAGE]
+                weights_note = _weights_note(run, groups[0].rows if groups else [])
+                html = m.page(weights_note, note, *map(show_group, shown))
         except KitError as problem:
             return [gr.skip(), gr.Number(visible=False), m.error(problem)]
         slider = gr.Slider(
@@ -203,14 +208,6 @@ class Explorer:
             info=f"{len(files):,} saved steps",
         )  # fmt: skip
         return [slider, gr.Number(value=number, label=f"Page, of {pages}", visible=pages > 1), html]
-
-
-def _groups(run: RunDir, groups: list[Group], page: int) -> str:
-    teach = sum(group.differs for group in groups)
-    words = f"Step {groups[0].step:,}: {teach} of {len(groups)} groups teach" if groups else "This step has no rows."
-    shown = groups[(page - 1) * GROUPS_A_PAGE : page * GROUPS_A_PAGE]
-    level = "ok" if teach * 2 >= len(groups) else "warn"
-    return m.page(_weights_note(run, groups[0].rows if groups else []), m.note(words, level), *map(show_group, shown))
 
 
 def _searched(run: RunDir, text: str) -> str:

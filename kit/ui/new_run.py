@@ -228,10 +228,8 @@ def _training_note(site: Site, run_id: str) -> Markup:
     eta = site.run(run_id).status().get("eta_seconds")
     until = f" until about {m.when(time.time() + eta)}" if isinstance(eta, (int, float)) and eta > 0 else ""
     start = "waits for the GPU" if gpus() else "shares the cores"
-    link = m.tag("a", run_id, href=address("run", run_id))
-    return m.join(
-        [link, f" trains{until}. Memory and time are planned once it has ended. A run that starts now {start}."]
-    )
+    words = f" trains{until}. Memory and time are planned once it has ended. A run that starts now {start}."
+    return m.join([m.tag("a", run_id, href=address("run", run_id)), words])
 
 
 def memory_card(config: RunConfig, plan: dict[str, Any]) -> Markup:

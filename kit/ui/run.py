@@ -204,7 +204,17 @@ class View:
             run = self.site.run(run_id)
             at = tab if tab in TABS else TABS[0]
             status = run.status()
-            now = _stamp(run, status, at)
+            files = [
+                run.status_file,
+                run.metrics_file,
+                run.events_file,
+                run.config,
+                run.adapter,
+                run.path / "report.html",
+            ]
+            files += [run.path / "best.json", *sorted(run.eval.glob("*.json")), *run.checkpoints]
+            files += [run.log] if at == "log" else []
+            now = stamp(files, (run.id, at, status["state"], status.get("reason"), status.get("refused")))
             return nothing if now == last_stamp else [now, *self._fresh(run, status, at)]
         except KitError as problem:
             return nothing if last_stamp == str(problem) else [str(problem), *self._problem(run_id, str(problem))]
@@ -242,14 +252,6 @@ class View:
             shown["more"] = folds + m.charts([*learning[FIRST_CHARTS:], *machine], _marks(events))
         anew = not live and run.last_checkpoint is None
         return [*(shown.get(name, gr.skip()) for name in self.parts), *buttons(status, anew=anew)]
-
-
-def _stamp(run: RunDir, status: Mapping[str, Any], tab: str) -> str:
-    """Return a text that changes if the shown contents do."""
-    files = [run.status_file, run.metrics_file, run.events_file, run.config, run.adapter, run.path / "report.html"]
-    files += [run.path / "best.json", *sorted(run.eval.glob("*.json")), *run.checkpoints]
-    files += [run.log] if tab == "log" else []
-    return stamp(files, (run.id, tab, status["state"], status.get("reason"), status.get("refused")))
 
 
 def _read(run: RunDir) -> tuple[dict[str, Numbers], dict[str, dict[str, Any]], list[dict[str, Any]], list[str]]:

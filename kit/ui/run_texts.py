@@ -64,7 +64,12 @@ def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers],
         m.tag("div", m.tag("small", name) + m.tag("div", value, class_="num"))
         for name, value in figures(run, status, columns)
     )
-    parts += [first, m.tag("p", _next(run, link), class_="row"), m.tag("div", cells, class_="facts")]
+    screens = ("Chat", "Export", "Compare") if has_weights(run) else ()
+    links = [m.tag("a", name, href=address(name.lower(), run.id), class_="button") for name in screens]
+    if link:
+        path = f"/runs/{run.id}/report.html"
+        links.append(m.tag("a", "Report", href=path, target="_blank", rel="noopener", class_="button"))
+    parts += [first, m.tag("p", m.join(links, " "), class_="row"), m.tag("div", cells, class_="facts")]
     return m.page(m.panel(*parts))
 
 
@@ -104,16 +109,6 @@ def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Number
     if len(seconds):
         pairs.append(("time per step, median of last 20", m.seconds(float(np.median(seconds[-20:])))))
     return pairs
-
-
-def _next(run: RunDir, link: bool) -> Markup:
-    """Return links to the screens that use the run's weights, and to its report."""
-    screens = ("Chat", "Export", "Compare") if has_weights(run) else ()
-    links = [m.tag("a", name, href=address(name.lower(), run.id), class_="button") for name in screens]
-    if link:
-        path = f"/runs/{run.id}/report.html"
-        links.append(m.tag("a", "Report", href=path, target="_blank", rel="noopener", class_="button"))
-    return m.join(links, " ")
 
 
 def alerts(events: Sequence[Event], columns: Mapping[str, Numbers]) -> tuple[Markup, int]:

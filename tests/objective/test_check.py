@@ -202,7 +202,7 @@ def test_a_detached_regularizer_fails_unless_it_is_only_logged() -> None:
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (1, 2))])
 def test_a_clip_of_the_wrong_sign_is_reported(function: Callable[..., Any], seed: int, result: str, words: str) -> None:
-    finding = one(check_hook(objective.clips.build(function), seed), "advantage")
+    finding = one(check_hook(objective.clips.build(function), seed), "direction")
     assert finding.result == result
     assert words in finding.detail
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kit.errors import ConfigError, ObjectiveError
-from kit.objective import LossScale, Objective, TokenBatch, clips, regularizers
+from kit.objective import LossScale, Objective, RewardBatch, TokenBatch, clips, regularizers
 
 from .sampling import gradient, sample
 
@@ -317,3 +318,20 @@ def test_the_ratio_that_a_hook_of_ones_own_reads_is_logged_too() -> None:
     kits = Objective(clip="ppo_clip").loss(sample().batch()).metrics
     assert metrics["ratio/mean"].value.item() == pytest.approx(kits["ratio/mean"].value.item())
     assert "ratio/mean" not in Objective(clip="reinforce").loss(sample().batch()).metrics
+
+
+def test_a_hook_of_another_kind_is_refused_by_its_kind() -> None:
+    def centred(batch: RewardBatch) -> Tensor:
+        return batch.rewards - batch.rewards.mean()
+
+    centred.kind = "advantage"  # type: ignore[attr-defined]
+    assert Objective(advantage=centred).advantage.kind == "advantage"
+    with pytest.raises(ConfigError, match=r"centred' declares kind = 'advantage', so it cannot be used as a clip"):
+        Objective(clip=centred)
+
+
+def test_a_hyper_parameter_that_follows_a_schedule_is_logged() -> None:
+    batch = dataclasses.replace(sample().batch(), step=5)
+    metrics = Objective(clip={"name": "ppo_clip", "eps_high": "linear(0.4, 0.2, 10)"}).loss(batch).metrics
+    assert metrics["coef/ppo_clip.eps_high"].value.item() == pytest.approx(0.3)
+    assert not any(name.startswith("coef/") for name in Objective(clip="ppo_clip").loss(batch).metrics)

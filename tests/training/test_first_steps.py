@@ -14,7 +14,7 @@ from tiny_qwen import tiny_tokenizer
 from torch import Tensor
 
 from kit.errors import ObjectiveError
-from kit.objective import Objective, TokenBatch
+from kit.objective import Objective, RewardBatch, TokenBatch
 from kit.scoring.scorer import has_dropout
 from kit.trainer.arguments import check_combination
 from kit.trainer.policy_loss import MicroBatch
@@ -147,6 +147,20 @@ def test_a_hook_that_is_ignored_stops_the_run_by_name(new_trainer: NewTrainer) -
     with pytest.raises(ObjectiveError, match=r"advantage 'group_zscore'.* is ignored"):
         train(trainer)
     assert trainer.state.global_step == 0
+
+
+def test_a_clip_or_an_advantage_of_the_wrong_sign_is_refused_by_the_trainer(new_trainer: NewTrainer) -> None:
+    def minus(batch: TokenBatch) -> Tensor:
+        return batch.advantages * batch.ratio
+
+    def worst_first(batch: RewardBatch) -> Tensor:
+        return -batch.rewards
+
+    with pytest.raises(ObjectiveError, match="lowers the probability of every token"):
+        new_trainer(objective={"clip": minus})
+    with pytest.raises(ObjectiveError, match="a higher reward gives a lower advantage in every pair"):
+        new_trainer(objective={"advantage": worst_first})
+    new_trainer(objective={"clip": minus}, unchecked=True)
 
 
 def test_a_gradient_that_is_not_finite_stops_the_first_step(new_trainer: NewTrainer) -> None:
