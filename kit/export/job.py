@@ -125,7 +125,9 @@ def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Mea
         raise RunError("None of the run's prompts can be used for the verification. Skip it with --no-verify.")
     rows = choose_rows(rows, request["prompts"], request["seed"])
     reporter.say(f"The trained model answers {len(rows)} held-out prompts")
-    return measure(source, rows, min(LONGEST, config.generation.max_completion_tokens))
+    # A merged export has the weights from which the 4-bit ones were made, so its source is measured with them, too.
+    changes = {"load_in_4bit": False} if request["format"] != "adapter" and source.unrounded else {}
+    return measure(source, rows, min(LONGEST, config.generation.max_completion_tokens), **changes)
 
 
 def write(source: Source, export_format: str, folder: Path, request: dict[str, Any], reporter: Reporter) -> Written:

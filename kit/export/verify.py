@@ -51,11 +51,11 @@ class Measured:
     base_logps: list[list[float]] | None = None
 
 
-def measure(source: Source, rows: list[dict[str, Any]], longest: int) -> Measured:
-    """Load the trained policy and measure its answers. Raises `ModelError` if it does not fit into memory."""
+def measure(source: Source, rows: list[dict[str, Any]], longest: int, **changes: Any) -> Measured:
+    """Load the trained policy (`Source.load`) and measure its answers. Raises `ModelError` if it does not fit into memory."""
     tokenizer, base_logps = source.tokenizer, None
     try:
-        model = source.load().eval()
+        model = source.load(**changes).eval()
         prompts, ends, pad = prompt_ids(tokenizer, rows), end_tokens(model, tokenizer), tokenizer.pad_token_id
         source.ends = ends
         greedy = generate(model, prompts, ends, pad, longest)
@@ -102,7 +102,7 @@ def verify(source: Source, measured: Measured, folder: Path, export_format: str,
     that does not fit on the GPU is verified on the CPU.
     """
     release()  # free the measured model
-    base_in_4bit = source.config.model.load_in_4bit and export_format != "adapter"
+    base_in_4bit = source.config.model.load_in_4bit and export_format != "adapter" and not source.unrounded
     limits = limits_of(written.kind, measured.computed, base_in_4bit=base_in_4bit)
     verdict = Verdict(limits=asdict(limits), update_kept=written.update_kept)
     device = source.files.backend.device
@@ -115,20 +115,18 @@ def verify(source: Source, measured: Measured, folder: Path, export_format: str,
         source.note(f"verified on the CPU, because it does not fit on the GPU ({first_line(error)})")
         release()
         # In bfloat16 if the source was measured in bfloat16, else in float32, because a CPU does not compute in float16.
-        computed = "bfloat16" if measured.computed == "bfloat16" else "float32"
-        on_cpu = replace(measured, computed=computed)
+        on_cpu = replace(measured, computed="bfloat16" if measured.computed == "bfloat16" else "float32")
         verdict.comparison, faults = _compare_answers(source, on_cpu, folder, export_format, written, "cpu")
     verdict.faults += faults
     if not verdict.comparison:
         return verdict
+    if (verdict.comparison["training_effect"] or 0.0) < limits.mean:  # rounding may hide it
+        verdict.comparison["effect_kept"] = None
     verdict.faults += judge(verdict.comparison, limits)
-    if (
-        verdict.comparison["effect_kept"] is None
-        and written.update_kept is not None
-        and written.update_kept < EFFECT_KEPT
-    ):
+    update_kept = 1.0 if written.update_kept is None else written.update_kept
+    if verdict.comparison["effect_kept"] is None and update_kept < EFFECT_KEPT:
         verdict.faults.append(
-            f"its weights have {written.update_kept:.0%} of the update, and the answers cannot show whether that matters. To "
+            f"its weights have {update_kept:.0%} of the update, and the answers cannot show whether that matters. To "
             "keep all of it, use --dtype float32 or --to adapter"
         )
     return verdict
@@ -176,8 +174,7 @@ def _open(
     if export_format == "adapter":
         return put_on(source.load_base(), folder), tokenizer, []
     # Compute in the dtype of the source, with the stored weights.
-    options: dict[str, Any] = {"dtype": getattr(torch, measured.computed), "output_loading_info": True}
-    model, info = load_plain(source, str(folder), **options)
+    model, info = load_plain(source, str(folder), dtype=getattr(torch, measured.computed), output_loading_info=True)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.to(device)
     problems = {

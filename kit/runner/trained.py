@@ -50,19 +50,25 @@ class Source:
         return self.config.model.lora is not None
 
     @property
+    def unrounded(self) -> bool:
+        """Whether the adapter is merged into the weights that training loaded, before they were quantised."""
+        return self.base == self.files.source and getattr(self.files.config, "quantization_config", None) is None
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer of the run, with its chat template."""
         return self.files.tokenizer
 
-    def load(self) -> Any:
+    def load(self, **changes: Any) -> Any:
         """Loads base and adapter in the precision of the training, on the run's device. Raises `ModelError`."""
-        return put_on(self.load_base(), self.weights, self.start) if self.lora else self.load_base()
+        base = self.load_base(**changes)
+        return put_on(base, self.weights, self.start) if self.lora else base
 
-    def load_base(self) -> Any:
-        """Loads the base as for training; if all weights were trained, the trained ones."""
+    def load_base(self, **changes: Any) -> Any:
+        """Loads the base as for training, with changed keys of `model`; if all weights were trained, the trained ones."""
         from kit.models.loading import load_model
 
-        return load_model(self.files, self.config.model).model
+        return load_model(self.files, self.config.model.model_copy(update=changes)).model
 
     def load_start(self) -> Any:
         """Loads the initial model of a run that trains all weights. Raises `ModelError`."""

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from kit.errors import ConfigError, ModelError, RunError
 from kit.export import job
-from kit.export.request import ExportRequest, exports
+from kit.export.request import LIMITS, ExportRequest, exports
 from kit.export.source import choose_dtype, merge, share_kept
 from kit.export.verify import Measured, Written, measure, verify
 from kit.runner.console import Reporter
@@ -365,6 +365,54 @@ def test_a_base_that_is_quantised_is_not_merged_into(run: RunDir, model_folder: 
         job._check(open_source(run, None)[0], "merged-16bit", request)
     source = open_source(run, None, str(model_folder))[0]
     job._check(source, "merged-16bit", request | {"base": source.base})
+
+
+def small_effect_of_4_bit_training(run: RunDir) -> None:
+    """Change the run into one on 4-bit weights whose adapter has a small effect, as after few steps."""
+    run.write_text("config.yaml", run.config.read_text().replace("load_in_4bit: false", "load_in_4bit: true"))
+    tensors = {
+        name: value * (0.3 if "lora_B" in name else 1.0)
+        for name, value in load_file(run.adapter / "adapter_model.safetensors").items()
+    }
+    save_file(tensors, run.adapter / "adapter_model.safetensors", {"format": "pt"})
+
+
+def test_a_merged_export_of_4_bit_training_is_compared_on_the_16_bit_base(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_effect_of_4_bit_training(run)
+    good = export(run, "merged-16bit", dtype="float32")["verification"]
+    assert good["faults"] == []
+    assert good["limits"]["mean"] == LIMITS["float32"].mean
+    assert good["comparison"]["effect_kept"] == pytest.approx(1.0, abs=0.02)
+    forget_in_merging(monkeypatch)
+    bad = export(run, "merged-16bit", dtype="float32", force=True)["verification"]
+    assert any("of the effect of training" in fault for fault in bad["faults"])
+
+
+def test_the_effect_of_training_is_not_judged_below_the_rounding_of_the_format(
+    run: RunDir, model_folder: Path, tmp_path: Path
+) -> None:
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    small_effect_of_4_bit_training(run)
+    export(run, "merged-16bit", dtype="float32", out=tmp_path / "good")
+    source = open_source(run, None)[0]
+    measured = job._measure(source, ExportRequest("gguf").for_run(run), Reporter(quiet=True))
+    tensors = load_file(tmp_path / "good" / WEIGHTS)
+    for name, value in tensors.items():
+        if "_proj" in name:
+            tensors[name] = dequantize_4bit(*quantize_4bit(value, quant_type="nf4"))
+    save_file(tensors, tmp_path / "good" / WEIGHTS, {"format": "pt"})
+
+    def faults(update_kept: float) -> list[str]:
+        written = Written("q4_k_m", update_kept=update_kept)
+        verdict = verify(source, measured, tmp_path / "good", "merged-16bit", written)
+        assert 0.02 < verdict.comparison["training_effect"] < verdict.limits["mean"]
+        return verdict.faults
+
+    assert not any("effect" in fault for fault in faults(1.0))
+    assert any("0% of the update" in fault for fault in faults(0.0))
 
 
 def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) -> None:
