@@ -183,7 +183,7 @@ def plan_memory(shape: ModelShape, work: Workload, baseline: float | None = None
         engine_weights = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
         completion_cache = 2.0 * shape.layers * shape.key * work.compute_bytes * work.tokens
         lacks = max(0.0, engine_weights + completion_cache - engine)
-        engine -= min(engine, engine_weights) if work.vllm_shares_weights else 0.0
+        engine += lacks - (engine_weights if work.vllm_shares_weights else 0.0)
     if engine and not work.vllm_sleeps:
         always["vLLM"] = engine
     generated = min(work.batch, work.generated_at_once or work.batch)

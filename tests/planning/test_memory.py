@@ -124,7 +124,13 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
     assert "vLLM" not in asleep.always
     assert asleep.phases["rollout"] == {"vLLM": share, "allocator": 0.0}, "a share is a limit, of all that it holds"
     shared = plan_memory(shape, replace(work, vllm_sleeps=False, vllm_shares_weights=True))
-    assert shared.always["vLLM"] == share - loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
+    weights = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
+    assert shared.always["vLLM"] == share - weights
+    # A share that is smaller than the weights: the cache of one completion counts, which vLLM needs at least.
+    small = replace(shared.workload, vllm_bytes=weights / 2)
+    cache = 2 * 2 * 64 * 4 * 50  # keys and values, layers, width, bytes, tokens
+    assert plan_memory(shape, small).always["vLLM"] == cache
+    assert plan_memory(shape, small).engine_lacks == weights / 2 + cache
 
 
 def test_a_default_backend_shares_the_weights_that_unsloths_engine_holds(monkeypatch: pytest.MonkeyPatch) -> None:
