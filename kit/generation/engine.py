@@ -112,9 +112,10 @@ def incompatibilities(
     """Errors for all reasons why vLLM cannot be used for this run."""
     vllm = config.generation.vllm
     if build is None:
-        package = "uv sync --inexact --extra vllm" if device == "cuda" else "bash .ci/vllm-environment"
+        where = "" if device == "cuda" else "on a machine with a GPU "
         yield EnvironmentUnsupported(
-            f"generation.engine: vllm, but vLLM is not installed. Install it with: {package}  (docs/vllm.md). {HF_INSTEAD}"
+            f"generation.engine: vllm, but vLLM is not installed. Install it {where}with: uv sync --inexact --extra vllm  "
+            f"(docs/vllm.md). {HF_INSTEAD}"
         )
         return
     try:

