@@ -55,11 +55,11 @@ def doctor(
 def plan(
     config: Config,
     override: Overrides = None,
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Plan for this GPU, e.g. 't4' or 'a100 80'.")] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Plan for this GPU, e.g. 't4' or '16 GB'.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Train 2 steps of the worst case here and measure.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate memory and time of CONFIG, and settings with which it fits."""
+    """Estimate memory and time of CONFIG, and settings with which it fits. Exits with 1 if it does not fit or start."""
     from kit.config import load_config
     from kit.planning.plan import find_gpu
     from kit.planning.plan import plan as make_plan
@@ -79,6 +79,8 @@ def plan(
         print_json(memory_plan)
     else:
         _show_plan(name, memory_plan)
+    if not (memory_plan["fits"] and memory_plan["starts"]):
+        raise typer.Exit(1)
 
 
 def _show_plan(name: str, result: dict[str, Any]) -> None:
@@ -89,20 +91,24 @@ def _show_plan(name: str, result: dict[str, Any]) -> None:
         rows += [[label, term, _gib(size)] for term, size in terms.items() if size]
     typer.echo(f"{name}: {result['model']['parameters'] / 1e6:.1f}M weights, on {result['place']}")
     print_table(["phase", "memory", "GiB"], rows)
-    verdict = "fits" if result["fits"] else "does not fit"
+    verdict = "does not start here" if not result["starts"] else "fits" if result["fits"] else "does not fit"
     typer.echo(f"Peak {_gib(memory['peak_bytes'])} GiB of {_gib(result['room_bytes'])} GiB: {verdict}.")
+    if result["is_tight"]:
+        typer.echo(
+            f"Only {_gib(result['room_bytes'] - memory['peak_bytes'])} GiB stay free, less than the error of the estimate."
+        )
     if result["fixes"]:
-        typer.echo("It fits with:")
+        typer.echo("This leaves more room:" if result["fits"] else "It fits with:")
     for fix in result["fixes"] or []:
         typer.echo(f"  -o {shlex.quote(fix['override'])}   ({fix['harm']})")
-    if not result["fits"] and not result["fixes"]:
-        typer.echo("No change of this configuration makes it fit: choose a smaller model or a larger machine.")
+    if result["starts"] and not result["fits"] and not result["fixes"]:
+        typer.echo("None of the changes that plan tries makes it fit: choose a smaller model or a larger machine.")
     seconds = result["seconds_per_step"]
-    step = seconds.get("measured", seconds["step"])
-    typer.echo(
-        f"{result['time_is'].capitalize()}: {step:.1f} s per step, {duration(3600 * result['hours'])} in all, held-out scores "
-        "included."
-    )
+    time_is = "Measured" if "measured" in seconds else "Estimated from FLOPs for any engine and backend, often too low"
+    if "measured" in seconds or (result["fits"] and result["starts"]):
+        step = seconds.get("measured", seconds["step"])
+        hours = duration(3600 * result["hours"])
+        typer.echo(f"{time_is}: {step:.1f} s per step, {hours} in all, held-out scores included.")
     if "probe" in result:
         typer.echo(f"Measured peak: {_gib(result['probe']['peak_bytes'])} GiB.")
     for note in result["notes"]:

@@ -6,15 +6,18 @@ otherwise the plan uses `data.max_prompt_tokens`.
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, ModelError
-from kit.models.backend import BFLOAT16, overflows_in_float16
+from kit.generation.engine import backend_incompatibilities
+from kit.models.backend import BFLOAT16, UNSLOTH, Backend, Machine, overflows_in_float16
 from kit.models.memory import GIB, MemoryPlan, Workload, fixed_terms, plan_memory, planned_workload, prompt_tokens
 from kit.models.shape import ModelShape, shape_of
 from kit.registry import did_you_mean
@@ -42,9 +45,22 @@ class Gpu:
 
 
 GPUS = (
+    Gpu("RTX 4060 8", 7.6, 60, 272),
+    Gpu("RTX 3060 Ti 8", 7.7, 65, 448),
+    Gpu("RTX 3080 10", 9.6, 119, 760),
+    Gpu("RTX 5070 12", 11.5, 123, 672),
     Gpu("RTX 3060 12", 11.6, 51, 360),
+    Gpu("RTX 4070 12", 11.6, 117, 504),
     Gpu("T4 16", 14.6, 65, 320, bf16=False),
+    Gpu("RTX 5060 Ti 16", 15.4, 95, 448),
+    Gpu("RTX 5070 Ti 16", 15.4, 176, 896),
+    Gpu("RTX 5080 16", 15.4, 225, 960),
+    Gpu("RTX 4060 Ti 16", 15.5, 88, 288),
+    Gpu("RTX 4070 Ti Super 16", 15.5, 176, 672),
+    Gpu("RTX 4080 16", 15.6, 195, 717),
+    Gpu("RTX A4000 16", 15.6, 77, 448),
     Gpu("V100 16", 15.7, 125, 900, bf16=False),
+    Gpu("A10 24", 22.0, 125, 600),
     Gpu("L4 24", 22.0, 121, 300),
     Gpu("A10G 24", 22.1, 70, 600),
     Gpu("RTX 3090 24", 23.5, 71, 936),
@@ -52,7 +68,7 @@ GPUS = (
     Gpu("RTX 5090 32", 31.3, 209, 1792),
     Gpu("A100 40", 39.4, 312, 1555),
     Gpu("L40S 48", 44.4, 362, 864),
-    Gpu("A6000 48", 47.4, 155, 768),
+    Gpu("RTX A6000 48", 47.4, 155, 768),
     Gpu("A100 80", 79.1, 312, 2039),
     Gpu("H100 80", 79.1, 989, 3350),
     Gpu("H200 141", 139.8, 989, 4800),
@@ -60,11 +76,18 @@ GPUS = (
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU whose name contains every word of `name` ("t4", "a100 80", "rtx3060"). Raises `ConfigError`."""
-    words = name.lower().replace("-", " ").replace("rtx", "rtx ").split()
-    matches = [gpu for gpu in GPUS if all(word in gpu.name.lower() for word in words)]
-    if words and matches:
-        return matches[0]
+    """Return the GPU with the shortest name that contains every word of `name` ("t4", "a100 80"). Raises `ConfigError`.
+
+    A size ("16", "16gb", "16 GiB") is the nominal memory. Alone, it means the GPU of that size with the least usable memory.
+    """
+    plain = re.sub(r"(\d)\s*gi?b\b|nvidia|geforce", r"\1", name.lower())
+    words, matches = plain.replace("-", " ").replace("rtx", "rtx ").split(), []
+    for gpu in GPUS:
+        model, size = gpu.name.lower().rsplit(" ", 1)
+        if words and all(word == size if word.isdigit() and len(word) < 4 else word in model for word in words):
+            matches.append(gpu)
+    if matches:
+        return min(matches, key=lambda gpu: gpu.name.count(" "))
     names = [gpu.name for gpu in GPUS]
     raise ConfigError(f"There is no GPU '{name}' in the list.{did_you_mean(name, names)} It has: {', '.join(names)}.")
 
@@ -118,8 +141,7 @@ def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 
     """Estimate the seconds of an optimiser step, by part. Assumes completions of full length."""
     prefill = 2 * shape.parameters * work.batch * work.prompt / speed.flops
     rollout = prefill + work.completion * _token(shape, work, speed)
-    passes = int(work.reference) + int(work.old_logps)
-    scored = passes * shape.parameters * work.tokens
+    scored = (int(work.reference) + int(work.old_logps)) * shape.parameters * work.tokens
     if work.teacher is not None:
         scored += (work.teacher.shape or shape).parameters * (
             work.teacher.prompt_with_completions(work.completion) + work.completion
@@ -159,12 +181,12 @@ def run_seconds(config: RunConfig, step: float, completion: float) -> dict[str, 
 
 def this_gpu(name: str) -> Gpu:
     """Return the listed GPU that `name` (as torch reports it) belongs to, else one with average speed."""
-    words = name.lower().replace("-", " ").replace("gb", " ").split()
-    matches = [gpu for gpu in GPUS if gpu.name.lower().split()[-2] in words]
-    return matches[-1] if matches else Gpu(name, 0.0, 100, 600)
+    words = name.lower().replace("-", " ").split()
+    matches = [gpu for gpu in GPUS if {*gpu.name.lower().split()[:-1]}.issubset(words)]
+    return max(reversed(matches), key=lambda gpu: gpu.name.count(" "), default=Gpu(name, 0.0, 100, 600))
 
 
-# --- the plan ---------------------------------------------------------------------------------------------------------
+# --- changes ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -183,6 +205,10 @@ class Change:
 BUDGET, MICRO_BATCH = "optimisation.token_budget", "optimisation.micro_batch_size"
 SHARE = "generation.vllm.gpu_memory_utilization"
 FOUR_BIT = Change("model.load_in_4bit=true", "frozen weights are rounded, slower; needs bitsandbytes")
+BUDGET_HARM = "same result up to rounding; long completions are split"
+HEADROOM = 0.05
+"""Share of the memory, at least 0.5 GiB, that a plan should leave free: estimates are off by some per cent."""
+SHARED = Change("model.backend=unsloth", "vLLM and trainer share the weights; needs Unsloth")
 
 
 def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Change] | None:
@@ -196,15 +222,11 @@ def fixes(config: RunConfig, plan: Planner, room: float, device: str) -> list[Ch
         changed = apply(config, list(changes.values()))
         return math.inf if changed is None else plan(changed).excess(room)
 
-    chosen: dict[str, Change] = {}
     first = plan(config)
     ladder = list(_ladder(config, first.workload, device))
-    if first.engine_lacks:
-        for change in ladder:
-            changed = apply(config, [change]) if change.key == SHARE else None
-            if changed is not None and not plan(changed).engine_lacks:
-                chosen = {SHARE: change}
-                break
+    shares = [change for change in ladder if change.key == SHARE] if first.engine_lacks else []
+    enough = (share for share in shares if (changed := apply(config, [share])) and not plan(changed).engine_lacks)
+    chosen = {change.key: change for change in itertools.islice(enough, 1)}
     while (now := excess(chosen)) > 0:
         # A smaller micro-batch lowers everything that a token budget lowers.
         candidates = (change for change in ladder if change.key != BUDGET)
@@ -238,7 +260,7 @@ def apply(config: RunConfig, changes: Sequence[Change]) -> RunConfig | None:
 def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
     batch, group = config.optimisation.batch_size, config.generation.num_generations
     for budget in budgets(work):
-        yield Change(f"{BUDGET}={budget}", "same result up to rounding; long completions are split")
+        yield Change(f"{BUDGET}={budget}", BUDGET_HARM)
     for size in range(work.micro_batch - 1, 0, -1):
         if batch % size == 0:
             yield Change(f"{MICRO_BATCH}={size}", "same result up to rounding")
@@ -261,12 +283,15 @@ def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
         if config.model.dtype == "float32":
             yield Change("model.dtype=auto", "half precision, the usual choice on a GPU; faster")
         yield Change("optimisation.optimizer=adamw_8bit", "optimiser states are rounded; needs bitsandbytes")
-        if config.model.lora is not None and not colocated:
-            yield FOUR_BIT
     if config.model.lora is None:
         yield Change("model.lora={rank: 64, alpha: 128}", "trains adapters instead of all weights")
-        if device == "cuda" and not colocated:
-            yield FOUR_BIT
+    if device == "cuda" and not (colocated and config.generation.vllm.hand_over == "merged"):
+        yield FOUR_BIT
+    if device == "cuda" and colocated:
+        shared, unsloth = apply(config, [SHARED]), Backend(UNSLOTH, "cuda", "")
+        if shared and not any(backend_incompatibilities(shared, unsloth, Machine(BFLOAT16), ())):
+            yield SHARED
+        yield Change("generation.engine=hf", "slower generation")
     fewer = batch
     while (fewer := fewer // 2) >= group:
         if fewer % group == 0:
@@ -278,12 +303,9 @@ def _ladder(config: RunConfig, work: Workload, device: str) -> Iterator[Change]:
 
 def budgets(work: Workload) -> list[int]:
     """Return the token budgets that shrink the largest pass, in descending order: powers of two, then one full completion."""
-    powers = [1 << bits for bits in range(work.tokens_at_once.bit_length(), -1, -1)]
-    return [
-        size
-        for size in [*(power for power in powers if power > work.tokens), work.tokens]
-        if size < work.tokens_at_once
-    ]
+    powers = (1 << bits for bits in range(work.tokens_at_once.bit_length(), -1, -1))
+    sizes = [*(power for power in powers if power > work.tokens), work.tokens]
+    return [size for size in sizes if size < work.tokens_at_once]
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -413,18 +435,26 @@ def tokenizer_of(config: RunConfig) -> Any:
 def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None) -> dict[str, Any]:
     """Return the plan as plain values, for this machine or for `gpu`.
 
-    `room` (bytes) replaces the free memory. Raises `KitError`.
+    `room` (bytes) replaces the free memory. `fixes` are changes with which the run fits, or leaves `HEADROOM`. Raises `KitError`.
     """
-    planned = subject(config if gpu else with_own_engine(config))
+    config, obstacle = (config, "") if gpu else on_this_machine(config)
+    planned = subject(config)
     place = _place(gpu, room)
     device, room = place.device, place.room
     memory = planned.memory(place)
     fits = not memory.excess(room)
-    changes = None if fits else fixes(config, lambda c: planned.memory(place, c), room, device)
+    roomy = replace(place, room=room - max(HEADROOM * room, GIB / 2))
+    changes: list[Change] | None = None
+    if not obstacle and (not fits or memory.peak > roomy.room):
+        changes = fixes(config, lambda c: planned.memory(roomy, c), roomy.room, device)
+        changed = apply(config, changes or [])
+        budget, filled = (planned.work(where, changed).token_budget for where in (roomy, place))
+        if changes is None and not fits:
+            changes = fixes(config, lambda c: planned.memory(place, c), room, device)
+        elif changes is not None and budget != filled:  # a run would choose a budget that fills the memory
+            changes.insert(0, Change(f"{BUDGET}={budget}", BUDGET_HARM))
     work = planned.work(place)
-    speed = (
-        speed_of(gpu) if gpu else cpu_speed(work.compute_bytes) if device == "cpu" else speed_of(this_gpu(place.name))
-    )
+    speed = cpu_speed(work.compute_bytes) if device == "cpu" else speed_of(gpu or this_gpu(place.name))
     seconds = estimate(planned.shape, work, speed, config.optimisation.iterations)
     completion = seconds["rollout"] * config.optimisation.iterations / config.optimisation.batch_size
     run = run_seconds(config, seconds["step"], completion)
@@ -433,6 +463,8 @@ def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None
         "place": place.name,
         "room_bytes": round(room),
         "fits": fits,
+        "starts": not obstacle,
+        "is_tight": fits and not obstacle and memory.peak > roomy.room and changes != [],
         "memory": memory.as_dict(),
         "fixes": None if changes is None else [{"override": c.override, "harm": c.harm} for c in changes],
         "prompt_tokens": planned.prompt,
@@ -440,12 +472,14 @@ def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None
         "run_seconds": run,
         "hours": sum(run.values()) / 3600,
         "time_is": "estimated",
-        "notes": planned.notes + ([] if device == "cpu" else list(gpu_notes(config, gpu, memory))),
+        "notes": [obstacle] * bool(obstacle) + planned.notes + list(gpu_notes(config, gpu, memory)),
     }
 
 
 def gpu_notes(config: RunConfig, gpu: Gpu | None, memory: MemoryPlan) -> Iterator[str]:
     """Yield the notes of a plan for a GPU; `gpu` is None for this machine's."""
+    if memory.device == "cpu":
+        return
     yield "figures for GPUs come from formulas that were compared with measurements on the CPU only"
     if memory.engine_lacks:
         yield (
@@ -458,16 +492,20 @@ def gpu_notes(config: RunConfig, gpu: Gpu | None, memory: MemoryPlan) -> Iterato
         yield f"{holder}, counts as free: a run started now waits for it"
 
 
-def with_own_engine(config: RunConfig) -> RunConfig:
-    """Set the engine that a run would choose on this machine; return `config` unchanged if the run would be refused."""
+def on_this_machine(config: RunConfig) -> tuple[RunConfig, str]:
+    """Return the configuration with the engine that a run would choose here, or unchanged with the reason why none starts."""
     from kit.generation.engine import choose_engine, resolve
-    from kit.runner.prepare import build_objective
+    from kit.models.backend import quantization_config
+    from kit.runner.prepare import build_objective, check_environment
 
     objective = build_objective(config)
     try:
-        return resolve(config, choose_engine(config), objective=objective)[0]
-    except KitError:
-        return config
+        check_environment(config)
+        if config.model.load_in_4bit:
+            quantization_config()
+        return resolve(config, choose_engine(config), objective=objective)[0], ""
+    except KitError as error:
+        return config, f"this machine cannot run it: {error} To plan for another GPU, add --gpu NAME"
 
 
 def _place(gpu: Gpu | None, room: float | None) -> Place:

@@ -361,12 +361,10 @@ def another(right: str) -> str:
 
 
 def plan(config: RunConfig, request: Request) -> dict[str, Any]:
-    """The result of `grpo-kit plan` for this machine or for the GPU `gpu`."""
-    from kit.planning.plan import find_gpu
+    """The result of `grpo-kit plan` for this machine."""
     from kit.planning.plan import plan as make_plan
 
-    name = request.get("gpu")
-    return make_plan(config, gpu=find_gpu(str(name)) if name else None)
+    return make_plan(config)
 
 
 def validate(config: RunConfig, request: Request) -> list[str]:

@@ -240,17 +240,19 @@ def memory_card(config: RunConfig, plan: dict[str, Any]) -> Markup:
         ("fail", "Does not fit") if not plan["fits"] else ("warn", "Tight") if peak > 0.9 * room else ("ok", "Fits")
     )
     fits = m.note(f"{label}: {m.gib(peak)} of {m.gib(room)} free on {plan['place']}.", level)
-    seconds = plan["run_seconds"]
-    parts = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items() if value)
-    time_note = m.note(f"Takes about {duration(sum(seconds.values()))}: {parts}. A rough estimate.")
-    fixes = []
+    lines = []
     if plan["fixes"]:
-        fixes = [
-            m.table(["change", "what it costs"], [[in_words([fix["override"]]), fix["harm"]] for fix in plan["fixes"]])
-        ]
-    elif not plan["fits"]:
-        fixes = [
-            m.note("No change of these settings makes it fit: choose a smaller model or a larger machine.", "fail")
-        ]
-    notes = [m.note(text[0].upper() + text[1:], "warn") for text in plan["notes"]]
-    return m.tag("div", m.join([fits, *fixes, time_note, *notes]), class_="stack-notes")
+        changes = [[in_words([fix["override"]]), fix["harm"]] for fix in plan["fixes"]]
+        lines.append(m.table(["change", "what it costs"], changes))
+    elif plan["starts"] and not plan["fits"]:
+        lines.append(
+            m.note("None of the changes tried makes it fit: choose a smaller model or a larger machine.", "fail")
+        )
+    if plan["fits"] and plan["starts"]:
+        seconds = plan["run_seconds"]
+        parts = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items() if value)
+        lines.append(
+            m.note(f"Takes about {duration(sum(seconds.values()))}: {parts}. Estimated from FLOPs, often too low.")
+        )
+    lines += [m.note(text[0].upper() + text[1:], "warn") for text in plan["notes"]]
+    return m.tag("div", m.join([fits, *lines]), class_="stack-notes")

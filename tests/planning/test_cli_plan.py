@@ -62,8 +62,22 @@ def test_doctor_with_a_configuration_adds_the_signal_check(config_file: str, mon
 def test_plan_prints_terms_and_verdict(config_file: str) -> None:
     done = RUNNER.invoke(app, ["plan", config_file])
     assert done.exit_code == 0, done.output
-    for text in ("weights", "activations", "key-value cache", "fits.", "Estimated:"):
+    for text in ("weights", "activations", "key-value cache", "fits.", "Estimated from FLOPs"):
         assert text in done.output
+
+
+def test_plan_exits_with_1_and_names_no_time_if_a_run_does_not_fit_or_start(config_file: str) -> None:
+    no_start = RUNNER.invoke(app, ["plan", config_file, "-o", "model.backend=unsloth", "-o", "model.dtype=auto"])
+    assert no_start.exit_code == 1
+    assert "does not start here." in no_start.output
+    assert "add --gpu NAME" in no_start.output
+    large = ["-o", "evaluation.batch_size=100000", "-o", "evaluation.prompts=100000", "-o", "evaluation.after=true"]
+    too_large = RUNNER.invoke(app, ["plan", config_file, "--gpu", "8gb", *large])
+    assert too_large.exit_code == 1, too_large.output
+    assert "does not fit." in too_large.output
+    assert "It fits with:" in too_large.output
+    for done in (no_start, too_large):
+        assert "per step" not in done.output
 
 
 def test_plan_as_json_with_a_probe_says_what_was_measured(config_file: str, monkeypatch: pytest.MonkeyPatch) -> None:

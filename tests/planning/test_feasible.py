@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from kit.config import RunConfig, load_config
+from kit.errors import ConfigError
 from kit.models.memory import MemoryPlan, plan_memory, workload
 from kit.models.shape import ModelShape
-from kit.planning.plan import FOUR_BIT, apply, find_gpu, fixes
+from kit.planning.plan import FOUR_BIT, GPUS, apply, find_gpu, fixes
 
 
 @pytest.fixture
@@ -111,9 +112,37 @@ def test_a_model_that_is_too_large_has_no_fix(shape: ModelShape, config: RunConf
     assert fixes(config, Planned(shape), 1.0, "cpu") is None
 
 
-@pytest.mark.parametrize(("words", "name"), [("t4", "T4 16"), ("a100 80", "A100 80"), ("RTX-4090", "RTX 4090 24")])
+@pytest.mark.parametrize(("words", "name"), [
+    ("t4", "T4 16"), ("a100 80", "A100 80"), ("RTX-4090", "RTX 4090 24"), ("rtx 3060", "RTX 3060 12"), ("a10", "A10 24"),
+    ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti Super 16"), ("A6000", "RTX A6000 48"), ("4060 ti 16GB", "RTX 4060 Ti 16"),
+    ("16", "T4 16"), ("16gb", "T4 16"), ("16 GiB", "T4 16"), ("8", "RTX 4060 8"), ("12 GB", "RTX 5070 12"),
+])  # fmt: skip
 def test_cards_are_found_by_their_words(words: str, name: str) -> None:
     assert find_gpu(words).name == name
+
+
+def test_a_size_alone_is_the_card_with_the_least_memory_of_that_size() -> None:
+    for size in {gpu.name.split()[-1] for gpu in GPUS}:
+        assert find_gpu(size).usable == min(gpu.usable for gpu in GPUS if gpu.name.endswith(f" {size}"))
+    with pytest.raises(ConfigError, match="no GPU '9 GB'"):
+        find_gpu("9 GB")
+
+
+@pytest.mark.parametrize(("attention", "key"), [(None, "model.backend"), ("sdpa", "generation.engine")])
+def test_unsloth_and_transformers_are_tried_before_nothing_fits(
+    shape: ModelShape, config: RunConfig, attention: str | None, key: str
+) -> None:
+    """A model of 7B in 4 bits on 11 GiB: two copies of the weights do not fit, and Unsloth refuses `model.attention`."""
+    large = replace(shape, parameters=76 * 10**8, linear=65 * 10**8, largest=545 * 10**6, layers=28, hidden=3584)
+    large = replace(large, intermediate=18944, query=3584, key=512, heads=28, vocab=152064)
+    config = load_config(config, ["generation.engine=vllm", "model.load_in_4bit=true", "model.dtype=float16"])
+    config.model.attention = attention
+    room = 11.0 * 2**30
+    plan = Planned(large, "cuda", room)
+    changes = fixes(config, plan, room, "cuda")
+    assert changes is not None
+    assert key in [change.key for change in changes]
+    assert not plan(load_config(config, [change.override for change in changes])).excess(room)
 
 
 def test_the_largest_budget_that_fits_is_taken(shape: ModelShape, config: RunConfig) -> None:

@@ -47,6 +47,19 @@ def test_it_fits_with_the_changes_that_are_printed(seven_billion: Any, tree: Any
     assert plan(load_config(tree, overrides + [fix["override"] for fix in planned["fixes"]]), gpu=card)["fits"]
 
 
+def test_a_plan_that_leaves_no_headroom_names_the_change(seven_billion: Any, tree: Any) -> None:
+    overrides = [f"model.name={seven_billion}", "model.dtype=auto", "model.load_in_4bit=true", "generation.engine=vllm"]
+    overrides += ["generation.max_completion_tokens=768", "generation.vllm.gpu_memory_utilization=0.5"]
+    card = find_gpu("t4")
+    tight = plan(load_config(tree, overrides), gpu=card)
+    assert tight["fits"]
+    assert tight["is_tight"]
+    assert tight["room_bytes"] - tight["memory"]["peak_bytes"] < 0.05 * tight["room_bytes"]
+    wide = plan(load_config(tree, overrides + [fix["override"] for fix in tight["fixes"]]), gpu=card)
+    assert (wide["fits"], wide["is_tight"], wide["fixes"]) == (True, False, None)
+    assert wide["room_bytes"] - wide["memory"]["peak_bytes"] >= 0.05 * wide["room_bytes"]
+
+
 def test_prompts_are_measured_where_data_and_tokenizer_are_there(tree: Any) -> None:
     planned = plan(load_config(tree))
     assert 10 < planned["prompt_tokens"] < 60

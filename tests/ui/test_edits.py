@@ -162,6 +162,7 @@ def test_nothing_is_planned_while_a_run_trains_unless_asked_for(form: Form, monk
         "memory": {"peak_bytes": 1},
         "room_bytes": 9,
         "fits": True,
+        "starts": True,
         "fixes": [],
         "place": "x",
         "run_seconds": {"steps": 3.0},
@@ -178,6 +179,9 @@ def test_nothing_is_planned_while_a_run_trains_unless_asked_for(form: Form, monk
     html, _, _, now, planned = plan_run(form.site, Draft().as_text())
     assert "Takes about 3 s" in html
     assert "Prompts were not measured: the folder has no tokenizer" in html
+    answer["starts"] = False
+    assert "Takes about" not in plan_run(form.site, Draft().as_text())[0]
+    del questions[-1]
     assert (questions, now.visible, planned) == (["plan"] * 2, False, Draft().as_text())
 
 
