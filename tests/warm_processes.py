@@ -15,6 +15,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import faulthandler
 import fcntl
 import importlib
 import inspect
@@ -181,6 +182,10 @@ def _request(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     variables = os.environ if arguments["env"] is None else arguments["env"]
     environment = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
     path = [os.path.join(folder, entry) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if shows_faults := words[1:3] == ["-X", "faulthandler"]:
+        del words[1:3]
+        if len(words) < 2:
+            return None
     safe_path = words[1] == "-P"
     _, *words = [word for number, word in enumerate(words) if (number, word) not in ((1, "-u"), (1, "-P"))]
     if words[0] == "-m" and words[1].startswith(MODULES):
@@ -199,6 +204,7 @@ def _request(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "kind": kind, "name": name, "rest": rest, "folder": folder, "environment": environment, "path": path,
         "caller": os.getpid(), "session": arguments["start_new_session"], "ignored": ignored, "umask": arguments["umask"],
+        "shows_faults": shows_faults,
     }  # fmt: skip
 
 
@@ -374,6 +380,8 @@ def _become(request: dict[str, Any], handles: list[int], caller: socket.socket) 
     parent = request["caller"]
     os.getppid = lambda: parent if _lives(parent) else 1
     _begin_anew()
+    if request["shows_faults"]:
+        faulthandler.enable()
     sys.path[:] = [*request["path"], *(entry for entry in sys.path[1:] if entry not in request["path"])]
     sys.argv = [request["name"], *request["rest"]]
     _run(request["kind"], request["name"])
