@@ -69,9 +69,9 @@ def test_a_hung_engine_ends_the_run_as_failed_within_its_timeout(
 ) -> None:
     plant(2, threading.Event().wait)
     start = time.monotonic()
-    run = attempt("optimisation.steps=3", "generation.vllm.timeout=15")
+    run = attempt("optimisation.steps=3", "generation.vllm.timeout=6")
     assert run.code == 2
-    assert "hangs: no answer within 15 s" in run.message
+    assert "hangs: no answer within 6 s" in run.message
     assert "generation.vllm.timeout" in run.message
     assert run.folder.status()["state"] == "failed"
     assert time.monotonic() - start < 150
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_completions_and_another_seed_others(
     from transformers import set_seed
     from vllm import LLM
 
-    runs = [attempt(f"run.id={name}", f"run.seed={seed}") for name, seed in (("a", 3), ("b", 3), ("c", 4))]
+    runs = [attempt(f"run.id={name}", f"run.seed={seed}") for name, seed in (("a", 3), ("b", 4))]
     start = LLM.__init__
 
     def started_before(self: Any, *args: Any, seed: int, **keywords: Any) -> None:
@@ -99,12 +99,12 @@ def test_the_same_seed_gives_the_same_completions_and_another_seed_others(
         set_seed(seed)
 
     monkeypatch.setattr(LLM, "__init__", started_before)
-    runs.append(attempt("run.id=d", "run.seed=3"))
-    assert [run.code for run in runs] == [0, 0, 0, 0]
-    a, b, c, d = ([row["completion"] for row in completions(run.folder)] for run in runs)
-    assert a == b == d
-    assert a != c
-    assert metrics(runs[0].folder, "loss") == metrics(runs[1].folder, "loss")
+    runs.append(attempt("run.id=c", "run.seed=3"))
+    assert [run.code for run in runs] == [0, 0, 0]
+    a, b, c = ([row["completion"] for row in completions(run.folder)] for run in runs)
+    assert a == c
+    assert a != b
+    assert metrics(runs[0].folder, "loss") == metrics(runs[2].folder, "loss")
 
 
 def test_a_run_resumed_after_its_engine_died_makes_the_steps_of_one_that_did_not(
