@@ -87,7 +87,7 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
             "data": {"source": "reasoning-gym:chain_sum", "limit": 64, "heldout": 8, "chat": False},
             "reward": {"preset": "reasoning-gym"},
             "objective": {"recipe": "dapo"},
-            "generation": {"engine": "hf", "num_generations": 4, "max_completion_tokens": 6},
+            "generation": {"engine": "hf", "num_generations": 4, "max_completion_tokens": 4},
             "optimisation": {"steps": STEPS, "batch_size": 2 * micro, "micro_batch_size": micro, "learning_rate": 1e-4},
             "run": {"id": "rehearsal", "root": str(folder), "save_every": 0},
         })  # fmt: skip
