@@ -10,14 +10,4 @@ from rewards.isolation.cache import content_key, forget, recall, remember
 from rewards.isolation.component import IsolatedComponent
 from rewards.isolation.pool import Outcome, Pool, Task, shared_pool
 
-__all__ = [
-    "IsolatedComponent",
-    "Outcome",
-    "Pool",
-    "Task",
-    "content_key",
-    "forget",
-    "recall",
-    "remember",
-    "shared_pool",
-]
+__all__ = ["IsolatedComponent", "Outcome", "Pool", "Task", "content_key", "forget", "recall", "remember", "shared_pool"]

@@ -58,22 +58,14 @@ def code_stdio(
     """
     require_sandbox(options.allow_unsafe)
     component = CodeStdio(
-        seconds=seconds,
-        time_factor=time_factor,
-        budget_seconds=budget_seconds,
-        tolerance=tolerance,
-        **vars(options),
+        seconds=seconds, time_factor=time_factor, budget_seconds=budget_seconds, tolerance=tolerance, **vars(options)
     )
     return Preset([(component, 1.0)], checker="accuracy")
 
 
 @with_options(ProgramOptions)
 def code_function(
-    *,
-    seconds: float = 5.0,
-    tolerance: float = 0.0,
-    prelude: str | None = None,
-    options: ProgramOptions,
+    *, seconds: float = 5.0, tolerance: float = 0.0, prelude: str | None = None, options: ProgramOptions
 ) -> Preset:
     """Python functions that are called with arguments, defined in the last fenced block after `</think>`.
 
@@ -105,9 +97,6 @@ def code_function(
     """
     require_sandbox(options.allow_unsafe)
     component = CodeFunction(
-        seconds=seconds,
-        tolerance=tolerance,
-        prelude=_USUAL if prelude is None else prelude,
-        **vars(options),
+        seconds=seconds, tolerance=tolerance, prelude=_USUAL if prelude is None else prelude, **vars(options)
     )
     return Preset([(component, 1.0)], checker="accuracy")

@@ -26,11 +26,7 @@ class MathOptions:
 
 
 @with_options(MathOptions)
-def math_verify(
-    *,
-    format_weight: float = 0.0,
-    options: MathOptions,
-) -> Preset:
+def math_verify(*, format_weight: float = 0.0, options: MathOptions) -> Preset:
     r"""Mathematics by meaning: math-verify in a worker process, with stricter rules against known attacks.
 
     Formula: accuracy (+ format_weight format). accuracy is 1 if the answer equals the reference, else 0; format is 1 if the
@@ -77,11 +73,7 @@ def math_verify(
 
 @with_options(MathOptions, answer_in="any")
 def math_dapo(
-    *,
-    max_length: int = 20_480,
-    cache: int = 4_096,
-    overlong_weight: float = 1.0,
-    options: MathOptions,
+    *, max_length: int = 20_480, cache: int = 4_096, overlong_weight: float = 1.0, options: MathOptions
 ) -> Preset:
     r"""Plus or minus one for the answer, and a soft penalty on lengths near the maximum.
 
@@ -118,11 +110,7 @@ def math_dapo(
 
 
 @with_options(MathOptions)
-def math_kimi_length(
-    *,
-    length_weight: float = 1.0,
-    options: MathOptions,
-) -> Preset:
+def math_kimi_length(*, length_weight: float = 1.0, options: MathOptions) -> Preset:
     r"""Correctness, and a reward for completions that are shorter than others of their group.
 
     Formula: accuracy + length. With n_min and n_max the shortest and longest length in the group (right or wrong),
@@ -151,7 +139,4 @@ def math_kimi_length(
     [1.5, 1.0, 0.5, 0.0]
     """
     accuracy = MathVerify(**vars(options))
-    return Preset(
-        [(accuracy, 1.0), (KimiLength(checker=accuracy), length_weight)],
-        checker="accuracy",
-    )
+    return Preset([(accuracy, 1.0), (KimiLength(checker=accuracy), length_weight)], checker="accuracy")

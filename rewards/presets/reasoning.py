@@ -115,11 +115,7 @@ def gsm8k_xml(*, strict: bool = True) -> Preset:
 
 @with_options(MathOptions, answer_in="tag")
 def r1_zero(
-    *,
-    format_weight: float = 0.2,
-    language_weight: float = 0.1,
-    language: str = "en",
-    options: MathOptions,
+    *, format_weight: float = 0.2, language_weight: float = 0.1, language: str = "en", options: MathOptions
 ) -> Preset:
     r"""Accuracy, format and language of completions `<think>…</think><answer>…</answer>`, for training from a base model.
 

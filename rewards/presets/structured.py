@@ -95,12 +95,7 @@ def tool_call(*, format: str = "auto", format_weight: float = 1.0) -> Preset:
 
 
 def sql_exec(
-    *,
-    format_weight: float = 0.1,
-    strict: bool = True,
-    seconds: float = 1.0,
-    deadline: float = 5.0,
-    root: str = ".",
+    *, format_weight: float = 0.1, strict: bool = True, seconds: float = 1.0, deadline: float = 5.0, root: str = "."
 ) -> Preset:
     """One SQLite query that returns the rows of the expected query.
 
