@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -171,7 +172,11 @@ def build_dataset(rows: list[dict[str, Any]], known: dict[str, Any], *, chat: bo
             if array is None:
                 texts = [None if each is None else json.dumps(each, ensure_ascii=False, default=str) for each in values]
                 array = pa.array(texts, type=pa.string())
-                notes.append(f"Column '{name}' has values without a common type; the reward gets it as JSON text.")
+                first = bisect_left(range(len(values)), True, key=lambda last: _array(values[: last + 1]) is None)
+                notes.append(
+                    f"Column '{name}' has values without a common type (first: {json.dumps(values[first], default=str)[:40]} in "
+                    f"row {first + 1}), so the reward gets the values of all rows as JSON text. Write all values as one type."
+                )
             feature = Features.from_arrow_schema(pa.schema([(name, array.type)]))[name]
         arrays[name], features[name] = array, feature
     table = pa.table(arrays).cast(features.arrow_schema)

@@ -161,6 +161,7 @@ def canonical_json(value: Any) -> str:
 def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
     """The first `config.limit` valid rows of a source, and the faults before them. Later rows are not read."""
     result, known = Rows(), None
+    types: dict[str, int] = {}  # types of references and the first row of each
     for record in source.records:
         if config.limit is not None and len(result.rows) == config.limit:
             break
@@ -176,6 +177,8 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
             result.faults.append(Fault(record.number, str(error)))
             continue
         known = kind
+        if (value := record.values.get(mapping.reference or "")) is not None:
+            types.setdefault("number" if type(value) in (int, float) else type(value).__name__, record.number)
         prompt = record.values[mapping.prompt]
         for column, value in ((mapping.reference, row["reference"]), (mapping.prompt, prompt)):
             taken = column in ("prompt", "reference", *mapping.extras.values(), *TAKEN_BY_TRAINER)
@@ -184,6 +187,11 @@ def collect_rows(source: Source, mapping: Mapping, config: DataConfig) -> Rows:
         result.rows.append(row)
         result.keys.append(key)
         result.contents.append(content)
+    if len(types) > 1:
+        mixed = ", ".join(f"{name} (first in row {number})" for name, number in types.items())
+        mapping.notes.append(
+            f"Column '{mapping.reference}' has values of type {mixed}; the reward gets text in all rows."
+        )
     return result
 
 

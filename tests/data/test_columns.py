@@ -60,3 +60,17 @@ def test_columns_whose_name_is_taken_are_left_out_with_a_note(jsonl, config):
 def test_a_mapping_that_does_not_work_is_refused(jsonl, config, fields, message):
     with pytest.raises(DataError, match=message):
         load_data(config(jsonl({"question": "q", "answer": "a", "id": 1}), **fields))
+
+
+def test_columns_of_mixed_types_are_named_with_the_first_row_that_deviates(jsonl, config):
+    values = [None, 3, 4.5, "3", 4]
+    split = load_data(config(jsonl(*({"prompt": f"{n}", "label": v, "urgency": v} for n, v in enumerate(values)))))
+    assert split.train["label"] == [None, "3", "4.5", "3", "4"]
+    assert split.train["urgency"] == [None, "3", "4.5", '"3"', "4"]
+    label, urgency = split.info["notes"]
+    assert label == (
+        "Column 'label' has values of type number (first in row 2), str (first in row 4); the reward gets text in all rows."
+    )
+    assert urgency.startswith(
+        "Column 'urgency' has values without a common type (first: \"3\" in row 4), so the reward gets the values of all rows"
+    )
