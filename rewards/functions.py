@@ -4,6 +4,7 @@ Parameter names identify verl's `compute_score(data_source, solution_str, ground
 `compute_score(reward_inputs)`. A path `file.py:function` or `package.module:function` may replace a function.
 """
 
+import difflib
 import functools
 import hashlib
 import importlib
@@ -11,6 +12,7 @@ import importlib.util
 import inspect
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,7 +21,7 @@ from typing import Any, TypeAlias
 from rewards.errors import FunctionPathError, nearest
 from rewards.preset import Preset, Weighted, pairs
 from rewards.protocol import Component, Context, Sample, Score, failure_reason, shown
-from rewards.samples import REFERENCE_COLUMNS, completion_text
+from rewards.samples import REFERENCE_COLUMNS, completion_text, prompt_text
 
 
 def load_function(path: str, *, base: Path | None = None) -> Callable[..., Any]:
@@ -61,8 +63,9 @@ def load_function(path: str, *, base: Path | None = None) -> Callable[..., Any]:
 
 def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
-        siblings = [f.name for f in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise FunctionPathError(f"there is no file {file}. {nearest(file.name, siblings)}")
+        near = difflib.get_close_matches(file.name, [each.name for each in file.parent.glob("*.py")], n=1, cutoff=0.7)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise FunctionPathError(f"there is no file {file}. A path is relative to the current folder.{hint}")
     # A module name per file, so that two files named rewards.py replace neither each other nor this package.
     name = f"user_file_{file.stem}_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
     previous, version = sys.modules.get(name), (file.stat().st_mtime_ns, file.stat().st_size)
@@ -96,14 +99,19 @@ def _search_last(folder: Path) -> None:
 RewardFunction: TypeAlias = Callable[..., Any]
 
 
+RETRY_SECONDS = 1.0
+"""Longest failed call that is repeated with half of the groups. A server that does not answer would be waited for repeatedly."""
+
+
 class FunctionComponent:
     """A reward function, sync or async, as a component.
 
     The function receives the arguments that its signature names, or all of them if it has `**kwargs`: prompts, completions,
     completion_ids, the dataset columns, `reference`, and further arguments of the trainer. A value of at least `high` (1 if
     `high` is not declared) is `ok`, a lower value is `wrong` and partial credit. None is `not_applicable`; a value outside a
-    declared range is an `error`. A list instead of a value contains process rewards, one number for each token of the
-    completion: it becomes `token_values`, with the value 0.
+    declared range is an `error`. If the function raises within a second, it is called again with each half of the groups, so
+    that only the groups on which it raises are an `error`. A list instead of a value contains process rewards, one number
+    for each token of the completion: it becomes `token_values`, with the value 0.
     """
 
     version = "1"
@@ -157,10 +165,17 @@ class FunctionComponent:
             "prompts": [sample.prompt for sample in samples],
             "completions": [sample.text if sample.messages is None else sample.messages for sample in samples],
         }
-        result = self.function(**_accepted(self.function, arguments))
-        if inspect.isawaitable(result):
-            result = _wait_for(result)
-        values = list(result)
+        started = time.perf_counter()
+        try:
+            result = self.function(**_accepted(self.function, arguments))
+            values = list(_wait_for(result) if inspect.isawaitable(result) else result)
+        except Exception as failure:
+            starts = [at for at in range(1, len(samples)) if samples[at].group_id != samples[at - 1].group_id]
+            if not starts or time.perf_counter() - started > RETRY_SECONDS:
+                reason = f"{failure_reason(failure)} (prompt: {prompt_text(samples[0].prompt)[-60:]!r})"
+                return [Score(None, "error", {"reason": reason})] * len(samples)
+            half = starts[len(starts) // 2]
+            return [*self.score(samples[:half], ctx), *self.score(samples[half:], ctx)]
         if len(values) != len(samples):
             raise ValueError(f"{self.name!r} returned {len(values)} rewards for {len(samples)} completions")
         return [self._score(value) for value in values]

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 from rewards.attacks import ANSWER_STYLES, known_attacks, render_answer
 from rewards.components.math_text import reference_text
 from rewards.errors import RewardsError, UnknownPresetError
-from rewards.functions import from_function
+from rewards.functions import FunctionComponent, from_function
 from rewards.preset import Preset
 from rewards.presets import load, names
 from rewards.protocol import FAILURES, Status
@@ -205,8 +205,8 @@ def _cases(number: int, row: Row, attacks: bool) -> list[Case]:
 def score_cases(preset: Preset, rows: Sequence[Row], cases: Sequence[Case]) -> list[Case]:
     """Return the cases with their scores.
 
-    The cases form one batch. If the reward fails on all of them, halves of the batch are scored separately, so that a
-    completion on which a function raises does not affect the others.
+    The cases form one batch. If the reward fails on all of them, or a function on some, halves of the batch are scored
+    separately, so that a completion on which a function raises does not affect the others.
 
     Args:
         rows: the dataset row of each case, with the columns that the reward reads.
@@ -234,7 +234,10 @@ def score_cases(preset: Preset, rows: Sequence[Row], cases: Sequence[Case]) -> l
         )
         for at, case in enumerate(cases)
     ]
-    if len(cases) > 1 and all(case.failed for case in scored):
+    alone = all(case.failed for case in scored) or any(
+        isinstance(each, FunctionComponent) for each, _ in preset.components
+    )
+    if len(cases) > 1 and alone and any(case.failed for case in scored):
         half = len(cases) // 2
         return [*score_cases(preset, rows[:half], cases[:half]), *score_cases(preset, rows[half:], cases[half:])]
     return scored

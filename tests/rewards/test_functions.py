@@ -209,3 +209,40 @@ def test_functions_of_other_trainers_are_known_by_their_parameters(function, tex
     component = from_function(function)[0]
     assert component.name == function.__name__
     assert [score.value for score in component.score(samples, Context())] == pytest.approx(values)
+
+
+def test_a_function_that_raises_on_a_row_fails_its_group_and_no_other():
+    calls = []
+
+    def ranked(prompts, completions, answer):  # compares the completions of a group
+        calls.append(len(completions))
+        numbers = [int(each) for each in answer]
+        return [number + (text == max(completions)) for number, text in zip(numbers, completions, strict=True)]
+
+    prompts, answers = [p for p in "abcd" for _ in range(2)], [a for a in ("1", "2", "high", "4") for _ in range(2)]
+    samples = build_samples(prompts, ["x", "y"] * 4, answer=answers)
+    verdict = Preset([from_function(ranked)]).score(samples)
+    assert verdict.totals == [1.0, 2.0, 2.0, 3.0, 0.0, 0.0, 4.0, 5.0]
+    assert verdict.statuses["ranked"] == ["ok"] * 4 + ["error"] * 2 + ["ok"] * 2
+    assert "prompt: 'c'" in verdict.infos["ranked"][4]["reason"]
+    assert calls == [8, 4, 4, 2, 2]  # whole groups
+
+
+def test_a_function_that_fails_slowly_is_not_called_again(monkeypatch):
+    monkeypatch.setattr("rewards.functions.RETRY_SECONDS", 0.0)
+    calls = []
+
+    def unreachable(completions):
+        calls.append(len(completions))
+        raise TimeoutError("no answer")
+
+    samples = build_samples(["a", "b"], ["x", "y"])
+    assert Preset([from_function(unreachable)]).score(samples).failure_share == 1.0
+    assert calls == [2]
+
+
+def test_a_missing_file_says_to_what_its_path_is_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.py").write_text("")
+    with pytest.raises(FunctionPathError, match=r"relative to the current folder\.$"):
+        from_function("triage.py:triage")
