@@ -158,7 +158,7 @@ def _test(options: argparse.Namespace) -> int:
         for line in _first_of_each_kind(texts):
             print(f"{label}: {line}")
     kinds = [case.kind for case in report.cases]
-    counts = f"{kinds.count('good')} good, {kinds.count('bad')} bad, {kinds.count('attack')} attacks"
+    counts = f"{kinds.count('good')} good, {kinds.count('bad')} bad, {kinds.count('attack')} attacks (the table has the best of each name)"
     if not report.passed:
         print(f"{len(report.problems)} problem(s) with {counts}.")
     elif "good" in kinds:

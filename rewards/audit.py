@@ -143,7 +143,7 @@ class Audit:
         elif right.rate < 0.5:
             problems.append(
                 f"only {right.paid} of {right.rows} right answers are paid (mean score {right.earned:.3g}), so the other rates "
-                "mean little. Check the style of the answers, and that the reward reads the column of the reference."
+                f"mean little. The style '{self.style}' may not be yours: set it with --style. Check also that the reward reads the column of the reference."
             )
         return problems
 
@@ -179,7 +179,7 @@ class Audit:
     def rule(self) -> str:
         """When the audit calls a completion paid."""
         if (checker := self.preset.checker) is None:
-            return "Paid means: the total reaches the total of the row's reference."
+            return "Paid means: the total reaches the total of the right answer in this style."
         others = ", ".join(name for name in self.preset.weights if name != checker)
         return f"Paid means: '{checker}' accepts the answer." + (
             f" The column 'earns' also counts {others}." if others else ""

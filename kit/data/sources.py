@@ -233,8 +233,11 @@ def read_hub(source: str, config: DataConfig) -> Source:
         folder, names = path.parent, _data_names(path.parent)
         if not folder.is_dir():
             raise DataError(f"data.source: there is no file {path}; its folder {folder} does not exist either.")
-        listed = f" Data files and folders in {folder}: {', '.join(names[:10])}." if names else ""
-        raise DataError(f"data.source: there is no file or folder {path}.{did_you_mean(path.name, names)}{listed}")
+        files = [name for name in names if not (folder / name).is_dir()]
+        listed = f" Data files in {folder}: {', '.join(files[:10])}." if files else ""
+        relative = "" if path.is_absolute() else " The path is relative to the current folder."
+        near = did_you_mean(path.name, names)
+        raise DataError(f"data.source: there is no file or folder {path}.{relative}{near}{listed}")
     if not path.is_dir() and not HUB_ID.fullmatch(source):
         near = did_you_mean(source.partition(":")[0] + ":", [TASK_PREFIX]) if ":" in source else ""
         raise DataError(
@@ -256,7 +259,8 @@ def _data_names(folder: Path) -> list[str]:
     """Names in a folder that could be a source; none if the folder does not exist."""
     if not folder.is_dir():
         return []
-    return sorted(child.name for child in folder.iterdir() if child.is_dir() or child.suffix.lower() in READERS)
+    children = [child for child in folder.iterdir() if not child.name.startswith(".")]
+    return sorted(child.name for child in children if child.is_dir() or child.suffix.lower() in READERS)
 
 
 def _explain(error: Exception, source: str, config: DataConfig) -> str:

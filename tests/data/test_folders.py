@@ -104,3 +104,14 @@ def test_a_hub_id_is_asked_for_with_subset_split_and_revision(config, monkeypatc
 def test_a_name_that_leads_nowhere_gets_a_hint(config, source, hint):
     with pytest.raises(DataError, match=hint):
         load_data(config(source))
+
+
+def test_a_missing_file_lists_data_files_only(tmp_path, monkeypatch, config):
+    monkeypatch.chdir(tmp_path)
+    for name in (".venv", ".ci", "docs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "tickets.csv").write_text("a\n1\n")
+    with pytest.raises(DataError) as caught:
+        load_data(config("rows.jsonl"))
+    assert "relative to the current folder" in str(caught.value)
+    assert str(caught.value).endswith("Data files in .: tickets.csv.")
