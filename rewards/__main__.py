@@ -158,7 +158,9 @@ def _test(options: argparse.Namespace) -> int:
         for line in _first_of_each_kind(texts):
             print(f"{label}: {line}")
     kinds = [case.kind for case in report.cases]
-    counts = f"{kinds.count('good')} good, {kinds.count('bad')} bad, {kinds.count('attack')} attacks (the table has the best of each name)"
+    counts = f"{kinds.count('good')} good, {kinds.count('bad')} bad, {kinds.count('attack')} attacks"
+    if len(best) < len(attacks):
+        print("The table has one row per attack: the dataset row on which it earns most.")
     if not report.passed:
         print(f"{len(report.problems)} problem(s) with {counts}.")
     elif "good" in kinds:

@@ -143,7 +143,8 @@ class Audit:
         elif right.rate < 0.5:
             problems.append(
                 f"only {right.paid} of {right.rows} right answers are paid (mean score {right.earned:.3g}), so the other rates "
-                f"mean little. The style '{self.style}' may not be yours: set it with --style. Check also that the reward reads the column of the reference."
+                f"mean little. The style '{self.style}' may not be yours: set it with "
+                "--style. Check also that the reward reads the column of the reference."
             )
         return problems
 

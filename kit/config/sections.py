@@ -96,10 +96,10 @@ class DataConfig(Section):
     """Parameters of a reasoning-gym task, e.g. {min_terms: 2, max_terms: 3}."""
     prompt_column: str | None = None
     """Column with the prompt: a text, or a list of chat messages. Null: the first of prompt, question, problem, messages,
-    instruction and input."""
+    instruction, query and input."""
     reference_column: str | None = None
-    """Column with the reference answer. Null: the first of reference, answer, solution, target, label and gold, or no
-    reference."""
+    """Column with the reference answer. Null: the first of reference, answer, solution, ground_truth, target, label
+    and gold, or no reference."""
     image_column: str | None = None
     """Column with the pictures of a prompt: a path (relative to the source's folder), bytes, or a list of these. Null: images or
     image. `none`: no pictures."""

@@ -123,6 +123,10 @@ class Reporter:
         if best := read_best(run):
             name, where = best["metric"].replace("_", " "), run.path / best["checkpoint"]
             self.say(f"Best {name}: {best['value']:.3f} at step {best['step']} ({where})")
+        names = ("groups/zero_spread", "frac_reward_zero_std")
+        equal = [line[name] for line in run.metrics() for name in names if line.get(name) is not None]
+        if equal and min(equal) == 1.0 and config.teacher.model is None:
+            self.say("No group had different rewards, so the run learned nothing from them. Check: grpo-kit doctor")
         shares = [sum(line[key] or 0 for key in line if key.endswith(FAILED)) for line in run.metrics()]
         if any(shares):
             steps = (
@@ -171,6 +175,7 @@ def draw_report(run: RunDir, write_report: Callable[..., Path], **ending: Any) -
 def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[str]:
     """Lines of a label and a text: the files of a run, and the commands to continue with."""
     root, trained = run.root_option, run.adapter.is_dir()
+    is_example = config.model.name in (*EMBEDDED_MODELS, SMOLLM2) and config.data.source.startswith(("reasoning-gym:", "kit:"))
     parquet = f"{run.completions}/  (Parquet: every completion with its rewards)"
     rows = [
         ("report", f"{run.path / 'report.html'}  (one file: scores, curves, samples, how to repeat the run)"),
@@ -181,7 +186,7 @@ def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[st
         ("export", f"grpo-kit export {run.id} --to merged-16bit{root}" if trained else None),
         ("another seed", again(run, config.run.seed + 1) if not stopped else None),
         ("a real model", REAL_MODEL if config.model.name in EMBEDDED_MODELS else None),
-        ("your own data", OWN_DATA if config.model.name in (*EMBEDDED_MODELS, SMOLLM2) else None),
+        ("your own data", OWN_DATA if is_example else None),
     ]
     return [f"{name:<13}  {text}" for name, text in rows if text is not None]
 

@@ -51,3 +51,19 @@ def test_the_end_of_a_run_says_how_many_rewards_failed(run: RunDir, capsys: pyte
             file.write(json.dumps(line | {"rewards/own/status_wrong": 1.0}) + "\n")
     Reporter().result(run, own_config(), None)
     assert "Rewards failed in 2 of 4 steps, at most 75% of the scores of a step." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("shares", "is_flat"), [((1.0, 1.0), True), ((1.0, 0.75), False), ((), False)])
+def test_a_run_without_differing_rewards_ends_with_a_notice(
+    shares: tuple[float, ...], is_flat: bool, run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.metrics_file.write_text("".join(json.dumps({"frac_reward_zero_std": share}) + "\n" for share in shares))
+    Reporter().result(run, own_config(), None)
+    assert ("No group had different rewards" in capsys.readouterr().out) is is_flat
+
+
+def test_a_run_on_own_data_gets_no_hint_to_use_own_data(run: RunDir) -> None:
+    assert "your own data" in said(run, load_config("quickstart"))
+    assert "your own data" not in said(
+        run, load_config("quickstart", ["data.source=tickets.csv", "data.task_params={}"])
+    )
