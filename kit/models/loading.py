@@ -15,25 +15,10 @@ from typing import TYPE_CHECKING, Any
 from kit.config import ModelConfig
 from kit.errors import KitError, ModelError
 from kit.models import unsloth as unsloth_model
-from kit.models.backend import (
-    TRANSFORMERS,
-    UNSLOTH,
-    Backend,
-    choose_backend,
-    quantization_config,
-    suited,
-    torch_dtype,
-)
+from kit.models.backend import TRANSFORMERS, UNSLOTH, Backend, choose_backend, quantization_config, suited, torch_dtype
 from kit.models.embedded import source_of
 from kit.models.failures import OUT_OF_MEMORY, converting_weights, first_line, raise_fatal
-from kit.models.family import (
-    FamilyAdapter,
-    adapter_of,
-    auto_class,
-    end_ids,
-    is_multimodal,
-    is_remote,
-)
+from kit.models.family import FamilyAdapter, adapter_of, auto_class, end_ids, is_multimodal, is_remote
 from kit.models.shape import ModelShape, shape_of
 from kit.models.start import find_start, peft_config
 from kit.models.unsloth import Loading

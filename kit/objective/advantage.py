@@ -140,9 +140,7 @@ def group_zscore() -> AdvantageFunction:
 
 
 @advantages.register(
-    "group_mean",
-    formula="A = R - mean_group",
-    source="Dr. GRPO, arXiv 2503.20783; TRL's scale_rewards='none'",
+    "group_mean", formula="A = R - mean_group", source="Dr. GRPO, arXiv 2503.20783; TRL's scale_rewards='none'"
 )
 def group_mean() -> AdvantageFunction:
     """R - mean within each group, not divided by the standard deviation. Source: Dr. GRPO, arXiv 2503.20783."""

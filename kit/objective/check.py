@@ -591,10 +591,7 @@ def _no_spread(subject: Subject) -> str:
 
 # --- the checks by kind -----------------------------------------------------------------------------------------------
 
-_OF_EVERY_HOOK: dict[str, Check] = {
-    "runs": _runs,
-    "same again": _same_again,
-}
+_OF_EVERY_HOOK: dict[str, Check] = {"runs": _runs, "same again": _same_again}
 _OF_A_TERM: dict[str, Check] = {
     "masked tokens": _masked_tokens, "padding": _padding, "extreme ratios": _extreme_ratios, "empty micro-batch": _empty,
 }  # fmt: skip

@@ -19,14 +19,7 @@ from kit.errors import ConfigError, ObjectiveError
 from kit.objective.advantage import ValueSettings, advantages, discounted_returns
 from kit.objective.batch import Divergence, RewardBatch, TokenBatch
 from kit.objective.clip import clips
-from kit.objective.hook import (
-    Hook,
-    attribute,
-    call_on_tokens,
-    checked,
-    remedy,
-    require_needs,
-)
+from kit.objective.hook import Hook, attribute, call_on_tokens, checked, remedy, require_needs
 from kit.objective.metrics import Mean, Meter
 from kit.objective.recipes import resolve
 from kit.objective.reduction import LossScale, reductions

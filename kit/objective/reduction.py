@@ -58,10 +58,7 @@ def sequence_mean() -> ReductionFunction:
 
 
 @reductions.register(
-    "token_mean",
-    row_separable=True,
-    formula="mean over the tokens of the micro-batch",
-    source="TRL's loss_type bnpo",
+    "token_mean", row_separable=True, formula="mean over the tokens of the micro-batch", source="TRL's loss_type bnpo"
 )
 def token_mean() -> ReductionFunction:
     """Mean over the live tokens of the micro-batch, divided by the accumulation; TRL's `bnpo`.

@@ -49,13 +49,7 @@ Entry = str | Mapping[str, Any] | Hook | HookFactory | Callable[..., Any]
 class HookRegistry(Registry[HookFactory]):
     """Hook factories of one kind by name, also as attributes: `clips.ppo_clip(eps_high=0.28)` is a `Hook`."""
 
-    def __init__(
-        self,
-        kind: str,
-        arguments: tuple[str, ...] = ("batch",),
-        *,
-        scaled: bool = False,
-    ) -> None:
+    def __init__(self, kind: str, arguments: tuple[str, ...] = ("batch",), *, scaled: bool = False) -> None:
         super().__init__(kind)
         self.arguments = arguments  # of the pure function
         self.scaled = scaled  # whether hooks of this kind have a coefficient

@@ -104,10 +104,7 @@ SIMPLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
         "Trainer against engine",
         "ratio of their probabilities",
-        {
-            "ratio, 1 %": ("sampler/ratio/p01",),
-            "ratio, 99 %": ("sampler/ratio/p99",),
-        },
+        {"ratio, 1 %": ("sampler/ratio/p01",), "ratio, 99 %": ("sampler/ratio/p99",)},
     ),
     (
         "Groups with equal rewards",

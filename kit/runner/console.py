@@ -175,7 +175,9 @@ def draw_report(run: RunDir, write_report: Callable[..., Path], **ending: Any) -
 def hints(run: RunDir, config: RunConfig, stopped: str | None = None) -> list[str]:
     """Lines of a label and a text: the files of a run, and the commands to continue with."""
     root, trained = run.root_option, run.adapter.is_dir()
-    is_example = config.model.name in (*EMBEDDED_MODELS, SMOLLM2) and config.data.source.startswith(("reasoning-gym:", "kit:"))
+    is_example = config.model.name in (*EMBEDDED_MODELS, SMOLLM2) and config.data.source.startswith(
+        ("reasoning-gym:", "kit:")
+    )
     parquet = f"{run.completions}/  (Parquet: every completion with its rewards)"
     rows = [
         ("report", f"{run.path / 'report.html'}  (one file: scores, curves, samples, how to repeat the run)"),

@@ -200,12 +200,7 @@ def detach(run: RunDir, request: dict[str, Any], *, module: str) -> None:
         command += ["--claimed-by", str(os.getpid())]
         with open(run.log, "ab") as log:
             process = subprocess.Popen(
-                command,
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                command, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         while run.record().get("pid") == os.getpid():
             if process.poll() is not None:

@@ -183,10 +183,7 @@ def call_for_result(module: str, request: dict[str, Any], stopped: str, *, quiet
 
 
 def _wait(
-    command: list[str],
-    inherit: Sequence[int],
-    begun: Callable[[int], None],
-    on_line: Callable[[str], object] | None,
+    command: list[str], inherit: Sequence[int], begun: Callable[[int], None], on_line: Callable[[str], object] | None
 ) -> int:
     notebook = "ipykernel" in sys.modules
     # In a terminal the job shares the process group, so Ctrl-C reaches it directly. Elsewhere (a notebook kernel, a service)

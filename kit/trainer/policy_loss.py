@@ -674,11 +674,7 @@ class StepRetry:
     """
 
     def __init__(
-        self,
-        loss: PolicyLoss,
-        backoff: BatchSizeBackoff,
-        checks: Any,
-        again: Callable[[dict[str, Any]], None],
+        self, loss: PolicyLoss, backoff: BatchSizeBackoff, checks: Any, again: Callable[[dict[str, Any]], None]
     ) -> None:
         self.loss, self.backoff, self.checks, self.again = loss, backoff, checks, again
         self._window: list[tuple[dict[str, Any], Any]] = []

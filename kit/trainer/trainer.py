@@ -48,19 +48,8 @@ from kit.objective.objective import regrouping_obstacle, skipping_obstacle
 from kit.objective.schedules import Controller
 from kit.scoring.head import install_torch_logprob_kernel
 from kit.scoring.scorer import ExtraOutputs, Report, Rows, Scorer, Scores, has_dropout
-from kit.trainer.advantages import (
-    TOKEN_REWARDS,
-    AdvantageComputer,
-    local_slice,
-    truncated,
-    weighted_total,
-)
-from kit.trainer.arguments import (
-    balances_experts,
-    check_arguments,
-    check_backend,
-    check_combination,
-)
+from kit.trainer.advantages import TOKEN_REWARDS, AdvantageComputer, local_slice, truncated, weighted_total
+from kit.trainer.arguments import balances_experts, check_arguments, check_backend, check_combination
 from kit.trainer.checkpoint import CheckpointState, Stateful, checkpoint_on_failure
 from kit.trainer.dynamic_sampling import DynamicSampling
 from kit.trainer.metric_log import MetricLog, SamplerAlarm
@@ -599,9 +588,7 @@ class StepEnd(TrainerCallback):  # type: ignore[misc]
         completions = trainer.args.per_device_train_batch_size * trainer.current_gradient_accumulation_steps
         rollouts_every = trainer.args.steps_per_generation * trainer.num_iterations  # micro-batches
         trainer.metric_log.record_step(
-            trainer.objective,
-            completions * trainer.accelerator.num_processes,
-            last=trainer._step % rollouts_every == 0,
+            trainer.objective, completions * trainer.accelerator.num_processes, last=trainer._step % rollouts_every == 0
         )
         if trainer.memory is not None:
             trainer.memory.finished(state.global_step)

@@ -25,14 +25,4 @@ from rewards.sandbox.forkserver import (
     run_job,
 )
 
-__all__ = [
-    "Interpreter",
-    "Job",
-    "Result",
-    "SandboxError",
-    "interpreter",
-    "isolates",
-    "problem",
-    "run",
-    "run_job",
-]
+__all__ = ["Interpreter", "Job", "Result", "SandboxError", "interpreter", "isolates", "problem", "run", "run_job"]
