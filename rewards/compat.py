@@ -21,7 +21,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from rewards.components.lengths import length_share
 from rewards.components.math_verify import MathVerify
 from rewards.errors import RewardsError
 from rewards.evaluation import run_component
@@ -162,7 +161,8 @@ def len_reward(completions: Completions, solution: Sequence[Any], **kwargs: Any)
     rewards = []
     for sample, score, size in zip(samples, scores, sizes, strict=True):
         group = [n for other, n in zip(samples, sizes, strict=True) if other.group_id == sample.group_id]
-        share = length_share(size, min(group), max(group))
+        shortest, longest = min(group), max(group)
+        share = 0.5 - (size - shortest) / (longest - shortest) if longest > shortest else 0.0
         rewards.append(share if score.status in ("ok", "error", "infra") else min(0.0, share))
     return rewards
 

@@ -20,7 +20,7 @@ from kit.ui.site import Site
 
 KINDS = {
     "numbers": ("gsm8k-reasoning", "gsm8k-hash", "gsm8k-xml", "countdown", "reasoning-gym"),
-    "mathematics": ("math-verify", "math-dapo", "math-kimi-length", "r1-zero"),
+    "mathematics": ("math-verify", "math-dapo", "r1-zero"),
     "code": ("code-stdio", "code-function", "sql-exec"),
     "JSON": ("json-schema", "tool-call"),
     "labels": ("classification-label", "mcq-letter"),

@@ -1,14 +1,9 @@
-"""Rewards for lengths: near a target, below a limit, or shorter than other completions of the group.
+"""Rewards for lengths: near a target, or below a limit. Lengths are in tokens if token ids are known."""
 
-Lengths are in tokens if token ids are known.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rewards.errors import PresetError
-from rewards.evaluation import run_component
-from rewards.protocol import Component, Context, ItemComponent, Sample, Score
+from rewards.protocol import Context, ItemComponent, Sample, Score
 
 CHARACTERS_A_TOKEN = 4  # English text in common tokenizers
 
@@ -72,45 +67,3 @@ class SoftOverlong(ItemComponent):
         length, unit = length_in_tokens(sample)
         value = max(-1.0, min(0.0, (self.max_length - self.cache - length) / self.cache))
         return Score(value, "ok" if value == 0 else "wrong", {"length": length, "counted": unit})
-
-
-def length_share(length: float, shortest: float, longest: float) -> float:
-    """Return 0.5 for the shortest length of a group, −0.5 for the longest; 0 if all lengths are equal.
-
-    >>> [length_share(n, 100, 300) for n in (100, 150, 300)]
-    [0.5, 0.25, -0.5]
-    """
-    return 0.5 - (length - shortest) / (longest - shortest) if longest > shortest else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class KimiLength:
-    """λ = 0.5 − (n − n_min) / (n_max − n_min) within the group; λ for a right answer, min(0, λ) for a wrong one.
-
-    n_min and n_max are over the samples of one `group_id` in the batch; λ is 0 if all lengths are equal, as in a group of one.
-    The status is that of `checker`, which decides what is right; if the checker fails, its score is returned.
-
-    Source: Kimi k1.5, 2501.12599, section 2.3.3.
-    """
-
-    checker: Component
-    name: str = "length"
-    version: str = "1"
-    floor: float = -0.5
-    low: float = -0.5
-    high: float = 0.5
-
-    def score(self, samples: Sequence[Sample], ctx: Context) -> list[Score]:
-        lengths = [length_in_tokens(sample) for sample in samples]
-        groups: dict[int, list[int]] = {}
-        for sample, (length, _) in zip(samples, lengths, strict=True):
-            groups.setdefault(sample.group_id, []).append(length)
-        scores = run_component(self.checker, samples, ctx)
-        for index, (sample, (length, unit), score) in enumerate(zip(samples, lengths, scores, strict=True)):
-            if score.status in ("ok", "wrong", "format"):
-                group = groups[sample.group_id]
-                share = length_share(length, min(group), max(group))
-                value = share if score.status == "ok" else min(0.0, share)
-                info = {**score.info, "length": length, "counted": unit}
-                scores[index] = replace(score, value=value, info=info)
-        return scores

@@ -26,7 +26,6 @@ _PRESETS = {
     "judge-rubric": ("judge", "httpx"),
     "length-target": ("text", None),
     "math-dapo": ("math", "math-verify"),
-    "math-kimi-length": ("math", "math-verify"),
     "math-verify": ("math", "math-verify"),
     "mcq-letter": ("reasoning", None),
     "qa-short": ("text", None),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rewards.components.lengths import KimiLength, SoftOverlong
+from rewards.components.lengths import SoftOverlong
 from rewards.components.math_verify import MathVerify
 from rewards.components.tags import Format
 from rewards.extract import boxed_answer
@@ -107,36 +107,3 @@ def math_dapo(
     accuracy = MathVerify(**vars(options), low=-1.0, floor=-1.0)
     overlong = SoftOverlong(max_length=max_length, cache=cache)
     return Preset([(accuracy, 1.0), (overlong, overlong_weight)], checker="accuracy")
-
-
-@with_options(MathOptions)
-def math_kimi_length(*, length_weight: float = 1.0, options: MathOptions) -> Preset:
-    r"""Correctness, and a reward for completions that are shorter than others of their group.
-
-    Formula: accuracy + length. With n_min and n_max the shortest and longest length in the group (right or wrong),
-    lambda = 0.5 - (n - n_min) / (n_max - n_min); length is lambda for a right answer, min(0, lambda) for a wrong one, 0
-    if all lengths are equal. n is in tokens if token ids are known, else a quarter of the characters.
-    Range: [-0.5, 1.5].
-    Checker: accuracy.
-    Columns: `reference`, `answer`, `solution` or `ground_truth`, as for `math-verify`. A batch must contain complete
-    groups, as consecutive equal prompts.
-    Source: Kimi k1.5 (2501.12599), 2.3.3; the paper enables it after a warm-up.
-    Attacks: empty completions, which are the shortest: a wrong answer earns at most 0 for its length. A long wrong completion
-    raises the length reward of its group, which no completion can do for itself. Otherwise as for `math-verify`.
-
-    Args:
-        length_weight: factor of the length reward, at most 1.
-        options: see `MathOptions`.
-
-    Raises:
-        PresetError: math-verify is not installed, or length could outweigh correctness.
-
-    >>> from rewards import build_samples, load
-    >>> texts = [r"\boxed{72}", r"\boxed{72}", r"\boxed{72}", r"\boxed{70}"]
-    >>> samples = build_samples(["?"] * 4, texts, answer=["72"] * 4,
-    ...     completion_ids=[[1] * 100, [1] * 200, [1] * 300, [1] * 100])
-    >>> load("math-kimi-length").score(samples).totals
-    [1.5, 1.0, 0.5, 0.0]
-    """
-    accuracy = MathVerify(**vars(options))
-    return Preset([(accuracy, 1.0), (KimiLength(checker=accuracy), length_weight)], checker="accuracy")

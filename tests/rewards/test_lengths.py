@@ -3,19 +3,8 @@ import math
 import pytest
 
 from rewards import Context, PresetError, build_samples
-from rewards.components.lengths import KimiLength, SoftOverlong, length_in_tokens
+from rewards.components.lengths import SoftOverlong, length_in_tokens
 from rewards.evaluation import run_component
-from rewards.protocol import Score
-
-
-class Marked:
-    """Right where the text says `right`, and failing where it says `fail`."""
-
-    name, floor, low, high, version = "marked", 0.0, 0.0, 1.0, "1"
-
-    def score(self, samples, ctx):
-        status = {"right": "ok", "wrong": "wrong", "fail": "timeout", "gone": "infra"}
-        return [Score(1.0 if "right" in s.text else None, status[s.text.split()[0]]) for s in samples]
 
 
 def samples(*words, lengths, prompts=None, **columns):
@@ -34,22 +23,6 @@ def test_length_is_in_tokens_or_a_quarter_of_the_characters():
     assert length_in_tokens(without) == (2, "characters")  # 5 characters / 4, rounded up
 
 
-def test_the_checkers_status_and_its_failures_are_kept():
-    batch = samples("right", "wrong", "fail", "gone", lengths=[1] * 4)
-    component = KimiLength(checker=Marked())
-    scores = run_component(component, batch, Context())
-    assert [score.status for score in scores] == ["ok", "wrong", "timeout", "infra"]
-    assert [score.value for score in scores][2:] == [component.floor, None]
-
-
-def test_kimi_length_ranks_within_each_group():
-    # lengths 100, 150, 300: 0.5 - 0/200, 0.5 - 50/200, 0.5 - 200/200; wrong ones get at most 0
-    words = ["right", "right", "right", "wrong", "wrong", "right", "right"]
-    batch = samples(*words, lengths=[100, 150, 300, 100, 300, 1, 2], prompts=["a"] * 5 + ["b"] * 2)
-    assert values(KimiLength(checker=Marked()), batch) == [0.5, 0.25, -0.5, 0.0, -0.5, 0.5, -0.5]
-    assert values(KimiLength(checker=Marked()), samples("right", "wrong", lengths=[5, 5])) == [0.0, 0.0]
-
-
 def test_soft_overlong_is_a_ramp_before_the_maximum():
     # L = 100, c = 20: 80 -> 0; 85 -> (100 - 20 - 85)/20 = -0.25; 100 -> -1; 101 -> -1
     batch = samples(*["right"] * 5, lengths=[0, 80, 85, 100, 101])
@@ -59,8 +32,8 @@ def test_soft_overlong_is_a_ramp_before_the_maximum():
 
 
 def test_ranges_hold_what_components_give():
-    for component in (KimiLength(checker=Marked()), SoftOverlong(max_length=100, cache=20)):
-        batch = samples(*["right", "wrong"] * 6, lengths=[0, 1, 50, 99, 100, 101, 200, 5, 5, 1000, 10_000, 3])
-        for value in values(component, batch):
-            assert component.low <= value <= component.high
-            assert not math.isnan(value)
+    component = SoftOverlong(max_length=100, cache=20)
+    batch = samples(*["right", "wrong"] * 6, lengths=[0, 1, 50, 99, 100, 101, 200, 5, 5, 1000, 10_000, 3])
+    for value in values(component, batch):
+        assert component.low <= value <= component.high
+        assert not math.isnan(value)

@@ -46,11 +46,6 @@ def test_verify_pays_for_a_box_only_when_asked_for():
         load("math-verify", format_weight=1.1)
 
 
-def test_kimi_refuses_length_worth_more_than_the_answer():
-    with pytest.raises(PresetError, match="outweigh"):
-        load("math-kimi-length", length_weight=1.5)
-
-
 def test_r1_zero_adds_accuracy_layout_and_language():
     good = "<think>six times twelve</think><answer>72</answer>"
     evaluation = evaluate(
@@ -62,5 +57,5 @@ def test_r1_zero_adds_accuracy_layout_and_language():
 
 def test_every_checker_says_whether_a_completion_is_correct():
     right = build_samples(["?"], [r"\boxed{72}"], [[1] * 5000], reference=["72"])
-    for name in ("math-verify", "math-dapo", "math-kimi-length"):
+    for name in ("math-verify", "math-dapo"):
         assert load(name).is_correct(right) == [True], name
