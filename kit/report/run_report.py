@@ -121,6 +121,10 @@ def summary(record: Record) -> Markup:
     else:
         words += f" after {number(step, 9)} of {number(total, 9)} steps" if is_number(total) else f" after {step} steps"
     end = f"This run {words}." + (f" Reason: {reason.rstrip('.')}." if reason else "")
+    names = ("groups/zero_spread", "frac_reward_zero_std")
+    equal = [value for name in names for _, value in points(record.metrics, name)]
+    if equal and min(equal) == 1.0 and record.value("teacher.model") is None:
+        end += " No group had different rewards, so the run learned nothing from them."
     return section("summary", kind, end, record.faults, alerts(record), figures(record), record.env.get("model_origin"))
 
 

@@ -241,3 +241,10 @@ def test_a_changed_loss_is_named_and_its_terms_have_curves(make_run: Make) -> No
 
 def _pre(document: str) -> list[str]:
     return [html.unescape(part.partition("</pre>")[0]) for part in document.split("<pre>")[1:]]
+
+
+@pytest.mark.parametrize(("share", "is_flat"), [(1.0, True), (0.75, False)])
+def test_a_run_without_differing_rewards_says_so_in_its_summary(make_run: Make, share: float, is_flat: bool) -> None:
+    run = make_run()
+    run.metrics_file.write_text("".join(json.dumps({"step": n, "groups/zero_spread": share}) + "\n" for n in (1, 2)))
+    assert ("No group had different rewards" in Elements(render(read(run))).text) is is_flat
