@@ -146,12 +146,8 @@ class ChatModels:
             return None
         verdict = self.answerer.judge(row, done)
         parts = {
-            name: {
-                "value": verdict.values[name][0],
-                "weight": verdict.weights[name],
-                "status": verdict.statuses[name][0],
-            }
-            for name in verdict.values
+            name: {"value": values[0], "weight": verdict.weights[name], "status": verdict.statuses[name][0]}
+            for name, values in verdict.values.items()
         }
         # A typed question lacks columns of the data, so a reward that needs them fails and is not shown.
         is_typed = bool(self.rows) and not self.rows[0].keys() - {IMAGES} <= row.keys()

@@ -104,13 +104,7 @@ def objective_check(name: Name, kind: Kind = None, override: Settings = None) ->
             f"objective show {name}"
         )
     if isinstance(selection, Objective):
-        selection = [
-            selection.advantage,
-            selection.clip,
-            *selection.weights,
-            *selection.regularizers,
-            selection.reduction,
-        ]
+        selection = [hook for _, hook in selection.hooks]
     failures = []
     for hook in selection:
         findings = check_hook(hook)

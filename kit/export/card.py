@@ -37,13 +37,7 @@ def model_card(
         **({"base_model": name} if (name := public_name(base)) else {}),
         "library_name": LIBRARIES[export_format],
         "pipeline_tag": "image-text-to-text" if pictures else "text-generation",
-        "tags": [
-            "grpo",
-            "reinforcement-learning",
-            "trl",
-            "grpo-kit",
-            *(["lora"] if export_format == "adapter" else []),
-        ],
+        "tags": ["grpo", "reinforcement-learning", "trl", "grpo-kit"] + ["lora"] * (export_format == "adapter"),
         **({"datasets": [data]} if data else {}),
     }
     kind = {
@@ -112,12 +106,8 @@ def pinned(source: Source) -> str | None:
 def _loading(source: Source, export_format: str, base: str, file: str | None) -> str:
     base_name, export_name = public_name(base) or "BASE_MODEL", "THIS_FOLDER_OR_REPOSITORY"
     if export_format in ("gguf", "ollama"):
-        run = (
-            "ollama create NAME -f Modelfile && ollama run NAME"
-            if export_format == "ollama"
-            else f"llama-cli -m {file}"
-        )
-        return f"```bash\n{run}\n```"
+        ollama = "ollama create NAME -f Modelfile && ollama run NAME"
+        return f"```bash\n{ollama if export_format == 'ollama' else f'llama-cli -m {file}'}\n```"
     loader, kind = _loader(source), "Tokenizer" if source.files.processor is None else "Processor"
     code = [f"from transformers import {', '.join(sorted((loader, f'Auto{kind}')))}", ""]
     if export_format == "adapter":

@@ -366,9 +366,7 @@ def update_terms(shape: ModelShape, work: Workload) -> dict[str, float]:
         "gradients": 4.0 * trained(shape, work),
     }
     if work.rank is None:
-        terms["scorer"] += (
-            4.0 * shape.vocab * shape.hidden
-        )  # the head's gradient, before it is added to the embedding's
+        terms["scorer"] += 4.0 * shape.vocab * shape.hidden  # the head's gradient, before the embedding's is added
         if work.autocast:
             terms["half-precision weights"] = 2.0 * shape.linear  # autocast's copies, cached for the backward pass
     if work.four_bit:

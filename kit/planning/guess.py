@@ -48,12 +48,8 @@ def _by_values(values: Sequence[str]) -> tuple[str, dict[str, Any], str, str]:
     """Return (reward, its parameters, system prompt, reason) for the texts of a reference column."""
     if all(_is_json(value) for value in values):
         params = {"schema": json.dumps(schema_of([json.loads(value) for value in values])), "partial": True}
-        return (
-            "json-schema",
-            params,
-            "Answer with one JSON value and nothing else.",
-            "are JSON; the schema follows them",
-        )
+        system = "Answer with one JSON value and nothing else."
+        return "json-schema", params, system, "are JSON; the schema follows them"
     if all(re.fullmatch(r"\(?[A-J]\)?\.?", value) for value in values):
         letters = "".join(sorted({re.sub(r"\W", "", value) for value in values} | set("ABCD")))
         return "mcq-letter", {"letters": letters}, THINK.replace("final answer", "letter"), "are single letters"
@@ -67,12 +63,7 @@ def _by_values(values: Sequence[str]) -> tuple[str, dict[str, Any], str, str]:
         return "classification-label", {"labels": labels}, system, f"are {len(labels)} labels"
     if sum(map(len, values)) / len(values) <= SHORT:
         return "qa-short", {}, "Give the answer in a few words between <answer> and </answer>.", "are a few words"
-    return (
-        "text-overlap",
-        {},
-        "Answer in plain words.",
-        "are longer texts, so completions are compared with them by shared characters",
-    )
+    return "text-overlap", {}, "Answer in plain words.", "are longer texts, which are compared by shared characters"
 
 
 def _roles(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:

@@ -133,9 +133,8 @@ def gpu() -> Iterator[Check]:
     import torch
 
     if not torch.cuda.is_available():
-        yield Check(
-            "GPU", "warn", "none; runs use the CPU, which suffices for quickstart and tiny models", "Use a GPU machine."
-        )
+        result = "none; runs use the CPU, which suffices for quickstart and tiny models"
+        yield Check("GPU", "warn", result, "Use a GPU machine.")
         return
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info(0)
@@ -166,9 +165,8 @@ def backend(model: ModelConfig | None = None) -> Iterator[Check]:
         result, _, fix = str(error).partition(". ")
         yield Check("backend", "fail", result, fix)
         return
-    yield Check(
-        "backend", "ok", f"{chosen.name} on {chosen.device} (model.backend: {section.backend}): {chosen.reason}"
-    )
+    reason = f"(model.backend: {section.backend}): {chosen.reason}"
+    yield Check("backend", "ok", f"{chosen.name} on {chosen.device} {reason}")
 
 
 def _nvidia_device() -> bool:
@@ -222,12 +220,9 @@ def sandbox() -> Iterator[Check]:
     if not (reason := problem()):
         yield Check("sandbox", "ok", "Landlock and a system call filter")
         return
-    yield Check(
-        "sandbox",
-        "warn",
-        f"isolation does not work here ({reason}); rewards that run generated code refuse to start",
-        "Run on Linux 5.13 or later with Landlock, and allow it in the container.",
-    )
+    result = f"isolation does not work here ({reason}); rewards that run generated code refuse to start"
+    fix = "Run on Linux 5.13 or later with Landlock, and allow it in the container."
+    yield Check("sandbox", "warn", result, fix)
 
 
 def caches() -> Iterator[Check]:
@@ -240,9 +235,8 @@ def caches() -> Iterator[Check]:
         existing = _existing(folder)
         if os.access(existing, os.W_OK):
             free = shutil.disk_usage(existing).free
-            yield _graded(
-                name, free, DISK_WARN, 0, f"{folder}, {free / GIB:.1f} GiB free", f"Set {variable} to another disk."
-            )
+            result = f"{folder}, {free / GIB:.1f} GiB free"
+            yield _graded(name, free, DISK_WARN, 0, result, f"Set {variable} to another disk.")
         else:
             yield Check(name, level, f"{folder} is not writable", f"Set {variable} to a writable folder.")
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, KitError, ModelError
-from kit.generation.engine import backend_incompatibilities
-from kit.models.backend import BFLOAT16, UNSLOTH, Backend, Machine, overflows_in_float16
+from kit.generation.engine import backend_incompatibilities, choose_engine, resolve
+from kit.models.backend import BFLOAT16, UNSLOTH, Backend, Machine, overflows_in_float16, quantization_config
 from kit.models.memory import GIB, MemoryPlan, Workload, fixed_terms, plan_memory, planned_workload, prompt_tokens
 from kit.models.shape import ModelShape, shape_of
 from kit.registry import did_you_mean
@@ -133,8 +133,7 @@ def cpu_speed(compute_bytes: int = 4) -> Speed:
             count += 1
     finally:
         torch.set_num_threads(threads)
-    rate = threads * count * 2 * 512**3 / spent
-    return Speed(CPU_EFFICIENCY * rate, CPU_BANDWIDTH, CPU_LAYER_SECONDS)
+    return Speed(CPU_EFFICIENCY * threads * count * 2 * 512**3 / spent, CPU_BANDWIDTH, CPU_LAYER_SECONDS)
 
 
 def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 1) -> dict[str, float]:
@@ -143,9 +142,8 @@ def estimate(shape: ModelShape, work: Workload, speed: Speed, iterations: int = 
     rollout = prefill + work.completion * _token(shape, work, speed)
     scored = (int(work.reference) + int(work.old_logps)) * shape.parameters * work.tokens
     if work.teacher is not None:
-        scored += (work.teacher.shape or shape).parameters * (
-            work.teacher.prompt_with_completions(work.completion) + work.completion
-        )
+        tokens = work.teacher.prompt_with_completions(work.completion) + work.completion
+        scored += (work.teacher.shape or shape).parameters * tokens
     scoring = 2 * scored * work.batch / speed.flops
     # Operations per weight and token: forward 2, backward 4; 2 less if weights are frozen, 2 more with checkpointing.
     per_weight = (6 if work.rank is None else 4) + (2 if work.checkpointing else 0)
@@ -206,8 +204,7 @@ BUDGET, MICRO_BATCH = "optimisation.token_budget", "optimisation.micro_batch_siz
 SHARE = "generation.vllm.gpu_memory_utilization"
 FOUR_BIT = Change("model.load_in_4bit=true", "frozen weights are rounded, slower; needs bitsandbytes")
 BUDGET_HARM = "same result up to rounding; long completions are split"
-HEADROOM = 0.05
-"""Share of the memory, at least 0.5 GiB, that a plan should leave free: estimates are off by some per cent."""
+HEADROOM = 0.05  # share of the memory, at least 0.5 GiB, that a plan should leave free, because it is an estimate
 SHARED = Change("model.backend=unsloth", "vLLM and trainer share the weights; needs Unsloth")
 
 
@@ -458,6 +455,8 @@ def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None
     seconds = estimate(planned.shape, work, speed, config.optimisation.iterations)
     completion = seconds["rollout"] * config.optimisation.iterations / config.optimisation.batch_size
     run = run_seconds(config, seconds["step"], completion)
+    notes = [obstacle] * bool(obstacle) + planned.notes
+    notes += gpu_notes(config, gpu, memory) if device == "cuda" else []
     return {
         "model": {"name": config.model.name, "parameters": planned.shape.parameters},
         "place": place.name,
@@ -472,14 +471,12 @@ def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None
         "run_seconds": run,
         "hours": sum(run.values()) / 3600,
         "time_is": "estimated",
-        "notes": [obstacle] * bool(obstacle) + planned.notes + list(gpu_notes(config, gpu, memory)),
+        "notes": notes,
     }
 
 
 def gpu_notes(config: RunConfig, gpu: Gpu | None, memory: MemoryPlan) -> Iterator[str]:
     """Yield the notes of a plan for a GPU; `gpu` is None for this machine's."""
-    if memory.device == "cpu":
-        return
     yield "figures for GPUs come from formulas that were compared with measurements on the CPU only"
     if memory.engine_lacks:
         yield (
@@ -494,8 +491,6 @@ def gpu_notes(config: RunConfig, gpu: Gpu | None, memory: MemoryPlan) -> Iterato
 
 def on_this_machine(config: RunConfig) -> tuple[RunConfig, str]:
     """Return the configuration with the engine that a run would choose here, or unchanged with the reason why none starts."""
-    from kit.generation.engine import choose_engine, resolve
-    from kit.models.backend import quantization_config
     from kit.runner.prepare import build_objective, check_environment
 
     objective = build_objective(config)

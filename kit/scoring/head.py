@@ -429,8 +429,7 @@ class ChunkedLogProb(torch.autograd.Function):
 
     @classmethod
     def apply(cls, hidden: Tensor, *args: Any) -> tuple[Tensor, Tensor | None]:
-        # Gradients are always off inside `forward`, and `needs_input_grad` ignores `no_grad`: without `detach`, row gradients
-        # would also be stored under `no_grad`.
+        # Without `detach`, row gradients would also be stored under `no_grad` (see `kit.scoring.divergence`).
         source = hidden if torch.is_grad_enabled() else hidden.detach()
         result: tuple[Tensor, Tensor | None] = super().apply(source, *args)  # type: ignore[no-untyped-call]
         return result

@@ -104,12 +104,8 @@ def progress(status: Mapping[str, Any]) -> Markup:
         at = 0
     else:
         at = 3 if is_after else 2
-    names = [
-        "loading",
-        "scoring before",
-        f"step {done:,} of {total:,}" if isinstance(total, int) else "steps",
-        "scoring after",
-    ]
+    step = f"step {done:,} of {total:,}" if isinstance(total, int) else "steps"
+    names = ["loading", "scoring before", step, "scoring after"]
     if scoring and at == 2:
         names[at] += ", scoring"
     if scoring and isinstance(status.get("phase_done"), int) and isinstance(status.get("phase_total"), int):

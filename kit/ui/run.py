@@ -204,15 +204,13 @@ class View:
             run = self.site.run(run_id)
             at = tab if tab in TABS else TABS[0]
             status = run.status()
-            files = [
-                run.status_file,
-                run.metrics_file,
-                run.events_file,
-                run.config,
-                run.adapter,
+            files = [run.status_file, run.metrics_file, run.events_file, run.config, run.adapter]
+            files += [
                 run.path / "report.html",
+                run.path / "best.json",
+                *sorted(run.eval.glob("*.json")),
+                *run.checkpoints,
             ]
-            files += [run.path / "best.json", *sorted(run.eval.glob("*.json")), *run.checkpoints]
             files += [run.log] if at == "log" else []
             now = stamp(files, (run.id, at, status["state"], status.get("reason"), status.get("refused")))
             return nothing if now == last_stamp else [now, *self._fresh(run, status, at)]
