@@ -79,7 +79,7 @@ def plan(
         print_json(memory_plan)
     else:
         _show_plan(name, memory_plan)
-    if not (memory_plan["fits"] and memory_plan["starts"]):
+    if not probe and not (memory_plan["fits"] and memory_plan["starts"]):
         raise typer.Exit(1)
 
 
