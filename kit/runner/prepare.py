@@ -475,7 +475,7 @@ def validate(config: RunConfig) -> list[str]:
     if config.optimisation.iterations == 1 and clip != "reinforce":
         notes.append(
             "objective: on-policy, because each completion is used for one step (optimisation.iterations: 1). Every ratio is "
-            "1, so the clip has no effect. It has one with optimisation.iterations: 2"
+            "1, so the bounds of the clip have no effect. They have one with optimisation.iterations: 2"
         )
     meant = WHOLE_COMPLETIONS.get(clip, (reduction,))
     if reduction not in meant:

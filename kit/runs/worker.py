@@ -155,8 +155,9 @@ def call(
             return Outcome(USER_ERROR, as_error(report["kind"], report["message"]), True, code)
     if code == -signal.SIGKILL:
         text = (
-            "The process was killed (signal 9) from outside, or by the kernel because memory ran out. To use less memory, lower "
-            "optimisation.micro_batch_size or generation.max_completion_tokens, or choose a smaller model."
+            "The process was killed (signal 9) from outside, or by the kernel because memory ran out. For training, lower "
+            "optimisation.micro_batch_size or generation.max_completion_tokens, or choose a smaller model; an export needs less "
+            "memory with --no-verify."
         )
     elif code < 0:
         text = f"The process was ended by signal {-code} ({signal.Signals(-code).name})."
