@@ -117,7 +117,7 @@ def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_s
 
 
 def test_a_clip_that_cannot_act_is_noted(tree: Any) -> None:
-    assert "It has one with optimisation.iterations: 2" in notes_of(tree)
+    assert "They have one with optimisation.iterations: 2" in notes_of(tree)
     assert "on-policy" not in notes_of(tree, "optimisation.iterations=2")
     assert "on-policy" not in notes_of(tree, "objective.recipe=rloo")
 
