@@ -468,9 +468,9 @@ def validate(config: RunConfig) -> list[str]:
     notes.append(f"reward: {preset.name}, {preset.parts}")
     if parts.checker.checker is None:
         notes.append("reward: no component decides correctness, so held-out evaluation reports reward, not accuracy")
-    needs = ", ".join(sorted(parts.objective.needs)) or "nothing beyond the policy"
+    needs = f", needs {', '.join(sorted(parts.objective.needs))}" if parts.objective.needs else ""
     own = [hook.name for _, hook in parts.objective.hooks if hook.factory.custom]
-    notes.append(f"objective: {' with '.join([config.objective.recipe, *own])}, needs {needs}")
+    notes.append(f"objective: {' with '.join([config.objective.recipe, *own])}{needs}")
     clip, reduction = parts.objective.clip.name, parts.objective.reduction.name
     if config.optimisation.iterations == 1 and clip != "reinforce":
         notes.append(
@@ -535,6 +535,7 @@ def with_learning_rate(config: RunConfig, model_config: Any) -> RunConfig:
 def learning_rate_notes(unresolved: RunConfig, config: RunConfig, model_config: Any) -> list[str]:
     """Notes of `validate` on the learning rate. `unresolved`: the configuration with `auto`."""
     lines, lora = [], config.model.lora
+    rate, rule = float(config.optimisation.learning_rate), learning_rate(model_config, lora=lora is not None)
     if unresolved.optimisation.learning_rate == "auto":
         why = "ten times that of all weights" if lora is not None else "all weights"
         width = (
@@ -542,10 +543,15 @@ def learning_rate_notes(unresolved: RunConfig, config: RunConfig, model_config: 
             if exponent(model_config)
             else (f"independent of the width: no exponent is published for {model_config.model_type}")
         )
-        lines.append(f"learning rate: {config.optimisation.learning_rate:g} (auto: {why}, {width})")
+        lines.append(f"learning rate: {rate:g} (auto: {why}, {width})")
         if lora is not None and (lora.alpha != ALPHA or lora.rslora):
             lines.append(
                 f"learning rate: the rule was fitted with model.lora.alpha: 32 without rslora, but this run has alpha "
                 f"{lora.alpha:g}{' and rslora' * lora.rslora}, which scales the update. Try half and twice the number too"
             )
+    elif rate * 10 <= rule:
+        lines.append(
+            f"learning rate: {rate:g} is {rule / rate:.0f} times lower than that of optimisation.learning_rate: auto ({rule:g}). "
+            "Try auto if the reward stays flat"
+        )
     return lines

@@ -36,4 +36,12 @@ def test_auto_learning_rate_is_resolved_and_explained(tree: Any) -> None:
     notes = " ".join(learning_rate_notes(requested, parts.config, parts.files.config))
     for words in (f"{rate:g} (auto", "alpha 64"):
         assert words in notes
-    assert learning_rate_notes(parts.config, load_config({}), parts.files.config) == []
+    assert learning_rate_notes(parts.config, parts.config, parts.files.config) == []
+
+
+def test_a_rate_far_below_the_rule_is_named(tree: Any) -> None:
+    tree["optimisation"]["learning_rate"] = 1e-5
+    config = load_config(tree)
+    model_config = AutoConfig.for_model("qwen3", hidden_size=4096)
+    (note,) = learning_rate_notes(config, config, model_config)
+    assert "1e-05 is 47 times lower" in note and "auto (0.00047)" in note
