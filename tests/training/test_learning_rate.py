@@ -44,4 +44,4 @@ def test_a_rate_far_below_the_rule_is_named(tree: Any) -> None:
     config = load_config(tree)
     model_config = AutoConfig.for_model("qwen3", hidden_size=4096)
     (note,) = learning_rate_notes(config, config, model_config)
-    assert "1e-05 is 47 times lower" in note and "auto (0.00047)" in note
+    assert "1e-05 is 47 times lower than that of optimisation.learning_rate: auto (0.00047)" in note
