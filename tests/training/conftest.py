@@ -32,7 +32,7 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture
 def seeded() -> None:
-    """A test begins with the same random numbers, whatever was run before it."""
+    """Set torch's seed to 0 before each test, so that the result does not depend on earlier tests."""
     import torch
 
     torch.manual_seed(0)
@@ -40,7 +40,7 @@ def seeded() -> None:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of a head of 3 rows and 5 columns, so that small problems cross tile borders in both directions."""
+    """Set the tiles of the head to 3 rows and 5 columns, so that small problems cross tile borders in both directions."""
     from kit.scoring import head
 
     monkeypatch.setitem(head.TILES, "cpu", (3, 15))
@@ -63,13 +63,13 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def new_model(tokenizer: Any) -> Callable[[], Any]:
-    """Builds the model anew: the same random weights every time, in evaluation mode."""
+    """Return a function that builds a model in evaluation mode, with the same random weights at each call."""
     return lambda: tiny_qwen(tokenizer)
 
 
 @pytest.fixture(scope="session")
 def prompts() -> Any:
-    """Prompts of 3 to 20-odd tokens, so that left padding is ragged, and a column for rewards."""
+    """A dataset of prompts of 3 to about 20 tokens, so that left padding is ragged, and a column for the rewards."""
     from datasets import Dataset
 
     return Dataset.from_dict({"prompt": PROMPTS, "target": [8, 15, 1, 1, 0, 9, -10, 5]})
@@ -82,7 +82,7 @@ def reward() -> Callable[..., list[float]]:
 
 @pytest.fixture(scope="session")
 def arguments(tokenizer: Any) -> Callable[..., Any]:
-    """`GRPOConfig` on the CPU in float32: 4 completions of one prompt a micro-batch, of 1 to 8 tokens."""
+    """Return a factory of `GRPOConfig`: float32 on the CPU, micro-batches of 4 completions of one prompt, 1 to 8 tokens each."""
     from trl import GRPOConfig
 
     return lambda folder, **changes: GRPOConfig(**tiny_settings(tokenizer, folder) | changes)
@@ -97,10 +97,10 @@ def new_trainer(
     reward: Callable[..., list[float]],
     arguments: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Builds a trainer of a LoRA adapter whose A and B are both random: `new_trainer(objective=..., **GRPOConfig)`.
+    """Return a factory of trainers whose LoRA matrices A and B are random: `new_trainer(objective=..., **GRPOConfig)`.
 
-    `stock=True` gives TRL's own class; `extra` are arguments of the trainer itself; `unchecked=True` leaves the checks of
-    the first steps out, which score and call hooks more often than a test may count on.
+    `stock=True` builds TRL's own class; `extra` holds arguments of the trainer itself; `unchecked=True` disables the checks of
+    the first steps, which call scorer and hooks more often than some tests expect.
     """
 
     def make(
@@ -121,7 +121,7 @@ def new_trainer(
 
         install_torch_logprob_kernel()
         needs = Objective.from_spec(objective).needs if isinstance(objective, str) else frozenset()
-        if needs & TEACHER_NEEDS:  # for tests that go through all recipes
+        if needs & TEACHER_NEEDS:  # for tests over all recipes
             hint = TeacherConfig(model="self", prompt="{prompt} The answer is {target}.")
             extra = {"teacher": Teacher(hint), **(extra or {})}
         options: dict[str, Any] = {

@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """The largest difference of two tensors, relative to the second's largest value."""
+    """The largest difference of two tensors, relative to the largest value of `b`."""
     return ((a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30)).item()
 
 
 def saved_shapes(function: Callable[[], object]) -> list[tuple[int, ...]]:
-    """Shapes of what the graph of `function()` keeps for its backward pass."""
+    """Shapes of the tensors that the graph of `function()` saves for its backward pass."""
     shapes: list[tuple[int, ...]] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def saved_shapes(function: Callable[[], object]) -> list[tuple[int, ...]]:
 
 
 class Largest(TorchDispatchMode):
-    """Element count of the largest tensor that any operation returns, and how many matrix products are made."""
+    """Record the element count of the largest tensor that any operation returns, and the number of matrix products."""
 
     elements = products = 0
 

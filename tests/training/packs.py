@@ -20,7 +20,7 @@ Scored = tuple[Tensor, Tensor, dict[str, Tensor]]
 def rows_of(
     prompts: Sequence[int] = (7, 12, 3), lengths: Sequence[int] = LENGTHS, *, seed: int = 0, vocabulary: int = 60
 ) -> Rows:
-    """Every prompt with completions of all these lengths, shuffled, in TRL's layout with two columns more than needed."""
+    """Rows in TRL's layout, shuffled: each prompt with completions of all `lengths`, and two unused columns of padding."""
     draw = random.Random(seed)
     made = []
     for size in prompts:
@@ -37,7 +37,7 @@ def rows_of(
 
 
 def score(trainer: Any, rows: Rows, **options: Any) -> Scored:
-    """Log-probabilities, entropies, and the gradients of every LoRA weight when all of them pull, each its own way."""
+    """Log-probabilities, entropies and the gradients of all LoRA weights, for random weights of each output in the loss."""
     trainer.model.zero_grad()
     outputs = trainer._get_per_token_logps_and_entropies(
         trainer.model, rows.ids, rows.mask, rows.completion, compute_entropy=True, **options
@@ -51,7 +51,7 @@ def score(trainer: Any, rows: Rows, **options: Any) -> Scored:
 
 
 def plainly(trainer: Any, rows: Rows, **options: Any) -> Scored:
-    """The same in TRL's layout."""
+    """`score` without packing, in TRL's padded layout."""
     packing, trainer.scorer.packing = trainer.scorer.packing, False
     try:
         return score(trainer, rows, **options)
@@ -60,8 +60,11 @@ def plainly(trainer: Any, rows: Rows, **options: Any) -> Scored:
 
 
 def assert_same(actual: Scored, expected: Scored, atol: float = 1e-5, rtol: float = 1e-5) -> None:
-    """Scores in nats, to `atol` and what float32 rounds in a score of several nats (3e-6 of it, differently by processor);
-    gradients relative to the norm of each weight's."""
+    """Assert that two results of `score` are equal.
+
+    Scores (nats) may differ by `atol` and by 3e-6 of their value, which is float32's rounding and varies by processor. Gradients
+    may differ by `rtol`, relative to the norm of each weight's gradient.
+    """
     assert expected[0].abs().max() > 0.1
     for scores, other in zip(actual[:2], expected[:2], strict=True):
         torch.testing.assert_close(scores, other, atol=atol, rtol=3e-6)
@@ -72,7 +75,7 @@ def assert_same(actual: Scored, expected: Scored, atol: float = 1e-5, rtol: floa
 
 
 def read_as_one_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants recurrent layers whose state goes on into the next text of a pack, as in transformers' own functions."""
+    """Plant the defect that a recurrent layer carries its state into the next text of a pack, as transformers' functions do."""
     assert install_recurrent_packs(model)
     for kind in {type(layer) for layer in recurrent_layers(model)}:
         original = kind.forward.unpacked

@@ -13,7 +13,7 @@ from kit.objective import Objective
 NewTrainer = Callable[..., Any]
 KL = {"name": "kl", "coef": 0.04}
 
-# name: (our objective, the arguments of TRL's loss that mean the same)
+# name: (the kit's objective, the equivalent arguments of TRL's loss)
 EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": ({"recipe": "grpo"}, {"loss_type": "grpo"}),
     "bnpo": ({"recipe": "bnpo"}, {"loss_type": "bnpo"}),
@@ -31,7 +31,7 @@ EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon": 2e-3, "epsilon_high": 2.5e-3},
     ),
 }
-# Where the current policy is the one that generated, TRL keeps no old log-probabilities.
+# TRL stores no old log-probabilities if the current policy generated the completions.
 POLICIES: dict[str, Callable[[int], dict[str, int]]] = {
     "on_policy": lambda accumulation: {},
     "two_iterations": lambda accumulation: {"num_iterations": 2},
@@ -40,12 +40,12 @@ POLICIES: dict[str, Callable[[int], dict[str, int]]] = {
 
 
 def kl_term(name: str, corrected: bool) -> dict[str, Any]:
-    """TRL corrects the KL by the ratio that its loss uses: of a token, or of a completion."""
+    """The KL term with TRL's bias correction, which uses the ratio of the loss: of a token, or of a completion."""
     return {**KL, "bias_corrected": corrected, "level": "sequence" if name in ("gspo", "luspo") else "token"}
 
 
 def rollout(trainer: Any) -> list[dict[str, Any]]:
-    """The micro-batches of one generation batch, made by the trainer itself; the first seed with ragged completions."""
+    """The micro-batches of one generation batch, for the first seed with completions of several lengths."""
     trainer.model.train()
     for seed in range(50):
         torch.manual_seed(seed)
@@ -60,7 +60,7 @@ def rollout(trainer: Any) -> list[dict[str, Any]]:
 
 
 def generated(trainer: Any) -> dict[str, Any]:
-    """One generation batch, scored, not yet shuffled."""
+    """One generation batch with scores, before it is shuffled."""
     trainer.model.train()
     output: dict[str, Any] = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
     return output
@@ -72,7 +72,7 @@ def log_of(trainer: Any, step: int = 0) -> dict[str, float]:
 
 
 def drift(trainer: Any, size: float = 0.03) -> None:
-    """Moves the adapter away from the policy that generated; the same way for every trainer."""
+    """Move the adapter away from the policy that generated, by the same amounts for each trainer."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
@@ -81,7 +81,7 @@ def drift(trainer: Any, size: float = 0.03) -> None:
 
 
 def train(trainer: Any) -> None:
-    """Trains from the same state of the random generator, whatever was built before."""
+    """Train with the random generator reset, so that the result does not depend on how the trainer was built."""
     torch.manual_seed(0)
     trainer.train()
 
@@ -91,7 +91,7 @@ def adapter(trainer: Any) -> dict[str, Tensor]:
 
 
 def losses_and_gradients(trainer: Any, batches: list[Any], accumulation: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of every micro-batch, and what their gradients add up to, for every LoRA weight."""
+    """The losses of the micro-batches, and the sum of their gradients for each LoRA weight."""
     trainer.model.train()
     trainer.model.zero_grad()
     trainer.current_gradient_accumulation_steps = accumulation
@@ -133,13 +133,13 @@ def unpadded(inputs: dict[str, Any], row: int) -> tuple[Tensor, Tensor]:
 
 
 def plain_logps(model: Any, prompt: Tensor, completion: Tensor) -> Tensor:
-    """Log-probabilities (T, V) of the next token at every place of the completion, from whole logits."""
+    """Log-probabilities (T, V) of the next token at each position of the completion, from complete logits."""
     logits = model(input_ids=torch.cat([prompt, completion]).unsqueeze(0)).logits[0]
     return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
 
 
 class Recorder(Objective):
-    """An objective that keeps every batch it was given, and its loss."""
+    """An objective that stores the batches and losses of all its calls."""
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
@@ -151,7 +151,7 @@ class Recorder(Objective):
         return output
 
     def mean(self, function: Callable[[Any], Tensor]) -> float:
-        """Mean of a per-token number over the live tokens of all batches."""
+        """Mean of a per-token value over the live tokens of all stored batches."""
         total = sum(function(batch)[batch.mask].double().sum().item() for batch in self.seen)
         return total / sum(int(batch.mask.sum()) for batch in self.seen)
 
@@ -170,7 +170,7 @@ def mixed_prompts(trainer: Any) -> dict[str, Any]:
 
 
 def watch_scoring(trainer: Any) -> list[bool]:
-    """Lists, for every scoring pass from now on, whether it ran with the adapter disabled."""
+    """Record for each later scoring pass whether the adapter was disabled in it; return the list."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     original, passes = trainer.scorer.score, []
@@ -185,7 +185,7 @@ def watch_scoring(trainer: Any) -> list[bool]:
 
 
 class Counting:
-    """A regularizer that counts its calls: the least that a hook with state can be."""
+    """A minimal hook with state: a regularizer that counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

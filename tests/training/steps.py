@@ -17,10 +17,10 @@ ROWS = 8
 
 
 def mixed_rollout(new_trainer: NewTrainer, objective: Any = "dapo", **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """A trainer and three micro-batches of eight completions of six prompts, shuffled as by TRL.
+    """A trainer and three micro-batches of eight completions of six prompts, shuffled as in TRL.
 
-    Lengths are ragged, one token of every completion is a tool's, one completion has no token that trains, the policy has
-    moved since the rollout. In the first, half of the groups have no advantage; in the second, none has one.
+    Lengths are ragged, one token of each completion comes from a tool, one completion has no trained token, and the policy has
+    moved since the rollout. Half of the groups of the first micro-batch, and all of the second, have no advantage.
     """
     defaults = {
         "per_device_train_batch_size": ROWS,
@@ -56,14 +56,14 @@ def switch(trainer: Any, *, budget: int | None = None, skip: bool = False) -> No
 
 
 def use(trainer: Any, objective: Any) -> None:
-    """Another objective for the same rollout."""
+    """Replace the trainer's objective and keep its rollout."""
     trainer._objective = objective if isinstance(objective, Objective) else Objective.from_spec(objective)
     trainer.needs = trainer.objective.needs
     trainer.policy_loss.objective = trainer.objective
 
 
 def in_a_step(trainer: Any, batches: list[Any], accumulation: int = 3) -> tuple[Tensor, dict[str, Tensor]]:
-    """Losses of the micro-batches and the sum of their gradients, LoRA's and the value head's, as `training_step` does it."""
+    """Losses of the micro-batches and the sum of the gradients of LoRA and value head, computed as in `training_step`."""
     trainer.model.train()
     trainer.model.zero_grad()
     if trainer.critic is not None:
@@ -89,7 +89,7 @@ def in_a_step(trainer: Any, batches: list[Any], accumulation: int = 3) -> tuple[
 
 
 class Passes:
-    """What every pass with a graph brought through the first layer: tokens of its rows, and graphs still alive then."""
+    """Record for each pass with a graph, at the first layer: the tokens of its rows, and the graphs that are still alive."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -124,7 +124,7 @@ def watching(trainer: Any) -> Iterator[Passes]:
 def assert_same(
     got: tuple[Tensor, dict[str, Tensor]], want: tuple[Tensor, dict[str, Tensor]], rtol: float = 1e-5
 ) -> None:
-    """Losses and gradients, each weight's relative to the norm of its own."""
+    """Assert equal losses and gradients, the latter relative to the norm of each weight's gradient."""
     torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-6)
     assert got[1].keys() == want[1].keys()
     for name, value in want[1].items():

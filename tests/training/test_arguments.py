@@ -15,7 +15,7 @@ GIVEN: dict[str, Any] = {"output_dir": "run", "use_cpu": True, "bf16": False, "l
 
 
 class Moving(GRPOConfig):  # type: ignore[misc]
-    """Moves a default, and a field that was given, as a backend may."""
+    """A `GRPOConfig` that changes a default and an explicit value, as a backend may."""
 
     def __init__(self, weight_decay: float = 0.5, use_bias_correction_kl: bool = False, **options: Any) -> None:
         super().__init__(weight_decay=weight_decay, use_bias_correction_kl=use_bias_correction_kl, **options)
@@ -51,14 +51,14 @@ def test_a_default_that_a_backend_has_moved_counts_as_unset() -> None:
 
 
 class UnslothGRPOTrainer:
-    """Stands for the class that Unsloth generates."""
+    """A stand-in for the class that Unsloth generates."""
 
     def wrapped(self, *args: Any, **more: Any) -> None:
-        """Passes everything on."""
+        """Accept any arguments, as Unsloth's wrapper does."""
 
 
 class GRPOTrainer:
-    """Stands for TRL's."""
+    """A stand-in for TRL's class."""
 
 
 def test_the_trainer_class_must_be_the_backends() -> None:

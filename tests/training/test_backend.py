@@ -136,13 +136,13 @@ def test_a_mixture_of_experts_is_left_to_transformers() -> None:
 
 
 def test_families_that_overflow_in_float16_are_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a T4, families of Unsloth's list except mixtures of experts and models that generate no text."""
+    """On a T4: the families of Unsloth's list, except mixtures of experts and models that do not generate text."""
     place = find_spec("unsloth_zoo")
     assert place is not None
     assert place.submodule_search_locations
     unsloth_list = runpy.run_path(str(Path(place.submodule_search_locations[0]) / "model_lists.py"))["FORCE_FLOAT32"]
     assert {*FLOAT32_FAMILIES} <= {*unsloth_list}
-    for kind in CONFIG_MAPPING_NAMES:  # as unsloth/models/loader.py compares them
+    for kind in CONFIG_MAPPING_NAMES:  # the comparison of unsloth/models/loader.py
         forced = any(name == kind.replace("-", "").replace("_", "") or name in f"{kind}," for name in unsloth_list)
         left_out = "moe" in kind or kind == "gpt_oss" or kind.startswith("embedding_")
         assert left_out or overflows_in_float16(SimpleNamespace(model_type=kind)) is forced, kind
@@ -187,7 +187,7 @@ def test_a_trainer_that_computes_in_another_precision_is_refused() -> None:
 
 
 def parameters(file: str, function: str) -> set[str]:
-    """Names of the parameters of every definition of `function` in a file of the installed Unsloth; nothing is imported."""
+    """Parameter names that all definitions of `function` in a file of the installed Unsloth share, from its source."""
     place = find_spec("unsloth")
     assert place is not None
     assert place.submodule_search_locations
@@ -254,7 +254,7 @@ def test_environment_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_switch_is_one_that_unsloth_reads() -> None:
-    """Reads Unsloth's source: an unknown switch would leave the choice to Unsloth or to the user's environment."""
+    """Read the switches from Unsloth's source: one that it ignores would leave the choice to Unsloth or to the environment."""
     packages = [find_spec(name) for name in ("unsloth", "unsloth_zoo")]
     if not all(packages):
         pytest.skip("Unsloth is not installed")

@@ -16,7 +16,7 @@ from .rollouts import NewTrainer, train
 
 
 def late_tokens(batch: TokenBatch) -> Tensor:
-    """Penalty on tokens by their position, which the batch holds only where the table has it."""
+    """A penalty by the position of a token, a field that only an extended batch has."""
     position: Tensor = batch.position  # type: ignore[attr-defined]
     late_tokens.seen.append(position)  # type: ignore[attr-defined]
     return batch.logps * position

@@ -21,7 +21,7 @@ SIZES: dict[str, Any] = dict(
     vocab_size=61, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     head_dim=4, max_position_embeddings=64, initializer_range=0.6, tie_word_embeddings=False,
 )  # fmt: skip
-PAD, END, ENDS = 0, 1, range(2, 12)  # many ends: completions of several lengths
+PAD, END, ENDS = 0, 1, range(2, 12)  # many end tokens, so that completions have several lengths
 
 
 def tiny(kind: str = "qwen3", **more: Any) -> Any:
@@ -54,7 +54,7 @@ def settings(**more: Any) -> Any:
 
 
 def both(model: Any, inputs: dict[str, Tensor], how: Any) -> tuple[Tensor, Tensor]:
-    """What transformers' loop gives, and ours."""
+    """The output of transformers' decoding loop and of the kit's."""
     reference = model.generate(**inputs, generation_config=how)
     with fast_decoding(model):
         fast = model.generate(**inputs, generation_config=how)
@@ -63,7 +63,7 @@ def both(model: Any, inputs: dict[str, Tensor], how: Any) -> tuple[Tensor, Tenso
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the batches that the model is given one token of, filled as they come."""
+    """Record the batch size of each forward pass of the model; return the list."""
     forward, batch_sizes = Qwen3Model.forward, list[int]()
 
     def counted(self: Any, input_ids: Any = None, *rest: Any, **keywords: Any) -> Any:
@@ -98,7 +98,7 @@ def test_greedy_tokens_equal_those_of_transformers(kind: str, more: dict[str, An
         {"min_new_tokens": 9},
         {"eos_token_id": END, "max_new_tokens": 1},
         {"eos_token_id": None},
-        {"num_beams": 2},  # transformers' own way, as with what follows
+        {"num_beams": 2},  # from here on: settings that use transformers' loop
         {"no_repeat_ngram_size": 2},
         {"return_dict_in_generate": True},
     ],
@@ -117,13 +117,13 @@ def test_prompt_copies_are_read_once_and_ended_rows_leave_the_batch(rows: list[i
         assert torch.equal(model.generate(**inputs, generation_config=settings()), reference)
     assert set(reference_rows) == {12}
     assert len(rows) == len(reference_rows)
-    assert rows[0] == 4  # the prompts
+    assert rows[0] == 4  # the pass over the prompts
     assert rows[1:] == sorted(rows[1:], reverse=True)
     assert rows[-1] < rows[1] < 12
 
 
 def test_samples_follow_the_distribution_of_transformers() -> None:
-    """Chi-squared of 6,000 first and second tokens against the exact probabilities, after temperature, top-k and top-p."""
+    """A chi-squared test of 6,000 first and second tokens against the exact probabilities, with temperature, top-k and top-p."""
     model = tiny()
     ids = torch.tensor([[2, 7, 11]])
     sampling = dict(do_sample=True, temperature=1.3, top_k=12, top_p=0.9, eos_token_id=None)
@@ -143,7 +143,7 @@ def test_samples_follow_the_distribution_of_transformers() -> None:
     statistic = float(((counts[possible] - expected) ** 2 / expected).sum())
     degrees = int(possible.sum()) - 1
     assert statistic < degrees + 4 * (2 * degrees) ** 0.5
-    for token in counts.topk(2).indices.tolist():  # the second, given the first
+    for token in counts.topk(2).indices.tolist():  # the second token, given the first
         chosen = made[made[:, 0] == token][:, 1]
         second = next_token(torch.cat([ids, torch.tensor([[token]])], dim=1))
         frequencies = torch.bincount(chosen, minlength=61).float() / len(chosen)
@@ -184,7 +184,7 @@ def test_adapters_that_folding_would_change_are_not_folded(why: str, monkeypatch
 
 def test_a_generate_of_its_own_is_not_replaced() -> None:
     model = tiny()
-    model.generate = lambda **_: "mine"  # as Unsloth's models have
+    model.generate = lambda **_: "mine"  # Unsloth's models replace `generate`
     with fast_decoding(model):
         assert model.generate() == "mine"
     assert model.generate() == "mine"
@@ -209,7 +209,7 @@ def test_a_streamer_receives_every_token() -> None:
 
 
 def test_a_token_without_an_embedding_is_named_before_generation() -> None:
-    """On a GPU the lookup is an assert that names neither the token nor the cause, and no later call works."""
+    """Otherwise a GPU raises a device assert that names neither the token nor the cause, and no later call works."""
     model = tiny()
     generator = Generator(adapter_of(model), model)
     made = [[2]], None

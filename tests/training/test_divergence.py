@@ -62,7 +62,7 @@ def gradients(values: Tensor, policy: Projection) -> list[Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_are_those_of_trl(kind: str, top_k: int | None) -> None:
     policy, teacher, what = head(1, 5), head(2, 4), Divergence(kind, top_k)  # type: ignore[arg-type]
-    actual = divergence(policy, teacher, what, slice_logits=50)  # two positions a slice
+    actual = divergence(policy, teacher, what, slice_logits=50)  # two positions per slice
     reference = expected(policy, teacher, what)
     torch.testing.assert_close(actual, reference)
     for gradient, reference_gradient in zip(gradients(actual, policy), gradients(reference, policy), strict=True):
@@ -87,7 +87,7 @@ def side(count: int, vocabulary: int, width: int, *, trainable: bool = False, **
 
 
 def near(policy: Projection, distance: float) -> Projection:
-    """A reference under the policy's own head, its hidden states `distance` away."""
+    """A reference with the policy's head, and hidden states at `distance` from the policy's."""
     return replace(policy, hidden=(policy.hidden + distance * torch.randn_like(policy.hidden)).detach())
 
 
@@ -96,7 +96,7 @@ def leaves(projection: Projection) -> list[Tensor]:
 
 
 def float64_kl(policy: Projection, reference: Projection) -> tuple[Tensor, list[Tensor]]:
-    """KL (N,) in float64 from whole logits, and its leaves."""
+    """The KL (N,) in float64 from complete logits, and the leaves of its graph."""
 
     def exact(side: Projection) -> Projection:
         names = ("hidden", "weight", "bias")
@@ -142,7 +142,7 @@ def test_kl_and_gradients_equal_float64_on_whole_logits(transform: dict[str, Any
 @pytest.mark.parametrize("distance", [1e-3, 1e-2, 1e-1])
 def test_small_divergences_are_not_lost_in_float32(distance: float) -> None:
     torch.manual_seed(0)
-    # The identity as the weight: the logits are the same numbers in both precisions
+    # With the identity as the weight, the logits are equal in both precisions.
     policy = Projection((10 * torch.randn(64, 400)).requires_grad_(), torch.eye(400), None)
     check_against_float64(policy, near(policy, distance), rtol=1e-4, atol=1e-6, grad_rtol=1e-5 / distance)
 

@@ -28,7 +28,7 @@ def selection(**methods: Any) -> dict[str, Any]:
 
 
 def flat_for(*targets: int) -> Any:
-    """Rewards that differ within every group, but one and the same for prompts with these targets."""
+    """A reward that is constant for prompts with these targets, and differs within all other groups."""
 
     def placed_or_flat(completion_ids: list[list[int]], target: list[int], **_: Any) -> list[float]:
         rewards = _placed(completion_ids)
@@ -38,7 +38,7 @@ def flat_for(*targets: int) -> Any:
 
 
 def _placed(completion_ids: list[list[int]]) -> list[float]:
-    """By ids and places, and a little by number, so that no two neighbours have the same."""
+    """Rewards from ids and positions, plus 0.001 per place in the group, so that no two neighbours are equal."""
     sums = [sum(place * token for place, token in enumerate(ids, 1)) % 101 for ids in completion_ids]
     return [value / 101 + 0.001 * (number % 4) for number, value in enumerate(sums)]
 
@@ -54,7 +54,7 @@ def told(trainer: Any) -> list[dict[str, float]]:
 
 
 def two_steps(new_trainer: NewTrainer, extra: Spec) -> tuple[Any, list[dict[str, float]], list[Any]]:
-    """Weights, logs and rollouts of a short run in which no group is flat."""
+    """Weights, logs and rollouts of a short run without flat groups."""
     sink: list[Any] = []
     extra = {**extra, "rollout_sinks": [sink.append], "reward_funcs": flat_for()}
     trainer = new_trainer(objective="dapo", extra=extra, max_steps=2, gradient_accumulation_steps=2)
@@ -67,7 +67,7 @@ def two_steps(new_trainer: NewTrainer, extra: Spec) -> tuple[Any, list[dict[str,
 
 
 def test_dynamic_sampling_without_flat_groups_changes_nothing(new_trainer: NewTrainer) -> None:
-    """Losses, logs, weights and rollouts are those of a run without `selection`, to the bit."""
+    """Losses, logs, weights and rollouts equal those of a run without `selection` to the bit."""
     weights, lines, rollouts = two_steps(new_trainer, {})
     chosen_weights, chosen_lines, chosen_rollouts = two_steps(new_trainer, selection(dynamic_sampling={}))
     assert rollouts == chosen_rollouts
@@ -95,7 +95,7 @@ def test_flat_groups_are_replaced_and_the_sampler_goes_on_undisturbed(new_traine
     assert any(row["target"] in flat for each in plain for row in each.rows)
     for before, after in zip(plain, chosen, strict=True):
         assert not any(row["target"] in flat for row in after.rows)
-        for place in range(0, 8, 4):  # a group that was useful is where it was
+        for place in range(0, 8, 4):  # useful groups keep their positions
             if before.rows[place]["target"] not in flat:
                 assert after.rows[place]["prompt"] == before.rows[place]["prompt"]
     lines = [line for line in told(trainer) if "loss" in line]
@@ -138,7 +138,7 @@ def test_dynamic_sampling_resumes_to_the_bit(new_trainer: NewTrainer, tmp_path: 
 def sampler(
     monkeypatch: pytest.MonkeyPatch, trainer: Any, flat: set[int], **limits: Any
 ) -> tuple[Any, list[list[int]]]:
-    """A `DynamicSampling` over prompts 0 to 11 whose groups are made up, and the prompts of each round."""
+    """A `DynamicSampling` over prompts 0 to 11 with prescribed groups, and the prompts of each round."""
     rounds: list[list[int]] = []
 
     def make(rows: list[dict[str, Any]]) -> list[Group]:
@@ -164,7 +164,7 @@ def test_rounds_end_without_flat_groups_at_the_limit_or_with_the_data(
     for flat, limits, expected in (
         ({0, 1}, {"max_rounds": 9}, 2),
         (set(range(12)), {"max_rounds": 3}, 3),
-        (set(range(12)), {"max_rounds": 9}, 3),  # twelve prompts, four a round
+        (set(range(12)), {"max_rounds": 9}, 3),  # twelve prompts, four per round
     ):
         sampling, rounds = sampler(monkeypatch, trainer, flat, **limits)
         groups, made, count = sampling._replace_flat(sampling._sample(begin))

@@ -38,7 +38,7 @@ def first(config: RunConfig, device: str, vllm: Installed | None) -> KitError | 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None], None]:
-    """`machine(device, installed vLLM)`: what this machine is taken to be."""
+    """Return `machine(device, vllm)`, which sets the device and the installed vLLM that the kit sees."""
 
     def take(device: str, vllm: Installed | None) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: device == "cuda")
@@ -170,12 +170,12 @@ def test_adapters_that_are_active_together_are_handed_over_as_one(new_model: Cal
         delta = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters if adapter in layer.lora_A)
         torch.testing.assert_close(product, delta, rtol=1e-5, atol=1e-6)
     held = tensors[f"{name}.lora_A.weight"]
-    held += 1  # what the engine does to its copy
+    held += 1  # a change of the engine's copy
     assert not torch.equal(held, layer.lora_A["default"].weight)
 
 
 def test_an_update_below_the_steps_of_bfloat16_reaches_the_engine_of_a_gpu(new_model: Callable[[], Any]) -> None:
-    """`auto` hands over the adapter, which keeps the update; merged weights, which TRL hands over, lose most of it."""
+    """`auto` hands over the adapter, which keeps the update. TRL's merged weights lose most of it."""
     model = get_peft_model(new_model(), LoraConfig(r=4, target_modules=["q_proj"]))
     layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A") and layer.lora_A}
     for layer in layers.values():
@@ -231,7 +231,7 @@ def test_an_engine_that_fails_leaves_a_checkpoint_as_the_last_step_would_have_wr
     def failing(self: Any, *arguments: Any, **keywords: Any) -> Any:
         calls[0] += 1
         if calls[0] == 3:
-            torch.rand(7)  # the failed attempt has drawn random numbers
+            torch.rand(7)  # the failed attempt draws random numbers
             raise EngineError("the engine died")
         return generate(self, *arguments, **keywords)
 

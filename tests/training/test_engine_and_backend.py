@@ -34,7 +34,7 @@ UNSLOTH = Backend("unsloth", "cuda", "")
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunConfig, Engine]]:
-    """`settled(overrides, columns)`: what a run on an A100 with vLLM and Unsloth comes to."""
+    """Return `settled(overrides, columns)`: the configuration and engine of a run on an A100 with vLLM and Unsloth."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
 
@@ -100,7 +100,7 @@ def test_keys_of_the_engine_reach_unsloths_engine() -> None:
 
 
 def engine_of(tokens: int, sleeps: bool) -> Any:
-    """A model of Unsloth's with an engine, by the names of vLLM 0.31 that Unsloth's own trainer reads."""
+    """An Unsloth model with an engine: the attributes of vLLM 0.31 that Unsloth's trainer reads."""
     made = SimpleNamespace(max_model_len=tokens, enable_sleep_mode=sleeps)
     return SimpleNamespace(
         vllm_engine=SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(model_config=made)))
@@ -119,7 +119,7 @@ def engine_of(tokens: int, sleeps: bool) -> Any:
 def test_an_unsloth_engine_with_other_settings_is_refused(
     model: Any, standby: str, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unsloth only prints a warning: completions would be cut, or an engine that never sleeps put to sleep."""
+    """Unsloth only warns; then completions would be cut, or an engine without sleep mode put to sleep."""
     loader = SimpleNamespace(from_pretrained=lambda **_: (model, None))
     monkeypatch.setattr(unsloth_model, "fast_language_model", lambda _: loader)
     monkeypatch.setattr(unsloth_model, "switches", lambda *_: {"UNSLOTH_VLLM_STANDBY": standby})
@@ -175,7 +175,7 @@ def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytes
 def test_the_backend_of_an_architecture_decides_the_hand_over(
     tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mixture of experts trains on transformers where Unsloth is installed, and hands vLLM the adapter alone."""
+    """With Unsloth installed, a mixture of experts still trains on transformers and hands only its adapter to vLLM."""
     folder, tokenizer = tmp_path / "experts", AutoTokenizer.from_pretrained(tree["model"]["name"])
     experts = tiny_config(AutoConfig.for_model("qwen3_moe"), len(tokenizer))
     AutoModelForCausalLM.from_config(experts).save_pretrained(folder)

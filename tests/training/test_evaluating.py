@@ -23,7 +23,7 @@ RISING = ('reward.functions=[{"path": "rising.py:score"}]', "generation.max_comp
 
 @pytest.fixture
 def scripted(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A run whose training reward rises, evaluated at every step, whose held-out scores are those given, by step."""
+    """Return `run(shares)`: a run with a rising training reward and the held-out scores `shares`, {step: share}."""
     Path("rising.py").write_text(
         "calls = []\n\ndef score(prompts, completions, **columns):\n    calls.append(1)\n"
         "    return [len(calls) + len(set(str(text))) / 40 for text in completions]\n"
@@ -72,7 +72,7 @@ def test_the_best_checkpoint_is_kept_and_saved_once(scripted: Any) -> None:
     assert best(result) == {"step": 2, "metric": "greedy_accuracy", "value": 0.6, "checkpoint": "checkpoint-2"}
     assert [path.name for path in result.folder.checkpoints] == ["checkpoint-2", "checkpoint-6"]
     assert kinds(result, "best") == [("best", 1), ("best", 2)]
-    assert kinds(result, "checkpoint") == [("checkpoint", step) for step in range(1, 7)]  # once a step, best or not
+    assert kinds(result, "checkpoint") == [("checkpoint", step) for step in range(1, 7)]  # once per step
     assert (result.folder.status()["state"], result.folder.status()["reason"]) == ("finished", None)
     assert "Best greedy accuracy: 0.600 at step 2" in result.shown
 
@@ -98,7 +98,7 @@ def test_patience_ends_the_run_as_finished_with_the_reason(scripted: Any) -> Non
     assert {key: event[key] for key in ("step", "metric", "value", "best_step", "cause")} == {
         "step": 3, "metric": "greedy_accuracy", "value": 0.5, "best_step": 1, "cause": "patience",
     }  # fmt: skip
-    assert result.scored == [0, 1, 2, 3]  # the weights at the end have been scored already
+    assert result.scored == [0, 1, 2, 3]  # the final weights are not scored a second time
     assert json.loads((result.folder.eval / "after.json").read_text())["step"] == 3
     assert [path.name for path in result.folder.checkpoints] == ["checkpoint-1", "checkpoint-3"]
     assert "Training ends early at step 3" in result.shown
@@ -106,7 +106,7 @@ def test_patience_ends_the_run_as_finished_with_the_reason(scripted: Any) -> Non
 
 @pytest.fixture
 def hacked() -> dict[int, float]:
-    """Held-out scores that are best at step 9 of 36 and then fall, beside a training reward that rises."""
+    """Held-out scores that are best at step 9 of 36 and then fall, while the training reward rises."""
     return {0: 0.3, 9: 0.9, 18: 0.4, 27: 0.3, 36: 0.3}
 
 
@@ -131,7 +131,7 @@ def test_the_alarm_stops_the_run(scripted: Any, hacked: dict[int, float]) -> Non
 
 
 def test_alerts_on_the_metric_lines_are_filed_once(attempt: Any) -> None:
-    """The tiny model's rewards are all alike here: no group has a spread."""
+    """The constant reward gives no group a spread, so `zero_spread` is raised at step 10, once."""
     Path("flat.py").write_text("def score(prompts, completions, **columns):\n    return [1.0 for _ in completions]\n")
     flat = ['reward.functions=[{"path": "flat.py:score"}]', "optimisation.steps=13", "data.limit=80"]
     result = attempt(*flat, "reward.preset=null")
@@ -159,7 +159,7 @@ def test_a_finished_run_is_scored_again_with_more_samples_and_from_its_best_chec
     assert more["step"] == best(result)["step"]
     assert "pass@3" in more
     assert list(run.evaluations())[-3:] == ["best-3", "first", "more"]
-    # Planted: a run that Unsloth trained on a GPU, looked at where there is none.
+    # A run that Unsloth trained on a GPU is read on a machine without one.
     written = load_config(result.folder.config, ["model.backend=unsloth"])
     result.folder.config.write_text(written.to_yaml())
     elsewhere = evaluate_run(request | {"name": "elsewhere"}, True)

@@ -40,7 +40,7 @@ def test_a_lost_context_is_told_from_memory_and_from_a_kernel_that_is_not_there(
 def test_fallbacks_do_not_hide_out_of_memory_or_a_lost_context(
     monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
-    """Otherwise a temporary lack of memory would select packing and the attention kernel for the rest of the run."""
+    """Otherwise a temporary lack of memory would disable packing and the attention kernel for the rest of the run."""
 
     def fail(*_: Any) -> Any:
         raise error

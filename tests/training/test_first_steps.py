@@ -22,18 +22,18 @@ from kit.trainer.sanity_checks import scoring_error
 
 from .rollouts import KL, Counting, NewTrainer, adapter, drift, rollout, train, watch_scoring
 
-RAGGED = {"num_generations": 2, "gradient_accumulation_steps": 2}  # two prompts in a micro-batch: left padding
+RAGGED = {"num_generations": 2, "gradient_accumulation_steps": 2}  # two prompts in a micro-batch, so prompts are padded
 Score = Callable[..., Any]
 
 
 def patch_scorer(trainer: Any, change: Callable[[Score, tuple[Any, ...], dict[str, Any]], Any]) -> None:
-    """Puts a scorer in the place of the trainer's; `change(score, args, keywords)` calls the old one."""
+    """Replace the trainer's scorer by `change(score, args, keywords)`, which receives the original as `score`."""
     original = trainer.scorer.score
     trainer.scorer.score = lambda *args, **keywords: change(original, args, keywords)
 
 
 def derive(trainer: Any, **methods: Any) -> Any:
-    """The trainer as one of a subclass, whose methods get its parent's class first."""
+    """Make the trainer an instance of a subclass with these methods; each receives the parent class as its first argument."""
     parent = type(trainer)
     bound = {
         name: (lambda method: lambda self, *a, **k: method(parent, self, *a, **k))(m) for name, m in methods.items()
@@ -46,20 +46,20 @@ def derive(trainer: Any, **methods: Any) -> Any:
 
 
 def without_mask(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Reads left padding as text: the model attends to it, and counts it in positions."""
+    """Plant the defect that left padding is read as text: the model attends to it and counts it in positions."""
     model, rows, *rest = args
     return score(model, replace(rows, mask=torch.ones_like(rows.mask), copy=None), *rest, **keywords)
 
 
 def shifted(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Takes the log-probabilities of padded rows from one place too far left."""
+    """Plant the defect that log-probabilities of padded rows come from one position too far left."""
     output = score(*args, **keywords)
     padded = (args[1].mask[:, :1] == 0).expand_as(output.logps)
     return replace(output, logps=torch.where(padded, output.logps.roll(1, dims=1), output.logps))
 
 
 def cold(score: Score, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Leaves a logit transform out: all log-probabilities come out sharper."""
+    """Plant the defect of a missing logit transform: all log-probabilities are 1.1 times as large."""
     output = score(*args, **keywords)
     return replace(output, logps=1.1 * output.logps)
 
@@ -77,12 +77,12 @@ def test_a_scorer_that_misreads_rows_stops_the_run_before_its_first_step(new_tra
 def test_a_sound_scorer_agrees_with_plain_logits(new_trainer: NewTrainer, temperature: float) -> None:
     trainer = new_trainer(objective="grpo", temperature=temperature, **RAGGED)
     inputs = rollout(trainer)[0]
-    assert (inputs["prompt_mask"] == 0).any()  # there is padding
+    assert (inputs["prompt_mask"] == 0).any()
     drift(trainer)
     trainer.model.train()
     assert scoring_error(trainer.services, trainer.model, MicroBatch(inputs)) < 1e-5
     assert trainer.model.training
-    forgetful = dataclasses.replace(trainer.services, temperature=1.2 * temperature)  # as if one of the two forgot it
+    forgetful = dataclasses.replace(trainer.services, temperature=1.2 * temperature)  # as if one of them forgot it
     assert scoring_error(forgetful, trainer.model, MicroBatch(inputs)) > 0.01
 
 
@@ -180,7 +180,7 @@ def same(prompts: list[Any], **_: Any) -> list[float]:
 
 
 def dropping(batch: TokenBatch) -> Tensor:
-    """A weight that draws lots."""
+    """A weight that drops 30 % of the tokens at random."""
     return (torch.rand_like(batch.logps) > 0.3).float()
 
 
@@ -204,7 +204,7 @@ def test_inactive_and_random_hooks_raise_no_alarm(
 
 
 def test_the_kl_of_a_fresh_adapter_raises_no_alarm(new_trainer: NewTrainer) -> None:
-    fresh = LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj"])  # B is 0: the policy is the reference
+    fresh = LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj"])  # B is 0: policy = reference
     for estimator in ("k3", "full"):
         objective = {"regularizers": [{"name": "kl", "estimator": estimator, "coef": 0.04}]}
         trainer = new_trainer(objective=objective, max_steps=2, extra={"peft_config": fresh})
@@ -226,11 +226,11 @@ def test_groups_without_spread_do_not_count_among_the_steps_without_gradient(new
     )
     with pytest.raises(ObjectiveError, match="In 3 steps no weight got a gradient"):
         train(trainer)
-    assert trainer.state.global_step == 6  # four steps without spread do not count; the third that does is not made
+    assert trainer.state.global_step == 6  # four steps without spread do not count
 
 
 def test_hooks_with_state_are_left_as_they_were(new_trainer: NewTrainer) -> None:
-    """The proof calls a hook many times, but its state is that of one call a micro-batch."""
+    """The check calls a hook many times, but restores its state: one call per micro-batch remains."""
     counting = Counting()
     train(new_trainer(objective=Objective(regularizers=[counting]), max_steps=3, gradient_accumulation_steps=2))
     assert counting.calls == 6
@@ -261,4 +261,4 @@ def test_after_the_first_step_nothing_more_is_scored(new_trainer: NewTrainer) ->
     trainer = new_trainer(objective="dapo", max_steps=5, gradient_accumulation_steps=3, extra=every)
     passes = watch_scoring(trainer)
     train(trainer)
-    assert len(passes) == 5 * 3 + 1  # one a micro-batch, and one of two rows before the first step
+    assert len(passes) == 5 * 3 + 1  # one per micro-batch, and one of two rows before the first step

@@ -18,12 +18,12 @@ from .steps import ROWS, assert_same, in_a_step, mixed_rollout, switch, use, wat
 
 @pytest.fixture(scope="module")
 def mixed(new_trainer: NewTrainer) -> tuple[Any, list[dict[str, Any]]]:
-    """Micro-batches of which the first is flat in half of its completions, the second in all."""
+    """Micro-batches: in the first, half of the completions are in flat groups, in the second all."""
     return mixed_rollout(new_trainer, {"recipe": "dapo", "regularizers": [KL]})
 
 
 def live(batches: list[dict[str, Any]]) -> int:
-    """Completions with an advantage at a token that trains."""
+    """The number of completions with an advantage at a trained token."""
     trains = [batch["completion_mask"] * batch["tool_mask"] for batch in batches]
     pairs = zip(batches, trains, strict=True)
     return sum(int(((batch["advantages"] != 0) & mask.any(1)).sum()) for batch, mask in pairs)
@@ -73,7 +73,7 @@ def test_a_flat_micro_batch_takes_no_pass_and_leaves_a_gradient_of_zero(
     trainer.policy_loss._reached = None
     with watching(trainer) as passes:
         in_a_step(trainer, [batches[1]])
-        assert passes.rows == [1]  # which weights a pass reaches was not known yet
+        assert passes.rows == [1]  # one pass finds which weights a pass reaches
         assert {id(weight) for weight in trainer.policy_loss._reached} == {id(weight) for weight in weights}
         losses, _ = in_a_step(trainer, [batches[1]])
         assert passes.rows == [1]
@@ -85,7 +85,7 @@ def test_a_flat_micro_batch_takes_no_pass_and_leaves_a_gradient_of_zero(
 
 
 def test_a_term_that_pulls_on_flat_completions_forbids_it(mixed: tuple[Any, list[dict[str, Any]]]) -> None:
-    """If flat completions are skipped nevertheless, the gradient differs."""
+    """Flat completions are not skipped; if they were, the gradient would differ."""
     trainer, batches = mixed
     for term in (
         {"regularizers": [KL]},
@@ -136,7 +136,7 @@ def test_a_router_that_is_balanced_forbids_it(mixed: tuple[Any, list[dict[str, A
 
 
 def half_flat(completion_ids: list[list[int]], target: list[int], **_: Any) -> list[float]:
-    """Reward differs within the groups of half of the prompts only."""
+    """A reward that differs within the groups of half of the prompts."""
     return [
         sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 if number > 1 else 1.0
         for ids, number in zip(completion_ids, target, strict=True)
@@ -144,7 +144,7 @@ def half_flat(completion_ids: list[list[int]], target: list[int], **_: Any) -> l
 
 
 def flat_at_first(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """No completion is better than another, so that whole optimiser steps are flat."""
+    """A constant reward, so that complete optimiser steps are flat."""
     return [0.0] * len(completion_ids)
 
 
@@ -173,7 +173,7 @@ def test_five_steps_with_everything_on_are_those_with_everything_off(new_trainer
     assert their_losses == pytest.approx(losses, abs=1e-6)
     assert their_norms == pytest.approx(norms, rel=1e-4, abs=1e-6)
     for name, value in weights.items():
-        assert (others[name] - value).abs().max() <= 2e-6, name  # Adam divides rounding by rounding
+        assert (others[name] - value).abs().max() <= 2e-6, name  # Adam divides rounding errors by rounding errors
     assert bool(sum(norms)) == (function is half_flat)
 
 

@@ -27,7 +27,7 @@ IN, HIDDEN, TOKENS = 24, 40, 200
 
 
 class Block(nn.Module):
-    """A gated product with a residual, as at the end of a decoder's layer."""
+    """A gated product with a residual, as at the end of a decoder layer."""
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Block(nn.Module):
 def adapted(
     dtype: torch.dtype = torch.float32, *, bias: bool = True, block: nn.Module | None = None, **lora: Any
 ) -> Any:
-    """A block with adapters that are not zero, in float32; the weights below in `dtype`."""
+    """A block with non-zero adapters in float32, and base weights in `dtype`."""
     torch.manual_seed(0)
     block = Block(bias).to(dtype) if block is None else block
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["gate", "up", "down"], init_lora_weights=False, **lora)
@@ -53,7 +53,7 @@ def adapted(
 
 
 def run(model: Any, autocast: bool, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The output, and the gradients of the input and of every adapter."""
+    """The output, and the gradients of the input and of all adapters."""
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(2, TOKENS // 2, IN, generator=draw).to(dtype).requires_grad_()
     torch.manual_seed(2)
@@ -133,7 +133,7 @@ def test_unsupported_adapters_use_pefts_forward_pass(
         torch.manual_seed(3)
         outputs.append(model(torch.randn(2, 5, IN, generator=torch.Generator().manual_seed(1))))
     assert torch.equal(*outputs)
-    assert calls["_Adapter"] in (0, 2 if change is second else 0)  # of `second`, the two that have one adapter
+    assert calls["_Adapter"] in (0, 2 if change is second else 0)  # in `second`, two layers have a single adapter
 
 
 def test_fused_4_bit_layers_equal_pefts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_fused_4_bit_layers_equal_pefts(monkeypatch: pytest.MonkeyPatch) -> None
     assert_like(results[1], results[0], results[0], 1e-5)
     with torch.no_grad():
         model(torch.ones(1, IN))
-    assert calls["_Adapter"] == 3  # a single token has bitsandbytes' own kernel
+    assert calls["_Adapter"] == 3  # bitsandbytes has its own kernel for a single token
 
 
 # --- at the first rows of a run -----------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_fused_4_bit_layers_equal_pefts(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def trainer(new_trainer: NewTrainer, tokenizer: Any) -> Any:
-    """Of a tiny Llama, as on a GPU."""
+    """A trainer of a tiny Llama with fused kernels enabled, as on a GPU."""
     torch.manual_seed(0)
     model = tiny_model(tiny_config(AutoConfig.for_model("llama"), len(tokenizer)))
     lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
@@ -206,7 +206,7 @@ def test_fused_layers_that_change_scores_are_removed(
 
 
 def test_ligers_kernels_are_restored_on_removal(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in that patches what Liger does: instances, classes in the module, and the rotary function."""
+    """The stand-in patches what Liger patches: instances, classes of the module, and the rotary function."""
     from transformers.models.llama import modeling_llama as module
 
     switches: dict[str, Any] = {}

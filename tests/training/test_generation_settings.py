@@ -21,7 +21,7 @@ NEUTRAL = {"repetition_penalty": (None, 1.0), "min_p": (None,), "no_repeat_ngram
 
 @pytest.fixture
 def opinionated(model_folder: Path, tmp_path: Path) -> Path:
-    """The tiny model with sampling settings of its own."""
+    """The tiny model with sampling settings in its `generation_config.json`."""
     folder = tmp_path / "opinionated"
     shutil.copytree(model_folder, folder)
     path = folder / "generation_config.json"
@@ -31,7 +31,7 @@ def opinionated(model_folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def effective(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What transformers makes of the settings of each call of `generate`."""
+    """Record the settings that transformers uses in each call of `generate`; return the list."""
     configs: list[Any] = []
     prepare = GenerationMixin._prepare_generation_config
 

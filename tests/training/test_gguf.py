@@ -67,7 +67,7 @@ def test_the_tokenizer_is_what_the_metadata_say(file: Path) -> None:
         [{"role": "user", "content": "a , b"}], tokenize=False, add_generation_prompt=True
     )
     assert turn == "<|im_start|>user\na , b<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(tokenizer("a , b")["input_ids"]) == "a , b"  # no space is cleaned up
+    assert tokenizer.decode(tokenizer("a , b")["input_ids"]) == "a , b"  # spaces are not cleaned up
     assert tokenizer("<|im_end|>")["input_ids"] == [2]
     saved = json.loads(Path(source_of(str(file)), "tokenizer.json").read_text())  # llama.cpp's converter reads these
     assert (saved["model"]["byte_fallback"], saved["decoder"]["type"]) == (False, "ByteLevel")
@@ -103,7 +103,7 @@ def test_an_interrupted_conversion_leaves_nothing_that_is_used(
             source_of(str(file))
     assert list(cache.iterdir()) == []
     folder = Path(source_of(str(file)))
-    (folder.with_name(f"{folder.name}.half")).mkdir()  # as a process that was killed leaves it
+    (folder.with_name(f"{folder.name}.half")).mkdir()  # the folder that a killed process leaves
     folder.rename(folder.with_name("gone"))
     assert (Path(source_of(str(file))) / "model.safetensors").is_file()
 

@@ -19,7 +19,7 @@ def prompts_of(batch: dict[str, Any]) -> int:
 
 
 def shuffled(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same rows, mixed over the micro-batches: a group in each would be spread over all."""
+    """The same rows, mixed over the micro-batches, so that each group is spread over all of them."""
     order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
     rows = {
         name: torch.cat([batch[name] for batch in batches])[order]

@@ -23,7 +23,7 @@ PATH = Path(__file__).parents[2] / "examples/grpo_loop.py"
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The file as a module, with small groups and one update."""
+    """The example as a module, with small groups and one update."""
     spec = importlib.util.spec_from_file_location("grpo_loop", PATH)
     assert spec is not None
     assert spec.loader is not None
@@ -41,7 +41,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 def test_first_gradient_equals_the_trainers(loop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, tokenizer = loop.load_model()
-    with torch.no_grad():  # LoRA begins with a B of zeros, which would leave A without a gradient
+    with torch.no_grad():  # LoRA starts with B = 0, which would leave A without a gradient
         for weight in model.parameters():
             if weight.requires_grad:
                 weight += 0.02 * torch.randn_like(weight)
@@ -66,7 +66,7 @@ def test_first_gradient_equals_the_trainers(loop: Any, tmp_path: Path, monkeypat
     trainer.compute_loss(trainer.model, inputs).backward()
     assert_gradients_close(loop_gradients, gradients(trainer.model), rtol=1e-5)
 
-    trainer.model.zero_grad()  # the comparison would see another loss
+    trainer.model.zero_grad()  # remove the gradients of the loss above
     trainer.policy_loss.objective = Objective.from_spec("dr_grpo")
     trainer.compute_loss(trainer.model, inputs).backward()
     with pytest.raises(AssertionError):
@@ -74,7 +74,7 @@ def test_first_gradient_equals_the_trainers(loop: Any, tmp_path: Path, monkeypat
 
 
 def trainer_of(loop: Any, start: dict[str, Any], tokenizer: Any, preset: Any, problems: Any, folder: Path) -> Any:
-    """The kit's trainer with the same weights, objective, reward and problems."""
+    """The kit's trainer with the same weights, objective, reward and problems as the example."""
     from datasets import Dataset
     from trl import GRPOConfig
 
@@ -103,7 +103,7 @@ def trainer_of(loop: Any, start: dict[str, Any], tokenizer: Any, preset: Any, pr
 
 @pytest.mark.docs
 def test_the_loop_learns(tmp_path: Path) -> None:
-    """Uses fewer steps, fewer problems and one thread than the example, which saves time."""
+    """Run the example with fewer steps and problems and one thread, to save time."""
     code, script = PATH.read_text(encoding="utf-8"), tmp_path / "grpo_loop.py"
     for line, short in (
         ("\nSTEPS = 12", "\nSTEPS = 6"),

@@ -36,7 +36,7 @@ def test_an_untested_trl_is_refused_with_what_was_seen_and_what_to_do(
     with pytest.raises(EnvironmentUnsupported, match=re.escape(f"TRL {version} is installed")) as refusal:
         check_trl()
     assert "pip install 'trl==1.15.*'" in str(refusal.value)
-    with pytest.raises(EnvironmentUnsupported):  # and it is in the way to the class
+    with pytest.raises(EnvironmentUnsupported):  # and the class cannot be imported either
         runpy.run_path(str(inspect.getsourcefile(HookedGRPOTrainer)))
 
 
@@ -71,7 +71,7 @@ def test_trls_sampler_correction_beside_an_objective_is_refused_and_without_vllm
 ) -> None:
     args = arguments(tmp_path)
     assert args.vllm_importance_sampling_correction
-    check_arguments(args)  # TRL's default, but it multiplies the loss only where vLLM generates
+    check_arguments(args)  # TRL's default; it only acts if vLLM generates
     args.use_vllm = True
     with pytest.raises(ObjectiveError, match="vllm_importance_sampling_correction=True would be ignored"):
         check_arguments(args)
@@ -85,12 +85,12 @@ def test_default_arguments_pass_also_when_spelt_out(arguments: Callable[..., Any
 
 
 def test_the_guard_covers_every_argument_that_trls_loss_reads() -> None:
-    """So that a new argument of TRL cannot be ignored without notice."""
+    """A new argument of TRL's loss fails this test, so that the kit cannot ignore it without notice."""
     from trl import GRPOTrainer
 
     read = set(re.findall(r"self\.args\.(\w+)", inspect.getsource(GRPOTrainer._compute_loss)))
     ours_too = {"steps_per_generation"}
-    details_of_adaptive_entropy = {name for name in read if name.startswith("entropy_")}  # nothing without its switch
+    details_of_adaptive_entropy = {name for name in read if name.startswith("entropy_")}  # need the switch
     assert read - ours_too - details_of_adaptive_entropy <= set(TRL_LOSS_ARGUMENTS)
 
 
@@ -105,7 +105,7 @@ def test_the_callers_arguments_are_left_alone(
 ) -> None:
     args = arguments(tmp_path)
     trainer = new_trainer(objective={"regularizers": ["kl"]}, extra={"args": args})
-    assert trainer.beta != 0  # how TRL is told to keep a reference
+    assert trainer.beta != 0  # TRL keeps a reference if beta is not 0
     assert args.beta == 0
 
 

@@ -17,7 +17,7 @@ SETTINGS = tuple(itertools.product((torch.float32, torch.bfloat16), ((None, Fals
 @pytest.mark.matrix
 def test_the_kernels_of_a_gpu_do_what_torch_does():
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}  # read when Triton is imported: in a process of its own
+    environment = os.environ | {"TRITON_INTERPRET": "1"}  # read when Triton is imported
     result = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["equal"] * len(SETTINGS)
@@ -27,7 +27,7 @@ def compare(dtype: torch.dtype, softcap: float | None, bias: bool) -> None:
     from kit.scoring import head, head_kernels
 
     n, half = 4, dtype != torch.float32
-    targets = torch.tensor([0, 80, 153, 76])  # of the first and second tile, the outermost columns among them
+    targets = torch.tensor([0, 80, 153, 76])  # in the first and second tile, at the edges of the columns, too
     z = 4 * torch.randn(2, n, WIDTH)
     z[0, 0, 5] = z[0, 0, 9] = 40.0  # equal maxima
     offset = torch.randn(2, WIDTH) if bias else [None, None]

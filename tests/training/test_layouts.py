@@ -37,5 +37,5 @@ def test_placed_labels_replace_the_heads_mask() -> None:
     assert hidden.grad[0, :, 0].tolist() == [0, 1, 0, 1, 1]
     assert values.grad is not None
     assert values.grad.tolist() == [2, 2, 2]
-    assert int(positions.sum()) == 3  # anything else is the tensor's
+    assert int(positions.sum()) == 3  # other attributes are the tensor's
     assert torch.equal(torch.where(mask, hidden[..., 0], 0.0), torch.where(positions.values, hidden[..., 0], 0.0))

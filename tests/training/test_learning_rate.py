@@ -32,7 +32,7 @@ def test_auto_learning_rate_is_resolved_and_explained(tree: Any) -> None:
     parts = prepare(requested)
     rate = parts.config.optimisation.learning_rate
     assert rate == learning_rate(parts.files.config, lora=True)
-    assert load_config(parts.config).optimisation.learning_rate == rate  # what a saved run has
+    assert load_config(parts.config).optimisation.learning_rate == rate  # the value that a saved run has
     notes = " ".join(learning_rate_notes(requested, parts.config, parts.files.config))
     for words in (f"{rate:g} (auto", "alpha 64"):
         assert words in notes

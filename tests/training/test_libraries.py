@@ -29,7 +29,7 @@ def test_a_hidden_package_can_be_imported_afterwards(tmp_path: Path, monkeypatch
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module("needless")
     assert importlib.import_module("needless").loaded
-    with hidden(["needless"]):  # what is loaded stays
+    with hidden(["needless"]):  # loaded modules stay
         assert importlib.import_module("needless").loaded
 
 
@@ -59,8 +59,10 @@ def test_quantization_packages_are_hidden_without_quantized_weights(
 
 @pytest.mark.survival
 def test_in_a_process_of_the_kit(tmp_path: Path) -> None:
-    """Run as `python -m kit.NAME`: what is loaded there, and that all of it can be imported afterwards. Nothing that prepares
-    a run imports transformers before `load_libraries` or TRL at all: else Unsloth, imported after it, would come too late."""
+    """Load the libraries in a process like `python -m kit.train`, and import all of them afterwards.
+
+    Nothing that prepares a run may import transformers before `load_libraries`, or TRL at all; Unsloth must be imported first.
+    """
     code = f"""
 import gc, importlib.util, json, sys, types
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="kit.train")

@@ -28,7 +28,7 @@ def token_logps_and_entropy(hidden, weight, targets, bias=None, *, entropy=True,
 
 
 def plain(hidden, weight, bias, targets, temperature=1.0, softcap=None, scale=1.0):
-    """Log-probabilities and entropies from the full (N, V) logits."""
+    """Log-probabilities and entropies from the complete (N, V) logits."""
     z = hidden @ weight.t()
     z = (z if bias is None else z + bias) * scale
     z = (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
@@ -141,7 +141,7 @@ def test_a_pass_asks_the_head_for_what_it_needs_and_is_shown_what_it_was_given()
         thread = threading.Thread(target=lambda: requires_grad.append(apply(*arguments)[1].requires_grad))
         thread.start()
         thread.join()
-        with request_outputs() as inner:  # a pass within it asks for itself
+        with request_outputs() as inner:  # a nested request does not change the outer one
             assert apply(*arguments)[1].requires_grad
     assert requires_grad == [True]
     assert inner.projection is None
@@ -162,7 +162,7 @@ def test_no_tensor_of_the_size_of_the_logits_is_ever_made(trainable):
     assert 0 < chunked.elements <= tiles.TILES["cpu"][1] < n * vocab
     with Largest() as unchunked:
         plain(hidden[:2], weight, None, targets[:2])
-    assert unchunked.elements >= 2 * vocab  # the counter does see logits
+    assert unchunked.elements >= 2 * vocab  # the counter does count logits
 
 
 def tiny_qwen3(**changes):
@@ -214,7 +214,7 @@ def test_trl_fused_head_on_qwen3_equals_plain_logits(utils, frozen_head):
 
 @pytest.fixture
 def utils(monkeypatch):
-    """`trl.trainer.utils` as released, whatever other tests of the session installed there; put back afterwards."""
+    """`trl.trainer.utils` without the changes of other tests; they are restored afterwards."""
     module = pytest.importorskip("trl.trainer.utils")
     current = module._ChunkedLogProbFunction
     monkeypatch.setattr(module, "_ChunkedLogProbFunction", getattr(current, "gpu_kernel", current))
@@ -238,7 +238,7 @@ def test_outputs_of_other_trainers_are_left_to_the_library():
 
 
 def products(**changes):
-    """Matrix products of a forward and backward pass over a single tile, with (hidden, weight) as they are made."""
+    """Count the matrix products of a forward and backward pass over a single tile."""
     hidden, weight, _, targets = problem(7, 50, 4, bias=False, trainable=changes.pop("trainable", False))
     with Largest() as counted:
         logps, entropy = token_logps_and_entropy(hidden, weight, targets, **changes)
@@ -248,8 +248,8 @@ def products(**changes):
 
 def test_a_frozen_head_takes_two_products_a_tile():
     assert products(entropy_gradient=False) == 2  # logits, and the row gradients
-    assert products() == 3  # and those of the entropy
-    assert products(trainable=True) == 4  # logits; once more in the backward pass, and the two gradients
+    assert products() == 3  # the logits, and the row gradients of logp and entropy
+    assert products(trainable=True) == 4  # the logits twice (again in the backward pass), and two gradients
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -267,4 +267,4 @@ def test_sixteen_bit_inputs_are_summed_in_32(dtype, trainable):
     ref = gradients(want[:2], (u, v), [x for x in exact if x.requires_grad])
     for a, b in zip(got, ref, strict=True):
         assert a.dtype == dtype
-        assert relative(a, b) <= 2 * torch.finfo(dtype).eps  # of the result, and of a row gradient that is kept
+        assert relative(a, b) <= 2 * torch.finfo(dtype).eps  # of the result, and of the stored row gradient

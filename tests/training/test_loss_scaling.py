@@ -20,7 +20,7 @@ LOOKS_ACROSS = {"recipe": "dapo", "weights": ["high_entropy_only"]}
 
 @pytest.fixture
 def in_float16(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Gives a trainer autocast to float16 and a scaler on the CPU, as accelerate gives them on a GPU."""
+    """Return a function that gives a trainer autocast to float16 and a scaler on the CPU, as accelerate does on a GPU."""
 
     def turn(trainer: Any, scale: float = SCALE) -> Any:
         accelerator = trainer.accelerator
@@ -55,7 +55,7 @@ def test_every_part_is_scaled_once(
     torch.testing.assert_close(scaled_losses, losses, rtol=1e-3, atol=1e-4)
     for name, want in unscaled.items():
         assert want.norm() > 0, name
-        assert (gradients[name] / SCALE - want).norm() <= 0.02 * want.norm(), name  # rounding to 11 bits
+        assert (gradients[name] / SCALE - want).norm() <= 0.02 * want.norm(), name  # float16 has 11 bits
 
 
 def test_an_overflow_in_one_part_skips_the_step_and_the_next_one_trains(
@@ -87,7 +87,7 @@ def test_an_overflow_in_one_part_skips_the_step_and_the_next_one_trains(
 
     trainer.log = after
     train(trainer)
-    assert parts.count(0) > 2  # there were further parts after the one that overflowed
+    assert parts.count(0) > 2  # parts after the one that overflowed
     steps = range(3)
     moved = [any(not torch.equal(value, weights[n][name]) for name, value in weights[n + 1].items()) for n in steps]
     assert moved == [False, True, True]
@@ -100,7 +100,7 @@ def test_an_overflow_in_one_part_skips_the_step_and_the_next_one_trains(
 def test_the_first_pass_over_a_rollout_finds_its_log_probabilities_again_in_bfloat16(
     new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scored at the rollout and in training by the same kernels in the same layout, in other packs."""
+    """Rollout and training use the same kernels and layout, but other packs; the log ratio of the first pass stays below 1e-3."""
     trainer = new_trainer(objective="dapo", num_iterations=2, gradient_accumulation_steps=2, max_steps=2)
     monkeypatch.setitem(trainer.accelerator.state._shared_state, "_mixed_precision", "bf16")
     trainer.accelerator.native_amp = trainer.scorer.half = True

@@ -46,7 +46,7 @@ def test_capped_scores_are_capped(tmp_path: Path, tokenizer: Any) -> None:
             logits[attention] = load_model(find_model(config, chat=False), config).model.eval()(ids).logits
     with torch.no_grad():
         torch.testing.assert_close(logits[None], model(ids).logits, atol=1e-5, rtol=0)
-    assert (logits["sdpa"] - logits[None]).abs().max() > 0.01  # what transformers would take by itself leaves it out
+    assert (logits["sdpa"] - logits[None]).abs().max() > 0.01  # transformers' default attention ignores it
 
 
 def test_weights_are_counted_without_being_made(model_folder: Path) -> None:
@@ -92,7 +92,7 @@ def test_code_of_the_models_own_is_not_run_unasked(model_folder: Path, monkeypat
 
 
 def test_a_native_architecture_whose_config_names_code_is_known_all_the_same() -> None:
-    """Planted: `auto_map` in the config.json of an architecture that transformers has, as in uploads of Phi-3."""
+    """The configuration has `auto_map` although transformers has the architecture, as in uploads of Phi-3."""
     config = Phi3Config(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
     config.auto_map = {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
     assert not is_remote(config)

@@ -37,7 +37,7 @@ CUDA_MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a tota
 
 @pytest.fixture(scope="module")
 def new_trainer(new_trainer: NewTrainer) -> NewTrainer:
-    """Trainers that forward every completion in a row of its own: what a machine here counts."""
+    """Return a factory of trainers without packing, so that the number of rows of a pass can be counted."""
 
     def make(*, extra: dict[str, Any] | None = None, **options: Any) -> Any:
         return new_trainer(extra={"packing": False, "skip_flat_groups": False, **(extra or {})}, **options)
@@ -46,7 +46,7 @@ def new_trainer(new_trainer: NewTrainer) -> NewTrainer:
 
 
 class Shortage(torch.autograd.Function):
-    """The identity, until its backward pass: then memory is short."""
+    """The identity, which raises an out-of-memory error in its backward pass if `due(rows)` is true."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, due: Callable[[int], bool]) -> Tensor:
@@ -61,9 +61,9 @@ class Shortage(torch.autograd.Function):
 
 
 class Machine:
-    """A machine that cannot take more than `rows` rows at once through the first layer, `place` says in which pass.
+    """A simulated machine that is out of memory if a pass has more than `rows` rows at the first layer.
 
-    `from_call`: it is short of memory from that pass on, so that earlier micro-batches of the step have come through.
+    `place` names the kind of pass. With `from_call`, it fails only from that pass on, so that earlier micro-batches succeed.
     """
 
     def __init__(self, place: str, rows: int, from_call: int = 0) -> None:
@@ -100,7 +100,7 @@ class Machine:
 def stepped(
     trainer: Any, machine: Machine | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-    """Trains; the gradient before the first optimiser step, the weights at the end, and what was logged of each step."""
+    """Train; return the gradient before the first optimiser step, the final weights, and the log of each step."""
     gradients: dict[str, Tensor] = {}
     clip = trainer._clip_grad_norm
 
@@ -130,7 +130,7 @@ def assert_logs_equal(actual: dict[str, Any], expected: dict[str, Any]) -> None:
         assert actual[name] == pytest.approx(expected[name], rel=2e-4, abs=2e-6, nan_ok=True), name
 
 
-# What looks across completions, or depends on how the window is divided, besides the plain recipes.
+# Objectives that look across completions or depend on how the window is divided, and the plain recipes.
 ACROSS = {
     "dapo": "dapo",
     "bnpo": "bnpo",
@@ -164,7 +164,7 @@ def test_the_step_in_parts_is_the_undisturbed_one(new_trainer: NewTrainer, name:
 
 
 def test_a_token_budget_and_halving_go_together(new_trainer: NewTrainer) -> None:
-    """Parts of the budget are still too large for the second micro-batch: theirs is the number that is halved."""
+    """A part of the token budget is still too large for the second micro-batch, so the number of rows is halved."""
     settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 2, "per_device_train_batch_size": 8}
     objective = ACROSS["high_entropy_only"]
     want = stepped(new_trainer(objective=objective, unchecked=True, num_iterations=2, **settings))
@@ -261,7 +261,7 @@ def test_a_failed_attempt_keeps_no_tensors(new_trainer: NewTrainer) -> None:
         return result
 
     trainer.scorer.score = watched
-    gc.disable()  # it must not take a collection
+    gc.disable()  # so that the test does not depend on a garbage collection
     try:
         stepped(trainer, Machine("backward", rows=2))
     finally:
@@ -284,7 +284,7 @@ def test_other_errors_and_updates_are_not_retried(new_trainer: NewTrainer, monke
 
     trainer = new_trainer(objective="dapo", extra={"memory": BatchSizeBackoff()})
     trainer.create_optimizer()
-    monkeypatch.setattr(trainer.optimizer, "step", short)  # an update cannot be taken back
+    monkeypatch.setattr(trainer.optimizer, "step", short)  # an optimiser step cannot be repeated
     with pytest.raises(ModelError, match=r"out of memory.*adamw_8bit"), explained():
         train(trainer)
     assert trainer.memory.in_a_row == 0
@@ -295,7 +295,7 @@ def test_other_errors_and_updates_are_not_retried(new_trainer: NewTrainer, monke
 
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Machine]:
-    """Puts every trainer that is built from now on a machine of its own, from the start of `train`."""
+    """Return `make(place, rows)`: trainers built afterwards train on a simulated `Machine`."""
 
     def make(place: str, rows: int) -> Machine:
         machine, begin = Machine(place, rows), HookedGRPOTrainer.train
@@ -316,7 +316,7 @@ def test_a_run_halves_its_micro_batch_and_records_it(
     rows = (
         "optimisation.packing=false",
         "optimisation.skip_flat_groups=false",
-    )  # a completion a row, as machines count
+    )  # one completion per row, as the simulated machine counts
     want = attempt("run.id=whole", *rows).folder.metrics()
     machine = small_machine("backward", 4)
     divided = attempt("run.id=parts", "run.save_every=1", "run.keep_checkpoints=5", *rows)

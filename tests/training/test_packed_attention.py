@@ -32,7 +32,7 @@ HEADS, WIDTH = 4, 6
 
 
 def layouts(window: int | None) -> tuple[Layout, Tensor]:
-    """A layout of ragged groups, and which token sees which, found token by token: (S, S) bool."""
+    """A layout of ragged groups, and the mask (S, S) of which token attends to which, computed token by token."""
     rows = rows_of((5, 1, 8), (1, 7, 6, 2))
     (pack,) = lay_out(rows.ids, rows.mask, rows.completion)
     position, text, prompt, of_group = pack.positions[0].tolist(), [], [], []
@@ -74,7 +74,10 @@ def varlen_attn(
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Of torch.nn.attention.varlen: (T, h, d); the last query of a text sees its last key, and `window_size[0]` before it."""
+    """A reference of torch.nn.attention.varlen's function, (T, h, d).
+
+    The last query of a text attends to its last key and to `window_size[0]` keys before it.
+    """
     assert query.shape[1] == key.shape[1] or enable_gqa
     done = []
     for (a, b), (c, d) in zip(
@@ -96,7 +99,7 @@ def efficient(
     q: Tensor, k: Tensor, v: Tensor, starts: tuple[Any, ...], scale: float | None, window: int | None
 ) -> Tensor:
     assert q.shape == (1, q.shape[1], HEADS, q.shape[3])
-    assert k.shape[2] == HEADS  # it knows no grouped heads
+    assert k.shape[2] == HEADS  # the kernel has no grouped queries
     left = -1 if window is None else window - 1
     return varlen_attn(q[0], k[0], v[0], *starts, scale=scale, window_size=(left, 0))[None]
 
@@ -120,7 +123,7 @@ def efficient_backward(
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A GPU's way on this machine: a kernel by its name, or torch's own attention by groups."""
+    """Select the attention of a GPU on this machine: a kernel by its name, or torch's own attention by groups."""
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", efficient_forward)
     monkeypatch.setattr(torch.ops.aten, "_efficient_attention_backward", efficient_backward)
@@ -154,7 +157,7 @@ def test_each_token_sees_its_own_text_and_nothing_else(window: int | None, key_h
         results.append([result.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
     assert len(results[0]) == 4
     for actual, dense in zip(*results, strict=True):
-        assert (actual - dense).norm() <= 1e-10 * dense.norm().clamp(min=1e-3)  # a window of 1 has no weights to learn
+        assert (actual - dense).norm() <= 1e-10 * dense.norm().clamp(min=1e-3)  # a window of 1 has no gradient
 
 
 @pytest.mark.parametrize("way", ["flash", "efficient"], indirect=True)
@@ -182,7 +185,7 @@ def test_a_kernel_that_is_wrong_is_not_used(
         patched.setitem(module.KERNELS, way, planted)
         assert module._kernel(torch.device("cpu"), torch.float64, WIDTH, False) is None
         assert module._kernel(torch.device("cpu"), torch.float64, WIDTH, False) is None
-    (record,) = caplog.records  # once
+    (record,) = caplog.records  # logged once
     endings = {
         "window": "(window 5)",
         "starts": "(window None)",
@@ -204,7 +207,7 @@ def test_calls_without_a_layout_use_the_original_function() -> None:
     install_packed_attention()
     wrapped: Any = AttentionInterface()["sdpa"]
     install_packed_attention()
-    assert AttentionInterface()["sdpa"] is wrapped  # once
+    assert AttentionInterface()["sdpa"] is wrapped  # wrapped once
     query, key, value = tensors(7)
     mask = torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
     for bias in (None, mask):

@@ -25,7 +25,7 @@ NewPacked = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def packed(new_trainer: NewTrainer, tokenizer: Any) -> NewPacked:
-    """A trainer of a tiny model of that type, whose windows are shorter than rows; "" is the embedded Qwen3."""
+    """Return a factory of trainers of a tiny model by type, with windows shorter than the rows; "" is the embedded Qwen3."""
 
     def make(kind: str = "", objective: Any = "grpo", share: bool = True, **options: Any) -> Any:
         extra: dict[str, Any] = {"share_prompts": share}
@@ -48,7 +48,7 @@ def packed(new_trainer: NewTrainer, tokenizer: Any) -> NewPacked:
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("kind", ["", "mistral", "gemma2", "gemma3_text", "mixtral", "llama"])
 def test_scores_and_gradients_are_those_of_trls_layout(packed: NewPacked, kind: str, share: bool) -> None:
-    """Ragged prompts, rows in any order, completions of no, one and all tokens; windows, grouped queries, tied heads."""
+    """Ragged prompts, shuffled rows, completions of no, one and all tokens, windows, grouped queries and tied heads."""
     trainer, rows = packed(kind, share=share), rows_of()
     assert_same(score(trainer, rows), plainly(trainer, rows))
     assert trainer.packing_report == {"packing": "packed", "share_prompts": share, "reason": ""}
@@ -67,7 +67,7 @@ def test_packed_scores_are_exact_with_gradient_checkpointing(packed: NewPacked, 
     layer.register_forward_hook(lambda *_: calls.append(1))
     assert_same(score(trainer, rows), expected)
     assert trainer.packing_report["packing"] == "packed"
-    assert len(calls) == 3 + 2  # those of the proof, and one that the backward pass does again
+    assert len(calls) == 3 + 2  # three in the proof, one in the forward pass, one recomputed in the backward pass
 
 
 def test_inputs_of_checkpointed_blocks_wait_in_main_memory(packed: NewPacked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_inputs_of_checkpointed_blocks_wait_in_main_memory(packed: NewPacked, mo
     monkeypatch.setattr(scorer, "OFFLOAD_FROM", "cpu")
     trainer.scorer.offload = True
     assert_same(score(trainer, rows), plain)
-    assert not moved  # too small to be worth it
+    assert not moved  # too few tokens to gain from it
     monkeypatch.setattr(scorer, "OFFLOAD_MIN_BYTES", 1)
     moving = score(trainer, rows)
     for value, other in zip((*moving[:2], *moving[2].values()), (*plain[:2], *plain[2].values()), strict=True):
@@ -104,7 +104,7 @@ def test_inputs_of_checkpointed_blocks_wait_in_main_memory(packed: NewPacked, mo
     config = trainer.model.config
     (pack,) = lay_out(rows.ids, rows.mask, rows.completion)
     boundary = (1, pack.tokens, config.hidden_size)
-    # Every block's input; and of the last norm, what it keeps.
+    # The input of each block, and the tensors that the last norm saves.
     assert config.num_hidden_layers <= moved.count(boundary) <= len(moved) <= config.num_hidden_layers + 4
     with torch.no_grad():
         count = len(moved)
@@ -133,7 +133,7 @@ def test_several_packs_give_the_same(packed: NewPacked, tokens: int, monkeypatch
 
 
 def watch(trainer: Any) -> list[int]:
-    """The tokens of every forward pass from now on."""
+    """Record the number of tokens of each later forward pass; return the list."""
     pass_tokens: list[int] = []
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     backbone.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: pass_tokens.append(inputs[0].numel()))
@@ -141,7 +141,7 @@ def watch(trainer: Any) -> list[int]:
 
 
 def hidden(trainer: Any, rows: Rows, **options: Any) -> Any:
-    """What went through the head, and the head."""
+    """The hidden states that enter the head, and the head."""
     return trainer.scorer.score(trainer.model, rows, ExtraOutputs(hidden=True), **options).projection
 
 
@@ -163,7 +163,7 @@ def test_rows_with_gaps_are_scored_another_way(packed: NewPacked, monkeypatch: p
     mask[:, 4] = 0
     gapped = Rows(rows.ids, mask, rows.completion)
     score(trainer, rows)
-    monkeypatch.setattr(scorer, "score_packs", None)  # not called
+    monkeypatch.setattr(scorer, "score_packs", None)  # must not be called
     assert_same(score(trainer, gapped), plainly(trainer, gapped))
 
 
@@ -185,7 +185,7 @@ def test_inputs_beside_text_are_scored_in_trls_layout(packed: NewPacked) -> None
     assert torch.equal(torch.cat([type_ids for type_ids, _ in calls]), kinds)
     torch.testing.assert_close(output.logps, plainly(trainer, rows)[0], atol=1e-5, rtol=0)
     calls.clear()
-    trainer.scorer.score(model, dataclasses.replace(rows, fields={"unknown": kinds}))  # the model does not take it
+    trainer.scorer.score(model, dataclasses.replace(rows, fields={"unknown": kinds}))  # the model has no such argument
     assert {type_ids for type_ids, _ in calls} == {None}
 
 

@@ -26,7 +26,7 @@ def rows(*texts: tuple[list[int], list[int]], width: int = 4, completion: int = 
 
 
 def texts(pack: Pack) -> dict[int, list[int]]:
-    """By place of its score, every token's whole text up to it, read from the pack alone."""
+    """For each score's place: the text up to its token and the token itself, reconstructed from the pack alone."""
     ids, labels, text_of_place = pack.ids[0].tolist(), pack.labels[0].tolist(), {}
     places = iter(pack.places.tolist())
     for group in pack.groups:

@@ -27,7 +27,7 @@ def tiny(new_trainer: NewTrainer, tokenizer: Any) -> NewTiny:
         config = tiny_config(AutoConfig.for_model(kind), len(tokenizer))
         for name, value in fields.items():
             setattr(config, name, value)
-        torch.manual_seed(0)  # weights and adapters hang on no other test
+        torch.manual_seed(0)  # so that weights and adapters do not depend on other tests
         model = tiny_model(config)
         model.set_attn_implementation(attention)
         lora = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False, lora_dropout=dropout)
@@ -39,9 +39,9 @@ def tiny(new_trainer: NewTrainer, tokenizer: Any) -> NewTiny:
 
 
 def outcome(trainer: Any, rows: Rows | None = None) -> tuple[str, str]:
-    """The way that it is scored, which gives the right numbers, and the reason."""
+    """The layout that the scorer chose and its reason, after asserting that its numbers are right."""
     rows = rows or rows_of()
-    # What a key pulls nearly cancels within a softmax: its gradient is small, and rounding a larger part of it.
+    # Gradients of a key nearly cancel within a softmax, so rounding is a larger part of them.
     assert_same(score(trainer, rows), plainly(trainer, rows), rtol=3e-5)
     return trainer.packing_report["packing"], trainer.packing_report["reason"]
 
@@ -136,11 +136,11 @@ def test_a_missing_window_fails_the_proof(tiny: NewTiny, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("made", "way", "reason"),
     [
-        ({"kind": "qwen3_next"}, "packed", ""),  # its recurrent layers get rows
-        ({"kind": "stablelm"}, "plain", "do not call the packed attention as expected"),  # an attention of its own
+        ({"kind": "qwen3_next"}, "packed", ""),  # its recurrent layers get rows without padding
+        ({"kind": "stablelm"}, "plain", "do not call the packed attention as expected"),  # has its own attention
         ({"attention": "eager"}, "packed", ""),
         ({"kind": "gemma2", "attention": "eager", "attn_logit_softcapping": 2.0}, "packed", ""),
-        ({"kind": "gpt_oss", "attention": "eager"}, "packed", ""),  # sinks
+        ({"kind": "gpt_oss", "attention": "eager"}, "packed", ""),  # attention sinks
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "plain", "dynamic"),
         ({"kind": "gpt2", "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}, "packed", ""),
     ],

@@ -30,7 +30,7 @@ def load(folder: Path, **changes: Any) -> LoadedModel:
 
 
 def gradients(model: Any) -> dict[str, Any]:
-    """Of the adapters, for the loss on a fixed text."""
+    """Gradients of the adapters for the loss on a fixed text."""
     model.zero_grad()
     ids = torch.arange(20, 52).view(2, 16)
     model(input_ids=ids, labels=ids).loss.backward()
@@ -63,7 +63,7 @@ def test_no_4_bit_weight_is_repacked_on_the_cpu(model_folder: Path) -> None:
 def test_a_full_gpu_is_told_from_broken_files(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, load_in_4bit: bool
 ) -> None:
-    """transformers files what fails while it quantises under weights that it cannot convert, and names no reason."""
+    """transformers reports any failure during quantisation as weights that it cannot convert, without the reason."""
     from bitsandbytes import functional
     from transformers import core_model_loading
 
@@ -78,7 +78,7 @@ def test_a_full_gpu_is_told_from_broken_files(
 
 @pytest.fixture
 def trained_precisions(monkeypatch: pytest.MonkeyPatch) -> list[set[Any]]:
-    """Precisions of the weights that train, as every optimiser finds them."""
+    """Record the dtypes of the trained weights at each creation of an optimiser; return the list."""
     precisions: list[set[Any]] = []
     make = Trainer.create_optimizer
 
@@ -114,7 +114,7 @@ def test_the_reference_is_loaded_as_the_policy_was(tree: dict[str, Any], tmp_pat
     assert loads["attn_implementation"] == "eager"
     assert loads["dtype"] == "float32"
     assert loads["use_safetensors"] is True
-    # Adapters are switched off instead; nothing is loaded a second time.
+    # The adapters are disabled instead; no second model is loaded.
     assert grpo_config(load_config(tree, pinned), CPU, tmp_path, [1.0, 1.0]).model_init_kwargs is None
 
 
@@ -136,7 +136,7 @@ def test_files_that_the_kernel_keeps_at_hand_count_as_free(tmp_path: Path, monke
 def test_completions_of_weights_that_all_train_are_made_in_the_precision_of_a_training_pass(
     new_trainer: Callable[..., Any], bf16: bool
 ) -> None:
-    """transformers' `generate` knows no autocast of the trainer's: it would multiply in float32."""
+    """transformers' `generate` does not use the trainer's autocast, so it would multiply in float32."""
     trainer = new_trainer(objective="grpo", bf16=bf16, unchecked=True)
     dtypes: set[torch.dtype] = set()
     layer = next(module for name, module in trainer.model.named_modules() if name.endswith("k_proj"))

@@ -15,7 +15,7 @@ from kit.runner.recording import FailureMonitor, columns, write_completions
 
 
 def rollout(step: int = 0, **changes: Any) -> Any:
-    """Two completions, two components; the second component does not apply to the second completion."""
+    """A rollout of two completions and two components; the second component does not apply to the second completion."""
     values = {
         "step": step,
         "mode": "train",
@@ -67,7 +67,7 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
 
 
 class Rewards:
-    """Stands for the reward functions of a run: `shares` of failures, batch by batch."""
+    """A stand-in for the reward functions of a run, with these shares of failures in successive batches."""
 
     def __init__(self, *shares: float) -> None:
         self.shares = list(shares)
@@ -95,9 +95,9 @@ def batches_until_stopped(*shares: float, limit: float = 0.2, batches: int = 99)
     ("shares", "batches", "stopped"),
     [
         ([0.3] * 9, 99, 5),
-        ([0.2] * 9, 99, None),  # at the limit is not above it
+        ([0.2] * 9, 99, None),  # equal to the limit is not above it
         ([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], 99, 6),
-        ([1.0] * 3, 3, 3),  # a run of three batches, all bad
+        ([1.0] * 3, 3, 3),  # three bad batches in a row
     ],
 )
 def test_a_run_is_stopped_after_five_bad_batches_in_a_row(shares: list[float], batches: int, stopped: int) -> None:

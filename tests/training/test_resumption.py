@@ -40,7 +40,7 @@ from .rollouts import adapter
 
 
 def checkpoint(root: Path, step: int = 2, name: str | None = None) -> Path:
-    """A folder such as transformers leaves."""
+    """A checkpoint folder in transformers' layout."""
     folder = root / (name or f"checkpoint-{step}")
     folder.mkdir(parents=True)
     (folder / "optimizer.pt").write_bytes(b"moments")
@@ -117,7 +117,7 @@ def test_as_many_checkpoints_are_kept_as_transformers_would(seed: int, tmp_path:
         for step in steps:
             checkpoint(tmp_path / side, step)
     rotate(numbered(tmp_path / "ours"), limit, f"/elsewhere/checkpoint-{best}" if best else None)
-    named = f"{tmp_path / 'theirs'}/checkpoint-{best}" if best in steps else None  # theirs would keep a place for it
+    named = f"{tmp_path / 'theirs'}/checkpoint-{best}" if best in steps else None  # the best one
     rotate_checkpoints(str(tmp_path / "theirs"), save_total_limit=limit, best_model_checkpoint=named)
     rotated, expected = ([path.name for path in numbered(tmp_path / side)] for side in ("ours", "theirs"))
     assert rotated == expected
@@ -145,7 +145,7 @@ def test_a_run_resumed_at_its_end_removes_surplus_checkpoints(tmp_path: Path) ->
 
 
 class Tally:
-    """A part with a state: how many rollouts it saw."""
+    """A component with state: the number of rollouts."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -164,7 +164,7 @@ class Tally:
 def test_a_trainer_goes_on_in_the_middle_of_its_completions_and_epochs(
     objective: str | None, new_trainer: Callable[..., Any], prompts: Any, tmp_path: Path
 ) -> None:
-    """Two prompts, two steps on the completions of each: the checkpoint is made within the second epoch."""
+    """Two prompts and two steps on the completions of each, so that the checkpoint falls within the second epoch."""
     options = {
         "objective": objective, "max_steps": 7, "num_iterations": 2, "save_strategy": "steps", "save_steps": 5,
         "logging_steps": 1, "learning_rate": 0.01,
@@ -201,7 +201,7 @@ def test_a_trainer_goes_on_in_the_middle_of_its_completions_and_epochs(
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """A run of ten steps that was killed in its eighth, with checkpoints at 3 and 6."""
+    """A run of ten steps that was killed in the eighth, with checkpoints at steps 3 and 6."""
     run = RunStore(tmp_path / "runs").create("it")
     config = load_config({"optimisation": {"steps": 10}, "run": {"id": "it", "root": str(tmp_path / "runs")}})
     run.write_text("config.yaml", config.to_yaml())
@@ -269,7 +269,7 @@ def test_weights_are_discarded_only_with_force(run: RunDir, parts: Any) -> None:
 def test_a_run_that_starts_again_names_what_has_changed_and_is_not_refused(
     noted: bool, run: RunDir, parts: Any
 ) -> None:
-    """A face notes the configuration as it was given; the training process writes out what its defaults amount to."""
+    """The page and the command line save the configuration of the user, the training process one with explicit defaults."""
     for path in run.checkpoints:
         shutil.rmtree(path)
     config = load_config(run.config)
@@ -317,7 +317,7 @@ def test_a_live_run_is_not_resumed(run: RunDir) -> None:
 
 @pytest.fixture
 def parts(run: RunDir, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Parts of the run as they are now, with overrides."""
+    """Return a factory of the run's current parts, with overrides."""
     weights = tmp_path / "model"
     weights.mkdir()
     (weights / "model.safetensors").write_bytes(bytes(3_000_000))

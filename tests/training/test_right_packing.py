@@ -17,7 +17,7 @@ NewTrainer = Callable[..., Any]
 
 
 def test_log_probabilities_entropies_and_gradients_equal_those_of_trls_layout(new_trainer: NewTrainer) -> None:
-    trainer = new_trainer(steps_per_generation=8)  # TRL's own, whose entropies have a gradient
+    trainer = new_trainer(steps_per_generation=8)  # TRL's own method, whose entropies have a gradient
     inputs = mixed_prompts(trainer)
     results = []
     for packed in (False, True):
@@ -45,7 +45,7 @@ def test_log_probabilities_entropies_and_gradients_equal_those_of_trls_layout(ne
 
 
 def leave_the_mask_out(trainer: Any) -> None:
-    """As Unsloth's backbones do in training."""
+    """Make the backbone ignore the attention mask in training, as Unsloth's does."""
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     forward = backbone.forward
 
@@ -68,7 +68,7 @@ def test_a_backbone_without_a_mask_is_exact_with_right_padding(new_trainer: NewT
     inputs = mixed_prompts(trainer)
     trainer.model.train()
     right = scores(trainer, inputs)[0]
-    trainer.scorer.padding, trainer.scorer.packing = "right", False  # as for its class
+    trainer.scorer.padding, trainer.scorer.packing = "right", False  # as for Unsloth's class
     leave_the_mask_out(trainer)
     torch.testing.assert_close(scores(trainer, inputs)[0], right, atol=1e-5, rtol=1e-5)
     trainer.checks.before_scoring(trainer.model, MicroBatch(inputs))

@@ -22,7 +22,7 @@ from .rollouts import (
 
 
 def random_head(trainer: Any, size: float = 0.5) -> None:
-    """A head that says something: it starts from zeros."""
+    """Set random weights, because the head starts with zeros."""
     generator = torch.Generator().manual_seed(2)
     linear = trainer.critic.head.linear
     with torch.no_grad():
@@ -31,7 +31,7 @@ def random_head(trainer: Any, size: float = 0.5) -> None:
 
 
 def values_by_hand(trainer: Any, prompt: Tensor, completion: Tensor) -> Tensor:
-    """(T,) of one unpadded row: layer norm and linear of the last hidden state in which each token was chosen."""
+    """Values (T,) of one unpadded row: layer norm and linear layer of the hidden state that predicted each token."""
     with torch.no_grad():
         ids = torch.cat([prompt, completion]).unsqueeze(0)
         hidden = trainer.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0, len(prompt) - 1 : -1]
@@ -130,7 +130,7 @@ def test_the_head_has_an_optimiser_group_of_its_own(new_trainer: NewTrainer) -> 
     assert own["lr"] == 0.003
     assert own["weight_decay"] == 0.0
     assert {group["lr"] for group in groups if group is not own} == {0.01}
-    assert parameters[0].abs().max() > 1e-3  # it did learn
-    assert all(weight.grad is None or not weight.grad.any() for weight in parameters)  # and starts anew each step
+    assert parameters[0].abs().max() > 1e-3  # the head has learned
+    assert all(weight.grad is None or not weight.grad.any() for weight in parameters)  # cleared after a step
     named = {id(weight) for weight in trainer.model.parameters()}
     assert not any(id(weight) in named for weight in parameters)

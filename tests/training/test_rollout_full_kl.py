@@ -29,7 +29,7 @@ from .rollouts import (
 
 
 def kl_by_hand(trainer: Any, reference: Callable[[Tensor], Tensor], inputs: dict[str, Any]) -> Tensor:
-    """(tokens,) sum over the vocabulary of p·log(p/q) at live tokens, from whole logits of unpadded rows."""
+    """The sum of p·log(p/q) over the vocabulary, (tokens,), at live tokens, from complete logits of unpadded rows."""
     rows = []
     for row in range(len(inputs["completion_ids"])):
         prompt, completion = unpadded(inputs, row)
@@ -58,7 +58,7 @@ FULL = [{"name": "kl", "estimator": "full", "coef": 0.5}]
 def test_the_full_kl_and_its_gradient_equal_whole_logits(
     new_trainer: NewTrainer, options: dict[str, Any], tools: bool
 ) -> None:
-    """`token_mean`: loss = clip + 0.5 · mean over the trained tokens, divided by the accumulation."""
+    """With `token_mean`, loss = clip + 0.5 · mean over the trained tokens, divided by the accumulation."""
     trainer = new_trainer(objective={"recipe": "bnpo", "regularizers": FULL}, **options)
     batches = rollout(trainer)
     drift(trainer)
@@ -137,7 +137,7 @@ def test_the_full_kl_of_full_finetuning_is_to_the_model_as_it_was(
     [
         ("dapo", [False, False]),
         ({"recipe": "dapo", "regularizers": FULL}, [True, False, False]),
-        ("ppo", [False, False, False]),  # one more pass for the values of the rollout, no reference
+        ("ppo", [False, False, False]),  # one more pass for the values; no reference
     ],
     ids=["dapo", "full_kl", "ppo"],
 )
@@ -146,7 +146,7 @@ def test_nothing_is_scored_without_need(new_trainer: NewTrainer, objective: Any,
     scored = watch_scoring(trainer)
     train(trainer)
     assert scored == passes
-    assert trainer._state is None  # no hidden states are kept
+    assert trainer._state is None  # hidden states are not stored
 
 
 @pytest.mark.parametrize("objective", [{"recipe": "dapo", "regularizers": FULL}, {"recipe": "ppo"}], ids=str)

@@ -84,7 +84,7 @@ def test_quantiles_of_the_ratio_are_those_of_the_tokens_of_all_micro_batches(new
         want = low + (place - int(place)) * (ordered[min(int(place) + 1, len(ordered) - 1)] - low)
         assert log[f"ratio/{name}"] == pytest.approx(
             math.exp(want), rel=1e-4
-        )  # between two tokens, linear in the log ratio
+        )  # between two tokens; linear in the log ratio
 
 
 # --- controllers ------------------------------------------------------------------------------------------------------
@@ -122,6 +122,6 @@ def test_a_controller_observes_the_exact_mean_once_a_step(
         assert observations[step] == (pytest.approx(mean, rel=1e-4), 12)
         assert logs[step]["coef/kl"] == pytest.approx(coef)
         coef *= 1 + min(max(mean / 0.001 - 1, -0.2), 0.2) * 12 / 40
-    assert len(observations) == 3  # evaluation in between is not observed
+    assert len(observations) == 3  # evaluation is not observed
     assert coef == pytest.approx(objective.regularizers[0].coef_at(3))
     assert coef != 0.1

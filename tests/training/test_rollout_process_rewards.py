@@ -14,7 +14,7 @@ from .rollouts import NewTrainer, generated, train
 
 
 def with_steps(reward: Any, **changes: Any) -> Callable[..., list[float]]:
-    """Half a point at every third token, besides the reward of the completion."""
+    """The reward of the completion, and a process reward of 0.5 at each third token."""
 
     def scored(completion_ids: list[list[int]], log_extra: Any, **_: Any) -> list[float]:
         rows = [[0.5 if place % 3 == 2 else 0.0 for place in range(len(ids))] for ids in completion_ids]
@@ -38,7 +38,7 @@ def test_process_rewards_are_laid_over_tokens(new_trainer: NewTrainer, reward: A
         want = [sum(r * 0.5 ** (u - t) for u, r in enumerate(rewards) if u >= t) for t in range(len(ids))]
         torch.testing.assert_close(output["advantages"][row, : len(ids)], torch.tensor(want))
         assert not output["advantages"][row, len(ids) :].any()
-    assert "token_rewards" not in trainer._logs["extra"]  # a table of completions has no room for it
+    assert "token_rewards" not in trainer._logs["extra"]  # TRL's table of completions cannot show lists
 
 
 @pytest.mark.parametrize("advantage", ["group_zscore", "leave_one_out"])

@@ -31,7 +31,7 @@ TOKENS = torch.arange(5, 15)[None]
 
 @pytest.fixture(scope="module")
 def sft(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter whose effect is plain to see, of another rank and other targets than the runs here ask for."""
+    """An adapter with a large effect, whose rank and targets differ from those of the runs."""
     folder = tmp_path_factory.mktemp("sft") / "adapter"
     with torch.random.fork_rng():
         torch.manual_seed(5)
@@ -48,7 +48,7 @@ def sft(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started(
     tree: Any, sft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path
 ) -> dict[str, torch.Tensor]:
-    """`tree` starting from `sft`, with a KL term; what its policy and the adapter's say of a few tokens before training."""
+    """Set `tree` to start from the adapter `sft`, with a KL term; return the log-probabilities recorded by its run."""
     tree["model"]["adapter"] = str(sft)
     tree["objective"] = {"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.5}]}
     tree["optimisation"]["learning_rate"] = 1e-2
@@ -70,7 +70,7 @@ def started(
 
         logps["start"] = says()
         engine = AutoModelForCausalLM.from_pretrained(trainer.model.get_base_model().name_or_path)
-        engine.load_state_dict(dict(merged_weights(trainer.model) or ()), strict=False)  # as vLLM is handed them
+        engine.load_state_dict(dict(merged_weights(trainer.model) or ()), strict=False)  # as vLLM receives them
         with torch.no_grad():
             logps["engine"] = engine(TOKENS).logits.log_softmax(-1)
         train_on(trainer, resumption)

@@ -15,7 +15,7 @@ from .rollouts import NewTrainer
 
 
 class OnStep(TrainerCallback):  # type: ignore[misc]
-    """Does something after the log of a step, as a checkpoint is written."""
+    """Call a function after the log of a step, when a checkpoint is written."""
 
     def __init__(self, step: int, act: Any) -> None:
         self.step, self.act = step, act
@@ -26,7 +26,7 @@ class OnStep(TrainerCallback):  # type: ignore[misc]
 
 
 def test_phases_of_a_real_step_are_its_time(new_trainer: NewTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that stands still but for the rewards (1000 s) and forward passes (10 s without gradients, 1 s with them)."""
+    """A fake clock advances by 1000 s for rewards and by 10 s or 1 s for a forward pass without or with gradients."""
     now, passes = [0], {True: 0, False: 0}
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
@@ -38,7 +38,7 @@ def test_phases_of_a_real_step_are_its_time(new_trainer: NewTrainer, monkeypatch
         now[0] += 1000
         return [float(len(str(text)) % 3) for text in completions]
 
-    objective = {"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.04}]}  # scores by the reference policy
+    objective = {"recipe": "grpo", "regularizers": [{"name": "kl", "coef": 0.04}]}  # scores the reference, too
     trainer = new_trainer(objective=objective, max_steps=2, num_iterations=2, extra={"reward_funcs": rewards})
     trainer.model.get_input_embeddings().register_forward_pre_hook(forward)
     trainer.train()
@@ -50,12 +50,12 @@ def test_phases_of_a_real_step_are_its_time(new_trainer: NewTrainer, monkeypatch
     assert first["rewards"] == 1000
     assert first["generation"] >= 20
     assert first["scoring"] >= 10
-    gradients = [parts["update"] % 10 for parts in (first, second)]  # the checks before the first step take none
+    gradients = [parts["update"] % 10 for parts in (first, second)]  # the first checks take none
     assert min(gradients) > 0
     assert sum(gradients) == passes[True]
     assert first["generation"] + first["scoring"] + first["update"] - gradients[0] == 10 * passes[False]
-    assert second["rewards"] == second["generation"] == second["scoring"] == 0  # the same completions once more
-    assert "tokens/per_second" not in logs[0]  # the completions are trained on once more
+    assert second["rewards"] == second["generation"] == second["scoring"] == 0  # the same completions
+    assert "tokens/per_second" not in logs[0]  # the completions are used for another step
     made = (
         logs[0]["completions/mean_length"]
         * trainer.args.per_device_train_batch_size
@@ -77,6 +77,6 @@ def test_a_checkpoint_counts_for_the_step_after_it(new_trainer: NewTrainer, monk
     trainer.train()
     logs = trainer.state.log_history[:3]
     assert [log["seconds/saving"] for log in logs] == [0, 0, 50]
-    assert all(log["step_time"] == 0 for log in logs)  # of no step
+    assert all(log["step_time"] == 0 for log in logs)  # no step was measured
     assert all(0.01 < log["memory/process"] < 1000 for log in logs)
     assert "memory/gpu" not in logs[0]

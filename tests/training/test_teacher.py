@@ -43,21 +43,21 @@ def taught(new_trainer: NewTrainer, settings: TeacherConfig = SHOWN, model: Any 
 
 
 def hinted(trainer: Any, row: int) -> Tensor:
-    """The ids of a row's hint, by the tokenizer alone."""
+    """The ids of a row's prompt with the hint, from the tokenizer alone."""
     shown = trainer.train_dataset[row]
     text = f"{shown['prompt']} The answer is {shown['target']}."
     return torch.tensor(trainer.processing_class(text)["input_ids"])
 
 
 def row_of(trainer: Any, inputs: dict[str, Any], row: int) -> int:
-    """Which row of the data a completion belongs to."""
+    """The number of the data row to which a completion belongs."""
     prompt, _ = unpadded(inputs, row)
     texts = [trainer.processing_class(text)["input_ids"] for text in trainer.train_dataset["prompt"]]
     return texts.index(prompt.tolist())
 
 
 def by_hand(trainer: Any, model: Any, inputs: dict[str, Any]) -> list[Tensor]:
-    """Log-probabilities (T, V) of every completion behind its hint."""
+    """Log-probabilities (T, V) of each completion after its hint."""
     with torch.no_grad():
         return [
             plain_logps(model, hinted(trainer, row_of(trainer, inputs, row)), unpadded(inputs, row)[1])

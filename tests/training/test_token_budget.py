@@ -31,7 +31,7 @@ BUDGET = 60
 
 @pytest.fixture(scope="module")
 def mixed(new_trainer: NewTrainer) -> tuple[Any, list[dict[str, Any]]]:
-    """One rollout for every objective whose advantages are numbers of whole completions."""
+    """One rollout for all objectives whose advantages are per completion."""
     rich = {"recipe": "dapo", "regularizers": [KL, {"name": "nll_on_correct"}]}
     return mixed_rollout(new_trainer, rich)
 
@@ -48,7 +48,7 @@ def test_parts_keep_prompts_together_and_to_the_budget() -> None:
     parts = split_by_tokens(rows, range(6), TokenBudget(tokens=30))
     assert sorted(number for part in parts for number in part) == list(range(6))
     assert all(TokenBudget().cost([rows[n] for n in part]) <= 30 for part in parts)
-    assert [0, 5] in parts  # the longest two of a, whose third does not fit
+    assert [0, 5] in parts  # the longest two rows of a group, whose third does not fit
     assert any({1, 3} <= set(part) for part in parts)
     undivided = split_by_tokens(rows, range(6), TokenBudget(tokens=96))
     assert undivided == [[0, 1, 2, 3, 4, 5]]
@@ -84,9 +84,9 @@ def test_every_recipe_has_the_same_gradient_in_parts(mixed: tuple[Any, list[dict
         got = in_a_step(trainer, batches)
     assert_same(got, want)
     assert len(passes.rows) > len(batches)
-    assert passes.without_graph == 0  # once each: no recipe looks across completions
+    assert passes.without_graph == 0  # one pass each: no recipe looks across completions
     assert max(passes.tokens) <= BUDGET
-    assert set(passes.alive) == {0}  # every graph was gone before the next began
+    assert set(passes.alive) == {0}  # each graph was freed before the next pass
 
 
 TERMS: dict[str, dict[str, Any]] = {
@@ -156,7 +156,7 @@ Sizes = Callable[..., tuple[int | None, int | None, dict[str, str]]]
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
-    """`sizes(GiB, overrides)`: token budget, completions at once, and notes of a run of a Qwen3 with so much free memory."""
+    """Return `sizes(GiB, overrides)`: token budget, batch of the rollout, and notes of a Qwen3 run with that free memory."""
 
     def choose(
         gib: float, *overrides: str, device: str = "cuda", env: Any = None, checkpoint: str | None = "checkpoint-3"
@@ -188,15 +188,15 @@ def test_a_run_generates_what_fits_at_once_and_goes_on_so(sizes: Sizes, monkeypa
     assert chosen(1000) is None
     at_once = [chosen(gib) for gib in (180, 150, 120, 100, 50, 0.1)]
     assert at_once == sorted(at_once, reverse=True)
-    assert at_once[-1] == 1  # whether it fits or not
+    assert at_once[-1] == 1  # at least one, even if it does not fit
     assert all(size % 8 == 0 for size in at_once if size > 8)
     assert len({size for size in at_once if 8 <= size < 64}) > 1
     assert chosen(30, device="cpu") is None
     assert chosen(30, "generation.engine=vllm") is None
     assert chosen(30, env={"generation_batch": 24}) == 24
-    assert chosen(0.1, env={}) is None  # a run of before, which goes on as it began
+    assert chosen(0.1, env={}) is None  # an earlier run continues with its own setting
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert chosen(30) is None  # which divide nothing
+    assert chosen(30) is None  # several processes divide nothing
 
 
 def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(sizes: Sizes) -> None:
@@ -209,9 +209,9 @@ def test_a_run_chooses_its_budget_and_keeps_it_when_resumed(sizes: Sizes) -> Non
     assert budget(1e6, "optimisation.token_budget=0") == (None, "")
     before = {"token_budget": 4096}
     assert budget(1e6, env=before) == (4096, "at most 4096 tokens at once, as at the start of the run")
-    assert budget(1e6, env=before, checkpoint=None)[0] is None  # none of its steps is left
+    assert budget(1e6, env=before, checkpoint=None)[0] is None  # without a checkpoint, the earlier run has no effect
     chosen, note = budget(0.001)
-    assert chosen == 200 + 64  # one completion goes through, whatever the memory
+    assert chosen == 200 + 64  # at least one completion, whatever the memory
     assert note.startswith(f"at most {chosen} tokens at once, chosen for 1.0 GiB")
 
 

@@ -18,7 +18,7 @@ def mask_of(*rows: list[int]) -> torch.Tensor:
 
 
 def test_tool_tokens_get_no_reward_and_the_last_live_token_gets_it() -> None:
-    mask = mask_of([1, 0, 1, 0])  # of four tokens, a tool wrote the second and the last
+    mask = mask_of([1, 0, 1, 0])  # of four tokens, the second and the last are a tool's
     laid = lay_out(torch.tensor([2.0]), mask, [[7] * 4], [[0.5, 9.0, 0.25, 9.0]])
     assert laid.tolist() == [[0.5, 0, 2.25, 0]]
 

@@ -18,7 +18,7 @@ STATE: Any = SimpleNamespace(global_step=3)
 
 
 class Fake(TrainerCallback):  # type: ignore[misc]
-    """Stands in for transformers' callback of wandb: notes its events, and raises `error` at the one called `where`."""
+    """A stand-in for transformers' callback of wandb: records its events, and raises `error` at the event `where`."""
 
     where, error = "", BaseException()
     events: list[tuple[str, Any]]

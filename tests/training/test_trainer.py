@@ -54,12 +54,12 @@ def test_without_an_objective_training_is_that_of_stock_trl(new_trainer: NewTrai
     assert logs[0] == logs[1]
     assert len(logs[0]) == 3  # two steps and the summary
     assert largest_difference(adapter(hooked), adapter(stock)) == 0
-    assert largest_difference(adapter(stock), start) > 1e-3  # the steps did move the weights
+    assert largest_difference(adapter(stock), start) > 1e-3  # the steps did change the weights
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", "dapo", "gspo"])
 def test_two_steps_of_training_with_a_recipe_equal_trl(new_trainer: NewTrainer, name: str) -> None:
-    """From generation to optimiser, with two micro-batches a step and the second step off-policy."""
+    """Compare generation to optimiser, with two micro-batches a step and an off-policy second step."""
     objective, loss_arguments = EQUAL[name]
     objective = {**objective, "regularizers": [kl_term(name, True)]}
     options = {"gradient_accumulation_steps": 2, "num_iterations": 2, "max_steps": 2, "optim": "sgd", "seed": 3}
@@ -122,9 +122,9 @@ def test_advantages_equal_trl_with_weights_and_missing_scores(new_trainer: NewTr
         (want, stock_trainer), (output, trainer) = outputs
         assert torch.equal(output["completion_ids"], want["completion_ids"])
         assert want["advantages"].abs().max() > 0.1
-        assert (want["advantages"] == 0).sum() >= 2  # rows 0 and 6 have no score at all
+        assert (want["advantages"] == 0).sum() >= 2  # rows 0 and 6 have no score
         torch.testing.assert_close(output["advantages"], want["advantages"], rtol=1e-5, atol=1e-6)
-        # what TRL would show beside the completions is what was trained on
+        # TRL's table of completions shows the advantages that were used
         assert list(trainer._logs["advantages"]) == output["advantages"].tolist()
         assert len(stock_trainer._logs["advantages"]) == len(trainer._logs["advantages"])
 
@@ -202,10 +202,10 @@ def test_logged_means_are_exact_over_micro_batches_and_steps(new_trainer: NewTra
         assert log["entropy"] == pytest.approx(objective.mean(lambda batch: batch.entropy), abs=1e-6)
         assert log["objective/entropy_bonus"] == pytest.approx(-log["entropy"], abs=1e-6)
         assert log["ratio/mean"] == pytest.approx(objective.mean(lambda b: (b.logps - b.old_logps).exp()), abs=1e-6)
-        # a mean of the micro-batches' means would be another number
+        # a mean of the means of micro-batches would differ
         means = [batch.entropy[batch.mask].mean().item() for batch in objective.seen]
         assert abs(sum(means) / len(means) - log["entropy"]) > 1e-5
-        objective.seen = rest  # the next log starts from nothing
+        objective.seen = rest  # the next log starts with no values
         assert later["entropy"] == pytest.approx(objective.mean(lambda batch: batch.entropy), abs=1e-6)
         assert later["objective/clip"] == pytest.approx(objective.mean(clip), abs=1e-6)
 
@@ -226,7 +226,7 @@ def test_the_reference_of_an_adapter_is_the_model_without_it(
             want = plain_logps(base, prompt, completion).gather(1, completion.unsqueeze(1)).squeeze(1)
             torch.testing.assert_close(reference[: len(completion)], want, rtol=0, atol=1e-5)
     mask = inputs["completion_mask"].bool()
-    assert (current - inputs["ref_per_token_logps"])[mask].abs().max() > 1e-3  # the adapter does something
+    assert (current - inputs["ref_per_token_logps"])[mask].abs().max() > 1e-3  # the adapter has an effect
 
 
 def test_the_entropy_bonus_has_the_gradient_of_the_mean_entropy(new_trainer: NewTrainer) -> None:

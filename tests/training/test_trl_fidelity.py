@@ -24,11 +24,11 @@ from .rollouts import (
 )
 
 Spec = dict[str, Any]
-NARROW = {"eps_low": 0.02, "eps_high": 0.03}  # of a completion's mean ratio, which stays closer to 1 than a token's
+NARROW = {"eps_low": 0.02, "eps_high": 0.03}  # the mean ratio of a completion is closer to 1
 NARROW_TRL = {"epsilon": 0.02, "epsilon_high": 0.03}
 WHOLE = {"name": "gspo", **NARROW}
 
-# (TRL's loss_type, its importance_sampling_level): (our objective, TRL's other arguments that mean the same)
+# (TRL's loss_type and importance_sampling_level): (the kit's objective, TRL's other equivalent arguments)
 EVERY_LOSS: dict[tuple[str, str], tuple[Spec, Spec]] = {
     ("grpo", "token"): ({"recipe": "grpo"}, {}),
     ("grpo", "sequence"): ({"recipe": "gspo"}, {"epsilon": 3e-4, "epsilon_high": 4e-4}),
@@ -48,7 +48,7 @@ EVERY_LOSS: dict[tuple[str, str], tuple[Spec, Spec]] = {
         {"recipe": "sapo", "clip": {"level": "sequence", "tau_pos": 0.8, "tau_neg": 1.5}},
         {"sapo_temperature_pos": 0.8, "sapo_temperature_neg": 1.5},
     ),
-    ("vespo", "token"): ({"recipe": "vespo"}, {}),  # TRL refuses level sequence
+    ("vespo", "token"): ({"recipe": "vespo"}, {}),  # TRL refuses it at level sequence
     ("luspo", "token"): ({"clip": {"name": "ppo_clip"}, "reduction": "sequence_sum"}, {}),
     ("luspo", "sequence"): ({"recipe": "luspo"}, {"epsilon": 2e-3, "epsilon_high": 2.5e-3}),
 }
@@ -73,7 +73,7 @@ def test_every_loss_type_and_level_of_trl_is_in_the_matrix() -> None:
 
 @pytest.fixture(scope="module")
 def shared_rollout(new_trainer: NewTrainer) -> Rollouts:
-    """Micro-batches generated once by a stock trainer, with reference and (off-policy) old log-probabilities."""
+    """Return micro-batches that a stock trainer generated once, with reference and (off-policy) old log-probabilities."""
 
     @functools.cache
     def make(policy: str, accumulation: int) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def shared_rollout(new_trainer: NewTrainer) -> Rollouts:
 
 
 def build(new_trainer: NewTrainer, objective: Spec, loss_arguments: Spec, kl: str, level: str) -> Pair:
-    """TRL's trainer, ours, and the adapter that both start with."""
+    """TRL's trainer, the kit's, and the adapter with which both start."""
     if kl != "no_kl":
         corrected = kl == "corrected_kl"
         objective = {**objective, "regularizers": [{**kl_term("", corrected), "level": level}]}
@@ -99,7 +99,7 @@ def build(new_trainer: NewTrainer, objective: Spec, loss_arguments: Spec, kl: st
 
 @pytest.fixture(scope="module")
 def pair(new_trainer: NewTrainer) -> Callable[[str, str, str], Pair]:
-    """One pair of trainers for each loss; what differs between policies is only in the micro-batches and two settings."""
+    """Return a cached pair of trainers for each loss. Policies differ only in the micro-batches and two settings."""
 
     @functools.cache
     def make(loss_type: str, level: str, kl: str) -> Pair:
@@ -111,7 +111,7 @@ def pair(new_trainer: NewTrainer) -> Callable[[str, str, str], Pair]:
 
 
 def assert_equal_trl(trainers: Pair, batches: list[dict[str, Any]], policy: str, accumulation: int) -> Any:
-    """Every micro-batch's loss, and the sum of their gradients. Gives back TRL's trainer with what it logged."""
+    """Compare the loss of each micro-batch and the sum of the gradients; return TRL's trainer with its logs."""
     stock, hooked, start = trainers
     results = []
     for trainer in (stock, hooked):
@@ -142,7 +142,7 @@ def test_loss_and_lora_gradient_equal_trl_on_the_same_rollout(
 ) -> None:
     batches = shared_rollout(policy, accumulation)
     stock = assert_equal_trl(pair(loss_type, level, kl), batches, policy, accumulation)
-    if policy != "on_policy" and loss_type in CLIPPED:  # the case with clipping is among the cases
+    if policy != "on_policy" and loss_type in CLIPPED:  # the batch does have clipped tokens
         assert sum(stock._metrics["train"][CLIPPED[loss_type]]) > 0
 
 

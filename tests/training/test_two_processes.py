@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.survival, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each process found, and `alone`, the gradient of one process, beside the first."""
+    """The results of both processes; the first also has `alone`, the gradient of a single process."""
     folder = tmp_path_factory.mktemp("two")
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")])
@@ -58,7 +58,7 @@ def test_what_the_first_process_logs_is_finite_and_of_both(ranks: list[dict[str,
 
 def test_the_gradient_is_that_of_one_process_with_the_completions_of_both(ranks: list[dict[str, Any]]) -> None:
     tokens = [sum(int(batch["completion_mask"].sum()) for batch in rank["batches"]) for rank in ranks]
-    assert tokens[0] != tokens[1]  # a mean over the tokens of each process would be another one
+    assert tokens[0] != tokens[1]  # so a mean over the tokens of each process would differ
     assert_gradients_close(ranks[0]["gradients"], ranks[0]["alone"])
     assert_gradients_close(ranks[1]["gradients"], ranks[0]["alone"])
 
@@ -68,7 +68,7 @@ def test_the_gradient_is_that_of_one_process_with_the_completions_of_both(ranks:
 
 def test_skipping_on_one_process_only_gives_the_same_steps(ranks: list[dict[str, Any]]) -> None:
     assert all(state == "on" for state in ranks[0]["on"]["report"].values())
-    assert sum(ranks[0]["on"]["scored"]) <= 1  # one row showed which weights a pass reaches
+    assert sum(ranks[0]["on"]["scored"]) <= 1  # one row was scored to find which weights a pass reaches
     assert sum(ranks[0]["off"]["scored"]) == sum(ranks[1]["on"]["scored"]) == 4 * 2 * 4
     for name, value in ranks[0]["off"]["adapter"].items():
         assert torch.equal(ranks[0]["on"]["adapter"][name], ranks[1]["on"]["adapter"][name])
@@ -80,7 +80,7 @@ def test_skipping_on_one_process_only_gives_the_same_steps(ranks: list[dict[str,
 
 
 def test_a_wrapped_model_is_called_as_often_by_each(ranks: list[dict[str, Any]]) -> None:
-    """Each forward pass of a model in DistributedDataParallel waits for the other process; one has room for a pack only."""
+    """Each forward pass in DistributedDataParallel waits for the other process, also if one has room for a single pack only."""
     way = "packed"
     assert [rank[way]["way"] for rank in ranks] == [way, way]
     assert [rank["plain"]["way"] for rank in ranks] == ["plain", "plain"]

@@ -29,7 +29,7 @@ class Config:
 
 @pytest.fixture
 def dispatch(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
-    """The function as a model's module has it once the kit has wrapped it, and what went on to Unsloth's own."""
+    """The wrapped attention function of a model's module, and the calls that reach Unsloth's own function."""
     calls: list[Any] = []
 
     def run_attention(*, config: Any, context: Any, Q: Any, K: Any, V: Any) -> Any:

@@ -42,7 +42,7 @@ def test_an_engine_starts_on_a_device_that_accelerate_names_without_an_index(
 def test_engines_that_start_at_the_same_time_have_ports_of_their_own(
     gpu: Any, new_model: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of runs on two GPUs of a machine. TRL looks for one long before vLLM takes it, and prefers 29500."""
+    """Two runs on two GPUs of a machine. TRL chooses a port long before vLLM binds it, and prefers 29500."""
     ports = [watched(new_model()).llm.port for _ in range(2)]
     assert len({*ports, "29500"}) == 3
     assert "MASTER_PORT" not in os.environ
@@ -51,7 +51,7 @@ def test_engines_that_start_at_the_same_time_have_ports_of_their_own(
 
 
 def test_an_engine_that_sleeps_between_rollouts_wakes_for_every_one(gpu: Any, new_model: Callable[[], Any]) -> None:
-    """TRL's `generate` itself calls `sync_weights` where nobody did since the engine went to sleep."""
+    """TRL's `generate` calls `sync_weights` itself if nothing did so since the engine went to sleep."""
     model = new_model()
     generation = watched(model, standby=True)
     for _ in range(2):
@@ -65,14 +65,14 @@ def test_an_engine_that_sleeps_between_rollouts_wakes_for_every_one(gpu: Any, ne
 def test_torchs_cache_is_freed_before_an_adapter_wakes_the_weights(
     gpu: Any, new_model: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TRL does so before it loads merged weights; the update's cache would leave no memory for the engine."""
+    """TRL does so before it loads merged weights. Otherwise the cache of the update leaves no memory for the engine."""
     from trl.generation import vllm_generation
 
     generation, events = watched(new_model(), standby=True), []
     wake_up = generation.llm.wake_up
     monkeypatch.setattr(vllm_generation, "empty_cache", lambda: events.append("empty_cache"))
     generation.llm.wake_up = lambda tags: (events.append(f"wake {tags[0]}"), wake_up(tags))
-    for wake in (generation.sync_weights, generation._wake_weights):  # TRL's own, and that of an adapter
+    for wake in (generation.sync_weights, generation._wake_weights):  # TRL's method, and the kit's for an adapter
         events.clear()
         generation.llm.sleep()
         wake()
@@ -92,7 +92,7 @@ def test_an_engine_in_16_bits_has_the_float32_logits_of_the_trainer(
 def test_the_engine_is_made_for_the_completions_of_a_step(
     gpu: Any, new_model: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's own default, 256, is more than an L4 has room for with recurrent layers, and the engine does not start."""
+    """vLLM's default, 256, exceeds the recurrent state blocks of an L4, and the engine does not start."""
     monkeypatch.setattr("kit.models.backend.this_machine", lambda: Machine((8, 9), "L4"))
     args: Any = SimpleNamespace(use_vllm=True, use_cpu=False, bf16=True, fp16=False)
     numbers = []
@@ -107,7 +107,7 @@ def test_the_engine_is_made_for_the_completions_of_a_step(
 
 
 def test_weights_are_read_once_the_optimiser_has_written_them(gpu: Any, new_model: Callable[[], Any]) -> None:
-    """vLLM's threads have CUDA streams of their own, the trainer's among them where Unsloth has started it there."""
+    """vLLM's threads have CUDA streams of their own; if Unsloth started the engine, the trainer's thread has one, too."""
     generation = watched(new_model())
     gpu.at_work.add("of the trainer's thread")
     model = generation.model
@@ -119,7 +119,7 @@ def test_weights_are_read_once_the_optimiser_has_written_them(gpu: Any, new_mode
 
 
 def test_the_trainer_goes_on_once_the_engine_has_put_the_weights_back(gpu: Any, new_model: Callable[[], Any]) -> None:
-    """Unsloth's engine shares the trainer's weights; it takes a folded adapter out of them on its own stream."""
+    """Unsloth's engine shares the trainer's weights, and removes a merged adapter from them on its own stream."""
     generation = watched(new_model())
     generation.sync_weights()
     generate = generation.llm.generate

@@ -30,7 +30,7 @@ from training.rollouts import adapter, drift  # noqa: E402
 STEERED = {"name": "kl", "coef": "adaptive_kl(target=0.001, horizon=40, start=0.1)"}
 PPO = {"recipe": "ppo", "regularizers": [STEERED]}
 OFF = {"skip_flat_groups": False}
-KL = {"recipe": "dapo", "regularizers": [{"name": "kl", "coef": 0.04}]}  # so that each micro-batch goes through at once
+KL = {"recipe": "dapo", "regularizers": [{"name": "kl", "coef": 0.04}]}  # each micro-batch is one pass
 
 
 def nothing(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -57,7 +57,7 @@ def new_trainer(
 
 
 def gradients(trainer: Any, model: Any, batches: list[Any]) -> dict[str, torch.Tensor]:
-    """Of LoRA and head, over the micro-batches of a step, as the optimiser would get them."""
+    """Gradients of LoRA and value head over the micro-batches of a step, as the optimiser receives them."""
     trainer.model.train()
     trainer.model.zero_grad()
     trainer.critic.head.zero_grad()
@@ -102,7 +102,7 @@ def with_value_head(folder: Path, rank: int) -> dict[str, Any]:
 def saving(
     folder: Path, rank: int, objective: Any = "dapo", pack_tokens: int | None = None, **switches: Any
 ) -> dict[str, Any]:
-    """A run of which the first process has only flat groups."""
+    """A run whose first process has only flat groups."""
     trainer = new_trainer(folder, objective, placed_ids if rank else nothing, **switches)
     trainer.scorer.pack_tokens = pack_tokens or trainer.scorer.pack_tokens
     scored: list[int] = []
@@ -133,7 +133,7 @@ def one_of_two(rank: int, folder: Path) -> None:
 
 
 def widened(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Rows of both processes in one tensor; prompts are padded on the left."""
+    """Join the rows of both processes in one tensor. Prompts are padded on the left."""
     if not parts[0].dim():
         assert parts[0] == parts[1], name
         return parts[0]
@@ -147,7 +147,7 @@ def widened(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def alone(folder: Path) -> dict[str, torch.Tensor]:
-    """The gradient of one process on the completions of both."""
+    """The gradient of a single process on the completions of both."""
     ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
     trainer = new_trainer(folder, PPO, size=8)
     trainer.model.load_state_dict(ranks[0]["drifted"], strict=False)
