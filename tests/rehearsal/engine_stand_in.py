@@ -40,7 +40,7 @@ MODULES = {
 
 
 def install(folder: Path) -> None:
-    """Writes the packages that the extra `vllm` brings, and puts the folder first on `sys.path`."""
+    """Write the packages of the extra `vllm` as stand-ins, and put their folder first on `sys.path`."""
     extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -60,19 +60,19 @@ def install(folder: Path) -> None:
 
 
 class SamplingParams(SimpleNamespace):
-    """The settings of a request, as they were given."""
+    """The settings of a request."""
 
 
 class StructuredOutputsParams(SimpleNamespace):
-    """A grammar, as it was given."""
+    """The grammar of a request."""
 
 
 class RequestOutput(SimpleNamespace):
-    """prompt_token_ids and outputs, each with token_ids and logprobs."""
+    """A result with `prompt_token_ids` and `outputs`, each with `token_ids` and `logprobs`."""
 
 
 class LoRARequest(SimpleNamespace):
-    """An adapter's name and number."""
+    """A request with an adapter's name and number."""
 
     def __init__(self, lora_name: str, lora_int_id: int, lora_path: str = "", **tensors: Any) -> None:
         named = {"lora_name": lora_name, "lora_int_id": lora_int_id, "lora_path": lora_path, "is_3d_lora_weight": False}
@@ -84,7 +84,7 @@ class PEFTHelper(SimpleNamespace):
 
 
 class _LoadedAdapter:
-    """vLLM's `LoRAModel`: copies of an adapter's matrices by the name of their layer."""
+    """vLLM's `LoRAModel`: copies of an adapter's matrices by layer name."""
 
     is_3d_lora_weight = False
 
@@ -100,7 +100,7 @@ class _LoadedAdapter:
 
 
 class LLM:
-    """An engine with weights of its own, read from the model's folder; it draws from the distribution at the temperature."""
+    """An engine with its own weights, read from the model's folder; it samples from the model at the temperature."""
 
     made: list[LLM] = []  # noqa: RUF012 (the engines of this process, for whoever looks at them)
 
@@ -111,7 +111,7 @@ class LLM:
             raise ValueError("Unknown quantization method: bitsandbytes.")
         self.settings, self.calls, self.shared_weights = settings, [], shared_weights
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings["dtype"])).eval()
-        # The stand-in computes on the host, in numbers that no pretended operation touches.
+        # The stand-in computes on the host, without simulated operations.
         self.model.to("cpu")
         self.tied = self.model.config.get_text_config().tie_word_embeddings
         self.draw = torch.Generator().manual_seed(settings["seed"])
@@ -173,7 +173,7 @@ class LLM:
         if self.asleep:
             raise RuntimeError(f"CUDA error: an illegal memory access was encountered: {sorted(self.asleep)} asleep")
         self.calls.append("generate")
-        if hasattr(lora_request, "lora_tensors"):  # Unsloth's: the adapter itself, and its scale aside
+        if hasattr(lora_request, "lora_tensors"):  # Unsloth's request has the adapter itself, with its scale apart
             scale = lora_request.lora_config["lora_alpha"] / lora_request.lora_config["r"]
             tensors = {
                 name: tensor * (scale if "lora_B" in name else 1) for name, tensor in lora_request.lora_tensors.items()
@@ -199,7 +199,7 @@ class LLM:
 
 
 class _AdapterOn:
-    """Inside, the model's layers add B·A of an adapter."""
+    """A context in which the model's layers add B·A of an adapter."""
 
     def __init__(self, model: Any, adapter: _LoadedAdapter | None) -> None:
         self.model, self.adapter, self.hooks = model, adapter, []

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def rounded(numbers: Any) -> Any:
-    """float32 as the bits of the nearest bfloat16, ties to even."""
+    """Round float32 to the bits of the nearest bfloat16, ties to even."""
     bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
     nearest = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(numbers), np.uint32(0x7FC0), nearest).astype(np.uint16)
 
 
 def widened(bits: Any) -> Any:
-    """The bits of bfloat16 as float32."""
+    """Convert the bits of bfloat16 to float32."""
     return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
 
 
 def tensors(*operands: Any) -> Iterator[Tensor]:
-    """Those in lists, tuples and dictionaries. torch's own search makes a tree of all operands, which takes longer."""
+    """Yield the tensors in nested lists, tuples and dictionaries, faster than torch's own tree functions."""
     for value in operands:
         if isinstance(value, Tensor):
             yield value
@@ -41,7 +41,7 @@ def tensors(*operands: Any) -> Iterator[Tensor]:
 
 
 def replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
-    """What is put in the place of what in the interpreter."""
+    """Yield the replacements in the interpreter: owner, attribute name, new value."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -71,7 +71,7 @@ def replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
     def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _get_current_dispatch_mode() is not None:
             gpu.launched(f"triton {self.fn.__name__}", list(tensors(args, kwargs)))
-        with _disable_current_modes(), np.errstate(all="ignore"):  # lanes that are masked compute anything
+        with _disable_current_modes(), np.errstate(all="ignore"):  # masked lanes may compute invalid values
             return launch(self, *args, **kwargs)
 
     yield interpreter, "_convert_float", converted

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rehearse import build_model, unsloths_kernels  # sets what Triton and Unsloth read when they are imported
+from rehearse import build_model, unsloths_kernels  # sets variables that Triton and Unsloth read on import
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "0"
 
@@ -37,7 +37,7 @@ SHORT = {
 
 @dataclass(frozen=True)
 class Case:
-    """A journey. base: a preset; changes: the notebook's or the user's; architecture: of the model that is made small."""
+    """A journey: preset `base`, `changes` of the notebook or user, and the `architecture` of the tiny model."""
 
     base: str
     backend: str
@@ -46,7 +46,7 @@ class Case:
     architecture: str = "qwen2"
     export: str = "adapter"
     reward: str = "letters"
-    full: bool = False  # the card, once
+    full: bool = False  # the card is full once
 
 
 STANDBY = {"generation.engine": "vllm", "generation.vllm.standby": True}
@@ -69,7 +69,7 @@ CASES = {
 
 
 def configuration(case: Case, name: str, folder: Path) -> Any:
-    """The case's configuration: the preset's own keys but for the model's place, the data's place and `SHORT`."""
+    """The preset of the case, with the paths of model and data replaced and the keys of `SHORT`."""
     from kit.config import load_config
 
     model = folder / f"model-{name}"
@@ -81,7 +81,7 @@ def configuration(case: Case, name: str, folder: Path) -> Any:
     )
     changes: dict[str, Any] = {
         "model.name": str(model), "model.backend": case.backend, "run.id": name, "run.root": str(folder),
-        "reward.functions": [{"path": f"{spread}:{case.reward}", "weight": 1.0}],  # random weights earn nothing else
+        "reward.functions": [{"path": f"{spread}:{case.reward}", "weight": 1.0}],  # random weights earn no other reward
     }  # fmt: skip
     if "gsm8k" in case.base:
         rows = [{"question": f"What is {n} plus {n + 1}?", "answer": f"#### {2 * n + 1}"} for n in range(26)]
@@ -97,7 +97,7 @@ TRAINERS: list[Any] = []
 
 
 def with_shared_engine(load: Any) -> Any:
-    """Unsloth's loading, after which the model has the stand-in for an engine in the place of one that Unsloth starts."""
+    """Wrap Unsloth's loading: the model gets the stand-in engine instead of one that Unsloth starts."""
 
     def loaded(revision: Any, config: Any, dtype: Any, backend: Any, with_: Any, source: str) -> Any:
         model = load(revision, config, dtype, backend, replace(with_, fast_inference={}), source)
@@ -113,7 +113,7 @@ def with_shared_engine(load: Any) -> Any:
 
 @contextmanager
 def activated(*backend: Any, **settings: Any) -> Iterator[None]:
-    """The main loop's own activation, for Unsloth with fewer programs in Triton's interpreter; trainers are remembered."""
+    """The main loop's activation; for Unsloth with fewer programs in Triton's interpreter. Trainers are recorded."""
     from kit.models import unsloth as unsloth_model
     from kit.models.backend import activate_backend
 
@@ -123,10 +123,10 @@ def activated(*backend: Any, **settings: Any) -> Iterator[None]:
             from unsloth_zoo import vllm_utils
 
             stack.enter_context(mock.patch.object(unsloth_model, "load", with_shared_engine(unsloth_model.load)))
-            # Its state of an engine's LoRA is made beside the real vLLM alone, as is what its check reads.
+            # Unsloth creates its state of an engine's LoRA, and what its check reads, only with the real vLLM.
             beside = {"LORA_REQUEST_ID": None, "_check_lora_is_servable": mock.Mock()}
             stack.enter_context(mock.patch.multiple(vllm_utils, create=True, **beside))
-        from kit.runner import build  # imports TRL, which Unsloth has to come before
+        from kit.runner import build  # imports TRL, so Unsloth must be imported before
 
         make = build.make_trainer
 
@@ -140,7 +140,7 @@ def activated(*backend: Any, **settings: Any) -> Iterator[None]:
 
 @contextmanager
 def one_out_of_memory() -> Iterator[None]:
-    """Inside, the first completions of training find no memory, as on a card that somebody else uses."""
+    """Let the first completions of training run out of memory, as on a card that another process uses."""
     from transformers import GenerationMixin
 
     generate, left = GenerationMixin.generate, [1]
@@ -157,7 +157,7 @@ def one_out_of_memory() -> Iterator[None]:
 
 @contextmanager
 def stopped_after_a_step() -> Iterator[None]:
-    """Inside, a run saves and stops after its first step and the evaluation that is due there."""
+    """Let a run save and stop after its first step and the evaluation of that step."""
     from kit.runner.evaluation import Evaluator
 
     step_end = Evaluator.on_step_end
@@ -172,7 +172,7 @@ def stopped_after_a_step() -> Iterator[None]:
 
 
 def travel(name: str, folder: Path) -> dict[str, Any]:
-    """Trains to the first checkpoint, resumes to the end, exports; says what came of it."""
+    """Train to the first checkpoint, resume to the end, export; return the results."""
     case = CASES[name]
     with ExitStack() as stack:
         gpu = stack.enter_context(pretended(PretendedGPU(case.capability)))
@@ -208,7 +208,7 @@ def travel(name: str, folder: Path) -> dict[str, Any]:
 
 
 def export(run: Any, name: str) -> dict[str, Any]:
-    """The export in this process, as kit/export/job.py makes it."""
+    """Export in this process, as kit/export/job.py does."""
     from kit.export.job import export as make
     from kit.export.request import ExportRequest
     from kit.runner.console import Reporter

@@ -49,14 +49,14 @@ TAGS = 20_000
 
 
 class Thread(threading.local):
-    """What holds for one thread alone: others move tensors, too, at any time."""
+    """State of one thread, because several threads move tensors at the same time."""
 
-    making: torch.device | None = None  # where what is made just now shall lie
-    silent = False  # inside an operation: devices are the real ones
+    making: torch.device | None = None  # device of the tensor that is being created
+    silent = False  # inside an operation, devices are the real ones
 
 
 class PretendedGPU:
-    """What was asked of it. phase: under which it is counted."""
+    """A simulated GPU that counts kernels, waits and copies by `phase`."""
 
     current: PretendedGPU | None = None
 
@@ -94,7 +94,7 @@ class PretendedGPU:
         self.waits[self.phase, what, _lines()] += 1
 
     def launched(self, name: str, operands: Sequence[Tensor]) -> None:
-        """A kernel by its name, which takes no operands of the host."""
+        """Count a kernel by its name, and its operands on the host, which are a fault."""
         self.kernels[self.phase] += 1
         for operand in operands:
             if self.where(operand).type == "cpu" and operand.numel():
@@ -102,7 +102,7 @@ class PretendedGPU:
 
     @contextlib.contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Inside, what happens counts for this phase."""
+        """Count operations in the context for this phase."""
         before, self.phase = self.phase, phase
         try:
             yield
@@ -111,7 +111,7 @@ class PretendedGPU:
 
     @contextlib.contextmanager
     def one_kernel(self, name: str, dtype: torch.dtype) -> Iterator[None]:
-        """What happens inside stands for a single kernel of attention, which waits for nothing."""
+        """Count the operations in the context as a single attention kernel without waits."""
         counts = self.kernels.copy(), self.waits.copy(), self.copies.copy(), self.mixed.copy(), self.attention.copy()
         yield
         self.kernels, self.waits, self.copies, self.mixed, self.attention = counts
@@ -142,12 +142,12 @@ class PretendedGPU:
 def _storage(tensor: Tensor) -> Any:
     try:
         return torch._C.TensorBase.untyped_storage(tensor)
-    except Exception:  # of a kind without one
+    except Exception:  # some tensors have no storage
         return None
 
 
 def _lines() -> str:
-    """The three innermost lines of code outside torch, Triton and what pretends them."""
+    """The three innermost lines of code outside torch, Triton and the simulation."""
     frame, lines = sys._getframe(2), []
     while frame is not None and len(lines) < 3:
         file = frame.f_code.co_filename
@@ -166,7 +166,7 @@ def _device(value: Any) -> torch.device:
 
 
 class Operations(TorchDispatchMode):
-    """Computes every operation on the CPU, says where its results lie, and counts."""
+    """Compute every operation on the CPU, record the device of its results, and count it."""
 
     def __init__(self, gpu: PretendedGPU) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class Operations(TorchDispatchMode):
         return out
 
     def _place(self, kwargs: dict[str, Any], tensors: Sequence[Tensor], on_gpu: bool) -> torch.device:
-        """Of the results; the device that is asked for is taken out of the way."""
+        """The device of the results; a request for a GPU in `kwargs` is replaced by the CPU."""
         gpu, requested = self.gpu, kwargs.get("device")
         place = CUDA if on_gpu else CPU
         if requested is None:
@@ -210,7 +210,7 @@ class Operations(TorchDispatchMode):
             kwargs["device"] = CPU
             return device
         if device.type == "cpu" and gpu.thread.making is None and (tensors or torch._C._current_graph_task_id() != -1):
-            # C++ that copies the options of a tensor says that every one lies on the CPU.
+            # torch's C++ code for the options of a tensor reports the CPU for all tensors.
             return CUDA if on_gpu or not tensors else CPU
         return gpu.thread.making or device
 
@@ -238,12 +238,12 @@ class Operations(TorchDispatchMode):
 
 @functools.cache
 def _writes(func: Any) -> bool:
-    """Whether it changes an operand."""
+    """Return whether an operator changes an operand."""
     return any(value.alias_info is not None and value.alias_info.is_write for value in func._schema.arguments)
 
 
 def _mixed_product(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """cuBLAS's products of half precision with a float32 result, which the CPU lacks."""
+    """Compute cuBLAS's products of half precision with a float32 result, which the CPU lacks."""
     if name in ("aten::mm", "aten::bmm"):
         left, right, dtype = args[:3]
         made: Tensor = left.to(dtype) @ right.to(dtype)
@@ -255,7 +255,7 @@ def _mixed_product(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor:
 
 
 class Calls(TorchFunctionMode):
-    """Calls that name a device make their tensor there; calls of attention are noted."""
+    """Record the device that a call names for its tensor, and calls of attention."""
 
     def __init__(self, gpu: PretendedGPU) -> None:
         super().__init__()
@@ -314,13 +314,13 @@ def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _lower_right(*sizes: int) -> Any:
-    """torch's causal mask of more keys than queries, which is a tensor of a class of its own."""
+    """torch's causal mask for more keys than queries, an instance of its own tensor class."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         return attention_bias.CausalBias(attention_bias.CausalVariant.LOWER_RIGHT, *sizes)
 
 
 def _causal(gpu: PretendedGPU) -> Any:
-    """Attention by that mask: torch's choice of a kernel is noted, and computed with a plain mask."""
+    """Attention with that mask: record the kernel that torch chooses, and compute it with a plain mask."""
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def computed(
@@ -340,13 +340,13 @@ def _causal(gpu: PretendedGPU) -> Any:
 
 
 def _by_lengths(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
-    """The kernels that take the lengths of a pack's segments, as their documentation says, and torch's conditions for them."""
+    """Yield replacements of the kernels that take the lengths of segments, with torch's conditions for them."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, starts: Tensor, key_starts: Tensor, scale: float | None, left: int
     ) -> Tensor:
         def segments(ends: Tensor, size: int) -> tuple[Tensor, Tensor]:
-            """Of each token: its segment, and how far it is from the segment's end."""
+            """For each token: the number of its segment, and its distance to the segment's end."""
             place = torch.arange(size, device=query.device)
             number = torch.searchsorted(ends[1:].contiguous(), place, right=True)
             return number, ends[1:][number] - place
@@ -425,7 +425,7 @@ def _by_lengths(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
 
 
 class _Instead:
-    """An operator of torch that is computed in another way."""
+    """An operator of torch with another implementation."""
 
     def __init__(self, operator: Any, computed: Any) -> None:
         self.operator, self.computed = operator, computed
@@ -438,7 +438,7 @@ class _Instead:
 
 
 def _replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
-    """What is put in the place of what, while the GPU is pretended."""
+    """Yield the replacements of the simulated GPU: owner, attribute name, new value."""
     stream = SimpleNamespace(
         synchronize=lambda: gpu.wait("synchronize"),
         wait_stream=lambda _: None,
@@ -463,7 +463,7 @@ def _replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
     for name, value in values.items():
         yield torch.cuda, name, lambda *_, value=value, **__: value
     index_of = torch.cuda._utils._get_device_index
-    yield torch.cuda, "set_device", lambda device: index_of(device) and None  # as torch does: raises without an index
+    yield torch.cuda, "set_device", lambda device: index_of(device) and None  # like torch, raises without an index
     state = torch.get_rng_state
     for module in (torch.cuda, torch.cuda.random):
         yield module, "get_rng_state", lambda *_, **__: state()
@@ -533,8 +533,8 @@ def _replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
     import kit.scoring.packing as packed
 
     yield packed, "causal_lower_right", _lower_right
-    packed._kernel.cache_clear()  # what another GPU could do
-    with contextlib.suppress(ImportError):  # Unsloth would run ldconfig as root where it finds no libcuda
+    packed._kernel.cache_clear()  # remove the kernels of another GPU
+    with contextlib.suppress(ImportError):  # otherwise Unsloth, as root, runs ldconfig if libcuda is missing
         import triton.backends.nvidia.driver
 
         yield triton.backends.nvidia.driver, "libcuda_dirs", lambda: []
@@ -543,7 +543,7 @@ def _replacements(gpu: PretendedGPU) -> Iterator[tuple[Any, str, Any]]:
 
 @contextlib.contextmanager
 def pretended(gpu: PretendedGPU) -> Iterator[PretendedGPU]:
-    """Inside, torch has this GPU."""
+    """Simulate this GPU for torch in the context."""
     with contextlib.ExitStack() as stack:
         for owner, name, value in _replacements(gpu):
             stack.enter_context(mock.patch.object(owner, name, value))

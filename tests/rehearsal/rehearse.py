@@ -38,7 +38,7 @@ STEPS = 3
 
 
 def build_model(place: Path, architecture: str = "qwen3", *, tools: bool = False) -> None:
-    """Two layers with heads as wide as real ones and layers as wide as bitsandbytes' blocks; bfloat16, random."""
+    """Write a random bfloat16 model of two layers, with heads and layers as wide as flash attention and bitsandbytes need."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     tokenizer = tiny_tokenizer("embedded-tools" if tools else "embedded")
@@ -66,7 +66,7 @@ def build_model(place: Path, architecture: str = "qwen3", *, tools: bool = False
 
 
 def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any]:
-    """A run with micro-batches of so many completions."""
+    """Train a run with micro-batches of `micro` completions; return the counts."""
     capability, *options = kind.split("+")
     major, minor = map(int, capability.split("."))
     with pretended(PretendedGPU((major, minor))) as gpu:
@@ -92,8 +92,8 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
             "run": {"id": "rehearsal", "root": str(folder), "save_every": 0},
         })  # fmt: skip
         with ExitStack() as stack:
-            # Unsloth asks of autograd what it does on the CPU; and looks for garbage a dozen times a run, a second each
-            # time where the process is not the kit's.
+            # Unsloth checks autograd on the CPU, and collects garbage a dozen times a run in processes that are not the
+            # kit's, which takes a second each time.
             with gpu.within("import"), mock.patch("kit.models.backend.is_of_the_kit", return_value=True):
                 stack.enter_context(activate_backend(choose_backend(config.model)))
             if backend == "unsloth":
@@ -143,7 +143,7 @@ def rehearse(folder: Path, backend: str, kind: str, micro: int) -> dict[str, Any
 
 
 def ragged(trainer: Any) -> None:
-    """Completions are cut at lengths of their own: a random model seldom ends one."""
+    """Cut completions to several lengths, because a random model seldom ends one."""
     generate = trainer._generate_and_score_completions
 
     def cut(inputs: Any) -> Any:
@@ -158,7 +158,10 @@ def ragged(trainer: Any) -> None:
 
 
 def watch(trainer: Any, gpu: PretendedGPU, planted: list[str]) -> tuple[list[int], list[int]]:
-    """Waits, and copies from the host, of every micro-batch. planted: a `wait` for a value, an operand of the `host`."""
+    """Record the waits, and the copies from the host, of each micro-batch.
+
+    `planted` names defects to add: a `wait` for a value, or an operand of the `host`.
+    """
     waits: list[int] = []
     copies: list[int] = []
     step, generate, log = trainer.training_step, trainer._generate_and_score_completions, trainer.log
@@ -189,10 +192,10 @@ def watch(trainer: Any, gpu: PretendedGPU, planted: list[str]) -> tuple[list[int
 
 @contextmanager
 def unsloths_kernels() -> Iterator[None]:
-    """Inside, Triton's interpreter has less to do for Unsloth: it takes some 10 ms for a program, and norms have one for a token.
+    """Reduce the work of Triton's interpreter for Unsloth, which takes some 10 ms a program; norms have one program per token.
 
-    torch plays norms and rotary embeddings, bitsandbytes for the CPU reads 4-bit weights; gated products are Unsloth's, in fewer
-    programs. `rehearse_kernels` holds each to what it stands for.
+    torch computes norms and rotary embeddings, bitsandbytes for the CPU reads 4-bit weights, and gated products are Unsloth's in
+    fewer programs. `rehearse_kernels` compares each with Unsloth's kernel.
     """
     from packs_on_unsloth import read_four_bit, rowwise_in_torch
     from unsloth.kernels import fast_lora, swiglu, utils
@@ -206,10 +209,10 @@ def unsloths_kernels() -> Iterator[None]:
 
 
 def rehearse_kernels(dtype: torch.dtype) -> dict[str, Any]:
-    """Unsloth's kernels on a few tokens, in Triton's interpreter, and what plays them: how far `off`, forward and backward.
+    """Run Unsloth's kernels on a few tokens in Triton's interpreter, and compare them with their replacements.
 
-    And how often the host waited for Unsloth's own, and which operands were on two devices; `planted`: a norm's weight is
-    the host's.
+    Returns the differences `off` forward and backward, the host's waits, operands on two devices, and the same with a `planted`
+    defect: a norm's weight on the host.
     """
     with pretended(PretendedGPU((9, 0))) as gpu:
         import unsloth  # noqa: F401
@@ -260,14 +263,14 @@ def rehearse_kernels(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def rehearse_gpu_check(folder: Path, kind: str) -> dict[str, Any]:
-    """The result of every row of stages 2, 3, 5 and 6, with its failure, if any."""
+    """The result of each row of stages 2, 3, 5 and 6 of gpu_check, with its failure, if any."""
     import gpu_check
     import random_models
     from gpu_arms import Row, answers
 
     capability, *options = kind.split("+")
     major, minor = map(int, capability.split("."))
-    # Heads as wide as flash attention's, and layers as wide as bitsandbytes'.
+    # Heads as wide as flash attention needs, and layers as wide as bitsandbytes' blocks.
     random_models.SHAPES["tiny"] |= {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
     random_models.build_model("tiny", folder)
     like: dict[str, Any] = {

@@ -38,7 +38,7 @@ EXPECTED: dict[str, dict[str, int]] = {
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
-    """Rows of the command by model and arm."""
+    """The rows of the command by model and arm."""
     file = tmp_path_factory.mktemp("counted") / "rows.jsonl"
     options = ["--models", *EXPECTED, "--works", "small", "--shallow", "--arms", "ours", "trl", "--out", str(file)]
     done = subprocess.run([sys.executable, str(COMMAND), *options], capture_output=True, text=True, timeout=280)
@@ -62,7 +62,7 @@ def test_the_counts_of_a_small_shape(counted: Any, model: str) -> None:
 
 
 def linear_weights(shape: dict[str, Any]) -> int:
-    """Numbers in the linear layers of two layers."""
+    """The number of weights in the linear layers of two layers."""
     hidden, size = shape["hidden_size"], shape.get("head_dim", shape["hidden_size"] // shape["num_attention_heads"])
     query, key = size * shape["num_attention_heads"], size * shape["num_key_value_heads"]
     return 2 * (hidden * (2 * query + 2 * key) + 3 * hidden * shape["intermediate_size"])

@@ -31,7 +31,10 @@ Journey = Callable[[str], dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def journey(tmp_path_factory: pytest.TempPathFactory) -> Journey:
-    """What came of a case. Those of transformers are made at once; Unsloth keeps what it has seen of its process's GPU."""
+    """Return a function that runs a case once and returns its result.
+
+    Cases of transformers share a process. Unsloth caches properties of its process's GPU, so each of its cases has its own.
+    """
     folder = tmp_path_factory.mktemp("journeys")
     root, tests = HERE.parents[1], HERE.parent
     path = os.pathsep.join(map(str, (root, tests, HERE, tests / "unsloth_backend")))
@@ -41,7 +44,7 @@ def journey(tmp_path_factory: pytest.TempPathFactory) -> Journey:
         outcome = folder / f"{name}.json"
         if not outcome.exists():
             names = CASES["transformers"] if name in CASES["transformers"] else [name]
-            with warm_processes.cold():  # a fork has imported torch and TRL before there is a GPU
+            with warm_processes.cold():  # a warm process imported torch and TRL without a GPU
                 command = [sys.executable, str(HERE / "journey.py"), str(folder), *names]
                 run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=880)
             assert run.returncode == 0, run.stderr[-4000:]
@@ -68,7 +71,7 @@ def test_a_journey_reaches_its_end(journey: Journey, name: str) -> None:
 
 @pytest.mark.parametrize("name", list(EXACT))
 def test_the_engine_has_the_trainers_weights(journey: Journey, name: str) -> None:
-    """At every step, with the adapter alone or with merged weights, awake or woken."""
+    """Engine and trainer agree at every step, with the adapter alone or with merged weights, with standby and without."""
     result = journey(name)
     assert result["engine"]["name"] == "vllm"
     assert len(result["differences"]) == 2

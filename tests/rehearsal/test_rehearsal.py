@@ -36,7 +36,7 @@ Seen = Callable[[str, str], dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """What a backend was seen to do on a kind of GPU, by completions of a micro-batch."""
+    """Return a function that rehearses a backend on a kind of GPU: results by completions per micro-batch."""
     folder = tmp_path_factory.mktemp("rehearsal")
     root, tests = HERE.parents[1], HERE.parent
     path = os.pathsep.join(map(str, (root, root / "benchmarks", tests, HERE, tests / "unsloth_backend")))
@@ -47,7 +47,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
     def seen(backend: str, kind: str) -> dict[str, Any]:
         if backend not in done:
-            # Unsloth has to come before TRL, which warm processes have imported.
+            # Warm processes have imported TRL, but Unsloth must be imported first.
             with warm_processes.cold() if backend == "unsloth" else nullcontext():
                 run = subprocess.run(
                     [*script, backend, *KINDS[backend]],
@@ -66,7 +66,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 def micro_batches(run: dict[str, Any]) -> list[int]:
-    """Waits of those whose values nobody asks for."""
+    """The waits of micro-batches after the first ones, which log values."""
     return run["waits"][FIRST:]
 
 
@@ -116,7 +116,7 @@ def test_a_planted_operand_of_the_host_is_seen(rehearsed: Any) -> None:
 
 @pytest.mark.parametrize(("kind", "kernel"), [("9.0", "flash"), ("8.9+4bit", "flash"), ("7.5", "efficient")])
 def test_unsloths_class_trains_in_packs(rehearsed: Any, kind: str, kernel: str) -> None:
-    """With shared prompts, in one call of attention a layer."""
+    """Packs have shared prompts and one call of attention per layer."""
     for run in rehearsed("unsloth", kind).values():
         assert run["packing"] == {"packing": "packed", "share_prompts": True, "reason": ""}
         assert f"{kernel} by lengths" in {name for phase, name, *_ in run["attention"] if phase == "train"}
@@ -124,7 +124,7 @@ def test_unsloths_class_trains_in_packs(rehearsed: Any, kind: str, kernel: str) 
 
 @pytest.mark.parametrize(("precision", "rounding"), [("bfloat16", 0.01), ("float16", 0.002)])
 def test_what_plays_unsloths_kernels_gives_what_they_give(rehearsed: Any, precision: str, rounding: float) -> None:
-    """And Unsloth's own neither wait nor mix devices, but where a weight of the host is planted."""
+    """Unsloth's own kernels neither wait nor mix devices, except for the planted weight on the host."""
     report = rehearsed("unsloth", precision)
     assert len(report["off"]) == 10
     assert max(report["off"]) < rounding
@@ -134,7 +134,7 @@ def test_what_plays_unsloths_kernels_gives_what_they_give(rehearsed: Any, precis
 
 @pytest.mark.parametrize("kind", KINDS["gpu_check"])
 def test_every_process_of_gpu_check_works_on_a_gpu(rehearsed: Any, kind: str) -> None:
-    """Stages 2, 3, 5 and 6 in small; 1 and 4 are `grpo-kit` itself."""
+    """Runs stages 2, 3, 5 and 6 with a tiny model; stages 1 and 4 are `grpo-kit` itself."""
     report = rehearsed("gpu_check", kind)
     assert {key: answer["failure"] for key, answer in report["rows"].items()} == dict.fromkeys(report["rows"])
     assert report["mixed"] == []
@@ -154,7 +154,7 @@ def test_every_process_of_gpu_check_works_on_a_gpu(rehearsed: Any, kind: str) ->
 
 
 def test_completions_are_drawn_from_float32_logits_of_a_16_bit_head() -> None:
-    """And afterwards the head is as it was."""
+    """Afterwards the head is unchanged."""
     import torch
     from pretended_gpu import PretendedGPU, pretended
     from tiny_qwen import tiny_qwen, tiny_tokenizer

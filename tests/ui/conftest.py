@@ -25,7 +25,7 @@ UP_SECONDS = 90.0
 
 @dataclass
 class Answer:
-    """What the server said."""
+    """A response of the server."""
 
     status: int
     headers: dict[str, str]
@@ -41,7 +41,7 @@ class Answer:
 
 @dataclass
 class Page:
-    """A server on a port of its own; `folder` is where it was started, `root` holds its runs."""
+    """A server on its own port; `folder` is its working directory, `root` has its runs."""
 
     port: int
     folder: Path
@@ -57,7 +57,7 @@ class Page:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, method: str, target: str, body: Any = None, **headers: str | None) -> Answer:
-        """One request, its target as it is: nothing is normalised on the way. A header of None is left out."""
+        """Send one request with the target as it is, without normalisation. A header of None is omitted."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
         sent = {"Host": f"127.0.0.1:{self.port}", **self.headers}
@@ -72,7 +72,7 @@ class Page:
                 connection.putheader(name, value)
         connection.endheaders()
         if data is not None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before it was all sent
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server refused before all was sent
                 connection.send(data)
         reply = connection.getresponse()
         answer = Answer(reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read())
@@ -81,11 +81,11 @@ class Page:
 
     @functools.cached_property
     def described(self) -> dict[str, Any]:
-        """What Gradio says of the page: components and events."""
+        """Gradio's description of the page: components and events."""
         return self.ask("GET", "/config").json()
 
     def event(self, target: str) -> dict[str, Any]:
-        """The server's event that the component with this elem_id or text triggers, also after one of the browser's own."""
+        """The server's event that the component with this elem_id or text triggers, directly or after an event of the browser."""
         components, events = self.described["components"], self.described["dependencies"]
         ids = {box["id"] for box in components if target in (box["props"].get("elem_id"), box["props"].get("value"))}
         begun = [event for event in events if any(at in ids for at, _ in event["targets"])]
@@ -98,12 +98,12 @@ class Page:
         return [event for event in self.described["dependencies"] if event.get("backend_fn")]
 
     def predict(self, event: int, data: list[Any], **headers: str | None) -> Answer:
-        """Calls an event outside the queue, as a script would: with whatever values."""
+        """Call an event outside the queue with any values, as a script can."""
         body = {"fn_index": event, "data": data, "session_hash": "forged", "event_data": None, "trigger_id": None}
         return self.ask("POST", "/gradio_api/run/predict", body, **headers)
 
     def queued(self, event: int, data: list[Any], seconds: float = 60.0) -> dict[str, Any]:
-        """Calls an event through the queue and waits: the last message of its stream."""
+        """Call an event through the queue; return the last message of its stream."""
         session = f"forged{time.monotonic_ns()}"
         joined = self.ask(
             "POST",
@@ -123,7 +123,7 @@ class Page:
         raise AssertionError("the stream ended without an answer")
 
     def kill(self) -> None:
-        """As the kernel does when memory runs out."""
+        """Send SIGKILL, as the kernel does when it is out of memory."""
         assert self.process is not None, "it runs in this process"
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -140,7 +140,7 @@ Opener = Callable[..., Page]
 
 @contextlib.contextmanager
 def opening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
-    """What starts servers, and ends them at last."""
+    """Yield a function that starts servers; all of them are stopped at the end."""
     opened: list[Page] = []
 
     def start(
@@ -179,14 +179,14 @@ def opening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
 
 @pytest.fixture(scope="module")
 def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
-    """Starts a server: `open_page("--auth", "FILE", environment={...}, folder=...)`; ended with the module."""
+    """Yield `open_page("--auth", "FILE", environment={...}, folder=...)`, which starts a server until the module ends."""
     with opening(tmp_path_factory) as start:
         yield start
 
 
 @pytest.fixture(scope="session")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """The server of the tests in a browser, unless they need one of their own."""
+    """The shared server of the browser tests."""
     with opening(tmp_path_factory) as start:
         yield start(environment={"OMP_NUM_THREADS": "1"})
 
@@ -197,7 +197,7 @@ CHROMIUM = ("/usr/bin/chromium-headless-shell", "/usr/bin/chromium")
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """A real Chromium; its tabs share a process, where each would have begun one."""
+    """A Chromium whose tabs share one renderer process, to save their starts."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -208,16 +208,16 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def known(browser: Any) -> Iterator[Any]:
-    """A browser that has been here before: it has the page's files, and their scripts compiled, but no draft."""
+    """A browser context with the page's files and compiled scripts in its cache, but without a draft."""
     context = browser.new_context()
-    context.new_page()  # a window that stays: to open one costs more than a tab in it
+    context.new_page()  # keep a window open, because opening one costs more than a tab
     yield context
     context.close()
 
 
 @pytest.fixture(scope="module")
 def serve_here() -> Iterator[Callable[..., Page]]:
-    """The same application in a thread of this process, which is quicker to start: `serve_here(folder, accounts={...})`."""
+    """Yield `serve_here(folder, accounts={...})`: the application in a thread of this process, which starts faster."""
     import threading
 
     import uvicorn

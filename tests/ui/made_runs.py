@@ -17,7 +17,7 @@ MESSAGE = "The KL divergence to the reference policy jumped to 0.4 nats per toke
 
 
 def line(step: int, steps: int) -> dict[str, Any]:
-    """A step's metrics, as many keys as a real one has."""
+    """The metrics of a step, with as many keys as in a real run."""
     up, wave = 1 - math.exp(-4 * step / steps), (step * 7919 % 101) / 101
     metrics = {
         "step": step,
@@ -52,7 +52,7 @@ def line(step: int, steps: int) -> dict[str, Any]:
 
 
 def score(share: float, step: int, problems: int = 40) -> dict[str, Any]:
-    """An evaluation of which `share` was solved."""
+    """An evaluation in which `share` of the problems was solved."""
     right = [place < share * problems for place in range(problems)]
     value = sum(right) / problems
     spread = {"value": value, "low": max(0.0, value - 0.1), "high": min(1.0, value + 0.1)}
@@ -69,7 +69,7 @@ def score(share: float, step: int, problems: int = 40) -> dict[str, Any]:
 
 
 def batch(folder: Path, step: int, prompts: list[str], group: int = 4, text: str = "<answer>{0}</answer>") -> Path:
-    """One step's completions: of each prompt the later ones are right; the last prompt's are all alike."""
+    """The completions of one step: the second half of each group is right, and all of the last prompt are."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for number, prompt in enumerate(prompts):
@@ -90,7 +90,7 @@ def batch(folder: Path, step: int, prompts: list[str], group: int = 4, text: str
 
 def make(root: Path, run_id: str = "one", steps: int = 20, *, share: float = 0.8, state: str = "finished",
          overrides: tuple[str, ...] = ()) -> RunDir:  # fmt: skip
-    """A run that has ended."""
+    """Write a finished run."""
     run = RunStore(root).create(run_id)
     names = [f"optimisation.steps={steps}", f"run.id={run_id}", f"run.root={root}", "generation.num_generations=4"]
     run.write_text("config.yaml", load_config("quickstart", [*names, *overrides]).to_yaml())

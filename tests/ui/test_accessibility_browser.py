@@ -26,7 +26,7 @@ INNER = {"2 Reward": ("Try attacks", "Signal check")}
 RULES = {
     "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]},
     "resultTypes": ["violations"],
-    "preload": False,  # style sheets once more, for rules that are none of these
+    "preload": False,  # would load style sheets again, for rules that are not used here
 }
 
 
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, serve_here: Callable[..., Any
 
 
 def violations(page: Tab) -> list[str]:
-    """What axe finds, an element a line: the rule, the element, and why."""
+    """The violations that axe reports, one line per element: rule, element and reason."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(Axe().axe_script)
     broken = page.evaluate(f"axe.run({json.dumps(RULES)}).then(results => results.violations)")
@@ -49,7 +49,7 @@ def violations(page: Tab) -> list[str]:
 @pytest.mark.parametrize("screen", SCREENS)
 def test_no_screen_has_a_violation(made: Any, tab: Callable[..., Tab], screen: str) -> None:
     page = tab(made, screen if screen in ("/", "/new", "/compare") else f"{screen}?run=one", 390, "dark")
-    page.add_style_tag(content="* {transition: none !important}")  # colours that fade in are another contrast meanwhile
+    page.add_style_tag(content="* {transition: none !important}")  # colours have another contrast while they fade in
     faults: list[str] = []
     folded = {"1 Data": ("#yaml-fold", "#yaml .cm-line")}
     for width, scheme in ((390, "dark"), (1280, "light")):

@@ -29,7 +29,10 @@ SCREENS = ("/", "/new", "/run", "/compare", "/chat", "/export")
 
 @pytest.fixture
 def tab(browser: Browser, known: BrowserContext) -> Iterator[Callable[..., Tab]]:
-    """A tab that fails the test when it loads something of another host, or a script breaks. `apart`: of another browser."""
+    """Return a function that opens a tab, which fails the test on a script error or a request to another host.
+
+    With `apart`, the tab belongs to another browser context.
+    """
     opened: list[Tab] = []
     places: set[str] = set()
     faults: list[str] = []
@@ -46,7 +49,7 @@ def tab(browser: Browser, known: BrowserContext) -> Iterator[Callable[..., Tab]]
         opened.append(new)
         places.add(page.url)
         new.goto(page.url + path)
-        new.locator(".k").locator("visible=true").first.wait_for()  # the very first may stand in a tab that is not open
+        new.locator(".k").locator("visible=true").first.wait_for()  # the first may be in a tab that is not open
         return new
 
     yield start
@@ -60,7 +63,7 @@ def tab(browser: Browser, known: BrowserContext) -> Iterator[Callable[..., Tab]]
 
 
 def step(tab: Tab, name: str) -> None:
-    """Opens a tab by its title, from the menu where a phone has no room for it."""
+    """Open a tab by its title; on a narrow window, from the overflow menu."""
     tab.get_by_role("tab").locator("visible=true").first.wait_for()
     shown = tab.get_by_role("tab", name=name).locator("visible=true")
     if shown.count():
@@ -108,7 +111,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
 def test_the_signal_check_runs_by_itself_for_data_of_ones_own(page: Any, tab: Callable[..., Tab]) -> None:
     new = tab(page, "/new")
     card = new.locator("#verdict-learns")
-    expect(card).to_contain_text("Not checked yet")  # a preset as it is
+    expect(card).to_contain_text("Not checked yet")  # an unchanged preset
     step(new, "3 Training")
     for key, value in QUICK.items():
         fill(new, key, value)
@@ -120,10 +123,10 @@ def test_the_signal_check_runs_by_itself_for_data_of_ones_own(page: Any, tab: Ca
     expect(card).to_contain_text(re.compile("rewards differ in .* of groups"), timeout=120_000)
     expect(card).to_contain_text(re.compile("No known attack works|is paid"))
     step(new, "3 Training")
-    fill(new, "optimisation.steps", "3")  # no part of the question
+    fill(new, "optimisation.steps", "3")  # does not change what was checked
     expect(card).to_contain_text(re.compile("rewards differ in .* of groups"))
     new.reload()
-    expect(card).to_contain_text(re.compile("rewards differ in .* of groups"))  # found again
+    expect(card).to_contain_text(re.compile("rewards differ in .* of groups"))  # the earlier result
     step(new, "2 Reward")
     step(new, "Signal check")
     sees(new, "answer of the untrained model")
@@ -162,14 +165,14 @@ def test_rows_are_shown_by_keyboard_alone(page: Any, tab: Callable[..., Tab]) ->
 
 
 def look(page: Tab, width: int, scheme: Any) -> None:
-    """Makes the window so wide, and asks for light or dark, as a system does that changes in the evening."""
+    """Set the width of the window and the system's colour scheme."""
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     page.wait_for_function("dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark")
 
 
 def fits_a_phone(page: Tab) -> None:
-    """What is shown, in the width of a phone, dark and then light: nothing stands out, and every screen can be reached."""
+    """Assert that the screen fits a phone, dark and light, and that all screens can be reached."""
     for scheme in ("dark", "light"):
         look(page, 390, scheme)
         page.wait_for_timeout(500)
@@ -189,13 +192,13 @@ def fits_a_phone(page: Tab) -> None:
 
 @pytest.mark.parametrize("path", SCREENS[:2])
 def test_a_phone_shows_the_first_screens(page: Any, tab: Callable[..., Tab], path: str) -> None:
-    """The others are looked at where tests have filled them, and where they are empty."""
+    """Other tests check the remaining screens, filled and empty."""
     fits_a_phone(tab(page, path, width=390, scheme="dark"))
 
 
 @pytest.mark.usefixtures("cold_processes")
 def test_the_page_starts_quickly_and_idles(page: Any, tab: Callable[..., Tab], open_page: Any) -> None:
-    """Bounds for a busy machine; on a quiet one it is up in 5 s, painted in 1 s, and takes under 2 % of a core."""
+    """The bounds are for a busy machine; a quiet one needs 5 s to start, 1 s to paint, and under 2 % of a core."""
     import psutil
 
     begun = time.monotonic()
@@ -222,7 +225,7 @@ def test_an_address_with_a_step_opens_it(page: Any, tab: Callable[..., Tab]) -> 
 
 
 def test_nine_tabs_load_and_poll(page: Any, tab: Callable[..., Tab]) -> None:
-    """A browser has six connections to a host: a stream that each tab keeps open would leave none for the seventh."""
+    """A browser has six connections per host, so a stream that each tab keeps open would block the seventh."""
     opened = [tab(page, path) for path in (*SCREENS, "/", "/new", "/run")]
     polled: list[str] = []
     opened[0].on("requestfinished", lambda request: polled.append(request.url))

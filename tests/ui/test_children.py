@@ -96,7 +96,7 @@ def test_a_hanging_child_is_replaced(child: Bench) -> None:
 
 
 def test_a_leaving_child_finishes_its_answer(child: Bench) -> None:
-    """A run that is about to start plans with the memory that is free then."""
+    """A run that starts afterwards plans with the memory that the child frees."""
     first = child.ask({"question": "who"})
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(child.ask({"question": "slow"})))

@@ -22,7 +22,7 @@ SETTINGS = Settings()
 
 
 def by_command(command: str) -> dict[str, Any]:
-    """What the command line makes of a command that the page shows."""
+    """The configuration that the command line makes of a command of the page."""
     words = shlex.split(command)
     assert words[:2] == ["grpo-kit", "train"]
     overrides = [word for flag, word in itertools.pairwise(words[3:]) if flag == "-o"]
@@ -50,7 +50,7 @@ def test_the_command_is_the_draft() -> None:
     assert by_command(draft.command(SETTINGS)) == draft.config(SETTINGS).model_dump(mode="json")
 
 
-@how(deadline=None)  # a busy machine
+@how(deadline=None)  # the machine may be busy
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_any_text_survives_the_shell(text: str) -> None:
     draft = Draft().change("data.system_prompt", text)

@@ -27,7 +27,7 @@ NAMES = tuple(KINDS)
 
 @pytest.fixture
 def form(tmp_path: Path) -> Form:
-    """A few boxes."""
+    """A form of a few boxes."""
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
     with gr.Blocks() as blocks:
         made = Form(site, blocks)
@@ -40,7 +40,7 @@ UNCHANGED = Draft()
 
 
 def sent(form: Form, draft: Draft = UNCHANGED, **typed: Any) -> Sent:
-    """What a browser sends whose boxes were filled from `draft`; `typed` by the last part of a key."""
+    """The values that a browser sends for boxes filled from `draft`, with `typed` values by the last part of a key."""
     boxes = form.values(draft)
     for name, value in typed.items():
         boxes[next(at for at, key in enumerate(NAMES) if key.endswith(name))] = value
@@ -48,7 +48,7 @@ def sent(form: Form, draft: Draft = UNCHANGED, **typed: Any) -> Sent:
 
 
 def boxes(form: Form, filled: list[Any]) -> dict[str, Any]:
-    """What is written into which box."""
+    """The boxes that are filled, with their values."""
     return {name: value for name, value in zip(NAMES, filled[4:], strict=True) if value != gr.skip()}
 
 
@@ -131,7 +131,7 @@ def test_what_another_preset_takes_the_place_of_is_kept_aside(form: Form) -> Non
     assert third.aside == mine
     back, _ = _bring_back(sent(form, third, seed="5"))
     assert back == mine
-    assert back.aside == Draft("countdown", {"run.seed": 5})  # and there and back again
+    assert back.aside == Draft("countdown", {"run.seed": 5})  # the edits return with their preset
     again, _ = _bring_back(sent(form, other))
     assert again is not None
     assert again.aside is None
@@ -204,7 +204,7 @@ def test_a_new_run_like_another_has_its_settings_and_no_name(tmp_path: Path, pre
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
     made = site.store.create("seven")
     config = load_config(preset, ["optimisation.steps=7", "run.id=seven", f"run.root={tmp_path / 'moved'}"])
-    config = explicit(config, Objective.from_spec({"recipe": config.objective.recipe}))  # as a run writes it
+    config = explicit(config, Objective.from_spec({"recipe": config.objective.recipe}))  # as a run saves it
     made.write_text("config.yaml", config.to_yaml())
     text, note, place = run.like(site, "seven", Draft().as_text())
     assert (note, place) == ("", "/new")

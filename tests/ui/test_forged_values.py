@@ -29,14 +29,14 @@ FORGED: list[Any] = [
 
 
 def together(page: Any, base: Any, box: Any = None) -> str:
-    """What a browser makes of boxes that all hold the same, filled from a draft."""
+    """The text that the browser's script makes of a draft and boxes that all have the value `box`."""
     before = page.event("start")["trigger_after"]
     (first,) = [event for event in page.described["dependencies"] if event["id"] == before]
     return json.dumps([base, *[box] * (len(first["inputs"]) - 1)])
 
 
 def start(page: Any, sent: Any) -> None:
-    """Presses Start: it must do nothing."""
+    """Trigger Start with this text, and assert that nothing is started or written."""
     event = page.event("start")
     before = sorted(path.name for path in page.root.iterdir())
     answer = json.dumps(page.queued(event["id"], [sent]))

@@ -18,7 +18,7 @@ from kit.ui.site import Site
 
 @pytest.fixture(scope="module")
 def form(tmp_path_factory: pytest.TempPathFactory) -> Form:
-    """The whole screen's."""
+    """The form of the complete screen."""
     folder: Path = tmp_path_factory.mktemp("form")
     made: list[Form] = []
     start = Form.__init__

@@ -23,7 +23,7 @@ RIGHT = basic("ada:correct horse")
 
 
 class Delays:
-    """In place of the half second: it ends when a test lets it."""
+    """A replacement of the half second's wait, which ends when the test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.most = self.made = 0
@@ -64,10 +64,10 @@ async def settle() -> None:
 def test_concurrent_wrong_passwords_are_checked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         delays, guarded = Delays(monkeypatch), gate()
-        assert await ask(guarded, RIGHT) == 200  # the first time alone
+        assert await ask(guarded, RIGHT) == 200  # the first request waits for nothing
         wrong = [asyncio.create_task(ask(guarded, basic(f"ada:wrong {number}"))) for number in range(10)]
         await settle()
-        guess = asyncio.create_task(ask(guarded, b"basic " + RIGHT.partition(b" ")[2]))  # right, and new
+        guess = asyncio.create_task(ask(guarded, b"basic " + RIGHT.partition(b" ")[2]))  # right, not yet known
         await settle()
         assert delays.now == 1
         assert not any(task.done() for task in [*wrong, guess]), "the right one is not told from the wrong ones"

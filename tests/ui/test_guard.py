@@ -43,7 +43,7 @@ def test_folders_given_at_the_start_are_read_too(settings: Settings, tmp_path_fa
 
 def test_the_presets_pass(settings: Settings) -> None:
     for name in preset_names():
-        if name != "custom-reward":  # which is about a file of the user's own
+        if name != "custom-reward":  # that preset needs a file of the user
             check(load_config(name), settings)
 
 
@@ -77,7 +77,7 @@ def test_allowed_configurations_pass_the_guard(settings: Settings, override: str
         ("data.source=verifiers:x@rm", "names a package or a program"),
         ("data.source=process:x.py:X@tee", "names a package or a program"),
         ("data.source=../x.jsonl", "lies outside"),
-        ("data.source=data/out.jsonl", "lies outside"),  # a link that leads out
+        ("data.source=data/out.jsonl", "lies outside"),  # a link to a place outside
         ("data.source=~/x.jsonl", "lies outside"),
         ("model.name=/etc", "lies outside"),
         ("model.name=..", "lies outside"),
@@ -108,7 +108,7 @@ def test_forbidden_configurations_are_refused(settings: Settings, override: str,
 
 
 def test_every_text_of_a_configuration_is_looked_at(settings: Settings) -> None:
-    """A key to come that takes code is refused as long as nobody says otherwise: the walk finds it."""
+    """The guard walks all keys, so that a new key that takes code is refused until it is allowed."""
     from kit.ui import guard
 
     tree: dict[str, Any] = load_config("quickstart").model_dump(mode="json")

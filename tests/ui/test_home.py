@@ -41,7 +41,7 @@ def test_without_runs_it_says_how_to_start_one(site: Site) -> None:
 def test_the_example_comes_with_all_that_screens_show(site: Site) -> None:
     assert home.shown_example(site) == ["", "/run?run=example"]
     example = site.run("example")
-    assert load_config(example.config).model.name == "embedded"  # of the present schema
+    assert load_config(example.config).model.name == "embedded"  # valid under the current schema
     assert example.status()["state"] == "finished"
     text = "".join(
         path.read_text() for path in example.path.rglob("*") if path.suffix in (".json", ".jsonl", ".txt", ".yaml")

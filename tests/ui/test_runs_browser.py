@@ -24,14 +24,14 @@ SLOW = 240_000
 
 
 def choose(tab: Tab, elem_id: str, name: str) -> None:
-    """An entry of a drop-down list."""
+    """Choose an entry of a drop-down list."""
     box = tab.locator(f"#{elem_id}")
     box.locator("input").first.click()
     box.get_by_role("option", name=name, exact=True).click()
 
 
 def started(page: Any, run_id: str, steps: int, **more: Any) -> Any:
-    """A run of the tiny model, begun as the command line does."""
+    """Start a run of the tiny model as the command line does."""
     import kit
 
     keys = QUICK | {"optimisation.steps": str(steps), "evaluation.before": "false", "evaluation.after": "false"} | more
@@ -56,7 +56,7 @@ def test_empty_states(page: Any, tab: Callable[..., Tab]) -> None:
 def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
     page: Any, tab: Callable[..., Tab], tmp_path: Path
 ) -> None:
-    """Of somebody who has a table of questions and answers, and no terminal."""
+    """A user with a table of questions and answers trains a model and exports it in the browser alone."""
     path = tmp_path / "mine.csv"
     path.write_text("topic,task,right\n" + "".join(f"sum,What is {i} + {i}?,{2 * i}\n" for i in range(40)))
     new = tab(page)
@@ -114,7 +114,7 @@ def test_a_newcomers_whole_way_from_a_file_to_a_verified_model(
     new.wait_for_url("**/run?run=way")
     run = new
     sees(run, re.compile("starting|running|finished"))
-    run.reload()  # in the middle
+    run.reload()  # during the run
     wait_for(lambda: status(page, "way")["state"] in ("finished", "failed"), 240)
     assert status(page, "way")["state"] == "finished", status(page, "way").get("reason")
     sees(run, "finished")
@@ -154,7 +154,7 @@ def test_base_and_tuned_answer_side_by_side(page: Any, tab: Callable[..., Tab]) 
     answers = chat.locator("#chat-base .bot.message, #chat-tuned .bot.message")
     expect(answers).to_have_count(2)
     before = answers.all_inner_texts()
-    for number, text in enumerate(("", "12 + 30 ="), 2):  # the same seed: the same answers; another prompt: others
+    for number, text in enumerate(("", "12 + 30 ="), 2):  # the answers are equal for the same prompt and seed only
         chat.locator("#chat-prompt textarea").fill(text)
         press(chat, "Ask both")
         expect(answers).to_have_count(2 * number, timeout=60_000)
@@ -181,7 +181,7 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     own.kill()
     first.close()
     at = status(own, "long")["step"]
-    wait_for(lambda: status(own, "long")["step"] > at)  # the run did not notice
+    wait_for(lambda: status(own, "long")["step"] > at)  # the run has continued
     again = open_page(folder=own.folder, port=own.port, environment=environment)
     third = tab(again)
     sees(third, "running")
@@ -191,8 +191,8 @@ def test_a_run_outlives_its_page_and_is_stopped_and_resumed_from_another(
     chart.wait_for()
     known = chart.locator("desc").text_content() or ""
     assert " at 1 to " in known, "the charts begin with the first step, not with the restart"
-    expect(chart.locator("desc")).not_to_have_text(known, timeout=30_000)  # and go on by themselves
-    # What was open all the time is live again, too.
+    expect(chart.locator("desc")).not_to_have_text(known, timeout=30_000)  # charts update by themselves
+    # A screen that stayed open updates again, too.
     expect(second.locator("#run-charts svg desc").first).to_have_text(re.compile(" at 1 to "))
     third.locator("#run-stop").click()
     sees(third, "its step is finished and saved first")

@@ -50,7 +50,7 @@ def named(config: dict[str, Any]) -> dict[int, str]:
 
 
 def events(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Events that a part of these screens triggers, takes or fills."""
+    """The events that these screens trigger, read or fill."""
     names = named(config)
     return [
         event
@@ -64,7 +64,7 @@ def events(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def call(page: Any, event: dict[str, Any], data: list[Any]) -> str:
-    """What the page says to an event, queued or not."""
+    """The page's answer to an event, queued or not."""
     if event.get("queue") is False:
         answer = page.predict(event["id"], data)
         assert answer.status in (200, 422, 500), answer.text

@@ -16,7 +16,7 @@ WRONG_SECONDS = 0.05
 
 @pytest.fixture(scope="module")
 def page(serve_here: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A page with a run that has a report and an export, and things beside it that must not be had."""
+    """A page with a run that has a report and an export, and files beside it that must not be served."""
     folder = tmp_path_factory.mktemp("served")
     run = folder / "runs" / "good"
     (run / "export").mkdir(parents=True)
@@ -37,7 +37,7 @@ def page(serve_here: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def locked(serve_here: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A page with an account, which answers a wrong password soon."""
+    """A page with an account and a short delay after a wrong password."""
     from kit.ui import security
 
     with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +136,7 @@ def test_other_methods_are_refused(page: Any) -> None:
         assert page.ask(method, "/").status == 405
 
 
-# Who asks
+# Origins and hosts
 
 
 def test_a_foreign_name_for_this_machine_is_refused(page: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_forwarded_host_is_believed_behind_a_proxy_only(serve_here: Any, page:
 
 
 def test_a_heartbeat_ends_at_once(page: Any) -> None:
-    """One that stays open in each tab takes the six connections that a browser has to a host."""
+    """A heartbeat that stays open in each tab takes one of the six connections that a browser has per host."""
     start = time.monotonic()
     assert page.ask("GET", "/gradio_api/heartbeat/abc").status == 204
     assert time.monotonic() - start < 1.0
@@ -182,7 +182,7 @@ def test_without_the_password_nothing_is_read(locked: Any, target: str) -> None:
         assert answer.status == 401, target
         assert answer.headers["www-authenticate"].startswith("Basic")
         if header is not None:
-            break  # one wrong password a route: each takes half a second
+            break  # one wrong password per route, because each takes half a second
 
 
 def test_the_right_password_gives_access_and_others_do_not(locked: Any) -> None:
@@ -204,7 +204,7 @@ def test_the_right_password_gives_access_and_others_do_not(locked: Any) -> None:
     assert forged.status == 403
 
 
-# How much
+# Sizes
 
 
 def test_fifty_megabytes_are_refused_before_they_are_read(page: Any) -> None:
@@ -236,12 +236,12 @@ def test_a_body_that_does_not_say_its_length_is_cut(page: Any) -> None:
         )
         status = connection.getresponse().status
     except (BrokenPipeError, ConnectionResetError):
-        status = 413  # the server hung up in the middle
+        status = 413  # the server closed the connection while the body was sent
     assert status in (400, 413)
     assert page.ask("GET", "/health").status == 200
 
 
-# What the page says of itself
+# Headers and metadata of the page
 
 
 def test_gradio_keeps_no_history_speaks_no_mcp_and_sends_no_statistics(page: Any) -> None:

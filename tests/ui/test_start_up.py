@@ -14,7 +14,7 @@ ACCOUNTS = {"ada": "correct-horse"}
 
 
 def test_gradio_still_has_what_this_page_sets_of_it() -> None:
-    """Two private attributes: one that security rests on, one that saves an idle server 5 % of a core."""
+    """One private attribute is needed for security; the other saves 5 % of a core on an idle server."""
     import gradio as gr
 
     with gr.Blocks() as blocks:
@@ -24,7 +24,7 @@ def test_gradio_still_has_what_this_page_sets_of_it() -> None:
 
 
 def test_hidden_events_list_no_outputs(tmp_path: Path) -> None:
-    """Gradio's script would look each output up in the whole page, at every change of every event's state."""
+    """Otherwise Gradio's script searches the page for each output at each change of an event's state."""
     from kit.ui.page import build
     from kit.ui.site import Site
 

@@ -28,13 +28,13 @@ __all__ = ["tab"]
 
 @pytest.fixture(scope="module")
 def starts() -> list[tuple[Any, ...]]:
-    """Runs that the page would have started."""
+    """The runs that the page would have started."""
     return []
 
 
 @pytest.fixture(scope="module")
 def here(serve_here: Any, tmp_path_factory: pytest.TempPathFactory, starts: list[Any]) -> Iterator[Any]:
-    """A page in this process, that plans nothing and starts nothing."""
+    """A page in this process that plans and starts nothing."""
 
     def answer(self: Any, question: str, *args: Any, **named: Any) -> Any:
         if question in ("validate", "check"):
@@ -78,7 +78,7 @@ def test_two_concurrent_edits_both_stay(here: Any, tab: Callable[..., Tab]) -> N
     new = tab(here, "/new")
     sees(new, "Settings are valid")
     step(new, "3 Training")
-    new.wait_for_timeout(1500)  # the first answer of the page writes every box
+    new.wait_for_timeout(1500)  # the first answer of the page fills all boxes
     box(new, "key-model-lora-rank").fill("32")
     new.get_by_label("4-bit weights").locator("visible=true").first.click(delay=60)
     expect(new.locator("#command textarea")).to_have_value(
@@ -111,7 +111,7 @@ def test_an_answer_that_is_too_late_does_not_bring_the_old_draft_back(
         answered.clear()
         box(new, "key-model-lora-rank").fill("77")
         box(new, "key-model-lora-rank").blur()
-        new.wait_for_timeout(300)  # it is on its way
+        new.wait_for_timeout(300)  # the request is under way
         press(new, click) if click else choose(new, "preset", preset)
         command = new.locator("#command textarea")
         expect(command).to_have_value(re.compile(f"train {preset} (?!.*rank)"))
@@ -199,7 +199,7 @@ def test_an_edit_clears_results_and_starts_no_signal_check_without_a_plan(
     expect(score).to_contain_text("nothing is read here")
     box(new, "key-reward-params").fill("{format_weight: 0.3}")
     box(new, "key-reward-params").blur()
-    sees(new, "nothing is read here")  # what the planner answers
-    expect(score).not_to_contain_text("nothing is read here")  # it belongs to the previous reward
+    sees(new, "nothing is read here")  # the planner's answer
+    expect(score).not_to_contain_text("nothing is read here")  # the score is that of the previous reward
     new.wait_for_timeout(2500 * new_run.POLL_SECONDS)
     assert checks == []

@@ -19,7 +19,7 @@ __all__ = ["page"]
 
 
 def arrive(root: Path, name: str = "rows.csv", content: bytes = b"question,answer\n1+1?,2\n") -> dict[str, str]:
-    """As Gradio leaves a file."""
+    """Write an uploaded file to the place where Gradio puts it."""
     place = uploads.arriving(root) / "00000000"
     place.mkdir(parents=True, exist_ok=True)
     (place / name).write_bytes(content)
@@ -140,7 +140,7 @@ def test_a_full_folder_takes_no_more(page: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_forged_file_value_is_copied_nowhere(page: Any) -> None:
-    """A text box that is sent a file: Gradio would copy it to its cache."""
+    """A text box receives the value of a file component, which Gradio would copy to its cache."""
     event = next(event for event in page.events() if event["inputs"] and not event.get("queue"))
     file = {"path": str(page.folder / "secret.txt"), "meta": {"_type": "gradio.FileData"}}
     before = files(page.root)
@@ -149,7 +149,7 @@ def test_a_forged_file_value_is_copied_nowhere(page: Any) -> None:
     assert "secret.txt" not in " ".join(set(files(page.root)) - set(before))
 
 
-# What is said of one
+# The description of an upload
 
 
 def test_columns_are_shown_of_a_file_and_asked_of_nothing_else(tmp_path: Path) -> None:

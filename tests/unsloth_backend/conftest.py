@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def worked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """`stock`, `unsloth` and `packs`: rollouts, losses, gradients and findings of each process."""
+    """Rollouts, losses, gradients and results of three processes: `stock`, `unsloth` and `packs`."""
     import torch
 
     folder = tmp_path_factory.mktemp("unsloth")
@@ -30,6 +30,6 @@ def worked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         assert done.returncode == 0, done.stderr[-4000:]
 
     work("stock")
-    with warm_processes.cold():  # Unsloth has to come before TRL, which warm processes have imported
+    with warm_processes.cold():  # warm processes have imported TRL, but Unsloth must be imported first
         work("unsloth")
     return {which: torch.load(folder / f"{which}.pt", weights_only=False) for which in ("stock", "unsloth", "packs")}

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def planted(bench: Any) -> dict[str, str]:
-    """Name of the defect to what the run was stopped with; empty where it was not."""
+    """The message with which the run was stopped, by the planted defect; empty if it was not stopped."""
     return {name: _stopped(bench, plant) for name, plant in DEFECTS.items()}
 
 
@@ -19,13 +19,13 @@ def _stopped(bench: Any, plant: Callable[[Any, type], None]) -> str:
         trainer = bench.trainer("grpo", unchecked=False)
         plant(trainer, GRPOTrainer)
         trainer.train()
-    except Exception as error:  # what it was is for the test to judge
+    except Exception as error:  # the test checks the type of the error
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def _own_scorer(trainer: Any, base: type) -> None:
-    """Unsloth's: log-probabilities without a gradient."""
+    """Replace the scorer by Unsloth's, which returns log-probabilities without a gradient."""
     score = trainer.scorer.score
 
     def detached(*args: Any, **more: Any) -> Any:
@@ -40,7 +40,7 @@ def _another_loss(trainer: Any, base: type) -> None:
 
 
 def _mask_dropped(trainer: Any, base: type) -> None:
-    """The layout of TRL, on a backbone that leaves the mask out of training as Unsloth's do."""
+    """Use TRL's layout on a backbone that ignores the mask in training, as Unsloth's do."""
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     forward = backbone.forward
 

@@ -21,7 +21,7 @@ FAMILIES = {
     "mistral": "FastMistralModel",
     "qwen2": "FastQwen2Model",
     "qwen3": "FastQwen3Model",
-    # transformers' models, but for what unsloth_zoo has replaced of them
+    # transformers' models, except for the parts that unsloth_zoo replaces
     "gemma3_text": None,
     "gemma4_text": None,
     "qwen3_5_text": None,
@@ -36,7 +36,7 @@ LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 class PatchedBench(Bench):
-    """Trainers of tiny models as `FastLanguageModel` leaves them, but for the precision."""
+    """Build trainers of tiny models as `FastLanguageModel` returns them, but in float32."""
 
     kind, fused, layers = "qwen3", True, 2
 
@@ -73,7 +73,7 @@ class PatchedBench(Bench):
 
 @contextmanager
 def device_of_tables(device: Any) -> Iterator[None]:
-    """Inside, Unsloth's rotary embeddings make their first tensors on this device; else by its number."""
+    """Let Unsloth's rotary embeddings create their first tensors on this device, instead of device 0."""
     from unsloth.models import gemma, llama
 
     llama.get_current_device = gemma.get_current_device = lambda: device
@@ -84,7 +84,7 @@ def device_of_tables(device: Any) -> Iterator[None]:
 
 
 def one_device() -> None:
-    """Unsloth's rotary embeddings keep a table for each GPU by its number: here the CPU is the only device, number 0."""
+    """Make the CPU the only device, number 0, of Unsloth's rotary embeddings, which store a table per GPU."""
     import torch
     from unsloth.kernels import rope_embedding
     from unsloth.models import gemma, gemma2, llama
@@ -96,11 +96,11 @@ def one_device() -> None:
 
         module.DEVICE_COUNT, kind._set_cos_sin_cache = 1, on_the_cpu
     gemma.DEVICE_TYPE_TORCH = gemma2.DEVICE_TYPE_TORCH = llama.DEVICE_TYPE_TORCH = "cpu"
-    rope_embedding._eviction_hints_ok = lambda device: False  # asks CUDA for the device's number
+    rope_embedding._eviction_hints_ok = lambda device: False  # it asks CUDA for the device's number
 
 
 def interpreted_tanh() -> None:
-    """Gemma's activation calls CUDA's own `tanh`, which Triton's interpreter lacks."""
+    """Replace CUDA's `tanh`, which Gemma's activation calls and Triton's interpreter lacks."""
     import triton.language as tl
     from unsloth.kernels import geglu
 
@@ -109,7 +109,7 @@ def interpreted_tanh() -> None:
 
 @contextmanager
 def rowwise_in_torch() -> Iterator[None]:
-    """Inside, torch computes Unsloth's norms and rotary embeddings: Triton's interpreter takes some 20 ms for every token."""
+    """Compute Unsloth's norms and rotary embeddings with torch. Triton's interpreter needs some 20 ms per token."""
     import torch
     from unsloth.kernels import qk_norm_rope
     from unsloth.models import gemma2, llama, mistral, qwen3
@@ -143,7 +143,7 @@ def rowwise_in_torch() -> Iterator[None]:
 
 
 def fuse(model: Any) -> None:
-    """Unsloth's LoRA functions in every layer. It puts them there itself for weights in half precision."""
+    """Put Unsloth's LoRA functions into each layer. Unsloth does so only for weights in half precision."""
     from unsloth.kernels import apply_lora_mlp_geglu_approx, apply_lora_mlp_swiglu, apply_lora_o, apply_lora_qkv
 
     mlp = apply_lora_mlp_geglu_approx if model.config.model_type == "gemma2" else apply_lora_mlp_swiglu
@@ -155,7 +155,7 @@ def fuse(model: Any) -> None:
 
 
 def in_few_blocks() -> None:
-    """Triton's interpreter takes as long for a block of 1,024 numbers as for one of all."""
+    """Enlarge the blocks: Triton's interpreter needs the same time for a block of any size."""
     from unsloth.kernels import geglu, swiglu
 
     geglu.BLOCK_SIZE = swiglu.BLOCK_SIZE = 2**14
@@ -165,7 +165,7 @@ def in_few_blocks() -> None:
 
 
 def micro_batches(batches: list[dict[str, Any]], count: int, tools: bool) -> list[dict[str, Any]]:
-    """Rows of a stored rollout, those of a prompt together, in `count` micro-batches. tools: some tokens are a tool's."""
+    """Split a stored rollout into `count` micro-batches by prompt. With `tools`, some tokens come from a tool."""
     import torch
 
     rollout = {n: torch.cat([batch[n] for batch in batches]) if v.dim() else v for n, v in batches[0].items()}
@@ -181,9 +181,9 @@ def micro_batches(batches: list[dict[str, Any]], count: int, tools: bool) -> lis
 
 
 def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Loss and gradients of every objective, in packs and in padded rows of a model of this kind.
+    """Loss and gradients of every objective, in packs and in padded rows, for a model of this kind.
 
-    Any two settings of the rest meet in one of six objectives that follow one another.
+    Among six successive objectives, each pair of values of the other settings occurs.
     """
     from pairwise import cover
 
@@ -202,7 +202,7 @@ def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str) -> dict[str,
 
 
 def both_ways(trainer: Any, batches: list[dict[str, Any]], budget: int | None = None) -> dict[str, Any]:
-    """Packed with every saving, and padded with none."""
+    """Losses and gradients packed with all savings, and padded without any."""
     from training.steps import in_a_step, switch
 
     results: dict[str, Any] = {}
@@ -230,7 +230,7 @@ def drift(trainer: Any) -> None:
 
 
 def checkpoint(model: Any, on: bool) -> None:
-    """Gradient checkpointing "unsloth", as its `get_peft_model` turns it on."""
+    """Enable gradient checkpointing "unsloth" as Unsloth's `get_peft_model` does."""
     if on:
         from unsloth.models._utils import prepare_model_for_kbit_training
 
@@ -263,12 +263,12 @@ def scored(
 
 
 def families(bench: PatchedBench) -> dict[str, Any]:
-    """Every family, fused or by PEFT, with the balancing loss of experts as `grpo_config` has it."""
+    """Scores of each family, with Unsloth's or PEFT's adapters, and the experts' balancing loss as `grpo_config` sets it."""
     return {kind: scored(bench, kind, fused=kind in FUSED, router_aux_loss_coef=0.0) for kind in FAMILIES}
 
 
 def in_triton(bench: PatchedBench) -> dict[str, Any]:
-    """Of one layer and few tokens, with Unsloth's Triton kernels for norms and rotary embeddings as well."""
+    """Scores of one layer and few tokens, with Unsloth's Triton kernels for norms and rotary embeddings, too."""
     from kit.scoring import scorer
 
     scorer.PROMPT = scorer.COMPLETION = 3
@@ -278,7 +278,7 @@ def in_triton(bench: PatchedBench) -> dict[str, Any]:
 def read_four_bit(
     weight: Any, state: Any = None, out: Any = None, use_global_buffer: bool = False, dtype: Any = None
 ) -> Any:
-    """Unsloth's `fast_dequantize` by bitsandbytes for the CPU."""
+    """Implement Unsloth's `fast_dequantize` with bitsandbytes for the CPU."""
     import bitsandbytes as bnb
 
     if state is None:
@@ -290,7 +290,7 @@ def read_four_bit(
 
 
 def four_bit(bench: PatchedBench) -> dict[str, Any]:
-    """4-bit weights, read by bitsandbytes for the CPU in the place of its CUDA kernels."""
+    """Scores of 4-bit weights, which bitsandbytes for the CPU reads instead of its CUDA kernels."""
     import bitsandbytes as bnb
     import torch
     from unsloth.kernels import fast_lora, utils
@@ -308,14 +308,14 @@ def four_bit(bench: PatchedBench) -> dict[str, Any]:
 
 
 def as_one_text(layout: Any) -> Any:
-    """The layout of a pack in which every token sees all before it."""
+    """A layout of the pack in which each token attends to all earlier tokens."""
     from kit.scoring.packing import Group
 
     return layout.__class__([Group(0, 0, (layout.tokens,))])
 
 
 def planted(bench: PatchedBench) -> dict[str, Any]:
-    """What scoring takes, by the defect that is planted in the attention."""
+    """The layout that the scorer chooses, by the defect planted in the attention."""
     from kit.scoring import scorer, unsloth_packs
 
     attend, inputs = unsloth_packs.packed_attention, unsloth_packs.pack_inputs
@@ -342,7 +342,7 @@ def planted(bench: PatchedBench) -> dict[str, Any]:
 
 
 def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
-    """What scoring takes on the family whose attention is wrapped layer by layer, by the defect."""
+    """The layout that the scorer chooses for Gemma, whose attention is wrapped layer by layer, by the planted defect."""
     from unsloth_zoo.temporary_patches import gemma
 
     from kit.scoring import packing
@@ -353,7 +353,7 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
         return attend(query, key, value, as_one_text(layout), *rest, **more)
 
     def in_float32(trainer: Any) -> None:
-        """Unsloth's arguments say float16 where there is no GPU; all of this is float32."""
+        """Disable half precision: Unsloth's arguments say float16 without a GPU, but these models are float32."""
         trainer.scorer.half = False
 
     defects = (
@@ -367,7 +367,7 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
 
 
 def compiled_layers(bench: PatchedBench) -> list[list[str]]:
-    """The decoder layers that Unsloth compiles on a GPU: with the kit's switches, and without."""
+    """The decoder layers that Unsloth compiles on a GPU, with the kit's switches and without."""
     from unsloth.models._block_compile import patch_block_compile
 
     from kit.models.backend import Backend, switched, switches
@@ -384,7 +384,7 @@ def compiled_layers(bench: PatchedBench) -> list[list[str]]:
 
 
 def main(folder: Path) -> None:
-    """In a process in which Unsloth has generated its class, with Triton's interpreter."""
+    """Run all parts in a process in which Unsloth has generated its class, with Triton's interpreter."""
     import torch
 
     one_device()

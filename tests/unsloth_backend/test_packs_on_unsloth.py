@@ -76,7 +76,7 @@ def test_what_passes_between_completions_of_a_gemma_is_found(worked: Worked) -> 
 
 
 def test_no_decoder_layer_is_compiled(worked: Worked) -> None:
-    """Dynamo guards on the calls that a pack has counted: 16, 28 and 40 graphs for a Gemma 3 of 2, 6 and 10 layers."""
+    """Dynamo guards on the calls that a pack counts: 16, 28 and 40 graphs for a Gemma 3 of 2, 6 and 10 layers."""
     assert worked["packs"]["compiled"] == [[], ["Gemma3DecoderLayer"]]
 
 

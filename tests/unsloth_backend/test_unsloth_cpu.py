@@ -56,9 +56,9 @@ def config(tree: Tree, folder: Path) -> str:
 
 
 def test_the_same_yaml_is_the_same_run_and_goes_on(folder: Path, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KIT_FAST_DECODING", "0")  # Unsloth has a `generate` of its own, with transformers' draws
+    monkeypatch.setenv("KIT_FAST_DECODING", "0")  # Unsloth has its own `generate`, with transformers' samples
     command(folder, "train", config, "-o", "run.id=plain", "-o", "optimisation.steps=4")
-    with warm_processes.cold():  # warm ones have imported TRL, and Unsloth has to come before that
+    with warm_processes.cold():  # warm processes have imported TRL; Unsloth must be first
         command(folder, "train", config, "-o", "run.id=unsloth", "-o", "model.backend=unsloth-cpu")
         command(folder, "resume", "unsloth", "--force", "-o", "optimisation.steps=4")
 
@@ -73,7 +73,7 @@ def test_the_same_yaml_is_the_same_run_and_goes_on(folder: Path, config: str, mo
     records = [json.loads((folder / "runs" / run / "env.json").read_text()) for run in ("unsloth", "plain")]
     assert records[0]["backend"]["name"] == "unsloth-cpu"
     assert "changed_by_backend" not in records[0]
-    differing = ("output_dir", "run_name", "max_steps")  # env.json keeps what the first part of a run stood on
+    differing = ("output_dir", "run_name", "max_steps")  # env.json describes the first part of a run
     arguments = [
         {name: value for name, value in record["trainer_arguments"].items() if name not in differing}
         for record in records
@@ -93,7 +93,7 @@ for name in preset_names():
     model = "embedded-tools" if asked.generation.tools or asked.generation.environment else "embedded"
     changes = [f"model.name={model}", "model.backend=unsloth-cpu", "model.load_in_4bit=false", "data.chat_template_kwargs={}"]
     changes += ["model.dtype=float32", "optimisation.optimizer=adamw", "generation.max_completion_tokens=64"]
-    changes += ["data.limit=24", "data.heldout=2"]  # some presets' problems take seconds to make
+    changes += ["data.limit=24", "data.heldout=2"]  # some presets need seconds to generate problems
     if not asked.data.source.startswith("reasoning-gym:"):
         changes += ["data.source=rows.jsonl", "data.subset=null", "data.limit=null"]
         changes += ["reward.preset=gsm8k-reasoning", "reward.params={}"]
@@ -104,7 +104,7 @@ for name in preset_names():
 
 
 def test_no_preset_imports_trl_before_its_backend_is_active(folder: Path) -> None:
-    """Unsloth rewrites TRL while it is imported, and not one that is there already."""
+    """Unsloth rewrites TRL while TRL is imported, but not a TRL that is already imported."""
     rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(80)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "my_rewards.py").write_text(

@@ -78,8 +78,8 @@ def test_every_default_that_unsloth_moves_is_pinned(worked: Worked) -> None:
     stock, unsloth = worked["stock"]["arguments"], worked["unsloth"]["arguments"]
     assert {"learning_rate", "optim", "loss_type"} <= worked["unsloth"]["moved"].keys()
     different = {name: (value, unsloth.get(name)) for name, value in stock.items() if value != unsloth.get(name)}
-    assert different.pop("router_aux_loss_coef") == (None, 0.0)  # its class refuses any other for a mixture of experts
-    assert different.keys() <= {"gradient_checkpointing_kwargs"}, different  # reentrant or not: the same gradients
+    assert different.pop("router_aux_loss_coef") == (None, 0.0)  # Unsloth's class refuses other values for experts
+    assert different.keys() <= {"gradient_checkpointing_kwargs"}, different  # reentrant or not, with equal gradients
     assert set(TRL_LOSS_ARGUMENTS) & worked["unsloth"]["moved"].keys()
 
 
@@ -88,12 +88,12 @@ def test_a_trainer_that_makes_bfloat16_of_float32_is_refused(worked: Worked) -> 
 
 
 def test_an_engine_with_standby_keeps_the_share_that_is_configured(worked: Worked) -> None:
-    """Left to itself Unsloth takes most of the card, which no plan knows."""
+    """By default, Unsloth takes most of the card, which `plan` does not expect."""
     assert worked["unsloth"]["shares asleep"] == [(0.3, True), (pytest.approx(0.78375), True)]
 
 
 def test_an_engine_samples_all_completions_of_a_step_at_once(worked: Worked) -> None:
-    """Left to itself Unsloth samples 16 at a time on an L4, so that vLLM generates a step of 64 in four turns."""
+    """By default, Unsloth samples 16 at a time on an L4, so that vLLM generates a step of 64 in four turns."""
     at_once = worked["unsloth"]["completions at once"]
     assert set(at_once["unsloth"].values()) == {16}
     assert at_once["kit"] == {8: 9, 64: 65, 256: 257, 512: 257}
@@ -101,7 +101,7 @@ def test_an_engine_samples_all_completions_of_a_step_at_once(worked: Worked) -> 
 
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen3_5"])
 def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worked: Worked, architecture: str) -> None:
-    """As `all-linear` is on transformers; Unsloth's own `all-linear` is on every tower, which it refuses beside an engine."""
+    """Unsloth's `all-linear` adds adapters to all towers, which Unsloth refuses with an engine."""
     layers = worked["unsloth"]["towers"][architecture]
     assert layers["kit"] == layers["transformers"] != []
     assert layers["with an engine"] == layers["kit"]
@@ -110,7 +110,7 @@ def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worke
 
 
 def test_an_engine_that_shares_the_weights_wakes_and_has_the_adapter_of_each_step(worked: Worked) -> None:
-    """Nothing is pushed to it; every rollout comes with a new request; no file lies in the folder where the run was started."""
+    """No weights are handed over; each rollout has a new LoRA request; no file is written to the working directory."""
     record = worked["unsloth"]["shared engine"]
     assert record["rollouts"] == [[[7], [7]]] * 2
     assert record["asleep"] == [{"kv_cache"}] * 3

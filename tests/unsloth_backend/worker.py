@@ -27,8 +27,8 @@ KL = {"name": "kl", "coef": 0.5}
 
 
 def generate_unsloths_class() -> None:
-    """As `import unsloth` does on a machine with CUDA."""
-    gc.disable()  # of modules there is no garbage, and looking for it takes a third of their time
+    """Generate Unsloth's trainer class as `import unsloth` does on a machine with CUDA."""
+    gc.disable()  # modules leave no garbage, and searching for it takes a third of the import time
     import unsloth  # noqa: F401
     from unsloth.models import rl
 
@@ -41,7 +41,7 @@ def generate_unsloths_class() -> None:
 
 
 def recipes() -> list[str]:
-    """Those that need nothing beside the policy and a reward."""
+    """The names of the recipes without a teacher."""
     from kit.objective import Objective
     from kit.objective.recipes import recipe_names
 
@@ -54,7 +54,7 @@ def objectives() -> dict[str, dict[str, Any]]:
 
 
 class Bench:
-    """Builds trainers of the same tiny model, and losses of the same rollouts."""
+    """Build trainers of one tiny model, and compute losses of the same rollouts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,7 +104,7 @@ class Bench:
 
 
 def rollout(trainer: Any) -> list[dict[str, Any]]:
-    """Two micro-batches, each with every prompt, so that left padding is ragged; some completions end early."""
+    """Two micro-batches with all prompts in each, so that left padding is ragged; some completions end early."""
     import torch
 
     trainer.model.train()
@@ -124,7 +124,7 @@ def rollout(trainer: Any) -> list[dict[str, Any]]:
 
 
 def adapters(model: Any) -> dict[str, Any]:
-    """The LoRA weights as they are now."""
+    """Copies of the current LoRA weights."""
     return {name: weight.detach().clone() for name, weight in model.named_parameters() if ".default." in name}
 
 
@@ -159,7 +159,7 @@ def computed(bench: Bench, make: Callable[[str, Any], list[dict[str, Any]]]) -> 
 
 
 def with_kits_arguments(which: str) -> dict[str, Any]:
-    """What `grpo_config` makes of a configuration, as plain values."""
+    """The arguments that `grpo_config` makes of a configuration, as plain values."""
     from kit.config import load_config
     from kit.models.backend import Backend
     from kit.trainer.arguments import grpo_config
@@ -219,7 +219,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
 
 
 def towers(architecture: str) -> dict[str, Any]:
-    """Layers of a multimodal model that get adapters: by PEFT, and by the code of Unsloth that users of CUDA run."""
+    """The layers of a multimodal model that get adapters from PEFT, and from Unsloth's code for CUDA."""
     from unittest import mock
 
     import torch
@@ -250,7 +250,7 @@ def towers(architecture: str) -> dict[str, Any]:
     def unsloths(model: Any, **other: Any) -> Any:
         return FastLlamaModel.get_peft_model(model, **adapter_arguments(lora, Loading(), model) | other)
 
-    # Kernels of CUDA; what is said of `all-linear` is said before.
+    # Disable CUDA's kernels, and messages about `all-linear`.
     with (
         mock.patch.object(FastBaseModel, "post_patch_model", staticmethod(lambda model, *_, **__: model)),
         mock.patch.dict(os.environ, {"UNSLOTH_USE_NEW_MODEL": "1"}),
@@ -266,7 +266,7 @@ def towers(architecture: str) -> dict[str, Any]:
 
 
 def model_of_an_engines_weights(folder: Path) -> Any:
-    """What the kit loads of a 4-bit model with an engine: Unsloth's own function makes it of weights as vLLM holds them."""
+    """A 4-bit model with an engine, which Unsloth's own function builds from weights in vLLM's layout."""
     from unittest import mock
 
     import torch
@@ -308,8 +308,11 @@ def model_of_an_engines_weights(folder: Path) -> Any:
 
 
 def shared_engine(folder: Path) -> dict[str, Any]:
-    """Two rollouts of an engine that sleeps between them and shares Unsloth's weights: TRL's class as Unsloth rewrites it, the
-    kit's handle over it, Unsloth's own request for the adapter. Stand-ins: vLLM's engine, and the class of its request."""
+    """Two rollouts of an engine that sleeps between them and shares Unsloth's weights.
+
+    Uses TRL's class as Unsloth rewrites it, the kit's handle and Unsloth's request for the adapter; only vLLM's engine and the
+    class of the request are stand-ins.
+    """
     from functools import partial
     from types import ModuleType, SimpleNamespace
     from unittest import mock
@@ -334,7 +337,7 @@ def shared_engine(folder: Path) -> dict[str, Any]:
         vllm_stands_in(),
         mock.patch.dict(sys.modules, stubs),
         mock.patch.object(vllm_utils, "_check_lora_is_servable"),
-        mock.patch.object(vllm_utils, "LORA_REQUEST_ID", None, create=True),  # made beside the real vLLM
+        mock.patch.object(vllm_utils, "LORA_REQUEST_ID", None, create=True),  # created with the real vLLM
         switched(switches(Backend("unsloth", "cuda", "")) | own),
     ):
         generation = watched(model, standby=True)
@@ -356,7 +359,7 @@ def shared_engine(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def engine_of_an_l4(**variables: str) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Inside, Unsloth's own `load_vllm` returns the arguments of vLLM's engine for an L4, without starting it."""
+    """Yield a function with which Unsloth's `load_vllm` returns the arguments of vLLM's engine for an L4, without starting it."""
     from functools import partial
     from types import ModuleType
     from unittest import mock
@@ -369,7 +372,7 @@ def engine_of_an_l4(**variables: str) -> Iterator[Callable[..., dict[str, Any]]]
     def arguments(
         model: Any, gpu_memory_utilization: Any, enable_sleep_mode: Any, max_num_seqs: Any, max_num_batched_tokens: Any
     ) -> None:
-        """Those of vLLM's engine that are looked at; Unsloth leaves out what it does not take."""
+        """The arguments of vLLM's engine that tests read; Unsloth omits those that an engine does not accept."""
 
     names = ("LLM", "LLMEngine", "AsyncLLMEngine", "EngineArgs", "AsyncEngineArgs")
     vllm: Any = ModuleType("vllm")
@@ -387,7 +390,7 @@ def engine_of_an_l4(**variables: str) -> Iterator[Callable[..., dict[str, Any]]]
 
 
 def shares_asleep() -> list[Any]:
-    """The share of an L4 that Unsloth gives an engine with standby, asked for 0.3: with the kit's switches, and without."""
+    """The share of an L4 that Unsloth gives an engine with standby if 0.3 is set, with the kit's switches and without."""
     from transformers import AutoConfig
 
     from kit.models.backend import Backend, switches
@@ -401,7 +404,7 @@ def shares_asleep() -> list[Any]:
 
 
 def completions_at_once() -> dict[str, dict[int, int]]:
-    """Completions that Unsloth's engine samples at once on an L4, by batch size, with 1.5B weights: the kit's, and its own."""
+    """Completions that Unsloth's engine samples at once on an L4 with 1.5B weights, by batch size: the kit and default."""
     from transformers import AutoConfig
 
     from kit.config import load_config
@@ -427,7 +430,7 @@ def completions_at_once() -> dict[str, dict[int, int]]:
 
 
 def float32_on_a_newer_gpu(bench: Bench) -> str:
-    """What the kit says of a trainer of Unsloth's that was to compute in float32, where there is bfloat16."""
+    """The kit's message for an Unsloth trainer with dtype float32 on a GPU with bfloat16."""
     from unittest import mock
 
     from kit.errors import ModelError
@@ -443,7 +446,7 @@ def float32_on_a_newer_gpu(bench: Bench) -> str:
 
 
 def in_a_fork(work: Callable[[], Any]) -> None:
-    """Does it in a child of this process, and waits."""
+    """Run `work` in a forked child and wait for it."""
     child = os.fork()
     if child:
         assert os.waitpid(child, 0)[1] == 0, "what a fork did has failed"
