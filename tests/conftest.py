@@ -30,29 +30,29 @@ warm_processes.install()
 ROOT = Path(__file__).parents[1]
 Tree = dict[str, Any]
 
-# Hundreds of processes import torch: let only the first one compile it, whatever this environment says of bytecode.
+# Hundreds of processes import torch; write bytecode once, whatever the environment says.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: no child would ever hear Ctrl-C
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background job, children would ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Two workers of the whole suite need two times what the server has imported: they are forked from it."""
+    """Fork the workers of the complete suite from the warm server, which saves memory and imports."""
     warm_processes.workers = config.args_source is config.ArgsSource.TESTPATHS
 
 
 def pytest_collectstart() -> None:
-    """While modules are imported there is hardly any garbage, and looking for it is a fifth of the CPU time."""
+    """Disable garbage collection during imports, which produce hardly any garbage; it takes a fifth of their CPU time."""
     gc.disable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m survival` only files that use the marker are imported: the others cost more than some stages themselves."""
+    """Import only the files that use the marker of `-m`: the others can cost more than the tests of a stage."""
     marker = config.option.markexpr
     if not (marker.isidentifier() and collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
         return None
-    # tests/pairwise.py marks what it leaves out
+    # tests/pairwise.py marks the cases of the stage `matrix`
     named = ("matrix", "every_pair") if marker == "matrix" else (f"mark.{marker}",)
     text = collection_path.read_text(encoding="utf-8")
     return None if any(name in text for name in named) else True
@@ -60,7 +60,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that cost most come first, so that no worker is left alone with a long one."""
+    """Run the expensive test files first, so that no worker ends with a long one."""
     cost: Counter[Path] = Counter()
     for item in items:
         used = set(getattr(item, "fixturenames", ()))
@@ -69,16 +69,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: a garbage collection, of which each run makes one, need not look through it again.
-
-    And what a thousand small runs in one process would do a thousand times is done once, or not at all.
-    """
+    """Exclude imported objects from garbage collections, and cache or skip what a thousand small runs repeat."""
     gc.freeze()
     gc.enable()
-    importlib.metadata.version = functools.cache(importlib.metadata.version)  # read from the disk: 1 ms
-    # 3 ms a file, 50 files a run: what is tested here outlives processes, not the machine.
+    importlib.metadata.version = functools.cache(importlib.metadata.version)  # saves 1 ms of disk access
+    # 3 ms a file, 50 files a run; the tests kill processes, not the machine.
     os.fsync = lambda handle: None
-    if runner := sys.modules.get("typer.testing"):  # the command line, built for each call of a verb: 40 ms
+    if runner := sys.modules.get("typer.testing"):  # the command line is built for each call of a verb: 40 ms
         runner._get_command = functools.cache(runner._get_command)
     if "accelerate" in sys.modules:
         import accelerate.utils.memory
@@ -86,20 +83,21 @@ def pytest_collection_finish() -> None:
         from kit.models.libraries import remember_packages
 
         remember_packages()
-        # Before each training, for a GPU's memory: 20 ms.
+        # Runs before each training for the sake of a GPU's memory: 20 ms.
         accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)
-    # pytest attaches itself to each logger that keeps its records, a hundred of torch's, six times a test.
+    # pytest adds its handler to each logger, a hundred of torch's, six times per test.
     for logger in list(logging.root.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
             logger.propagate = True
     torch = sys.modules.get("torch")
-    if torch is not None and not torch.cuda.is_available():  # each seed is kept for CUDA's start, with its stack: 1 ms
+    # torch stores each seed with its stack until CUDA starts: 1 ms.
+    if torch is not None and not torch.cuda.is_available():
         torch.cuda.manual_seed = torch.cuda.manual_seed_all = lambda seed: None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
-    """A worker names a warning's class, which the process that prints it then imports: for one of peft's, all of torch."""
+    """Replace a warning's class by UserWarning, because printing it would import its package, for PEFT all of torch."""
     if warning_message.category.__module__ != "builtins":
         text = f"{warning_message.category.__name__}: {warning_message.message}"
         warning_message.message, warning_message.category = UserWarning(text), UserWarning
@@ -107,7 +105,7 @@ def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
 
 @pytest.fixture
 def cold_processes() -> Iterator[None]:
-    """Processes that a test starts import what they need themselves, as anywhere but in these tests."""
+    """Start the processes of a test without the warm server, with imports of their own."""
     with warm_processes.cold():
         yield
 
@@ -118,14 +116,14 @@ def embedded_models() -> Any:
     spec = importlib.util.spec_from_file_location("embedded_models", ROOT / "benchmarks/embedded_models.py")
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="session")
 def model_folder(embedded_models: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A smaller embedded model in HF layout, made in two seconds: it keeps to the answer format and cannot calculate."""
+    """A smaller embedded model in HF layout, trained for two seconds: it uses the answer format but cannot calculate."""
     import torch
 
     recipe = embedded_models.Recipe(
@@ -147,9 +145,9 @@ def model_folder(embedded_models: Any, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def tree(model_folder: Path, tmp_path: Path) -> Tree:
-    """A run of two steps of eight completions, without evaluation, checkpoints at the end only.
+    """A run of two steps of eight completions, without evaluation, with a checkpoint at the end only.
 
-    Nine tokens hold an answer, and some completions end within them: with six every reward is 0, and nothing is trained.
+    Nine tokens are enough for an answer, and some completions end before. With six, all rewards are 0 and nothing is trained.
     """
     return {
         "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}},
@@ -169,7 +167,7 @@ def tree(model_folder: Path, tmp_path: Path) -> Tree:
 
 @dataclass
 class Attempt:
-    """How a run in this process ended: the exit code of its process, what it printed, and its directory if there is one."""
+    """The end of a run in this process: exit code, output, error message, and the run's directory, if any."""
 
     code: int
     shown: str
@@ -182,9 +180,9 @@ class Attempt:
 def attempt(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Attempt]]:
-    """Does what the training process does with `tree` and `overrides`, here: `attempt("run.seed=1").code`.
+    """Run the training process in this process with `tree` and `overrides`: `attempt("run.seed=1").code`.
 
-    Without report.html unless `draw=True`: a second of drawing, which is another's test.
+    report.html is written only with `draw=True`, because it takes a second.
     """
     import kit.runner.console
     import kit.train

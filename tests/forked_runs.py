@@ -46,7 +46,7 @@ STANDING = threading.Lock()
 
 
 class Forks:
-    """The process that forks, seen from the test."""
+    """The test's side of the process that forks the runs."""
 
     def __init__(self, folder: Path) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -70,13 +70,13 @@ class Forks:
         self.process.wait(timeout=60)
 
     def copy(self, moment: str) -> Path:
-        """The root of the run as it was at this moment of `copies`."""
+        """The root of the copy of the run at this moment of `copies`."""
         return self.folder / COPIES / moment
 
     def run(
         self, tree: Tree, *overrides: str, kill: Tree | None = None, copies: dict[str, Tree] | None = None, **ways: bool
     ) -> Tree:
-        """How a run ended: `signal` (None unless it was killed), `code`, `error`, `shown`, `operations`, `seconds`."""
+        """Run a configuration; return `signal` (None unless killed), `code`, `error`, `shown`, `operations` and `seconds`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         request = {"config": tree, "overrides": overrides, "kill": kill, "copies": copies or {}, "ways": ways}
@@ -88,7 +88,7 @@ class Forks:
 
 
 def serve() -> None:
-    """Answers each request on stdin with a line on stdout, which is kept from everybody else."""
+    """Answer each request on stdin with a line on stdout; other output goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warm_up()
@@ -97,7 +97,7 @@ def serve() -> None:
 
 
 def warm_up() -> None:
-    """Whatever a run imports."""
+    """Import all modules of a run."""
     import torch
 
     torch.set_num_threads(1)
@@ -108,9 +108,9 @@ def warm_up() -> None:
     ):  # fmt: skip
         importlib.import_module(name)
     import kit.runner.console
-    import kit.trainer.trainer  # the class, while the process is young
+    import kit.trainer.trainer  # import it before any fork
 
-    kit.runner.console.draw_report = lambda *_, **__: None  # which is another's test
+    kit.runner.console.draw_report = lambda *_, **__: None  # the report has its own tests
     gc.collect()
     gc.freeze()
 
@@ -155,7 +155,7 @@ def copy_run(moment: str, run: str, half: str) -> None:
 
 
 def work(request: Tree, result_file: Path, shown: Path) -> None:
-    """In the child: one run, and its last words."""
+    """Execute one run in the child and write its result."""
     for target in (1, 2):
         os.dup2(os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), target)
     import kit.launch
@@ -186,11 +186,11 @@ def work(request: Tree, result_file: Path, shown: Path) -> None:
 
 
 def die(kill: Tree, half: str = "") -> None:
-    """half: a file of which only half is to be left."""
+    """Kill or copy the run at this moment; `half` names a file to truncate to its half."""
     if "copy" in kill:
         with STANDING:
             Path(STOPPED).write_text(json.dumps(kill["copy"] | {"half": half}))
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # to this thread: it goes no step further
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread stops here
         return
     if half:
         os.truncate(half, os.path.getsize(half) // 2)
@@ -198,7 +198,7 @@ def die(kill: Tree, half: str = "") -> None:
 
 
 def plant(kill: Tree, run: Path) -> list[str]:
-    """Sets the trap, and returns the list that grows with every change of a file in the run directory."""
+    """Set the trap of `kill`; return a list that grows with each change of a file in the run directory."""
     if "call" in kill:
         trap_call(kill)
     elif "half" in kill:
@@ -278,14 +278,14 @@ OF_THE_PROCESS = ("resumed", "memory", "packing")
 
 
 def without_clocks(value: Any) -> Any:
-    """The same value without whatever is a time or a duration."""
+    """The value without times and durations."""
     if isinstance(value, dict):
         return {key: without_clocks(item) for key, item in value.items() if not CLOCKS.fullmatch(key)}
     return [without_clocks(item) for item in value] if isinstance(value, list) else value
 
 
 def trace(run: Path) -> Tree:
-    """All that a run left and that must not depend on whether it was interrupted, by file."""
+    """The contents of a run that must not depend on an interruption, by file."""
     import pyarrow.parquet as pq
 
     traced: Tree = {}
@@ -317,7 +317,7 @@ def folder_trace(folder: Path) -> Tree:
 
 
 def different(first: Tree, second: Tree) -> dict[str, Tree]:
-    """By file, what the two traces say where they differ; short enough to be read."""
+    """The differing contents of two traces by file, shortened."""
     names = [name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)]
     return {name: {"first": str(first.get(name))[:1500], "second": str(second.get(name))[:1500]} for name in names}
 

@@ -10,7 +10,7 @@ import pytest
 
 
 def cover(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Rows of one place on each axis, so that any two places of two axes meet in a row: greedy, close to the fewest."""
+    """Rows of one index per axis, such that any two indices of two axes occur together; greedy, close to the minimum."""
     axes = range(len(sizes))
     missing = {((a, x), (b, y)) for a, b in combinations(axes, 2) for x in range(sizes[a]) for y in range(sizes[b])}
     rows = []
@@ -25,7 +25,7 @@ def cover(sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def rest_in_matrix(nth: int, cases: Iterable[Any]) -> list[Any]:
-    """Cases for `parametrize`, of which every run of the suite tries each `nth` one, and the stage `matrix` the others."""
+    """Cases for `parametrize`: each `nth` one runs in the suite, the others in the stage `matrix`."""
     marked = []
     for place, case in enumerate(cases):
         param = case if hasattr(case, "marks") else pytest.param(case)
@@ -34,8 +34,11 @@ def rest_in_matrix(nth: int, cases: Iterable[Any]) -> list[Any]:
 
 
 def every_pair(axes: Mapping[str, Sequence[Any]]) -> pytest.MarkDecorator:
-    """`parametrize` with every combination of the axes' values. Those that are not needed for every pair of values to meet
-    are marked `matrix`. An axis may set several parameters: `{"level, delta": [("token", 1.5), ...]}`."""
+    """Return `parametrize` with every combination of the axes' values.
+
+    Combinations that are not needed to cover each pair of values are marked `matrix`. An axis may set several parameters:
+    `{"level, delta": [("token", 1.5), ...]}`.
+    """
     default, cases = set(cover([len(values) for values in axes.values()])), []
     for places in product(*(range(len(values)) for values in axes.values())):
         chosen = zip(axes, (values[place] for values, place in zip(axes.values(), places, strict=True)), strict=True)

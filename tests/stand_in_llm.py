@@ -20,7 +20,7 @@ OWN = threading.local()
 
 
 class LLM:
-    """vLLM's engine, as far as TRL and the kit call it. `loaded`: names of the weights handed over, by hand-over."""
+    """vLLM's engine as far as TRL and the kit call it; `loaded` has the names of the weights of each hand-over."""
 
     last: LLM | None = None
 
@@ -31,7 +31,7 @@ class LLM:
         self.loaded: list[list[str]] = [[]]
         self.requests: list[Any] = []
         self.threads, self.port = {threading.current_thread().name}, os.environ.get("MASTER_PORT")
-        OWN.stream = self.main_stream = object()  # kept for good by vLLM's `GPUModelRunner.main_stream`
+        OWN.stream = self.main_stream = object()  # vLLM's `GPUModelRunner.main_stream` is created once
         model = SimpleNamespace(load_weights=self._load, modules=lambda: [])
         self.llm_engine: Any = SimpleNamespace(
             model_executor=SimpleNamespace(driver_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model))),
@@ -67,7 +67,7 @@ class LLM:
 
 @contextmanager
 def vllm_stands_in() -> Iterator[type[LLM]]:
-    """Inside, TRL's module has the stand-in for vLLM's names."""
+    """Replace vLLM's names in TRL's module by the stand-in."""
     from trl.generation import vllm_generation
 
     names = {"LLM": LLM, "SamplingParams": SimpleNamespace, "is_vllm_available": lambda *_, **__: True}
@@ -77,8 +77,10 @@ def vllm_stands_in() -> Iterator[type[LLM]]:
 
 @contextmanager
 def one_gpu() -> Iterator[SimpleNamespace]:
-    """Inside, a real `Accelerator` is that of a machine with one GPU. `devices`: those that torch was set to; `at_work`: streams
-    of it that nobody has waited for."""
+    """Make a real `Accelerator` use a simulated machine with one GPU.
+
+    `devices` lists the devices that were set in torch; `at_work` has its streams that nothing has waited for.
+    """
     import torch
     from accelerate import state
 
@@ -102,7 +104,7 @@ def one_gpu() -> Iterator[SimpleNamespace]:
 
 
 def watched(model: Any, timeout: float = 5.0, standby: bool = False, **settings: Any) -> Any:
-    """The kit's handle on a stand-in engine, made by TRL's own class with a real Accelerator."""
+    """The kit's handle on a stand-in engine, built by TRL's own class with a real Accelerator."""
     from accelerate import Accelerator
 
     from kit.generation.vllm import WatchedGeneration

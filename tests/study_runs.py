@@ -21,7 +21,10 @@ def make_run(
     overrides: Sequence[str] = (),
     **of: Any,
 ) -> RunDir:
-    """A finished run. `correct` is, a problem, how many of k = 4 samples are right, and whether the greedy one is."""
+    """Write a finished run.
+
+    `correct` has, for each problem, the number of right samples of k = 4 and whether the greedy one is right.
+    """
     names = [f"run.id={run_id}", f"run.seed={seed}", f"run.root={root}", *overrides]
     config = load_config(of.get("config", "quickstart"), names)
     run = RunStore(root).create(run_id)
@@ -41,7 +44,7 @@ def make_run(
 
 
 def evaluation(correct: Sequence[Sequence[int]], **of: Any) -> dict[str, Any]:
-    """The contents of an evaluation's file: what a comparison reads of it."""
+    """The contents of an evaluation file that a comparison reads."""
     drawn, greedy = [list(column) for column in zip(*correct, strict=True)]
     return {
         "step": of.get("step", 20),
@@ -62,5 +65,5 @@ def evaluation(correct: Sequence[Sequence[int]], **of: Any) -> dict[str, Any]:
 
 
 def draw(rng: np.random.Generator, problems: int, share: float) -> list[list[int]]:
-    """Problems solved with probability `share`: [right of 4 samples, greedy right]."""
+    """Random problems solved with probability `share`: [right of 4 samples, greedy right]."""
     return [[int(rng.binomial(4, share)), int(rng.random() < share)] for _ in range(problems)]

@@ -103,7 +103,7 @@ def test_a_run_ends_with_the_jobs_exit_code_and_no_message_twice(
 def test_help_comes_at_once_and_names_every_verb() -> None:
     command = [sys.executable, "-m", "kit.cli", "--help"]
     took, output = [], ""
-    for _ in range(3):  # the best of three: other work on the machine is not ours
+    for _ in range(3):  # the best of three, because other processes may be busy
         before = os.times()
         began = time.perf_counter()
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -123,7 +123,7 @@ def test_a_file_that_is_no_configuration_is_refused(content: str, words: str, tm
 
 def test_commented_yaml_documents_every_key_and_its_range() -> None:
     text = commented_yaml(RunConfig())
-    assert "  # Rank r of the update B·A. [≥ 1 and ≤ 1024]" not in text.splitlines()  # it stands deeper, below lora
+    assert "  # Rank r of the update B·A. [≥ 1 and ≤ 1024]" not in text.splitlines()  # it is below lora
     assert "    # Rank r of the update B·A. [≥ 1 and ≤ 1024]" in text.splitlines()
     assert "[constant | linear | cosine]" in text
     assert max(len(line) for line in text.splitlines() if "#" in line) <= 100

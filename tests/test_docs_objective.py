@@ -23,7 +23,7 @@ HOOK_TESTS = "\n".join(path.read_text() for path in (ROOT / "tests/objective").g
 
 
 def section(title: str) -> str:
-    """What stands below a heading, up to the next of its level or above."""
+    """The text below a heading, up to the next heading of its level or above."""
     level = re.search(rf"^(#+) {re.escape(title)}$", DOC, re.MULTILINE)
     assert level, f"there is no heading '{title}'"
     rest = DOC[level.end() :]
@@ -32,7 +32,7 @@ def section(title: str) -> str:
 
 
 def table(title: str, head: str) -> list[list[str]]:
-    """Rows of the table below a heading whose first column is called `head`."""
+    """The rows of the table below a heading whose first column is called `head`."""
     lines = section(title).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"| {head} |"))
     rows = []
@@ -65,13 +65,13 @@ def test_every_hook_is_named_in_a_test(kind: str) -> None:
 
 
 def patterns() -> dict[str, re.Pattern[str]]:
-    """Each metric of the table as a pattern, `<name>` standing for a word."""
+    """The metrics of the table as regular expressions; `<name>` matches a word."""
     names = [name for row in table("Metrics", "metric") for name in re.findall(r"`([^`]+)`", row[0])]
     return {name: re.compile(re.sub(r"<\w+>", r"[\\w-]+", name)) for name in names}
 
 
 def everything_logged() -> set[str]:
-    """Names that objectives with every clip, weight and regularizer log."""
+    """The names of the metrics of objectives with every clip, weight and regularizer."""
     names: set[str] = set()
     weights = list(objective.weights)
     terms: list[Any] = [{"name": name, "coef": "linear(0.1, 0.2, 3)"} for name in objective.regularizers]

@@ -22,7 +22,7 @@ def is_one_message(text: str, *words: str) -> None:
 
 
 def write_reward(body: str, name: str = "reward.py") -> str:
-    """A file with the function `score(prompts, completions, **columns)`, in the current folder."""
+    """Write a file with the function `score(prompts, completions, **columns)` to the current folder."""
     Path(name).write_text(
         f"import math, os, signal, pathlib\ncalls = []\n\ndef score(prompts, completions, **columns):{body}\n"
     )
@@ -68,7 +68,7 @@ def test_a_mistake_is_refused_before_anything_is_written(case: str, attempt: Any
 
 @pytest.fixture
 def broken_model(tree: Any, model_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the model folder, to be broken; the run is pointed to it."""
+    """A copy of the model folder for a test to break, with the run's model name set to it."""
     folder = tmp_path / "broken"
     folder.mkdir()
     for path in model_folder.iterdir():
@@ -171,7 +171,7 @@ def test_a_disk_that_is_nearly_full_at_the_start_leaves_no_directory(
     assert not list(tmp_path.glob("runs/*"))
 
 
-FULL = Path("/dev/full")  # every write to it fails as on a full disk
+FULL = Path("/dev/full")  # writes fail as on a full disk
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "completions/step-00002.partial"])

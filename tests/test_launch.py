@@ -22,7 +22,7 @@ pytestmark = pytest.mark.survival
 
 ROOT = Path(__file__).parents[1]
 
-# What every process imports as a reward: completions that depend on their place in the batch alone, and mishaps.
+# The reward file: completions that depend on their position in the batch alone, and failures.
 MISHAPS = """
 import os
 import random
@@ -50,7 +50,7 @@ def score(completion_ids, **_):
     return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
 """
 
-# Forks after the imports, which take longer than all the rest.
+# Fork after the imports, which take most of the time.
 SCRIPT = """
 import os
 import sys
@@ -108,7 +108,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> dict[str, Any]:
-    """A run of two processes that the second one's SIGTERM stops at step 2, then resumed; beside it `one`."""
+    """A run of two processes, stopped at step 2 by a SIGTERM to the second and resumed, and a run `one` of one process."""
     folder = tmp_path_factory.mktemp("launch")
     (folder / "mishaps.py").write_text(MISHAPS)
     tree = {
@@ -176,7 +176,7 @@ def test_two_processes_make_the_steps_of_one(launched: dict[str, Any]) -> None:
             assert line[metric] == pytest.approx(expected_line[metric], rel=2e-4, abs=1e-6), (line["step"], metric)
     weights, expected = (load_file(run.adapter / "adapter_model.safetensors") for run in (two, alone))
     start = max(float(value.abs().max()) for key, value in expected.items() if "lora_B" in key)
-    assert start > 1e-4  # lora_B begins at zero: it has been trained
+    assert start > 1e-4  # lora_B starts at zero, so it was trained
     assert all(torch.allclose(weights[key], value, rtol=0, atol=2e-5) for key, value in expected.items())
 
 
@@ -187,7 +187,7 @@ def test_the_directory_is_that_of_one_process(launched: dict[str, Any]) -> None:
     alone, two = launched["one"], launched["two"]
     for path in sorted(alone.completions.glob("*.parquet")):
         want, got = pq.read_table(path).to_pylist(), pq.read_table(two.completions / path.name).to_pylist()
-        assert len(got) == len(want) // 2 == 8  # those of the first process
+        assert len(got) == len(want) // 2 == 8  # the rows of the first process
         texts = [(row["prompt"], row["completion"], row["reference"]) for row in want]
         assert all((row["prompt"], row["completion"], row["reference"]) in texts for row in got)
     assert {path.name for path in two.eval.iterdir()} == {path.name for path in alone.eval.iterdir()}

@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "unsloth", "vllm", "gradio", "trl", "peft", "datasets", "matplotlib", "pyarrow"}
 
-# From the bottom up, a floor a line. A file imports from its own package and from the floors below it, never from a package
-# beside it; "kit" itself may import all. docs/layout.md names them.
+# From the bottom up, one rank per line. A file imports from its own package and from lower ranks, never from a package
+# of the same rank; "kit" itself may import all. docs/layout.md describes them.
 FLOORS = [
     ["kit.errors", "kit.threads"],
     ["kit.registry", "kit.runs", "kit.environments"],
@@ -29,7 +29,7 @@ FLOORS = [
     ["kit.ui"],
     ["kit.cli"],
 ]
-# The same of rewards, which imports nothing of kit; "rewards" itself, its face, stands among them.
+# The ranks of rewards, which imports nothing of kit; "rewards" itself is one of them.
 REWARDS_LAYERS = [
     "rewards.errors",
     "rewards.protocol",
@@ -56,7 +56,7 @@ REWARDS_LAYERS = [
 RANK = {package: rank for rank, floor in enumerate(FLOORS) for package in floor}
 RANK |= {package: rank for rank, package in enumerate(REWARDS_LAYERS)}
 
-# Beyond the standard library, at any depth, lazily or not. Layers that are not listed are free.
+# Allowed packages beyond the standard library, at any depth, lazy imports included. Unlisted layers are free.
 ALLOWED = {
     "kit.errors": set(),
     "kit.threads": set(),
@@ -87,7 +87,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports(path: Path, *, top_level: bool = False) -> Iterator[tuple[str, int]]:
-    """Absolute names of imported modules with their lines; `top_level` leaves out what is inside functions."""
+    """Yield absolute names of imported modules with their lines; `top_level` excludes imports inside functions."""
     tree = parsed(path)
     for node in _outside_functions(tree) if top_level else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -118,7 +118,7 @@ def is_standard(name: str) -> bool:
 
 
 def is_allowed(module: str, name: str) -> bool:
-    """Whether `module` may import `name`."""
+    """Return whether `module` may import `name`."""
     own, target, package = layer(module), layer(name), name.partition(".")[0]
     if module == "kit":
         return True
@@ -156,7 +156,7 @@ def test_rewards_import_only_the_standard_library_outside_functions() -> None:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Modules that reach themselves over others, each circle once (strongly connected components of more than one)."""
+    """Import cycles: the strongly connected components of more than one module."""
     reach: dict[str, set[str]] = {}
     for start in graph:
         reached, open_ends = set[str](), [start]
@@ -174,7 +174,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def imported_modules(path: Path, modules: set[str]) -> set[str]:
-    """Of `modules`, those that a file imports, lazily or for types only included."""
+    """The members of `modules` that a file imports, lazily or for type checking included."""
     named = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):

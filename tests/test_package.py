@@ -35,7 +35,7 @@ def test_the_wheel_holds_the_two_packages_with_the_models_and_nothing_else(tmp_p
 
 @pytest.fixture
 def uv(tmp_path: Path) -> Callable[..., str]:
-    """uv in `tmp_path`, with the cache of this machine; what it prints."""
+    """Return a function that runs uv in `tmp_path` with this machine's cache and returns its output."""
     places = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
     tool = os.environ | {"UV_CACHE_DIR": subprocess.check_output(["uv", "cache", "dir"], text=True).strip()}
     tool |= {"UV_FIND_LINKS": places} if places else {}
@@ -50,7 +50,7 @@ def uv(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.mark.install
 def test_the_quickstart_runs_from_another_folder_in_a_fresh_environment(tmp_path: Path, uv: Callable[..., str]) -> None:
-    """As `pip install .` does it: by way of a source distribution; the other packages in the versions that are tested here."""
+    """Installs from a source distribution, as `pip install .` does, with the other packages in the tested versions."""
     python, bare = tmp_path / "env" / "bin" / "python", {"PATH", "UV", "LANG", "SSL_CERT_FILE"}
     uv("build", "-q", "--out-dir", "made", ROOT)
     (wheel,) = (tmp_path / "made").glob("*.whl")
@@ -83,7 +83,7 @@ def test_the_quickstart_runs_from_another_folder_in_a_fresh_environment(tmp_path
     assert list(home.rglob("*.safetensors")) == []
 
 
-# What the three trainers call, and how, in an environment that has none of them.
+# The calls of the three trainers, in an environment without any of them.
 SCORING = """
 import importlib.util, json, sys
 from rewards import load
@@ -152,6 +152,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Every file but compiled modules."""
+    """The contents of all files except compiled modules."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {path: path.read_bytes() for path in paths}

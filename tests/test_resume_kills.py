@@ -86,8 +86,11 @@ def forks(base: Path) -> Iterator[Forks]:
 
 @pytest.fixture(scope="module")
 def steady(base: Path, model_folder: Path) -> Tree:
-    """All that may go wrong at once: several epochs, steps on old completions, accumulation, dropout, a controller, a
-    learning rate that changes, evaluations, and one checkpoint at a time."""
+    """A run with many sources of state.
+
+    Several epochs, steps on old completions, accumulation, dropout, a controller, a learning-rate schedule, evaluations, and one
+    checkpoint at a time.
+    """
     return {
         "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
         "data": {
@@ -118,7 +121,7 @@ Named = Callable[..., Tree]
 
 @pytest.fixture
 def tree(steady: Tree, base: Path, request: pytest.FixtureRequest) -> Iterator[Named]:
-    """A copy under another id, with changes by section."""
+    """Return a function that copies the configuration under another id, with changes by section."""
     made: list[Path] = []
 
     def named(name: str, **changes: Tree) -> Tree:
@@ -139,7 +142,7 @@ def folder(tree: Tree) -> Path:
 
 
 def whole(forks: Forks, tree: Tree, copies: dict[str, Tree] | None = None) -> tuple[Tree, int]:
-    """The trace of an uninterrupted run, and how often it changes a file. copies: moments at which it is copied."""
+    """The trace of an uninterrupted run, and the number of its file changes; `copies` are moments at which it is copied."""
     result = forks.run(tree, copies=copies)
     assert result["code"] == 0, result
     return trace(folder(tree)), result["operations"]
@@ -147,17 +150,17 @@ def whole(forks: Forks, tree: Tree, copies: dict[str, Tree] | None = None) -> tu
 
 @pytest.fixture(scope="module")
 def uninterrupted(forks: Forks, steady: Tree) -> tuple[Tree, int]:
-    """The run that is never interrupted. What a kill would have left at the moments of `PLANTED` is copied."""
+    """The uninterrupted run, with copies at the moments of `PLANTED`, as a kill would have left it."""
     return whole(forks, steady, PLANTED)
 
 
 def left(forks: Forks, moment: str, tree: Tree) -> Tree:
-    """The run that a kill at a moment would have left."""
+    """The run as a kill at this moment would have left it."""
     return tree | {"run": tree["run"] | {"root": str(forks.copy(moment))}}
 
 
 def resumed(forks: Forks, tree: Tree, **ways: bool) -> str:
-    """Resumes, and returns what was printed."""
+    """Resume the run; return its output."""
     result = forks.run(tree, resume=True, **ways)
     assert result["code"] == 0, (result["error"], result["shown"][-2000:], forks.log.read_text()[-2000:])
     return str(result["shown"])
@@ -172,7 +175,7 @@ def test_killed(moment: str, forks: Forks, steady: Tree, uninterrupted: tuple[Tr
 
 def test_killed_before_a_change_of_any_file(forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]) -> None:
     expected, changes = uninterrupted
-    points = list(range(1, changes + 1))  # the directory is there by then: it is made apart, and renamed
+    points = list(range(1, changes + 1))  # the directory exists by then: it is created under another name and renamed
     if KILL_POINTS != "all":
         points = sorted(random.Random(6).sample(points, int(KILL_POINTS)))
     wrong: dict[str, Any] = {}
@@ -183,19 +186,19 @@ def test_killed_before_a_change_of_any_file(forks: Forks, tree: Named, uninterru
         result = forks.run(mine, resume=True)
         if result["code"] == 0:
             wrong |= {f"{point}: {key}": value for key, value in different(expected, trace(folder(mine))).items()}
-        elif not (point >= changes - 6 and "is finished" in str(result["error"])):  # its last word was said
+        elif not (point >= changes - 6 and "is finished" in str(result["error"])):  # killed after its last message
             wrong[f"{point}"] = result
         shutil.rmtree(folder(mine))
     assert wrong == {}
 
 
 def check_truth_of_an_early_end(run: RunDir) -> None:
-    """What `ps`, `logs`, `stop` and the page say of a run that was killed before its first checkpoint."""
+    """Check what `ps`, `logs`, `stop` and the page report of a run killed before its first checkpoint."""
     assert [(stored.id, status["state"]) for stored, status in RunStore(run.path.parent).statuses()] == [
         (run.id, "interrupted")
     ]
     steps = run.status()["step"]
-    assert steps <= len(run.metrics()) + 1  # a step is made before its line is written
+    assert steps <= len(run.metrics()) + 1  # a step ends before its line is written
     assert f"is interrupted at step {steps}/7: the process ended without a message" in ending(run)
     assert f"Start it again from the beginning with: grpo-kit resume {run.id}" in ending(run)
     assert stop(run)["state"] == "interrupted"
@@ -205,9 +208,9 @@ def check_truth_of_an_early_end(run: RunDir) -> None:
 def test_killed_at_every_moment_before_its_first_checkpoint(
     forks: Forks, tree: Named, uninterrupted: tuple[Tree, int], base: Path
 ) -> None:
-    """One attempt after another, so that each finds what another one left; in an order of their own."""
+    """Each attempt starts from the files that the previous one left."""
     mine = tree("early")
-    mine["run"]["root"] = str(base / "early-runs")  # alone there
+    mine["run"]["root"] = str(base / "early-runs")  # the only run there
     made = {"call": "kit.runs.store:RunStore.create", "nth": 1, "when": "after"}
     assert forks.run(mine, kill=made, made=True)["signal"] == signal.SIGKILL
     check_truth_of_an_early_end(RunDir(folder(mine)))
@@ -247,7 +250,7 @@ def test_killed_by_the_clock_and_killed_again_while_resuming(
     forks.run(mine, resume=True, kill={"call": "kit.runner.resume:clear_staging", "nth": 1, "when": "after"})
     forks.run(mine, resume=True, kill={"half": "scheduler.pt", "nth": 1})
     result = forks.run(mine, resume=True)
-    assert result["code"] == 0 or "is finished" in result["error"], result  # a quick machine may have come to the end
+    assert result["code"] == 0 or "is finished" in result["error"], result  # a fast machine may have finished it
     assert different(uninterrupted[0], trace(folder(mine))) == {}
 
 
@@ -255,7 +258,7 @@ def test_killed_by_the_clock_and_killed_again_while_resuming(
 def test_a_stop_and_a_resume_change_nothing(
     moment: int, forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]
 ) -> None:
-    """At the end of the completions that two steps are made on, and in the middle of them."""
+    """At the last of the two steps on the same completions, and between them."""
     mine = tree("stopped")
     ctrl_c = {"call": "torch.optim:AdamW.step", "nth": moment, "signal": int(signal.SIGINT)}
     assert "Stopping" in forks.run(mine, kill=ctrl_c)["shown"]
@@ -309,7 +312,7 @@ def test_a_finished_run_is_made_longer_as_if_it_had_been_longer_from_the_start(f
     actual = trace(folder(short))
     expected["events.jsonl"] = [e for e in expected["events.jsonl"] if (e["kind"], e["step"]) != ("evaluation", 4)]
     for each in (expected, actual):
-        del each["checkpoint-2/trainer_state.json"]  # which says how many steps there were to be
+        del each["checkpoint-2/trainer_state.json"]  # has the total number of steps
     assert different(expected, actual) == {}
 
 

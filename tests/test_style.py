@@ -14,7 +14,7 @@ CEILINGS = {"kit": 0, "rewards": 0, "examples": 0, "benchmarks": 0, "tests": 0}
 
 
 def vague_names(source: str) -> list[str]:
-    """Variables and parameters of a module that carry a vague name, one entry for each binding."""
+    """Vague names of variables and parameters of a module, one entry per binding."""
     names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -26,7 +26,7 @@ VARIED = "\n    return [len(set(str(text))) / 40 for text in completions]"  # di
 
 
 def numbers(folder: RunDir) -> list[dict[str, Any]]:
-    """Metrics without clocks."""
+    """Metrics without times."""
     return [
         {key: value for key, value in line.items() if not any(word in key for word in TIMES)}
         for line in folder.metrics()
@@ -38,7 +38,7 @@ def write_function(code: str, name: str = "mine.py") -> None:
 
 
 def varied(attempt: Any, *overrides: str) -> Any:
-    """A run whose reward differs between completions, so that the weights move."""
+    """A run whose reward differs between completions, so that the weights change."""
     write_function(f"def score(prompts, completions, **columns):{VARIED}", "varied.py")
     result = attempt('reward.functions=[{"path": "varied.py:score"}]', *overrides)
     assert result.code == 0, result.message
@@ -50,7 +50,7 @@ def varied(attempt: Any, *overrides: str) -> Any:
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> kit.Run:
-    """`kit.train("quickstart")` in a process of its own, with what must never be written in its environment."""
+    """`kit.train("quickstart")` in a new process, with a secret in its environment that must not be written."""
     root = tmp_path_factory.mktemp("quickstart")
     with pytest.MonkeyPatch.context() as patch, terminal_into(root / "shown.txt"):
         patch.setenv("HF_TOKEN", "hf_planted_secret")
@@ -62,7 +62,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> kit.Run:
 
 @contextlib.contextmanager
 def terminal_into(path: Path) -> Iterator[None]:
-    """Collects what this process and its children write to stdout and stderr."""
+    """Redirect stdout and stderr of this process and its children to a file."""
     copies = [os.dup(number) for number in (1, 2)]
     with path.open("w") as file:
         for number in (1, 2):
@@ -102,7 +102,7 @@ def test_quickstart_keeps_every_completion_with_its_rewards(quickstart: kit.Run)
         assert 1 <= row["tokens"] <= 64
         assert (row["finish_reason"] == "length") <= (row["tokens"] == 64)
         assert "State the final answer" in row["prompt"]
-    for start in range(0, len(rows), 8):  # a group answers one prompt, and dr_grpo's advantages are r - mean(r)
+    for start in range(0, len(rows), 8):  # one prompt; dr_grpo's advantages are r - mean(r)
         group = rows[start : start + 8]
         assert len({row["prompt"] for row in group}) == 1
         assert abs(sum(row["advantage"] for row in group)) < 1e-5
@@ -174,7 +174,7 @@ def grpo_kit(*arguments: str) -> subprocess.Popen[str]:
 def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_who_waited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other in the same test: both runs start while the other is being watched."""
+    """Both in one test, so that each run starts while the other is watched."""
     monkeypatch.chdir(tmp_path)
     plain = ["-o", "evaluation.before=false", "-o", "evaluation.after=false", "-o", "optimisation.steps=5000"]
     stopped = grpo_kit("train", "quickstart", "-o", "run.id=stopped", *plain)
@@ -232,7 +232,7 @@ def test_evaluation_in_between_changes_nothing_but_is_filed(attempt: Any) -> Non
     assert list(run.evaluations()) == ["before", "step-00002", "after"]
     assert not kit.Run("without", with_it.folder.path.parent).evaluations()
     filed = [(event["kind"], event["step"]) for event in run.events() if event["kind"] in ("evaluation", "checkpoint")]
-    assert filed == [("evaluation", 2), ("checkpoint", 2), ("checkpoint", 4)]  # the best so far is saved at once
+    assert filed == [("evaluation", 2), ("checkpoint", 2), ("checkpoint", 4)]  # the best is saved at once
 
 
 # --- hooks and functions of the user's own ----------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_a_clip_hook_from_a_file_trains_and_changes_the_numbers(attempt: Any) ->
     plain = varied(attempt, "run.id=plain", "optimisation.max_grad_norm=0")
     hooked = varied(attempt, "run.id=hooked", "optimisation.max_grad_norm=0", "objective.clip=mine.py:half")
     first, two = plain.folder.metrics()[0], hooked.folder.metrics()[0]
-    assert two["grad_norm"] == pytest.approx(first["grad_norm"] / 2, rel=1e-4)  # half the surrogate, half the gradient
+    assert two["grad_norm"] == pytest.approx(first["grad_norm"] / 2, rel=1e-4)  # half the surrogate and gradient
     assert load_config(hooked.folder.config).objective.clip == {"name": "mine.py:half", "share": 0.5}
     warning = "With optimisation.iterations: 1 every ratio is 1"
     assert (warning in plain.shown, warning in hooked.shown) == (False, True)
@@ -256,7 +256,7 @@ def test_all_weights_train_without_lora_and_with_a_reference(attempt: Any) -> No
     assert (result.folder.adapter / "model.safetensors").is_file()
     lines = result.folder.metrics()
     divergence = [line[key] for line in lines for key in line if key.startswith("kl")]
-    assert divergence[0] == pytest.approx(0, abs=1e-6)  # the policy is the reference before the first step
+    assert divergence[0] == pytest.approx(0, abs=1e-6)  # policy = reference before the first step
     assert divergence[-1] > 0
 
 
@@ -265,7 +265,7 @@ def test_all_weights_train_without_lora_and_with_a_reference(attempt: Any) -> No
 STOP = """
 def score(prompts, completions, **columns):
     calls.append(1)
-    if len(calls) == 3:  # the first call is the trial before the run, the next is step 1
+    if len(calls) == 3:  # the first call is the trial, the second is step 1
         {act}
     return [len(set(str(text))) / 40 for text in completions]
 """

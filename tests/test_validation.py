@@ -97,11 +97,11 @@ def test_what_the_machine_lacks_is_said_first(
 def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_shares_them_out(
     tree: Any, attempt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TRL refuses them once the weights are loaded. Kubernetes' jobs set WORLD_SIZE=1 and share nothing out."""
+    """TRL refuses them after the weights are loaded. Kubernetes sets WORLD_SIZE=1 in jobs without a launcher."""
     for name in ("LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    check_environment(load_config(tree))  # of a face: its training process is shown the first one
+    check_environment(load_config(tree))  # the page's process; its training process sees the first GPU only
     for variables, named in (({}, "0"), ({"WORLD_SIZE": "1"}, "0"), ({"CUDA_VISIBLE_DEVICES": "1,3"}, "1")):
         with monkeypatch.context() as patch:
             for name, value in variables.items():

@@ -86,7 +86,7 @@ _names = list(inspect.signature(_execute).parameters)[1:]
 
 
 def install() -> None:
-    """From here on processes of this one are warm, as far as they can be."""
+    """Fork the later child processes of this one from the warm server, if possible."""
     global installed
     if installed or os.environ.get(PLACE) == "none" or not hasattr(socket, "send_fds"):
         return
@@ -100,7 +100,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def cold() -> Iterator[None]:
-    """Inside, processes are started as ever."""
+    """Start processes in the usual way in the context."""
     global _cold
     before, _cold = _cold, True
     try:
@@ -137,14 +137,14 @@ def _start(self: Any, *values: Any) -> None:
 
 
 def _asking(original: Any, name: str) -> Any:
-    """The method of `Popen` that waits, which for a warm process reads what the server says of its end."""
+    """Wrap a waiting method of `Popen`: for a warm process, it reads the exit status from the server."""
 
     def status(self: Any, wait: bool) -> int | None:
         self._warm.setblocking(wait)
         with contextlib.suppress(BlockingIOError):
             while b"\n" not in self._told:
                 reply = self._warm.recv(64)
-                self._told += reply or b"9\n"  # the server was killed, and nothing more can be known
+                self._told += reply or b"9\n"  # the server was killed, so the status is unknown
         self._warm.setblocking(True)
         if b"\n" not in self._told:
             return None
@@ -172,7 +172,7 @@ def _asking(original: Any, name: str) -> Any:
 
 
 def _request(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the server is asked for; None where the process has to be a cold one."""
+    """The request to the server; None if the process cannot be forked from it."""
     words = [os.fsdecode(word) for word in arguments["args"]] if isinstance(arguments["args"], (list, tuple)) else []
     if arguments["shell"] or arguments["preexec_fn"] or len(words) < 2 or words[0] != sys.executable:
         return None
@@ -209,7 +209,7 @@ def _request(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _same_modules(environment: Mapping[str, str], path: list[str]) -> bool:
-    """Whether a process with this environment and path would import what the server has imported."""
+    """Return whether a process with this environment and path would import the modules of the server."""
 
     def read(variables: Mapping[str, str]) -> dict[str, str]:
         return {k: v for k, v in variables.items() if k.startswith(READ_WHILE_IMPORTED) and k not in MAY_DIFFER}
@@ -227,7 +227,7 @@ def _same_modules(environment: Mapping[str, str], path: list[str]) -> bool:
 
 
 def _place() -> tuple[Path, int]:
-    """Folder of the server, and the process for which it runs. Starts it where there is none."""
+    """The server's folder, and the process that owns it; starts the server if necessary."""
     folder, _, owner = os.environ[PLACE].rpartition(":")
     place = Path(folder)
     if not (place / "environment.json").exists():
@@ -274,7 +274,7 @@ def _connection() -> socket.socket:
 
 
 def main(place: str, owner: int) -> None:
-    """Forks whatever is asked for until the process `owner` has ended. In a child it returns nothing, but runs it."""
+    """Fork the requested processes until the process `owner` ends. In a child, it returns after `_become`."""
     import gc
 
     gc.disable()
@@ -288,8 +288,8 @@ def main(place: str, owner: int) -> None:
     threads = {Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
     assert len(threads - {"jemalloc_bg_thd"}) == 1, (
         f"these would be missing in every child: {threads}"
-    )  # jemalloc's comes back
-    # What torch would do at the end of each child, to no use: print how long it has compiled, take 300 operators apart.
+    )  # jemalloc starts its thread again
+    # Skip torch's work at the exit of each child: printing compile times and removing 300 operators.
     atexit.unregister(sys.modules["torch._dynamo.utils"].dump_compile_times)
     for left in list(weakref.finalize._registry):
         left.atexit = False
@@ -355,7 +355,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(request: dict[str, Any], handles: list[int], caller: socket.socket) -> None:
-    """In the child: the process that was asked for. Its pid is told once it has the session and signals of that."""
+    """Turn the child into the requested process, and report its pid after session and signals are set."""
     signal.set_wakeup_fd(-1)
     for number in RESET:
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
@@ -388,7 +388,7 @@ def _become(request: dict[str, Any], handles: list[int], caller: socket.socket) 
 
 
 def _begin_anew() -> None:
-    """What a fork has from its parent, and a process of its own makes anew."""
+    """Reset the state that a fork inherits and that a new process would create."""
     import numpy
     import torch
 
@@ -402,7 +402,7 @@ def _begin_anew() -> None:
 
 
 def _run(kind: str, name: str) -> None:
-    """As the interpreter does, up to its end; only that modules are not taken apart, which takes a second."""
+    """Run the module or file as the interpreter does, without its final clean-up of modules, which takes a second."""
     code, interrupted = 0, False
     main = sys.modules["__main__"].__dict__
     for left in [key for key in main if not key.startswith("__")]:

@@ -41,7 +41,7 @@ def tool_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunDir]:
-    """`new_run(model folder, rows, section=...)`: a run on these rows, all held out but two, whose reward tells what it saw."""
+    """Return `new_run(model folder, rows, section=...)`: a run with two training rows, whose reward reports its inputs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scorer.py").write_text(SCORER)
 
@@ -67,7 +67,7 @@ def ask(models: ChatModels, side: str = "tuned", **message: Any) -> tuple[dict[s
 
 
 def follow(models: ChatModels, monkeypatch: pytest.MonkeyPatch, *turns: str) -> list[str]:
-    """Makes the model say these turns; returns the texts that it is given, as they come."""
+    """Replace the model's answers by these turns; return the list of texts that it receives."""
     tokenizer, prompts, left = models.source.tokenizer, list[str](), list(turns)
 
     def generate(input_ids: torch.Tensor, streamer: Any, **_: Any) -> torch.Tensor:
@@ -138,7 +138,7 @@ def test_rows_come_from_the_runs_own_copy_and_never_from_other_data(
     run.heldout.unlink()
     without = ChatModels(run, None)
     assert (without.rows, "has no heldout.parquet" in without.note) == ([], True)
-    assert ask(without, prompt="2 + 2 =", sampling={"max_tokens": 2})  # a prompt of one's own needs no data
+    assert ask(without, prompt="2 + 2 =", sampling={"max_tokens": 2})  # the prompt needs no data
 
 
 def test_pictures_are_shown_to_the_model(new_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +162,4 @@ def test_pictures_are_shown_to_the_model(new_run: Any, tmp_path: Path, monkeypat
     assert answer["reward"]["total"] == answer["tokens"]
     assert "images" not in seen(tmp_path)["names"]
     ask(models, prompt="Dark or light?", reference="dark", sampling={"max_tokens": 4})
-    assert "pixel_values" not in calls[1]  # which picture is not said
+    assert "pixel_values" not in calls[1]  # the prompt names no picture

@@ -13,7 +13,7 @@ from kit.models import failures
 
 
 class Wire(server.Wire):
-    """Keeps the events, and has two questions at once."""
+    """Record the events, and provide two questions at once."""
 
     def __init__(self) -> None:
         super().__init__(None)  # type: ignore[arg-type]

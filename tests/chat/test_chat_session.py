@@ -40,7 +40,7 @@ def test_both_answer_with_the_same_seed_again_and_again(session: ChatSession) ->
     for side in ("base", "tuned"):
         assert first[side]["text"] == second[side]["text"]
         assert first[side]["tokens"] > 0
-        assert first[side]["reward"] is None  # nobody said what is right
+        assert first[side]["reward"] is None  # there is no reference
     assert session.answer("12+30=?", seed=4)["tuned"]["text"] != first["tuned"]["text"]
     assert session.answer("12+30=?", temperature=0)["base"] != session.answer("12+30=?", temperature=0)["tuned"]
 
@@ -130,9 +130,9 @@ def test_a_killed_process_is_told_and_the_next_question_starts_another(run: RunD
         session.start()
         pid = session.pid
         assert pid not in (None, killed)
-        gone(int(pid or 0), 30)  # nobody asks
+        gone(int(pid or 0), 30)  # the child ends when idle
         end = time.monotonic() + 10
-        while session.alive and time.monotonic() < end:  # the thread that reads has still to collect it
+        while session.alive and time.monotonic() < end:  # until the reading thread has noticed
             time.sleep(0.05)
         assert not session.alive
 
@@ -160,7 +160,7 @@ def test_the_process_dies_with_the_one_that_started_it(run: RunDir) -> None:
 
 
 def gone(pid: int, seconds: float) -> None:
-    """Waits until a process has ended."""
+    """Wait until a process has ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

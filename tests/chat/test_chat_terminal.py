@@ -20,7 +20,7 @@ REWARD = {"total": 1.2, "components": {"accuracy": {"value": 1.0, "weight": 1.0,
 
 
 class FakeSession:
-    """Answers each question with `ANSWER`, and notes what it was asked."""
+    """Answer each question with `ANSWER`, and record it."""
 
     alive = True
 
@@ -78,7 +78,7 @@ def test_one_question_shows_both_answers_with_their_rewards(session: FakeSession
     assert "note: these are the weights" in output
     (request,) = session.asked
     assert (request["seed"], request["temperature"], request["sides"]) == (5, 0.0, ["base", "tuned"])
-    assert "top_p" not in request  # the run's
+    assert "top_p" not in request  # the run's value is used
 
 
 def test_json_is_all_that_is_printed_when_asked_for(session: FakeSession) -> None:

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(scope="session")
 def multimodal(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny multimodal model by name, with its processor."""
+    """Return a function that writes a tiny multimodal model with its processor, by name, and returns its folder."""
     import tiny_processors
 
     made: dict[str, Path] = {}

@@ -27,8 +27,8 @@ from kit.models.shape import shape_of
 from kit.scoring import packing
 from kit.scoring.scorer import ExtraOutputs, Rows, Scorer
 
-# What a published model has and the default configuration lacks: transforms of the logits that are neutral by default are
-# given values that matter, and a hybrid has both kinds of layers.
+# Attributes of published models that the default configuration lacks: logit transforms with an effect, and a hybrid
+# with both kinds of layers.
 SETTINGS: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 4.0},
     "cohere": {"logit_scale": 0.25},
@@ -54,7 +54,7 @@ SLOW = (
 )  # fmt: skip
 MATRIX = [*FAST, *(pytest.param(name, marks=pytest.mark.families) for name in SLOW)]
 ELSEWISE = {
-    "stablelm": ("plain", "do not call the packed attention as expected"),  # an attention function of its own
+    "stablelm": ("plain", "do not call the packed attention as expected"),  # its own attention function
 }
 """How those are scored that are not packed, and why."""
 
@@ -81,7 +81,7 @@ def test_an_architecture_is_scored_rightly_and_trains(name: str, tokenizer: Any)
     assert shape is not None
     assert shape.parameters == sum(weight.numel() for weight in model.parameters())
     scores = score_three_ways(model, family, 512)
-    assert scores.padded < 1e-4  # a row that is misread is wrong by tenths
+    assert scores.padded < 1e-4  # a misread row differs by tenths
     assert scores.head < 1e-5
     assert scores.scorer < 1e-4
     step = grpo_step(tiny_model(config), tokenizer, adapter(ModelConfig(name="x"), family))
@@ -95,7 +95,7 @@ def test_an_architecture_is_scored_rightly_and_trains(name: str, tokenizer: Any)
 
 
 class Scored:
-    """A tiny model with adapters that are not zero and the scorer of a run: what `training.packs` scores with."""
+    """A tiny model with non-zero adapters and the scorer of a run, for the functions of `training.packs`."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         base = tiny_model(tiny(name))
@@ -104,7 +104,7 @@ class Scored:
         lora = adapter(ModelConfig.model_validate({"name": "x", "lora": {"rank": 2, "alpha": 2}}), family)
         lora.init_lora_weights = False
         torch.manual_seed(0)
-        self.base, self.model = base, get_peft_model(base, lora).eval()  # without GPT-2's dropout
+        self.base, self.model = base, get_peft_model(base, lora).eval()  # disables GPT-2's dropout
         self.scorer = Scorer(family, autocast=contextlib.nullcontext, unwrap=lambda model: model)
 
     def _get_per_token_logps_and_entropies(
@@ -119,11 +119,11 @@ class Scored:
 def test_packs_give_the_padded_rows_scores_and_gradients(name: str, tokenizer: Any) -> None:
     scored, rows = Scored(name, tokenizer), rows_of()
     actual, expected = score(scored, rows), plainly(scored, rows)
-    by_norm = 3e-4  # float32 beside sums over padded rows; a token that is misread is wrong by hundredths
+    by_norm = 3e-4  # float32 against sums over padded rows; a misread token differs by hundredths
     largest = max(gradient.norm() for gradient in expected[2].values())
     for value, other in zip(actual[:2], expected[:2], strict=True):
         torch.testing.assert_close(value, other, atol=2e-4, rtol=0)
-    for weight, gradient in expected[2].items():  # an expert that no token went to has none
+    for weight, gradient in expected[2].items():  # an expert without tokens has no gradient
         assert (actual[2][weight] - gradient).norm() <= by_norm * gradient.norm() + 1e-7 * largest, weight
     way, reason = ELSEWISE.get(name, ("packed", ""))
     report = scored.scorer.report
@@ -143,7 +143,7 @@ RECURRENT = (
 def test_a_state_that_goes_on_into_the_next_text_is_found(
     name: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: recurrent layers that read a pack as one text, as transformers' functions do by themselves."""
+    """Plants recurrent layers that read a pack as one text, as transformers' functions do."""
     scored, rows = Scored(name, tokenizer), rows_of()
     read_as_one_text(scored.base, monkeypatch)
     assert_same_scores(scored, rows)
@@ -155,7 +155,7 @@ def test_a_state_that_goes_on_into_the_next_text_is_found(
 def test_attention_that_looks_into_another_text_is_found(
     name: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: completions that see what stands before them in the pack."""
+    """Plants attention in which completions see earlier texts of the pack."""
     if name in ELSEWISE:
         return
     right = packing._attend_group
@@ -178,7 +178,7 @@ def assert_same_scores(scored: Scored, rows: Rows) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt_neo", marks=pytest.mark.families)])
 def test_learned_positions_are_counted_from_the_mask(name: str, tokenizer: Any) -> None:
-    """Without that the canary is off by far: the defect that it is there for."""
+    """With positions that ignore the mask, the check reports a large difference."""
     model = tiny_model(tiny(name))
     family = adapter_of(model, tokenizer)
     assert family.positions
@@ -192,7 +192,7 @@ def test_a_logit_transform_that_the_head_leaves_out_shows(tokenizer: Any) -> Non
     model = tiny_model(tiny("gemma2"))
     family = adapter_of(model, tokenizer)
     fuse(model)
-    model.config.final_logit_softcapping = None  # plain logits are then without the cap, which the head took at first
+    model.config.final_logit_softcapping = None  # plain logits lose the cap, but the head has it
     assert score_three_ways(model, family, 512).head > 0.01
 
 

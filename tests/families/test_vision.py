@@ -35,7 +35,7 @@ pytestmark = pytest.mark.families
 
 @pytest.fixture
 def pictured(tree: dict[str, Any], multimodal: Any, tmp_path: Path) -> Any:
-    """Makes `tree` a run on pictures with the model of that name."""
+    """Return a function that makes `tree` a run on pictures with the model of this name."""
 
     def make(name: str) -> dict[str, Any]:
         (tmp_path / "rewards_here.py").write_text(REWARD)
@@ -61,7 +61,7 @@ def test_a_run_on_pictures_trains_and_saves_no_pixels(name, pictured, attempt):
     assert table["prompt"].to_pylist() == ["Dark or light?"] * 8
     score = json.loads((done.folder.eval / "before.json").read_text())
     assert score["problems"] == 4
-    assert len(set(score["per_problem"]["id"])) == 4  # the same question about other pictures
+    assert len(set(score["per_problem"]["id"])) == 4  # equal questions about different pictures
 
 
 def adapters(run: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def adapters(run: Any) -> dict[str, Any]:
 
 
 def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, attempt, monkeypatch):
-    """Both against one run that had no trouble: pictures stay with their completions through checkpoint and division."""
+    """Compares both with an uninterrupted run: pictures stay with their completions after a checkpoint and a division."""
     tree = pictured("qwen2_5_vl")
     tree["evaluation"]["before"] = False
     expected = adapters(attempt("run.id=whole").folder)
@@ -101,7 +101,7 @@ def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, att
 
 
 def test_an_input_that_trl_has_no_place_for_stays_with_its_picture(multimodal, monkeypatch):
-    """Planted: a processor that says the mean of every picture, and a model that wants it."""
+    """Plants a processor that returns the mean of each picture, and a model that needs it."""
     call, top = processing_gemma3.Gemma3Processor.__call__, modeling_gemma3.Gemma3ForConditionalGeneration.forward
     inner, marks = modeling_gemma3.Gemma3Model.forward, []
 

@@ -17,7 +17,7 @@ TURNS = (
 
 
 def tokenizer(extra: list[str], **named: str) -> Any:
-    """The embedded model's tokenizer with further special tokens, some by name; 512 tokens in all at most."""
+    """The embedded model's tokenizer with further special tokens, some of them named; at most 512 tokens in total."""
     from transformers import PreTrainedTokenizerFast
 
     made = tiny_tokenizer()
@@ -50,7 +50,7 @@ def qwen2_5_vl(folder: Path) -> Any:
 
 
 def gemma3(folder: Path) -> Any:
-    """The same for the multimodal Gemma 3, whose processor makes `token_type_ids`."""
+    """A processor of the multimodal Gemma 3, which returns `token_type_ids`, and a tiny configuration, saved to `folder`."""
     from transformers import AutoConfig, Gemma3ImageProcessor, Gemma3Processor
 
     words = tokenizer([], boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>")
@@ -81,7 +81,7 @@ def _save(folder: Path, processor: Any, config: Any, ids: dict[str, int]) -> Any
 
 
 def picture(shade: int, width: int = 28, height: int = 28) -> Any:
-    """An RGB picture of one shade, with a corner that differs."""
+    """An RGB picture of one shade, except for one pixel in a corner."""
     from PIL import Image
 
     made = Image.new("RGB", (width, height), (shade, 255 - shade, 128))
@@ -90,7 +90,7 @@ def picture(shade: int, width: int = 28, height: int = 28) -> Any:
 
 
 def rows(folder: Path, count: int = 24) -> Path:
-    """A JSONL file of questions about pictures that lie beside it."""
+    """Write a JSONL file of questions about pictures in a folder beside it."""
     (folder / "pictures").mkdir(parents=True)
     lines = []
     for number in range(count):

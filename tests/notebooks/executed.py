@@ -18,12 +18,12 @@ COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def faults(path: Path) -> Iterator[str]:
-    """What is wrong with the outputs of a notebook, a sentence each."""
+    """Yield a sentence for each defect in the outputs of a notebook."""
     for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         if cell["cell_type"] != "code":
             continue
         source = "".join(cell["source"])
-        if "if REAL:" in source and not cell["outputs"]:  # minutes on the real model, which its reader starts
+        if "if REAL:" in source and not cell["outputs"]:  # these cells take minutes and are run by the reader
             continue
         for fault in _of_cell(source, cell["outputs"]):
             yield f"{path.name}, cell {number} ({source.splitlines()[0][:50]!r}): {fault}"
@@ -56,7 +56,7 @@ def _of_cell(source: str, outputs: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def main(folder: Path) -> int:
-    """Prints what is wrong with the notebooks of a folder; 1 if anything is, or if one was not executed."""
+    """Print the defects of a folder's notebooks; return 1 if there are any or if a notebook was not executed."""
     problems = [fault for path in sorted(folder.glob("*.ipynb")) for fault in faults(path)]
     for path in sorted(folder.glob("*.ipynb")):
         cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]

@@ -48,7 +48,7 @@ EDITS: dict[str, list[tuple[str, str]]] = {
     "05": [SETTINGS],
     "06": [
         (r'(?m)^name = "Qwen.*\n^dataset = .*\n', SUMS),
-        (r"(?m)^system = .*$", "system = []"),  # the tiny model knows it already
+        (r"(?m)^system = .*$", "system = []"),  # the tiny model needs no prompt
         (r"max_steps=100", "max_steps=4"),
         (r"max_completion_length=256", "max_completion_length=64"),
         (r"learning_rate=1e-5", "learning_rate=1e-4"),
@@ -65,7 +65,7 @@ EDITS: dict[str, list[tuple[str, str]]] = {
 
 
 def edited(path: Path) -> str:
-    """The notebook as it is tried. Raises `ValueError` where an edit finds nothing to change."""
+    """The notebook with the edits for the smoke test. Raises `ValueError` if an edit matches nothing."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for pattern, text in EDITS[path.name[:2]]:
@@ -82,7 +82,7 @@ def edited(path: Path) -> str:
 
 
 def write_tiny_olmo(folder: Path) -> None:
-    """A tiny OLMo 2 with random weights and the embedded model's tokenizer, for the notebook of an unlisted model."""
+    """Write a tiny OLMo 2 with random weights and the embedded model's tokenizer, for the notebook of an unlisted model."""
     from transformers import AutoConfig, AutoTokenizer
 
     from kit.model_check.tiny import tiny_config, tiny_model
@@ -96,7 +96,7 @@ def write_tiny_olmo(folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Writes all of them into `folder`."""
+    """Write all edited notebooks into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tiny_olmo(folder / "unlisted")
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):

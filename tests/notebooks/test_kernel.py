@@ -22,7 +22,7 @@ TINY = (
 
 
 class Kernel:
-    """A kernel as a notebook has one."""
+    """A Jupyter kernel."""
 
     def __init__(self, folder: Path) -> None:
         from jupyter_client.manager import start_new_kernel
@@ -30,7 +30,7 @@ class Kernel:
         self.manager, self.client = start_new_kernel(cwd=str(folder), env={**os.environ, "FORCE_COLOR": "1"})
 
     def run(self, code: str, timeout: float = 200) -> list[dict[str, Any]]:
-        """The messages that a front end would draw for a cell."""
+        """Execute a cell; return the messages that a front end would display."""
         shown: list[dict[str, Any]] = []
         self.client.execute_interactive(code, timeout=timeout, output_hook=shown.append)
         return shown
@@ -64,7 +64,7 @@ def test_a_card_follows_the_run_in_one_place_and_nothing_else_is_printed(kernel:
     assert "is finished" in last["text/html"]
     assert "Held-out accuracy" in last["text/html"]
     assert "Training  3/3" in last["text/plain"]
-    assert "\x1b" not in last["text/plain"]  # no bars and colours of a terminal, although the kernel sets FORCE_COLOR
+    assert "\x1b" not in last["text/plain"]  # no terminal codes, although the kernel sets FORCE_COLOR
     (result,) = of_kind(kernel.run("run"), "execute_result")
     assert "is finished" in result["data"]["text/html"]
     (figure,) = of_kind(kernel.run("run.plot()"), "execute_result")

@@ -63,12 +63,12 @@ def test_the_first_cell_installs_and_is_the_same_in_all(name: str) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the first cell installs where there is no kit, on a T4, by GRPO_KIT."""
+    """Return a function that runs the first cell on a T4 without the kit, with this GRPO_KIT; it records the commands."""
     import shutil
     import subprocess
 
     commands: list[list[str]] = []
-    for name in ("PATH", "COLUMNS"):  # which the cell sets: put back afterwards
+    for name in ("PATH", "COLUMNS"):  # the cell changes them
         monkeypatch.setenv(name, os.environ.get(name, ""))
 
     def run(command: list[str], **how: Any) -> Any:
@@ -92,7 +92,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_without_a_source_nothing_is_installed_and_one_sentence_says_what_to_set(installed: Any) -> None:
-    """The name on a package index may be somebody else's."""
+    """The name on a package index may belong to another project."""
     for source in (None, ""):
         with pytest.raises(SystemExit) as ended:
             installed(source)

@@ -35,7 +35,7 @@ CASES = [("02_gsm8k_unsloth_t4", "gsm8k", "t4"), ("09_kaggle_two_t4", "gsm8k", "
 
 
 def settings(name: str, gpu: str) -> list[str]:
-    """The overrides of a notebook as it has them on a machine with this GPU."""
+    """The overrides of a notebook on a machine with this GPU."""
     values: dict[str, Any] = {"GPU": gpu, "ROOT": "runs"}
     for node in ast.parse((SCRIPTS / f"{name}.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("LARGE", "SETTINGS"):
@@ -46,7 +46,7 @@ def settings(name: str, gpu: str) -> list[str]:
 
 @pytest.fixture
 def with_shape(tmp_path: Path) -> Any:
-    """The configuration with a folder of the model's config.json in the place of its name on the hub."""
+    """Return a function that replaces the model's name by a folder with its config.json."""
 
     def local(config: RunConfig) -> RunConfig:
         (tmp_path / "config.json").write_text(json.dumps(SHAPES[config.model.name]))
@@ -56,7 +56,7 @@ def with_shape(tmp_path: Path) -> Any:
 
 
 def refused(config: RunConfig, card: str) -> list[str]:
-    """What keeps the run from this card, with the packages that the notebooks' first cell installs there."""
+    """The reasons why the run cannot start on this card, with the packages that the first cell installs."""
     gpu, capability = CARDS[card]
     if config.generation.engine == "vllm":
         return [str(each) for each in engine.incompatibilities(config, "cuda", engine.Installed("vllm", "0.31.0"))]

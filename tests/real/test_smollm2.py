@@ -39,7 +39,7 @@ The reward is the length, which differs within groups; eight answers of the untr
 
 
 def command(folder: Path, *words: str, **environment: str) -> str:
-    """Output of `grpo-kit WORDS` in a process of its own, which must end with exit code 0."""
+    """Run `grpo-kit WORDS` in a new process, assert exit code 0, and return its output."""
     process = subprocess.run(
         [sys.executable, "-P", "-m", "kit.cli", *words],
         cwd=folder,
@@ -53,7 +53,7 @@ def command(folder: Path, *words: str, **environment: str) -> str:
 
 
 def train(folder: Path, name: str, *overrides: str, **environment: str) -> list[dict[str, Any]]:
-    """Trains the small run and returns the metrics of its steps."""
+    """Train the small run and return the metrics of its steps."""
     settings = [f"{key}={value}" for key, value in SMALL.items()] + [f"run.id={name}", *overrides]
     options = [word for setting in settings for word in ("-o", setting)]
     command(folder, "train", "quickstart-real", *options, **environment)
@@ -61,7 +61,7 @@ def train(folder: Path, name: str, *overrides: str, **environment: str) -> list[
 
 
 def logged_steps(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Metrics of the two steps of the run `name`."""
+    """The metrics of the two steps of the run `name`."""
     lines = (folder / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [row for row in map(json.loads, lines) if "loss" in row]
     assert len(metrics) == 2
@@ -92,12 +92,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """Metrics of the run `plain`, whose directory the other tests use."""
+    """Train the run `plain`, whose directory the other tests use; return its metrics."""
     return train(folder, "plain")
 
 
 def test_three_steps_equal_stock_trl(real_model: ModuleType) -> None:
-    """Losses and gradient norms on real prompts and ragged completions, from generation to optimiser."""
+    """Compares losses and gradient norms on real prompts and ragged completions, from generation to optimiser."""
     logs = []
     for way in ("stock TRL", "kit, TRL's generation"):
         trainer = real_model.make_trainer(way, steps=3, prompts=1, group=4, tokens=16)
@@ -117,7 +117,7 @@ def test_three_steps_equal_stock_trl(real_model: ModuleType) -> None:
 
 
 def check_learned(folder: Path, name: str, metrics: list[dict[str, Any]]) -> None:
-    """The run `name` had gradients, moved its adapter, and packed real ragged completions."""
+    """Assert that the run `name` had gradients, changed its adapter, and packed its completions."""
     assert any(row["grad_norm"] > 0 for row in metrics), metrics
     assert any(tensor.abs().max() > 0 for key, tensor in adapter_weights(folder, name).items() if "lora_B" in key)
     events = [json.loads(line) for line in (folder / "runs" / name / "events.jsonl").read_text().splitlines()]
@@ -174,8 +174,8 @@ def test_a_merged_export_answers_as_the_run_and_the_run_can_be_asked(
 def test_float32_logits_bring_the_sampler_nearer_to_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Completions are decoded in bfloat16, token by token with a cache; the trainer scores them in one pass.
 
-    Both heads are given the hidden states of the same decoding steps. The CPU has no product of 16-bit operands that is summed
-    to float32: it is written out.
+    Both heads receive the hidden states of the same decoding steps. The CPU has no product of 16-bit operands with a float32 sum,
+    so the test writes it out.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -41,10 +41,10 @@ def tool_folder(new_model: Callable[[], Any], tokenizer: Any, tmp_path_factory: 
 
 @pytest.fixture
 def new_trainer(tmp_path: Path, new_model: Callable[[], Any], tokenizer: Any) -> Callable[..., Any]:
-    """`new_trainer(rows, objective=..., script=...)`: 4 completions of one prompt, all in one micro-batch.
+    """Return `new_trainer(rows, objective=..., script=...)`: 4 completions of one prompt in one micro-batch.
 
-    `script` are the texts of each turn, one a completion; a later turn has one for each completion that called a tool.
-    `seen` of the trainer keeps what rewards were given.
+    `script` has the texts of each turn, one per completion; a later turn has one per completion that called a tool. The trainer's
+    `seen` records what rewards receive.
     """
 
     def make(
@@ -84,7 +84,7 @@ def new_trainer(tmp_path: Path, new_model: Callable[[], Any], tokenizer: Any) ->
 
 
 def follow(trainer: Any, script: list[list[str]]) -> None:
-    """Makes the trainer's turns those of the script."""
+    """Replace the model's answers by the turns of the script."""
     turns = iter(script)
 
     def single_turn(prompt_ids: Any, *_: Any, **__: Any) -> tuple[list[list[int]], None]:
@@ -96,7 +96,7 @@ def follow(trainer: Any, script: list[list[str]]) -> None:
 
 
 def call(expression: str) -> str:
-    """A call of the calculator, as the model writes it."""
+    """A call of the calculator in the model's syntax."""
     return f'<tool_call>{{"name": "calculate", "arguments": {{"expression": "{expression}"}}}}</tool_call><|im_end|>'
 
 
@@ -109,7 +109,7 @@ SCRIPT = [
 
 
 def generated(trainer: Any) -> dict[str, Any]:
-    """One generation batch, scored, not yet shuffled."""
+    """One generation batch with scores, before it is shuffled."""
     trainer.model.train()
     output: dict[str, Any] = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
     return output

@@ -54,7 +54,7 @@ def test_turns_masks_lengths_and_reasons(scripted: Callable[..., Any]) -> None:
 
 
 def test_a_turn_goes_on_from_the_very_ids_that_were_sampled(scripted: Callable[..., Any]) -> None:
-    """Ids in which nobody would write the text: a turn that were tokenised anew would stand on others."""
+    """The ids are not those that the tokenizer makes of the text, so tokenising a turn again would change them."""
     rollouts: list[Any] = []
     trainer = scripted(script=[], rollout_sinks=[rollouts.append])
     tokenizer = trainer.processing_class
@@ -114,8 +114,10 @@ SUPPORTED = [name for name in recipe_names() if not Objective.from_spec(name).ne
 
 @pytest.mark.parametrize("recipe", SUPPORTED)
 def test_no_recipe_learns_from_what_tools_wrote(scripted: Callable[..., Any], recipe: str) -> None:
-    """The gradient arriving at log-probabilities is zero on a tool's tokens, and their values change neither the loss nor
-    the rest of the gradient."""
+    """The gradient at a tool's tokens is zero.
+
+    Their log-probabilities change neither the loss nor the other gradients.
+    """
     trainer = scripted(recipe)
     inputs = generated(trainer)
     trainer.current_gradient_accumulation_steps = 1
@@ -146,7 +148,7 @@ def test_no_recipe_learns_from_what_tools_wrote(scripted: Callable[..., Any], re
 
 
 def test_the_loss_is_that_of_the_policys_tokens_alone(scripted: Callable[..., Any]) -> None:
-    """An independent reference: plain logits of each unpadded row, GRPO by hand over the tokens that the model wrote."""
+    """The reference computes GRPO from the logits of each unpadded row, over the tokens that the model wrote."""
     rollouts: list[Any] = []
     trainer = scripted("grpo", rollout_sinks=[rollouts.append])
     inputs = generated(trainer)

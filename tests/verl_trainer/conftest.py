@@ -10,6 +10,6 @@ import warm_processes
 
 @pytest.fixture(autouse=True, scope="session")
 def _cold() -> Iterator[None]:
-    """This environment has not all that warm processes import."""
+    """Disable warm processes, because this environment lacks some of their imports."""
     with warm_processes.cold():
         yield

@@ -34,7 +34,7 @@ CARRIED = [name for name in recipe_names() if name not in ("gdpo", "ppo", "sdpo"
 
 @pytest.fixture(scope="module")
 def core() -> Any:
-    """verl's registries, left as they were."""
+    """verl's module of algorithms, whose registries are restored afterwards."""
     from verl.trainer.ppo import core_algos
 
     losses, advantages = dict(core_algos.POLICY_LOSS_REGISTRY), dict(core_algos.ADV_ESTIMATOR_REGISTRY)
@@ -48,7 +48,7 @@ def core() -> Any:
 
 
 def registered(core: Any, objective: Objective) -> tuple[Any, dict[str, Any]]:
-    """The loss as verl looks it up, and the keys that go with it."""
+    """The loss from verl's registry, and the keys of its configuration."""
     spec, keys, _ = carried_by_verl(objective)
     if spec["reduction"]["name"] == "fixed_length":
         spec["reduction"]["length"] = LONGEST
@@ -116,7 +116,7 @@ def test_the_loss_in_verl_is_ours_with_its_gradient(recipe: str, core: Any) -> N
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_verls_own_loss_and_ours_are_one(mode: str, processes: int, core: Any) -> None:
-    """verl's vanilla loss has a dual clip: with that, every average agrees, however a mini-batch is divided."""
+    """verl's vanilla loss has a dual clip; with it, all averages agree for any division of a mini-batch."""
     from verl.workers.config import ActorConfig
 
     objective = Objective.from_spec(
@@ -148,7 +148,7 @@ def test_verls_own_loss_and_ours_are_one(mode: str, processes: int, core: Any) -
     expected = gradient(total(core.get_policy_loss_fn("vanilla"), 1), batch["log_prob"])
     for parts in (1, 2, 4):
         if mode == "token_mean" and parts > 1:
-            continue  # TRL's bnpo: by the tokens of a micro-batch, which verl's own has not
+            continue  # TRL's bnpo averages by micro-batch, verl has no such mode
         actual = gradient(total(function, parts), batch["log_prob"])
         assert actual[0] == pytest.approx(expected[0], rel=1e-5)
         torch.testing.assert_close(actual[1], expected[1], rtol=1e-5, atol=1e-8)
@@ -231,7 +231,7 @@ def test_the_kl_to_a_reference_is_verls_with_the_same_coefficient(estimator: str
 
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of gsm8k's kind, as files of verl."""
+    """The files for verl of a run similar to gsm8k."""
     folder = tmp_path_factory.mktemp("scaled")
     rows = "".join(f'{{"question": "What is {n} + 1?", "answer": "#### {n + 1}"}}\n' for n in range(40))
     (folder / "rows.jsonl").write_text(rows)
@@ -280,7 +280,7 @@ def test_verl_composes_the_configuration_and_knows_every_key(scaled: Path) -> No
 
 
 def test_every_process_of_verl_has_the_objective_and_the_reward(scaled: Path) -> None:
-    """Through the environment that the YAML gives Ray's processes, in a process that imports nothing else."""
+    """A new process reads them through the environment variables that the YAML file sets for Ray."""
     variables = yaml.safe_load((scaled / "verl.yaml").read_text())["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]
     code = f"""
 import torch, numpy, datasets
@@ -363,7 +363,7 @@ print(json.dumps(scores, default=float))
 
 
 def test_verls_reward_loop_scores_with_a_file_of_the_rewards(tmp_path: Path) -> None:
-    """Reward loop workers and reward managers of verl, with verl's configuration."""
+    """Runs verl's reward loop workers and reward managers with verl's configuration."""
     (tmp_path / "mine.py").write_text('from rewards import load\n\ncompute_score = load("math-verify").verl()\n')
     model = Path(__file__).parents[2] / "kit/models/shipped/embedded"
     command = [sys.executable, "-W", "ignore", "-c", REWARD_LOOP, model, tmp_path / "mine.py"]

@@ -16,14 +16,14 @@ NEEDED = ("kit.runner.build", "kit.trainer.trainer", "vllm.model_executor.models
 
 @pytest.fixture(autouse=True, scope="session")
 def _cold() -> Iterator[None]:
-    """This environment has not all that warm processes import, and an engine wants a process of its own."""
+    """Disable warm processes: this environment lacks some of their imports, and an engine needs its own process."""
     with warm_processes.cold():
         yield
 
 
 @pytest.fixture(scope="session")
 def _imported() -> None:
-    """Modules that all engines need, left out of the garbage collections between them."""
+    """Import the modules that all engines need, and exclude them from later garbage collections."""
     pytest.importorskip("vllm")
     gc.disable()
     for name in NEEDED:
@@ -34,13 +34,13 @@ def _imported() -> None:
 
 @pytest.fixture
 def capsys(capfd: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
-    """vLLM silences the file below stdout while it starts; only what captures files gives stdout one."""
+    """Use `capfd`, because vLLM redirects stdout's file descriptor while it starts."""
     return capfd
 
 
 @pytest.fixture
 def attempt(attempt: Callable[..., Any]) -> Callable[..., Any]:
-    """`attempt`, after which what has been imported is left out of garbage collections again: an ended engine counts it in."""
+    """`attempt`, which afterwards excludes imported modules from garbage collections; an engine's end includes them again."""
 
     def run(*overrides: str) -> Any:
         ended = attempt(*overrides)
@@ -53,14 +53,14 @@ def attempt(attempt: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def engine_tree(tree: Any) -> Any:
-    """The tree of `tree`, with completions from vLLM that are long enough to be answers, so that some groups teach."""
+    """The configuration `tree` with completions from vLLM, long enough that some groups have different rewards."""
     tree["generation"] |= {"engine": "vllm", "vllm": {"timeout": 120}, "max_completion_tokens": 12}
     return tree
 
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Any]], None]:
-    """`plant(n, do)`: the n-th generation batch of vLLM does `do` instead of its first forward pass."""
+    """Return `plant(n, do)`: the n-th generation batch of vLLM calls `do` instead of its first forward pass."""
     from vllm import LLM
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -82,12 +82,12 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Any]],
 
 @pytest.fixture(autouse=True)
 def no_engine_left(_imported: None) -> Iterator[None]:
-    """Frees what the engine of a test held, and what it left of torch.distributed: the next one begins anew.
+    """Free the engine of a test and its state in torch.distributed.
 
-    An engine takes vLLM's process groups down when it is collected: before the next one is made, not while it works.
+    An engine destroys vLLM's process groups when it is collected, which must happen before the next engine starts.
     """
     gc.collect()
     yield
     gc.collect()
     sys.modules["vllm.distributed.parallel_state"].cleanup_dist_env_and_memory()
-    gc.freeze()  # it has let go of the modules, in which nothing is to be found
+    gc.freeze()  # the modules have no garbage

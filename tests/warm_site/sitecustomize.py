@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def _carry_out(words: list[str]) -> None:
-    """The command `grpo-kit WORDS` in a warm process, and its exit code."""
+    """Run the command `grpo-kit WORDS` in a warm process, and exit with its code."""
     command = subprocess.Popen([sys.executable, "-m", "kit.cli", *words])
     while True:
         try:
