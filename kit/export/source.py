@@ -93,7 +93,7 @@ def merge(source: Source, dtype: str) -> tuple[Any, str, float | None]:
     (None without an adapter). Raises `ModelError` if the adapter belongs to another model.
     """
     import torch
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import LoraLayer, ParamWrapper
 
     from kit.models.start import TRAINED, put_on
 
@@ -101,7 +101,11 @@ def merge(source: Source, dtype: str) -> tuple[Any, str, float | None]:
     update_kept, layers = None, []
     if source.lora:
         policy = put_on(model, source.weights)
-        layers = [(m.get_base_layer().weight, m) for m in policy.modules() if isinstance(m, LoraLayer)]
+        layers = [
+            (m.get_param() if isinstance(m, ParamWrapper) else m.get_base_layer().weight, m)  # experts are parameters
+            for m in policy.modules()
+            if isinstance(m, LoraLayer)
+        ]
     with torch.no_grad():
         if dtype == "auto":
             changes = ((weight, layer.get_delta_weight(TRAINED)) for weight, layer in layers)
@@ -109,7 +113,8 @@ def merge(source: Source, dtype: str) -> tuple[Any, str, float | None]:
         target = getattr(torch, dtype)
         projection = total = 0.0
         for weight, layer in layers:  # one matrix at a time, because all updates together may be larger than the model
-            base, change = weight.data.float(), layer.get_delta_weight(TRAINED).float()
+            weight.data = base = weight.data.float()
+            change = layer.get_delta_weight(TRAINED).float()
             weight.data = (base + change).to(target)
             total += float((change.double() ** 2).sum())
             projection += float(((weight.data.float() - base).double() * change.double()).sum())

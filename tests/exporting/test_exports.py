@@ -346,6 +346,25 @@ def test_bfloat16_is_left_where_it_would_round_the_update_away() -> None:
     # The step of bfloat16 at 1 is 2^-7: an update of 2^-9 rounds back to 1, one of 2^-7 is kept. float16's is 2^-10.
     small, large = torch.full((4, 4), 2.0**-9), torch.full((4, 4), 2.0**-7)
     assert share_kept(base, small, torch.bfloat16) == 0.0
+def test_an_adapter_on_the_parameters_of_experts_is_merged(model_folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    tokenizer, base = AutoTokenizer.from_pretrained(model_folder), tmp_path / "base"
+    config = Qwen3MoeConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, vocab_size=len(tokenizer),
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    source = open_source(make_run(tmp_path / "runs", "experts", base), None)[0]
+    policy = source.load().eval()
+    assert "gate_up_proj" in policy.peft_config["default"].target_parameters
+    model, _, share = merge(source, "float32")
+    ids = torch.arange(8)[None]
+    assert torch.allclose(model(ids).logits, policy(ids).logits, atol=1e-5)
+    assert share == pytest.approx(1, abs=1e-3)
+
+
     assert share_kept(base, small, torch.float16) == 1.0
     assert share_kept(base, large, torch.bfloat16) == 1.0
     for factor, change, dtype in ((1.0, small, "float16"), (1.0, large, "bfloat16"), (1e5, small, "bfloat16")):
