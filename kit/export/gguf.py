@@ -12,6 +12,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,9 @@ SHAPES = {
     "attention.key_length": "head_dim", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }  # fmt: skip
 """Header keys of a GGUF file, without the prefix of the architecture, with the names of transformers' configuration."""
+PREDICTING = ("qwen3_5", "qwen3_next")
+"""Prefixes of the model types with layers for multi-token prediction. transformers drops these layers, but the converter declares
+them, and llama.cpp refuses a file that lacks them."""
 BINARIES = ("", "build/bin", "build/bin/Release", "bin")
 
 
@@ -81,8 +85,24 @@ def find_tools(quantization: str, folder: str | None = None) -> Tools:
     return Tools(converter, quantizer)
 
 
-def check_reader() -> None:
-    """Raise `EnvironmentUnsupported` if the package `gguf`, which the verification needs, is missing."""
+def check_reader(config: Any, quantization: str) -> None:
+    """Raise `EnvironmentUnsupported` if the file cannot be read back to verify it.
+
+    The reason is a missing package `gguf`, or an architecture (`config`) or quantisation that transformers does not read.
+    """
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+    from transformers.integrations.gguf.dequant import GGML_NAME
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_ARCHS
+
+    kind = config.get_text_config().model_type
+    known = bool({kind, kind.removesuffix("_text")} & GGUF_CONFIG_MAPPING.keys())
+    if kind in GGUF_TOKENIZER_ARCHS.values():  # read by a newer module of transformers
+        known = quantization.upper().startswith((*GGML_NAME.values(), "F", "BF"))
+    if not known:
+        raise EnvironmentUnsupported(
+            f"transformers does not read GGUF files of model_type '{kind}' in {quantization}, so the kit cannot verify the file. "
+            "Write it with --no-verify, and compare its answers in llama.cpp; --to merged-16bit is verified."
+        )
     if importlib.util.find_spec("gguf") is None:
         raise EnvironmentUnsupported(
             "To verify a GGUF file, the kit reads it back with the package gguf. Install it with: pip install gguf "
@@ -90,13 +110,41 @@ def check_reader() -> None:
         )
 
 
-def convert(tools: Tools, model: Path, target: Path, quantization: str, dtype: str, name: str) -> None:
+def add_sentencepiece(source: Source, model: Path) -> None:
+    """Add the SentencePiece model of the base and the special tokens to a merged model folder, if the base has one.
+
+    llama.cpp's converter reads both from files that transformers 5 does not write.
+    """
+    from transformers.utils import cached_file
+
+    from kit.models.embedded import source_of
+
+    revision = source.config.model.revision
+    names = ("missing_entries", "connection_errors", "gated_repo")
+    quiet = {f"_raise_exceptions_for_{name}": False for name in names}
+    original = cached_file(source_of(source.run_name, revision), "tokenizer.model", revision=revision, **quiet)
+    if original is None:
+        return
+    shutil.copyfile(original, model / "tokenizer.model")
+    path, added = model / "tokenizer_config.json", source.tokenizer.added_tokens_decoder
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["added_tokens_decoder"] = {
+        id_: {"content": token.content, "special": token.special} for id_, token in added.items()
+    }
+    path.write_text(json.dumps(settings), encoding="utf-8")
+
+
+def convert(
+    tools: Tools, model: Path, target: Path, quantization: str, dtype: str, name: str, model_type: str = ""
+) -> None:
     """Convert a merged model folder to the GGUF file `target`. Raises `RunError` with the last lines of the tool's output."""
     direct = quantization in CONVERTED
     half = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[dtype]
     converted = target if direct else target.with_name("unquantised.gguf")
     command = [sys.executable, str(tools.converter), str(model), "--outfile", str(converted), "--model-name", name,
                "--outtype", quantization if direct else half]  # fmt: skip
+    if model_type.startswith(PREDICTING) and "--no-mtp" in tools.converter.read_text(encoding="utf-8"):
+        command.append("--no-mtp")
     _run(command, "The conversion to GGUF", converted)
     if not direct:
         _run([str(tools.quantizer), str(converted), str(target), quantization.upper()], "The quantisation", target)
@@ -120,22 +168,25 @@ def _run(command: list[str], name: str, written: Path) -> None:
     raise RunError(f"{name} failed with exit code {done.returncode} ({' '.join(command[:3])} ...):\n{last}")
 
 
-def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int]) -> tuple[Any, Any, list[str]]:
-    """Load model and tokenizer of a GGUF file, dequantised. The list has the faults of its header.
+def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int], dtype: Any) -> tuple[Any, Any, list[str]]:
+    """Load model and tokenizer of a GGUF file, dequantised to `dtype`. The list has the faults of its header.
 
     The model ends completions at all of `ends`, although the file names only some of them; see `missing_ends`.
     """
-    import torch
-
     from kit.export.source import load_plain
 
     header = read_header(path)
     # transformers misreads some shapes from the file, for example Qwen3's head_dim. `check_shapes` compares them.
-    config = copy.deepcopy(source.files.config)
-    options = {"gguf_file": path.name, "dtype": torch.float32, "use_safetensors": None, "config": config}
+    # The file has no vision tower, and its weights are not quantised by bitsandbytes.
+    config = copy.deepcopy(source.files.config.get_text_config())
+    config.tie_word_embeddings = source.files.config.tie_word_embeddings
+    config.__dict__.pop("quantization_config", None)
+    if config.model_type == "mistral":
+        config.model_type = "llama"  # its architecture in the file; transformers does not map the names of `mistral`
+    options = {"gguf_file": path.name, "dtype": dtype, "use_safetensors": None, "config": config}
     model = load_plain(source, str(path.parent), **options).to(device).eval()
     trained = source.tokenizer
-    faults = check_shapes(header, config.get_text_config())
+    faults = check_shapes(header, config)
     if header.get("tokenizer.chat_template") != (trained.chat_template or None):
         faults.append("the chat template in the file differs from training")
     end = header.get("tokenizer.ggml.eos_token_id")
@@ -147,7 +198,11 @@ def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int]) -> t
         faults.append("the file's tokenizer is SentencePiece's, but that of training is byte-level (gpt2)")
     tokens = header.get("tokenizer.ggml.tokens") or []
     vocabulary = trained.get_vocab()
-    differing = [token for token, id_ in vocabulary.items() if id_ >= len(tokens) or tokens[id_] != token]
+    differing = [  # llama.cpp writes the spaces of special tokens as spaces
+        token
+        for token, id_ in vocabulary.items()
+        if id_ >= len(tokens) or tokens[id_].replace(" ", "\u2581") != token.replace(" ", "\u2581")
+    ]
     if differing:
         faults.append(
             f"{len(differing)} of {len(vocabulary)} tokens differ from training, for example {differing[0]!r}"

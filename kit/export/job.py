@@ -104,7 +104,7 @@ def _check(source: Source, export_format: str, request: dict[str, Any]) -> None:
 
         find_tools(request["quantization"], request["llama_cpp"])
         if request["verify"]:
-            check_reader()
+            check_reader(source.files.config, request["quantization"])
 
 
 def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Measured:
@@ -192,7 +192,7 @@ def _write_adapter(source: Source, folder: Path) -> Written:
 
 def _write_merged(source: Source, folder: Path, request: dict[str, Any], reporter: Reporter) -> Written:
     """Write the merged model as safetensors or as a GGUF file."""
-    from kit.export.gguf import convert, find_tools
+    from kit.export.gguf import add_sentencepiece, convert, find_tools
     from kit.export.source import merge, write_merged
     from kit.export.verify import Written
 
@@ -209,7 +209,9 @@ def _write_merged(source: Source, folder: Path, request: dict[str, Any], reporte
         return Written(dtype, update_kept=update_kept)
     reporter.say(f"Converting to GGUF, {quantization}")
     file = folder / f"{source.run.id}-{quantization.upper()}.gguf"
-    convert(find_tools(quantization, request["llama_cpp"]), merged, file, quantization, dtype, source.run.id)
+    add_sentencepiece(source, merged)
+    tools, model_type = find_tools(quantization, request["llama_cpp"]), source.files.config.model_type
+    convert(tools, merged, file, quantization, dtype, source.run.id, model_type)
     shutil.rmtree(merged)
     return Written(quantization, file, update_kept)
 

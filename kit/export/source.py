@@ -79,7 +79,8 @@ def load_plain(source: Source, name: str, **keywords: Any) -> Any:
         options["revision"] = source.files.revision
     try:
         with converting_weights():
-            return auto_class(source.files.config).from_pretrained(name, **{**options, **keywords})
+            model_class = auto_class(keywords.get("config", source.files.config))
+            return model_class.from_pretrained(name, **{**options, **keywords})
     except (OSError, ValueError, RuntimeError) as error:
         raise_fatal(error)
         raise ModelError(f"{name}: its weights cannot be loaded ({error}).") from error

@@ -169,7 +169,7 @@ def _open(
     if written.gguf is not None:
         from kit.export.gguf import open_gguf
 
-        return open_gguf(source, written.gguf, device, measured.ends)
+        return open_gguf(source, written.gguf, device, measured.ends, getattr(torch, measured.computed))
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=source.config.model.trust_remote_code)
     if export_format == "adapter":
         return put_on(source.load_base(), folder), tokenizer, []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import stat
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import pytest
 from kit.errors import EnvironmentUnsupported, ModelError, RunError
 from kit.export import gguf
 from kit.export.gguf import CONVERTER, QUANTIZER, Tools, convert, find_tools
+from kit.runner.trained import open_source
+from kit.runs.store import RunDir
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +75,32 @@ def test_the_file_is_converted_to_16_bits_and_then_quantised(tmp_path: Path) -> 
     assert not (tmp_path / "unquantised.gguf").exists()
     convert(Tools(converter, None), tmp_path / "model", tmp_path / "it.gguf", "q8_0", "bfloat16", "it")
     assert "--outtype q8_0" in (tmp_path / "it.gguf").read_text()
+
+
+def test_layers_for_multi_token_prediction_that_transformers_drops_are_not_declared(tmp_path: Path) -> None:
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    assert "^mtp.*" in (Qwen3_5ForConditionalGeneration._keys_to_ignore_on_load_unexpected or ())
+    for name, flag in (("new", '# parser.add_argument("--no-nextn", "--no-mtp")\n'), ("old", "")):
+        tools = Tools(put(tmp_path / name / CONVERTER, flag + FAKE.format(prints="", writes=True, code=0)), None)
+        for model_type in (Qwen3_5Config.model_type, "qwen3"):
+            convert(tools, tmp_path / "model", tmp_path / "it.gguf", "q8_0", "bfloat16", "it", model_type)
+            declared = "--no-mtp" not in (tmp_path / "it.gguf").read_text()
+            assert declared == (name == "old" or model_type == "qwen3")
+
+
+def test_the_converter_finds_the_files_of_a_sentencepiece_tokenizer(tmp_path: Path, run: RunDir) -> None:
+    source = open_source(run, None)[0]
+    shutil.copytree(source.files.source, tmp_path / "base")
+    source.run_name = str(tmp_path / "base")
+    source.tokenizer.save_pretrained(tmp_path / "merged")
+    gguf.add_sentencepiece(source, tmp_path / "merged")  # it has none
+    assert not (tmp_path / "merged" / "tokenizer.model").exists()
+    (tmp_path / "base" / "tokenizer.model").write_bytes(b"pieces")
+    gguf.add_sentencepiece(source, tmp_path / "merged")
+    assert (tmp_path / "merged" / "tokenizer.model").read_bytes() == b"pieces"
+    added = json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+    assert added[str(source.tokenizer.eos_token_id)] == {"content": source.tokenizer.eos_token, "special": True}
 
 
 @pytest.mark.parametrize(

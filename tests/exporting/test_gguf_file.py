@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +26,7 @@ def write(
     from kit.export.source import merge
 
     model, _, _ = merge(source, "float16")
-    config, tokenizer = model.config, source.tokenizer
+    config, tokenizer = model.config.get_text_config(), source.tokenizer
     words = [word for word, _ in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])]
     header = {
         "rope": config.rope_parameters["rope_theta"], "template": tokenizer.chat_template, "end": tokenizer.eos_token_id,
@@ -31,9 +35,9 @@ def write(
     }  # fmt: skip
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
     tensors = {
-        names.get_name(name, try_suffixes=(".weight",)): value.numpy()
+        names.get_name(name.replace(".language_model", ""), try_suffixes=(".weight",)): value.numpy()
         for name, value in model.state_dict().items()
-        if name != "lm_head.weight"
+        if name != "lm_head.weight" and not re.search("vision|projector", name)
     }
     spoil(header, tensors)
     writer = gguf.GGUFWriter(path, "qwen3")
@@ -112,8 +116,6 @@ def test_a_planted_defect_is_found(
     measured: Measured,
     tmp_path: Path,
 ) -> None:
-    import re
-
     write(source, tmp_path / "it.gguf", spoil)
     problems = faults(source, measured, tmp_path / "it.gguf")
     assert any(re.search(words, fault) for fault in problems), problems
@@ -123,7 +125,6 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import json
-    import shutil
 
     from exporting_runs import make_run
 
@@ -162,6 +163,102 @@ def test_a_model_with_two_ends_is_verified_and_the_one_that_the_file_lacks_is_to
     assert faults(source, measured, path) == []
     write(source, path, lambda header, tensors: header.update(end=source.tokenizer.convert_tokens_to_ids(">")))
     assert any("the file's end token is" in fault for fault in faults(source, measured, path))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_file_is_loaded_in_the_16_bits_of_its_source(
+    dtype: str, source: Source, measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 4B model in float32 has more bytes than Colab has main memory."""
+    import torch
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    read: list[Any] = []
+    load = reader.load_gguf_checkpoint
+
+    def loading(*arguments: Any, **keywords: Any) -> Any:
+        loaded = load(*arguments, **keywords)
+        read.extend(tensor.dtype for tensor in loaded["tensors"].values())
+        return loaded
+
+    monkeypatch.setattr(reader, "load_gguf_checkpoint", loading)
+    write(source, tmp_path / "it.gguf")
+    assert faults(source, replace(measured, computed=dtype), tmp_path / "it.gguf") == []
+    assert set(read) == {getattr(torch, dtype)}
+
+
+def test_the_file_of_a_model_with_a_vision_tower_is_verified(model_folder: Path, tmp_path: Path) -> None:
+    from exporting_runs import make_run
+    from transformers import AutoModelForCausalLM, CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    text = AutoModelForCausalLM.from_pretrained(model_folder)
+    tower = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    config = LlavaConfig(text_config=text.config, vision_config=tower, tie_word_embeddings=True, image_token_id=5)
+    model = LlavaForConditionalGeneration(config)
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.generation_config = text.generation_config
+    shutil.copytree(model_folder, tmp_path / "base")
+    model.save_pretrained(tmp_path / "base")
+    source = open_source(make_run(tmp_path / "runs", "seeing", tmp_path / "base"), None)[0]
+    write(source, tmp_path / "it.gguf")
+    assert faults(source, measured_by(source), tmp_path / "it.gguf") == []
+
+
+def test_the_file_of_a_run_on_weights_published_in_4_bits_is_verified(
+    source: Source, measured: Measured, tmp_path: Path
+) -> None:
+    write(source, tmp_path / "it.gguf")
+    config = type(source.files.config)(**source.files.config.to_dict())
+    config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    published = replace(source, files=replace(source.files, config=config))
+    assert faults(published, measured, tmp_path / "it.gguf") == []
+
+
+def test_a_file_that_transformers_cannot_read_is_refused_before_the_export() -> None:
+    from transformers import GraniteConfig, MistralConfig, Qwen3_5Config
+
+    from kit.errors import EnvironmentUnsupported
+    from kit.export.gguf import check_reader
+
+    check_reader(Qwen3_5Config(), "q4_k_m")
+    check_reader(MistralConfig(), "q2_k")
+    for config, quantization in ((GraniteConfig(), "q8_0"), (Qwen3_5Config(), "q3_k_m")):
+        with pytest.raises(EnvironmentUnsupported, match="--no-verify"):
+            check_reader(config, quantization)
+
+
+def test_a_mistral_file_is_read(tmp_path: Path, model_folder: Path) -> None:
+    """Its architecture in the file is `llama`, for which transformers reorders queries and keys."""
+    import torch
+    from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
+
+    from kit.export.gguf import open_gguf
+
+    config = MistralConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, vocab_size=64, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = MistralForCausalLM(config).eval()
+    writer = gguf.GGUFWriter(tmp_path / "it.gguf", "llama")
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
+    for name, value in model.state_dict().items():
+        if re.search("[qk]_proj", name):  # llama.cpp's order of the rotated dimensions
+            value = value.view(-1, 2, 8, 32).transpose(1, 2).reshape(value.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    files = SimpleNamespace(config=config, source="")
+    settings = SimpleNamespace(model=SimpleNamespace(trust_remote_code=False))
+    source: Any = SimpleNamespace(files=files, config=settings, tokenizer=AutoTokenizer.from_pretrained(model_folder))
+    read = open_gguf(source, tmp_path / "it.gguf", "cpu", [0], torch.float32)[0]
+    ids = torch.arange(8)[None]
+    assert torch.allclose(read(ids).logits, model(ids).logits, atol=1e-5)
 
 
 def test_a_file_cut_short_is_found(source: Source, measured: Measured, tmp_path: Path) -> None:
