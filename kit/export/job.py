@@ -91,6 +91,9 @@ def export(run: RunDir, request: dict[str, Any], reporter: Reporter) -> dict[str
 
 def _check(source: Source, export_format: str, request: dict[str, Any]) -> None:
     """Raise `KitError` for an export that cannot succeed, before any work is done."""
+    from kit.models.memory import free_memory
+    from kit.runs.files import human_size
+
     if export_format == "adapter" and not source.lora:
         raise ConfigError(f"Run '{source.run.id}' trained all weights, so it has no adapter. Use --to merged-16bit.")
     quantised = getattr(source.files.config, "quantization_config", None) is not None
@@ -98,6 +101,12 @@ def _check(source: Source, export_format: str, request: dict[str, Any]) -> None:
         raise ModelError(
             f"{source.run_name} has quantised weights; merging into them would round the update away. Name the 16-bit "
             "model from which they were quantised: --base ID_OR_FOLDER."
+        )
+    needed, free = 2.0 * source.files.parameters, free_memory("cpu")
+    if export_format != "adapter" and needed > free:
+        raise ModelError(
+            f"The merged weights need {human_size(needed)} of main memory, but {human_size(free)} are free. Close other "
+            "programs, or copy the run to a machine with more memory; --to adapter needs little."
         )
     if export_format in ("gguf", "ollama"):
         from kit.export.gguf import check_reader, find_tools
@@ -113,7 +122,7 @@ def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Mea
     Raises `KitError`.
     """
     from kit.data import load_data
-    from kit.export.source import choose_rows
+    from kit.export.source import choose_rows, fits_in_float32
     from kit.export.verify import measure
     from kit.runner.prepare import fit_prompts
 
@@ -126,7 +135,10 @@ def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Mea
     rows = choose_rows(rows, request["prompts"], request["seed"])
     reporter.say(f"The trained model answers {len(rows)} held-out prompts")
     # A merged export has the weights from which the 4-bit ones were made, so its source is measured with them, too.
-    changes = {"load_in_4bit": False} if request["format"] != "adapter" and source.unrounded else {}
+    rounded = config.model.load_in_4bit and (request["format"] == "adapter" or not source.unrounded)
+    changes: dict[str, Any] = {"load_in_4bit": rounded}
+    if source.files.backend.device == "cpu" and source.lora and not (rounded or fits_in_float32(source)):
+        changes["dtype"] = "bfloat16"
     return measure(source, rows, min(LONGEST, config.generation.max_completion_tokens), **changes)
 
 

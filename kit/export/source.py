@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kit.errors import ModelError, RunError
 from kit.evaluation.heldout import end_tokens
 from kit.models.failures import converting_weights, raise_fatal
+from kit.models.memory import free_memory
 from kit.runner.trained import Source
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def link_weights(source: Source, folder: Path) -> None:
     if not source.lora:
         source.config.model.name = str(folder)
         source.files = replace(source.files, source=str(folder))
+
+
+def fits_in_float32(source: Source) -> bool:
+    """Whether the weights fit into main memory in float32, which most CPUs compute several times faster than 16 bits."""
+    return 4 * source.files.parameters < free_memory("cpu")
 
 
 def choose_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[dict[str, Any]]:

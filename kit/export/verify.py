@@ -14,7 +14,7 @@ import numpy as np
 from kit.errors import ModelError
 from kit.evaluation.heldout import end_tokens
 from kit.export.request import Limits, limits_of
-from kit.export.source import load_plain, prompt_ids
+from kit.export.source import fits_in_float32, load_plain, prompt_ids
 from kit.export.target import digest
 from kit.models.failures import first_line, is_out_of_memory, raise_fatal, release
 from kit.models.start import put_on, untrained
@@ -114,8 +114,7 @@ def verify(source: Source, measured: Measured, folder: Path, export_format: str,
         traceback.clear_frames(error.__traceback__)
         source.note(f"verified on the CPU, because it does not fit on the GPU ({first_line(error)})")
         release()
-        # In bfloat16 if the source was measured in bfloat16, else in float32, because a CPU does not compute in float16.
-        on_cpu = replace(measured, computed="bfloat16" if measured.computed == "bfloat16" else "float32")
+        on_cpu = replace(measured, computed="float32" if fits_in_float32(source) else measured.computed)
         verdict.comparison, faults = _compare_answers(source, on_cpu, folder, export_format, written, "cpu")
     verdict.faults += faults
     if not verdict.comparison:

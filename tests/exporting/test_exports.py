@@ -291,25 +291,42 @@ def test_an_adapter_that_is_not_verified_needs_neither_gpu_nor_weights(
     assert settings["eos_token_id"] == job._ends(open_source(run, None)[0])[0]
 
 
+@pytest.mark.parametrize(("room", "dtype"), [(1e12, "float32"), (1e5, "float16")])
 def test_a_merged_model_that_does_not_fit_the_gpu_is_verified_on_the_cpu(
-    merged: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch
+    room: float, dtype: str, merged: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kit.export import verify as module
 
-    real, devices = module._open, []
+    real, devices, dtypes = module._open, [], []
 
     def opened(*arguments: Any) -> Any:
         devices.append(arguments[-1])
         if len(devices) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return real(*arguments)
+        model, *rest = real(*arguments)
+        dtypes.append(str(model.dtype))
+        return model, *rest
+
+    monkeypatch.setattr("kit.export.source.free_memory", lambda device: room)
+    measured = replace(measured, computed="float16")
 
     monkeypatch.setattr(module, "_open", opened)
     backend = replace(source.files.backend, device="cuda")
     on_a_gpu = replace(source, files=replace(source.files, backend=backend), notes=[])
     verdict = module.verify(on_a_gpu, measured, merged, "merged-16bit", Written("float16"))
-    assert (verdict.faults, devices) == ([], ["cuda", "cpu"])
+    assert (verdict.faults, devices, dtypes) == ([], ["cuda", "cpu"], [f"torch.{dtype}"])
     assert any("verified on the CPU" in note for note in on_a_gpu.notes)
+
+
+def test_an_export_keeps_to_the_main_memory_that_is_free(
+    run: RunDir, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.export.source.free_memory", lambda device: 3.0 * source.files.parameters)
+    request = ExportRequest("merged-16bit", prompts=2).for_run(run)
+    assert job._measure(source, request, Reporter(quiet=True)).computed == "bfloat16"
+    monkeypatch.setattr("kit.models.memory.free_memory", lambda device: 1.0 * source.files.parameters)
+    with pytest.raises(ModelError, match="main memory"):
+        job.export(run, request, Reporter(quiet=True))
 
 
 def test_a_merge_holds_the_update_of_one_layer_at_a_time(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,23 +346,6 @@ def test_a_merge_holds_the_update_of_one_layer_at_a_time(source: Source, monkeyp
     assert max(most) <= 2
 
 
-def test_a_lost_update_is_a_fault_where_the_answers_cannot_tell(
-    merged: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kit.export import verify as module
-
-    lost = Written("float16", update_kept=0.1)
-    assert module.verify(source, measured, merged, "merged-16bit", lost).verified
-    monkeypatch.setattr(module, "LEAST_EFFECT", float("inf"))
-    verdict = module.verify(source, measured, merged, "merged-16bit", lost)
-    assert any("--dtype float32 or --to adapter" in fault for fault in verdict.faults)
-
-
-def test_bfloat16_is_left_where_it_would_round_the_update_away() -> None:
-    base = torch.full((4, 4), 1.0)
-    # The step of bfloat16 at 1 is 2^-7: an update of 2^-9 rounds back to 1, one of 2^-7 is kept. float16's is 2^-10.
-    small, large = torch.full((4, 4), 2.0**-9), torch.full((4, 4), 2.0**-7)
-    assert share_kept(base, small, torch.bfloat16) == 0.0
 def test_an_adapter_on_the_parameters_of_experts_is_merged(model_folder: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -365,6 +365,23 @@ def test_an_adapter_on_the_parameters_of_experts_is_merged(model_folder: Path, t
     assert share == pytest.approx(1, abs=1e-3)
 
 
+def test_a_lost_update_is_a_fault_where_the_answers_cannot_tell(
+    merged: Path, source: Source, measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kit.export import verify as module
+
+    lost = Written("float16", update_kept=0.1)
+    assert module.verify(source, measured, merged, "merged-16bit", lost).verified
+    monkeypatch.setattr(module, "LEAST_EFFECT", float("inf"))
+    verdict = module.verify(source, measured, merged, "merged-16bit", lost)
+    assert any("--dtype float32 or --to adapter" in fault for fault in verdict.faults)
+
+
+def test_bfloat16_is_left_where_it_would_round_the_update_away() -> None:
+    base = torch.full((4, 4), 1.0)
+    # The step of bfloat16 at 1 is 2^-7: an update of 2^-9 rounds back to 1, one of 2^-7 is kept. float16's is 2^-10.
+    small, large = torch.full((4, 4), 2.0**-9), torch.full((4, 4), 2.0**-7)
+    assert share_kept(base, small, torch.bfloat16) == 0.0
     assert share_kept(base, small, torch.float16) == 1.0
     assert share_kept(base, large, torch.bfloat16) == 1.0
     for factor, change, dtype in ((1.0, small, "float16"), (1.0, large, "bfloat16"), (1e5, small, "bfloat16")):
