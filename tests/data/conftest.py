@@ -25,7 +25,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def jsonl(tmp_path: Path) -> Callable[..., str]:
-    """Writes objects (or raw lines) to a JSONL file and gives its path."""
+    """Return a function that writes objects (or raw lines) to a JSONL file and returns its path."""
 
     def write(*lines: Any, name: str = "rows.jsonl") -> str:
         path = tmp_path / name
@@ -38,7 +38,7 @@ def jsonl(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def config() -> Callable[..., DataConfig]:
-    """A data configuration without a held-out side, unless the test says otherwise."""
+    """Return a factory of data configurations, by default without held-out rows."""
 
     def make(source: Any, **fields: Any) -> DataConfig:
         return DataConfig(**{"source": str(source), "heldout": 0, **fields})

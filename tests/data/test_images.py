@@ -35,7 +35,7 @@ def lines(folder: Path, *images: object, column: str = "image") -> Path:
 
 def test_paths_count_from_the_source_and_one_question_has_many_pictures(folder, config):
     split = load_data(config(lines(folder, "red.png", "dark.png", "red.png"), heldout=1))
-    # Three rows, two prompts: the same question about the same picture is one, and does not stand on both sides.
+    # Three rows, two prompts: equal questions about equal pictures are one prompt and stay on one side.
     assert split.info["rows"]["heldout"] == 1
     assert split.info["rows"]["train"] + split.info["rows"]["heldout_duplicates"] == 2
     assert split.info["mapping"]["images"] == "image"

@@ -25,7 +25,7 @@ def test_long_prompts_leave_both_sides(split):
     assert (rows["too_long"], rows["train"] + rows["heldout"], rows["used"]) == (8, 12, 20)
     assert (rows["train"], rows["heldout"]) == (len(short.train), len(short.heldout))
     assert short.info["max_prompt_tokens"] == 12
-    assert split.info["rows"]["too_long"] == 0  # the split that came in is as it was
+    assert split.info["rows"]["too_long"] == 0  # the input split is unchanged
 
 
 def test_nothing_left_is_an_error_with_the_median(jsonl, config):

@@ -16,7 +16,7 @@ LANGUAGES = ("python", "bash", "yaml", "json", "text", "")
 
 @dataclass(frozen=True)
 class Block:
-    """A block with its place, and the reason why it is not run, if it is not."""
+    """A code block with its position, and the reason if it is not run."""
 
     path: Path
     line: int
@@ -29,13 +29,13 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """The pages beside the code, and every page of docs/."""
+    """The pages beside the code, and all pages of docs/."""
     beside = [ROOT / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")]
     return [*beside, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """The blocks of one page."""
+    """Yield the code blocks of a page."""
     lines = path.read_text(encoding="utf-8").splitlines()
     place, before = 0, ""
     while place < len(lines):
@@ -53,19 +53,19 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def the_block(path: Path, language: str, containing: str) -> str:
-    """The text of the one block of that language which contains a text."""
+    """The text of the only block of this language that contains a text."""
     texts = [block.text for block in blocks(path) if block.language == language and containing in block.text]
     assert len(texts) == 1, f"{path.name}: {len(texts)} {language} blocks contain {containing!r}"
     return texts[0]
 
 
 def everything() -> list[Block]:
-    """The blocks of all pages."""
+    """The code blocks of all pages."""
     return [block for path in pages() for block in blocks(path)]
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The single commands of a shell block: comments, line ends, `&&`, `uv run` and variables before it taken away."""
+    """Yield the commands of a shell block, without comments, `&&`, `uv run` and variables before them."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         while words:
@@ -87,8 +87,11 @@ def _bare(words: list[str]) -> list[str]:
 
 
 def shell(block: Block) -> str:
-    """What of a block is typed into a shell: all of a bash block; of a plain one the lines that begin with our command, and
-    the commands that a run names at its end (`  chat           grpo-kit chat ID`)."""
+    """The shell commands of a block.
+
+    All lines of a bash block; of a plain block, lines that begin with the kit's command, and the commands that a run prints at
+    its end (`  chat           grpo-kit chat ID`).
+    """
     if block.language == "bash":
         return block.text
     named = re.finditer(

@@ -15,7 +15,7 @@ DEAR = ("quickstart", "train", "validate")
 
 
 def missing(text: str) -> list[str]:
-    """Paths in backticks that do not exist; one of a single name may lie in any of the folders that the text names."""
+    """Paths in backticks that do not exist; a single name may be in any folder that the text names."""
     named = [name for name in re.findall(r"`([\w./]+)`", text) if re.search(r"/|\.\w+$", name)]
     folders = [ROOT, *(ROOT / name for name in named if name.endswith("/"))]
     return [name for name in named if not any((folder / name).exists() for folder in folders)]

@@ -54,9 +54,9 @@ def test_commands_exist_with_their_options(block: Block) -> None:
 
 
 def check_command(words: list[str]) -> None:
-    """Raises `AssertionError` for a verb, an option, a key or a file that does not exist."""
+    """Raise `AssertionError` for a verb, an option, a key or a file that does not exist."""
     program, *rest = words
-    program = program.removeprefix(".venv-vllm/bin/")  # made by .ci/vllm-environment: not there in a fresh clone
+    program = program.removeprefix(".venv-vllm/bin/")  # created by .ci/vllm-environment, missing in a fresh clone
     if program == "grpo-rewards" or (program == "grpo-kit" and rest[0] == "reward"):
         from rewards.__main__ import parser
 
@@ -102,7 +102,7 @@ def parse(words: list[str]) -> None:
 
 
 def check_overrides(params: dict[str, Any]) -> None:
-    """Keys after -o, of the configuration and of hooks that the kit has."""
+    """Check keys after -o, of the configuration and of the kit's hooks."""
     from kit.config import load_config, preset_names
     from kit.errors import ConfigError
 
@@ -133,7 +133,7 @@ def test_yaml_is_valid(block: Block) -> None:
 
 
 def check_yaml(text: str) -> None:
-    """A run's configuration. Raises `AssertionError`."""
+    """Check a run's configuration; raise `AssertionError` if it is invalid."""
     import yaml
 
     from kit.config import RunConfig, load_config
@@ -167,7 +167,7 @@ def python_blocks() -> Iterator[Any]:
 
 
 @pytest.mark.docs
-@pytest.mark.timeout(600)  # two processes that train or score, one after the other, on a machine that is busy
+@pytest.mark.timeout(600)  # two processes one after the other, on a busy machine
 @pytest.mark.parametrize("block", list(python_blocks()))
 def test_python_runs(block: Block, names: dict[str, Any], tmp_path: Path) -> None:
     assert Path.cwd() == tmp_path
@@ -183,7 +183,7 @@ def test_python_runs(block: Block, names: dict[str, Any], tmp_path: Path) -> Non
 
 @pytest.fixture
 def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What blocks speak of without having made it: a finished run, a model, a dataset. Runs are short, and of a tiny model."""
+    """Names that code blocks use without defining them: a finished run, a model, a dataset. Runs are short, with a tiny model."""
     monkeypatch.syspath_prepend(ROOT / "tests" / "notebooks")
     from smoke import SHORT
 

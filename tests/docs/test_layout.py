@@ -11,7 +11,7 @@ OPENED_FIRST = {"kit/train.py", "kit/launch.py", "kit/api.py", "kit/trainer/trai
 
 
 def tree_faults(tree: str) -> list[str]:
-    """Names in a tree that do not exist, folders of modules and files to open first that it leaves out."""
+    """Names in a tree that do not exist, and folders of modules or files to open first that it omits."""
     named = re.findall(r"(?:^|  )((?:kit|rewards|tests|benchmarks|examples|\.ci)/[\w./]*)", tree, re.MULTILINE)
     modules = [path for part in ("kit", "rewards") for path in (ROOT / part).rglob("*.py")]
     folders = {f"{path.parent.relative_to(ROOT).as_posix()}/" for path in modules}

@@ -18,7 +18,7 @@ FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 
 @cache
 def written_with_the_site() -> dict[str, Callable[[], str]]:
-    """Pages that exist only in the site, by their path below docs/, and what writes them."""
+    """Functions that write the pages that exist only on the site, by path below docs/."""
     spec = importlib.util.spec_from_file_location("pages", DOCS / "site/pages.py")
     assert spec is not None
     assert spec.loader is not None
@@ -38,13 +38,13 @@ def text_of(page: Path) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """The names by which headings are linked to, on GitHub and on the site."""
+    """The anchors of the headings, on GitHub and on the site."""
     headings = re.findall(r"^#+ (.+?) *$", FENCED.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def broken(page: Path, text: str) -> Iterator[str]:
-    """Links of a page to files that do not exist, or to headings that are not there."""
+    """Yield the links of a page to files or headings that do not exist."""
     for target in re.findall(r"\]\(([^()\s]+)\)", FENCED.sub("", text)):
         if re.match(r"(https?|mailto):", target):
             continue

@@ -61,7 +61,7 @@ def test_the_claim_of_speed_is_what_the_benchmark_wrote() -> None:
 
 @pytest.fixture
 def hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of hooks as docs/custom-hook.md has it, of which README shows the first one."""
+    """The file of hooks from docs/custom-hook.md, whose first hook README shows."""
     code = the_block(HOOKS, "python", "def tanh_clip")
     assert the_block(PAGE, "python", "def tanh_clip").partition("def ")[2] in code
     (tmp_path / "my_hooks.py").write_text(code)

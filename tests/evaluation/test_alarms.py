@@ -17,7 +17,7 @@ KEY = "greedy_accuracy"
 
 
 def lines(count: int = 60, **courses: Any) -> list[dict[str, Any]]:
-    """Metric lines of a sound run but for `courses`: functions of the step, by a name with _ for /."""
+    """Metric lines of a sound run, except for `courses`: functions of the step, by name with _ for /."""
     known = {key.replace("/", "_"): key for key in SOUND}
     return [
         {"step": step, **SOUND, **{known[name]: course(step) for name, course in courses.items()}}
@@ -45,7 +45,7 @@ def told(metric_lines: list[dict[str, Any]]) -> list[tuple[str, int]]:
             26,
         ),  # 6 x 30 + 4 x 200 < 1000
         ({"completions_mean_length": lambda s: 900.0 if s > 20 else 200.0}, "length_explosion", 23),  # 410 > 400
-        ({"completions_mean_length": lambda s: 300 * 0.96**s}, "length_collapse", None),  # by and by
+        ({"completions_mean_length": lambda s: 300 * 0.96**s}, "length_collapse", None),  # slowly
         ({"entropy": lambda s: max(0.001, 0.6 - 0.02 * s)}, "entropy_collapse", None),
         ({"kl": lambda s: 2.0 if s == 30 else 0.02}, "kl_spike", 30),
         ({"reward": lambda s: min(s, 30) / 40, "answers_right": lambda s: 0.01}, "plateau", 20),
@@ -128,10 +128,10 @@ def test_reward_up_and_held_out_down_is_the_alarm() -> None:
 @pytest.mark.parametrize(
     ("shares", "slope"),
     [
-        ((0.3, 0.6, 0.45, 0.4), 0.0),  # the reward does not rise: it has just become worse
+        ((0.3, 0.6, 0.45, 0.4), 0.0),  # the reward does not rise; the model has become worse
         ((0.3, 0.6, 0.45, 0.4), -2.0),
-        ((0.3, 0.6, 0.6, 0.4), 2.0),  # below for the first time: it may be bad luck
-        ((0.3, 0.6, 0.4, 0.6), 2.0),  # it was
+        ((0.3, 0.6, 0.6, 0.4), 2.0),  # below for the first time, which may be chance
+        ((0.3, 0.6, 0.4, 0.6), 2.0),  # it was chance
         ((0.3, 0.4, 0.5, 0.6), 2.0),
         ((0.6, 0.6, 0.59, 0.59), 2.0),  # 2 problems of 200
         ((0.6, 0.4), 2.0),  # too few evaluations
@@ -143,9 +143,11 @@ def test_anything_less_is_no_alarm(shares: tuple[float, ...], slope: float) -> N
 
 
 def alarms(seed: int, *, evaluations: int = 20, falls: float = 0.0, carried: float = 0.0) -> bool:
-    """Whether the alarm goes off in a simulated run whose reward rises all along. Problems are solved with a probability of
-    their own; from the middle on it falls by the share `falls`, within three evaluations. `carried`: how many of the
-    answers stay as they were from one evaluation to the next."""
+    """Return whether the alarm is raised in a simulated run whose reward rises all the time.
+
+    Each problem has its own probability of being solved. From the middle on, it falls by the share `falls` within three
+    evaluations. `carried`: the share of answers that stay the same between evaluations.
+    """
     rng = np.random.default_rng(seed)
     chance, course, right = rng.beta(1.0, 0.6, size=200), [], np.zeros(200, bool)
     metrics = rewards(20 * evaluations, 1.0, seed)
@@ -161,7 +163,7 @@ def alarms(seed: int, *, evaluations: int = 20, falls: float = 0.0, carried: flo
 
 @pytest.mark.parametrize(("carried", "most"), [(0.0, 0.05), (0.7, 0.10)])
 def test_it_does_not_cry_wolf(carried: float, most: float) -> None:
-    """20 evaluations of 200 problems, reward rising, held-out score level: a false alarm in at most so many runs."""
+    """20 evaluations of 200 problems with a rising reward and a level score: at most this share of runs has a false alarm."""
     assert sum(alarms(seed, carried=carried) for seed in range(120)) / 120 <= most
 
 

@@ -53,11 +53,11 @@ def test_a_judge_that_can_read_no_row_is_refused_before_the_run() -> None:
     countdown = rewards.load("countdown")
     with pytest.raises(ConfigError, match=r"'countdown' cannot judge the rows.*Columns: question"):
         check_reward(config("evaluation.checker=countdown"), UNCHECKED, countdown, samples, ["question"])
-    check_reward(config(), UNCHECKED, countdown, samples, ["question"])  # not asked for
+    check_reward(config(), UNCHECKED, countdown, samples, ["question"])  # the check is disabled
 
 
 class Tokens:
-    """Completions are token lists of one token, which stands for a text."""
+    """A tokenizer for completions of one token, which stands for a text."""
 
     texts = ("#### 4", "#### 5", "4 it is")
     eos_token_id, pad_token_id = 0, 0
@@ -81,7 +81,7 @@ def test_the_judge_says_what_is_right_and_the_reward_is_the_training_presets(mon
     result = heldout.score(None, step=30)
     assert (result["step"], result["seed"], result["checker"]) == (30, 5, "gsm8k-hash/accuracy")
     assert result["greedy_accuracy"]["value"] == 0.5
-    assert result["greedy_reward"]["value"] == 6.0  # the length of the text, which has nothing to do with it
+    assert result["greedy_reward"]["value"] == 6.0  # the length of the text, independent of correctness
     assert result["pass@2"]["value"] == 0.5
     assert result["per_problem"] == {
         "id": [problem_id(row) for row in rows],

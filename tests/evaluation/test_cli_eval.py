@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def sent(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The requests that were made; each is answered with a score."""
+    """Record the requests; each is answered with a score."""
     requests: list[dict[str, Any]] = []
 
     def call(module: str, request: dict[str, Any], stopped: str, *, quiet: bool) -> dict[str, Any]:

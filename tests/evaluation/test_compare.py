@@ -21,7 +21,7 @@ BETTER = ["objective.clip.eps_high=0.4"]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three seeds of a baseline, of a better arm, and of one that is no different."""
+    """Three seeds of a baseline, of a better arm, and of an arm without a difference."""
     rng = np.random.default_rng(0)
     for seed in range(3):
         make_run(tmp_path, f"base-s{seed}", draw(rng, 80, 0.5), seed)
@@ -75,7 +75,7 @@ def test_runs_of_one_configuration_are_compared_and_said_to_be(root: Path) -> No
 
 
 def test_problems_are_matched_by_content_and_not_by_place(tmp_path: Path) -> None:
-    names = ["p", "q", "r", "q"]  # q twice: the second one is a problem of its own
+    names = ["p", "q", "r", "q"]  # q twice: the second is counted as another problem
     make_run(tmp_path, "a", [[4, 1], [0, 0], [4, 1], [4, 1]], ids=names)
     make_run(tmp_path, "b", [[0, 0], [4, 1], [4, 1], [4, 1]], ids=["q", "q", "r", "p"], overrides=BETTER)
     report = compare_runs(["a", "b"], tmp_path)

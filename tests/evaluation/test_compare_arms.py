@@ -28,7 +28,7 @@ FAST = "fast:optimisation.learning_rate=1e-3"
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs by id in the order of their start; each is written at once, better with a higher clip."""
+    """The ids of the runs in the order of their start; each is written at once, with a better score for a higher clip."""
     started: list[str] = []
 
     def launch(config: RunConfig, *, quiet: bool = False) -> Outcome:
@@ -47,7 +47,7 @@ def plan(root: Path, *changes: str, **options: Any) -> Any:
 
 
 def silent(_: str) -> None:
-    """Says nothing."""
+    """Discard a message."""
 
 
 def test_arms_are_interleaved_and_their_order_rotates(tmp_path: Path, launched: list[str]) -> None:

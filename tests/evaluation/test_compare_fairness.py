@@ -24,7 +24,7 @@ def problems(share: float, count: int = 40, seed: int = 0) -> list[list[int]]:
 
 
 def change(run: RunDir, edit: Callable[[dict[str, Any]], Any], name: str = "after") -> None:
-    """Edits an evaluation on disk."""
+    """Edit an evaluation on disk."""
     result = json.loads((run.eval / f"{name}.json").read_text())
     edit(result)
     run.write_json(f"eval/{name}.json", result)

@@ -31,7 +31,7 @@ def arms(
     spread: float = 0.0,
     shared: float = 0.5,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Right or wrong answers of two arms (S, P): logits of problems that differ in difficulty, seeds that differ in luck.
+    """Right or wrong answers of two arms (S, P), from random difficulties of problems and random quality of seeds.
 
     `effect` is the second arm's advantage in logits, `spread` its standard deviation over problems, `shared` the share of a
     seed's variance that both arms have in common.
@@ -83,16 +83,16 @@ def test_a_against_a_is_rarely_called_a_difference(seeds: int, problems: int, se
 
 
 def test_two_seeds_have_the_degrees_of_freedom_of_their_variance_alone() -> None:
-    # Run means of the difference are equal, as luck will have it: nothing is seen of the seeds, and t has 1 df all the same.
+    # The run means of the difference happen to be equal: the variance of seeds is 0, and t still has 1 df.
     arm = np.array([[1.0, 2.0, 3.0, 2.0], [2.0, 1.0, 2.0, 3.0]])
     result = difference(np.zeros((2, 4)), arm, paired_seeds=True)
     assert (result.parts.seeds, result.parts.df) == (0.0, 1.0)
     assert result.high - result.value == pytest.approx(12.7062 * result.standard_error, rel=1e-5)
-    # As soon as one arm has two seeds only; its baseline's luck is small here, that of the other five is not.
+    # With two seeds in one arm; here the baseline's seeds vary little, those of the other five do.
     rng = np.random.default_rng(0)
     baseline, other = rng.normal(0, 1, (1, 200)).repeat(2, axis=0), rng.normal(0, 1, (5, 200))
     assert difference(baseline, other, paired_seeds=False).parts.df == pytest.approx(4.0)
-    alike = rng.normal(0, 1, (1, 200)) + rng.normal(0, 0.1, (3, 200))  # of three seeds: problems decide here
+    alike = rng.normal(0, 1, (1, 200)) + rng.normal(0, 0.1, (3, 200))  # three seeds whose problems decide
     assert difference(np.zeros((3, 200)), alike, paired_seeds=True).parts.df > 100
     assert difference(np.zeros((2, 200)), alike[:2], paired_seeds=True).parts.df == 1.0
 

@@ -35,7 +35,7 @@ def heldout(loaded: Any, preset: Any = None, **changes: Any) -> HeldOut:
 def scripted(
     loaded: Any, greedy: list[str], sampled: list[str], monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> Any:
-    """The score when the model says just this."""
+    """The scores of a model that gives these completions."""
 
     def complete(self: HeldOut, model: Any, prompts: list[str], sample: bool, *_: Any) -> list[tuple[list[int], bool]]:
         texts = sampled if sample else greedy
@@ -102,7 +102,7 @@ def test_gradient_checkpointing_is_off_inside_and_on_again_even_after_a_failure(
 
 
 def test_functions_see_messages_and_what_trainers_hand_over(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in training: TRL's own idiom is `completion[0]["content"]`."""
+    """As in training; TRL's functions read `completion[0]["content"]`."""
 
     def first_letter(
         prompts: Any, completions: Any, log_extra: Any, log_metric: Any, trainer_state: Any, **_: Any

@@ -51,9 +51,9 @@ def checkpoint(run: RunDir, step: int, *, is_complete: bool = True) -> None:
     [
         ((), None, None, 0),
         ((0.5,), Mark(0, 0.5), None, 0),
-        ((0.5, 0.4, 0.6, 0.6), Mark(20, 0.6), Mark(20, 0.6), 1),  # of equal ones the first
-        ((0.9, 0.4, 0.5, 0.3), Mark(0, 0.9), Mark(20, 0.5), 3),  # before training has no checkpoint, but sets the mark
-        ((0.1, None, 0.2), Mark(20, 0.2), Mark(20, 0.2), 0),  # an evaluation without the score is passed over
+        ((0.5, 0.4, 0.6, 0.6), Mark(20, 0.6), Mark(20, 0.6), 1),  # the first of equal ones
+        ((0.9, 0.4, 0.5, 0.3), Mark(0, 0.9), Mark(20, 0.5), 3),  # no checkpoint, but its score counts
+        ((0.1, None, 0.2), Mark(20, 0.2), Mark(20, 0.2), 0),  # an evaluation without the score is skipped
     ],
 )
 def test_the_standing_is_this(

@@ -60,7 +60,7 @@ def test_shares_that_are_all_alike_have_an_interval_all_the_same(value: float) -
 
 
 def test_drop_p_is_the_share_of_signs_that_fall_as_far() -> None:
-    """Against enumeration of all signs, where the sizes are one (exact) and where they differ (10,000 draws)."""
+    """Compared with the enumeration of all signs, for equal sizes (exact) and different sizes (10,000 draws)."""
     rng = np.random.default_rng(3)
     for before, after in [
         ([1, 1, 1, 0, 1, 1], [0, 0, 1, 1, 0, 0]),

@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def sent(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The requests that were made; each ends with a verification, good or bad as `faults` of the test says."""
+    """Record the requests; a seed of 13 gets a failed verification."""
     requests: list[dict[str, Any]] = []
 
     def answer(module: str, request: dict[str, Any], stopped: str, *, quiet: bool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from kit.runs.store import RunDir
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No llama.cpp but what a test puts somewhere."""
+    """Hide llama.cpp, except where a test puts one."""
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

@@ -37,7 +37,7 @@ def export(run: RunDir, to: str, **options: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def merged(made: RunDir, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A merged export to spoil copies of."""
+    """A merged export, of which tests spoil copies."""
     place = tmp_path_factory.mktemp("merged") / "good"
     result = export(made, "merged_16bit", out=place, dtype="float16")
     assert result["verification"]["faults"] == []
@@ -330,7 +330,7 @@ def test_an_export_keeps_to_the_main_memory_that_is_free(
 
 
 def test_a_merge_holds_the_update_of_one_layer_at_a_time(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them in float32 are four times the size of a model in 4 bits, and Colab has 12 GB of RAM."""
+    """All updates in float32 need four times the memory of a 4-bit model, and Colab has 12 GB of RAM."""
     real, made, most = Linear.get_delta_weight, weakref.WeakSet[torch.Tensor](), []
 
     def counted(*arguments: Any) -> torch.Tensor:
@@ -456,7 +456,7 @@ def test_the_card_says_what_it_is_and_leaks_no_path(merged: Path, made: RunDir) 
     front = text.split("---")[1]
     assert "library_name: transformers" in front
     assert "license" not in front
-    assert "base_model" not in front  # a folder of this machine is none
+    assert "base_model" not in front  # a local folder is not named
     assert "| pass@1 | 0.250 [0.150, 0.350] | 0.500 [0.400, 0.600] |" in text
     assert str(made.path.parent) not in text
     assert "/tmp" not in text

@@ -13,7 +13,7 @@ from kit.objective import LossOutput, LossScale, Objective, TokenBatch
 
 @dataclass
 class Sample:
-    """Raw tensors, as a trainer would have them; `logps` is the leaf whose gradient tests look at."""
+    """Tensors as a trainer has them; `logps` is the leaf whose gradient is tested."""
 
     logps: Tensor
     old_logps: Tensor
@@ -51,7 +51,7 @@ class Sample:
 def sample(
     seed: int = 0, size: tuple[int, int] = (4, 7), dtype: torch.dtype = torch.float64, spread: float = 0.4
 ) -> Sample:
-    """`spread`: standard deviation of the log ratio to the old and to the reference policy, in nats. 0 is on-policy."""
+    """A random sample; `spread` is the standard deviation (nats) of the log ratios to the old and reference policy."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -86,12 +86,12 @@ def sample(
 
 
 def scale_for(drawn: Sample, accumulation: float = 1.0) -> LossScale:
-    """The scale of a window that is this one sample."""
+    """The scale of a window of this one sample."""
     return LossScale(accumulation, drawn.mask.sum(), drawn.mask.shape[1])
 
 
 def gradient(objective: Objective, drawn: Sample, **changes: Any) -> tuple[LossOutput, Tensor]:
-    """Loss and d loss / d logps."""
+    """The loss, and d loss / d logps."""
     drawn.logps.grad = None
     out = objective.loss(drawn.batch(**changes), scale_for(drawn))
     out.loss.backward()

@@ -110,7 +110,7 @@ def test_every_estimator_has_a_formula_and_a_source() -> None:
 
 
 def of(name: str | dict[str, Any], rewards: list[float], **fields: Any) -> list[float]:
-    """Advantages of one group."""
+    """The advantages of one group."""
     values = torch.tensor(rewards, dtype=torch.float64)
     batch = RewardBatch(values, torch.zeros(len(rewards), dtype=torch.int64), **fields)
     out: list[float] = Objective(advantage=name).compute_advantages(batch).tolist()
@@ -143,7 +143,7 @@ def test_gdpo_golden_numbers() -> None:
 
 
 def trl_normalize_then_sum(components: Tensor, weights: Tensor, generations: int) -> Tensor:
-    """The lines of `_generate_and_score_completions` under `normalize_then_sum`, with TRL's own `nanstd`."""
+    """The formula of `_generate_and_score_completions` for `normalize_then_sum`, with TRL's own `nanstd`."""
     grouped = components.view(-1, generations, components.shape[1])
     mean = torch.nanmean(grouped, dim=1, keepdim=True)
     std = nanstd(grouped, dim=1, keepdim=True) if generations > 1 else torch.zeros_like(mean)
@@ -179,7 +179,7 @@ def test_gdpo_equals_trl(
 
 
 def taught(*, teacher: list[list[float]]) -> RewardBatch:
-    """A good and a bad completion of one prompt, of two tokens and one; the policy gave every token probability 1/2."""
+    """A good and a bad completion of one prompt, of two tokens and one; all probabilities of the policy are 1/2."""
     policy = torch.full((2, 2), math.log(0.5), dtype=torch.float64)
     return RewardBatch(
         torch.tensor([1.0, 0.0], dtype=torch.float64),

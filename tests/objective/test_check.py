@@ -48,7 +48,7 @@ def failed(findings: list[Finding]) -> list[Finding]:
 
 @functools.cache
 def of_the_kit(registry: HookRegistry, entry: str, seed: int) -> list[Finding]:
-    """What is found out about a hook of the kit with these settings, as JSON."""
+    """The findings of the check on a hook of the kit with these settings (JSON)."""
     return check_hook(registry.build(json.loads(entry)), seed)
 
 
@@ -217,7 +217,7 @@ def test_a_clip_without_gradient_on_policy_is_noted() -> None:
 
 
 class Remembers:
-    """Gives a running number, which it saves or forgets."""
+    """A weight with state: the number of its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -13,7 +13,7 @@ from .sampling import gradient, sample
 
 
 def one_token(ratio: float, advantage: float, **fields: Any) -> TokenBatch:
-    """One completion of one token with the given ratio; the current logp is -1."""
+    """One completion of one token with this ratio; the current logp is -1."""
     logps = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
     return TokenBatch(
         logps=logps,

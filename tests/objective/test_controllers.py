@@ -112,7 +112,7 @@ def steered() -> Objective:
 
 
 def observe(objective: Objective, seeds: tuple[int, ...]) -> tuple[float, float]:
-    """One optimiser step of micro-batches of 4; the mean of the first term and of the entropy, over all tokens."""
+    """Run one optimiser step of micro-batches of 4; return the means of the first term and of the entropy over all tokens."""
     total: dict[str, Mean] = {}
     sums, tokens = torch.zeros(2, dtype=torch.float64), 0
     for seed in seeds:
@@ -143,7 +143,7 @@ def test_the_coefficient_takes_effect_in_the_next_step_and_is_logged() -> None:
     first = objective.loss(drawn.batch(), scale_for(drawn))
     assert first.metrics["coef/kl"].value.item() == pytest.approx(0.2)
     assert first.metrics["coef/entropy_bonus"].value.item() == 0
-    assert "coef/kl_2" not in first.metrics  # a number that stays is not logged
+    assert "coef/kl_2" not in first.metrics  # a constant coefficient is not logged
     observe(objective, (1, 2))
     second = objective.loss(drawn.batch(), scale_for(drawn))
     coefs = [hook.coef_at(1) for hook in objective.regularizers]

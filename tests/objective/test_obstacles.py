@@ -19,7 +19,7 @@ from kit.objective.registry import HookRegistry
 from .sampling import Sample, sample, scale_for
 
 LEAVES = ("logps", "entropy", "full_kl", "teacher_kl")
-# Hyper-parameters under which a declaration might turn out differently, besides the defaults.
+# Hyper-parameters, besides the defaults, under which a declaration could be wrong.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "two_sided": [{"level": "sequence"}],
     "cispo": [{"level": "sequence", "eps_high": 1.0}],
@@ -65,7 +65,7 @@ def objective_with(hook: Hook) -> Objective:
 
 
 def gradients(objective: Objective, drawn: Sample, **changes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss, and d loss / d each of what a policy says."""
+    """The loss, and its gradient with respect to each tensor of the policy."""
     leaves = {name: changes.get(name, getattr(drawn, name)).detach().clone().requires_grad_() for name in LEAVES}
     batch = drawn.batch(**leaves, **{name: value for name, value in changes.items() if name not in LEAVES})
     loss = objective.loss(batch, scale_for(drawn)).loss
@@ -77,7 +77,7 @@ def gradients(objective: Objective, drawn: Sample, **changes: Tensor) -> tuple[T
 
 
 def looks_across(hook: Hook) -> bool:
-    """Whether the gradient of the first two completions changes with what the policy says of the others."""
+    """Return whether the gradient of the first two completions depends on the policy's tensors of the others."""
     objective = objective_with(hook)
     for seed, spread in itertools.product(range(3), (0.05, 0.8)):
         drawn = sample(seed, (5, 6), spread=spread)
@@ -96,7 +96,7 @@ def looks_across(hook: Hook) -> bool:
 
 
 def pulls_without_advantage(hook: Hook) -> bool:
-    """Whether completions whose advantages are all 0 add to the loss, or get a gradient."""
+    """Return whether completions with zero advantages contribute to the loss or get a gradient."""
     objective = Objective(clip=hook) if hook.kind == "clip" else Objective(clip=no_loss, regularizers=[hook])
     for seed, spread, wide in itertools.product(range(2), (0.05, 0.8), (False, True)):
         drawn = sample(seed, (5, 6), spread=spread)
@@ -148,7 +148,7 @@ def test_zero_at_zero_advantage_is_true_where_it_is_said(
     hook = registry[name](**values)
     if hook.zero_at_zero_advantage:
         assert not pulls_without_advantage(hook)
-    elif values or name not in VARIANTS:  # the defaults of some do nothing to so few tokens
+    elif values or name not in VARIANTS:  # with their defaults, some have no effect on so few tokens
         assert name == "nll_on_correct" or pulls_without_advantage(hook), "it could be declared"
 
 

@@ -39,7 +39,7 @@ def test_other_fields_with_gradient_are_held_constant() -> None:
 
 
 class Turning:
-    """A regularizer with state: its sign turns at every call."""
+    """A regularizer with state: its sign alternates from call to call."""
 
     def __init__(self) -> None:
         self.sign = 1.0

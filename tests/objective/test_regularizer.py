@@ -15,7 +15,7 @@ from .sampling import gradient, sample
 
 
 def one_token(gap: float, ratio: float = 1.0) -> TokenBatch:
-    """logp - ref = gap nats; the ratio to the old policy as given."""
+    """One token with logp - ref = `gap` nats, and this ratio to the old policy."""
     logps = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
     return TokenBatch(
         logps=logps,
@@ -71,7 +71,7 @@ def test_entropy_bonus_is_minus_the_entropy() -> None:
 
 
 def several(entropies: list[list[float]], **fields: Any) -> TokenBatch:
-    """Completions on policy with these entropies; NaN marks padding. logp is -1 everywhere."""
+    """On-policy completions with these entropies; NaN marks padding; logp is -1 everywhere."""
     entropy = torch.tensor(entropies, dtype=torch.float64)
     logps = torch.full_like(entropy, -1.0, requires_grad=True)
     advantages, mask = torch.zeros(len(entropies), 1), ~entropy.isnan()

@@ -10,7 +10,7 @@ from kit.objective import Objective, TokenBatch, clips
 
 
 def completion(ratios: list[float], advantage: float, sampler: list[float] | None = None) -> TokenBatch:
-    """One completion with these token ratios, logp -1 everywhere; its last token is masked.
+    """One completion with these token ratios, logp -1 everywhere, and a masked last token.
 
     `sampler`: ratios of the old policy to the generation engine.
     """

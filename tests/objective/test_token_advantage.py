@@ -22,7 +22,7 @@ def compute(advantage: str | dict[str, Any], batch: RewardBatch) -> Tensor:
 def small(
     mask: list[list[int]], token_rewards: list[list[float]], values: list[list[float]] | None = None, **fields: Any
 ) -> RewardBatch:
-    """One group; the rewards are the sums over tokens unless given."""
+    """One group whose rewards, by default, are the sums over tokens."""
     laid = torch.tensor(token_rewards, dtype=torch.float64)
     size = laid.shape[0]
     rewards = {"rewards": laid.sum(1), "group": torch.zeros(size, dtype=torch.int64)} | fields
@@ -32,7 +32,7 @@ def small(
 
 
 def outcomes(seed: int = 0, dtype: torch.dtype = torch.float64, process: float = 0.0) -> RewardBatch:
-    """Six completions of up to 9 tokens in two interleaved groups: holes, one without a live token, one unscorable."""
+    """Six completions of up to 9 tokens in two interleaved groups, with masked tokens, an empty completion and a NaN reward."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.arange(9) < torch.tensor([9, 4, 6, 9, 1, 0])[:, None]
     mask[0, 3:5] = mask[2, 0] = mask[3, 8] = False
@@ -54,7 +54,7 @@ def live(batch: RewardBatch) -> Tensor:
 
 
 def slow_advantages(batch: RewardBatch, gamma: float, lam: float, use_values: bool = True) -> Tensor:
-    """Generalized advantages token by token, from the end; with values of 0 they are returns if lam is 1."""
+    """Generalized advantages, token by token from the end; with zero values and lam 1 they are the returns."""
     assert batch.token_rewards is not None
     assert batch.values is not None
     out = torch.zeros_like(batch.token_rewards)

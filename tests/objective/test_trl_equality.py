@@ -38,7 +38,7 @@ REDUCTIONS = {
 
 
 def sampler_ratio(drawn: Sample, mode: str, low: float | None, high: float | None) -> Tensor:
-    """TRL's `vllm_importance_sampling_ratio`, which is computed in the middle of its generation: (B, T) or (B, 1)."""
+    """TRL's `vllm_importance_sampling_ratio`, which TRL computes within its generation: (B, T) or (B, 1)."""
     gap = torch.nan_to_num((drawn.old_logps - drawn.sampler_logps) * drawn.mask, nan=0.0)
     ratio = torch.exp(gap.sum(-1, keepdim=True) if mode.startswith("sequence") else gap)
     if mode.endswith("truncate"):
@@ -48,7 +48,7 @@ def sampler_ratio(drawn: Sample, mode: str, low: float | None, high: float | Non
 
 
 def trl_loss(drawn: Sample, loss_type: str, **options: Any) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """TRL's loss, its gradient and its metrics, for preset log-probabilities."""
+    """TRL's loss, its gradient and its metrics, for given log-probabilities."""
     logps = drawn.logps.detach().clone().requires_grad_()
     metrics: dict[str, Any] = {"train": defaultdict(list)}
     accelerator = SimpleNamespace(
@@ -129,7 +129,7 @@ def kit_loss(
 
 
 def equivalent(loss_type: str, beta: float, level: str, delta: float | None, bias_corrected: bool = False) -> Objective:
-    """The objective that the options of TRL mean."""
+    """The objective that equals these options of TRL."""
     clip: dict[str, Any] = {"name": "ppo_clip", "eps_low": EPS_LOW, "eps_high": EPS_HIGH}
     if loss_type == "cispo":
         clip = {"name": "cispo", "eps_high": EPS_HIGH, "level": level}
@@ -252,7 +252,7 @@ def test_cispo_clip_fraction_equals_trl() -> None:
 
 
 def agree(drawn: Sample, loss_type: str, weights: list[Any], terms: list[Any], changes: Any, **options: Any) -> None:
-    """Assert that loss and gradient of the objective with these parts are TRL's with these options."""
+    """Assert that loss and gradient of the objective with these parts equal TRL's with these options."""
     level, beta = options.get("level", "token"), options.get("beta", 0.0)
     plain = equivalent(loss_type, beta, level, None).to_spec()
     objective = Objective(**{**plain, "weights": weights, "regularizers": [*plain["regularizers"], *terms]})
@@ -354,7 +354,7 @@ def test_vespo_weight_equals_trl() -> None:
 
 
 def trl_advantages(rewards: Tensor, generations: int, scale_rewards: str) -> Tensor:
-    """The lines of `_generate_and_score_completions` under `sum_then_normalize`, with TRL's own `nanstd`."""
+    """The formula of `_generate_and_score_completions` for `sum_then_normalize`, with TRL's own `nanstd`."""
     grouped = rewards.view(-1, generations)
     mean = torch.nanmean(grouped, dim=1).repeat_interleave(generations)
     std = nanstd(rewards).expand_as(rewards)

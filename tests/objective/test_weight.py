@@ -12,7 +12,7 @@ from .sampling import gradient, sample
 
 
 def one_completion(ratios: list[float], advantage: float = 1.0, **fields: Any) -> TokenBatch:
-    """Old policy over generation engine as given, NaN for an unknown one; the last token is masked."""
+    """A completion with these ratios of the old policy to the engine, NaN for an unknown one; the last token is masked."""
     old = torch.full((1, len(ratios)), -1.0, dtype=torch.float64)
     mask = torch.ones(1, len(ratios), dtype=torch.bool)
     mask[0, -1] = False

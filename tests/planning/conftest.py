@@ -14,14 +14,14 @@ LAYER += [("gate_proj", 128, 352), ("up_proj", 128, 352), ("down_proj", 352, 128
 
 @pytest.fixture
 def tree(tree: dict[str, Any]) -> dict[str, Any]:
-    """The common run with completions of 12 tokens, of which the arithmetic in these tests is."""
+    """The shared run with completions of 12 tokens, which the arithmetic of these tests assumes."""
     tree["generation"]["max_completion_tokens"] = 12
     return tree
 
 
 @pytest.fixture
 def shape() -> ModelShape:
-    """Two layers of a Qwen3: hidden 128, 6 heads of 32 (2 for keys), feed-forward 352, vocabulary 512."""
+    """A Qwen3 of two layers: hidden 128, 6 heads of 32 (2 for keys), feed-forward 352, vocabulary 512."""
     return ModelShape(
         parameters=512 * 128 + 2 * sum(a * b for _, a, b in LAYER),
         linear=2 * sum(a * b for _, a, b in LAYER),
@@ -40,7 +40,7 @@ def shape() -> ModelShape:
 
 @pytest.fixture
 def seven_billion(tmp_path: Any) -> Any:
-    """A folder that holds nothing but the config.json of a 7B model."""
+    """A folder with only the config.json of a 7B model."""
     folder = tmp_path / "seven"
     folder.mkdir()
     folder.joinpath("config.json").write_text(

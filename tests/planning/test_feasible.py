@@ -21,7 +21,7 @@ def config() -> RunConfig:
 
 
 class Planned:
-    """Plans of one shape, and how often they were asked for."""
+    """Plan runs of one shape, and count the calls."""
 
     def __init__(self, shape: ModelShape, device: str = "cpu", card: float | None = None) -> None:
         from kit.objective import Objective
@@ -36,7 +36,7 @@ class Planned:
 
 
 def test_a_tie_between_phases_does_not_hide_a_fix(shape: ModelShape, config: RunConfig) -> None:
-    plan = Planned(replace(shape, vocab=200_000))  # sampling over the vocabulary: rollout and evaluation are highest
+    plan = Planned(replace(shape, vocab=200_000))  # rollout and evaluation have the highest peaks
     config = load_config(config, ["evaluation.batch_size=32", "optimisation.micro_batch_size=1"])
     phases = {name: sum(terms.values()) for name, terms in plan(config).phases.items()}
     assert phases["rollout"] == phases["evaluation"] == max(phases.values())
@@ -67,7 +67,7 @@ def test_weights_in_4_bits_come_with_adapters(shape: ModelShape, config: RunConf
     fixed = load_config(config, [change.override for change in changes])
     assert fixed.model.load_in_4bit
     assert fixed.model.lora is not None
-    assert apply(config, [FOUR_BIT]) is None  # such a run would be refused: nothing is left to train
+    assert apply(config, [FOUR_BIT]) is None  # such a run would be refused, because nothing could be trained
 
 
 def test_vllm_gets_less_of_the_card_where_its_share_leaves_too_little(shape: ModelShape, config: RunConfig) -> None:
@@ -79,7 +79,7 @@ def test_vllm_gets_less_of_the_card_where_its_share_leaves_too_little(shape: Mod
 
 
 def test_vllm_gets_as_much_of_the_card_as_its_weights_need(shape: ModelShape, config: RunConfig) -> None:
-    """By itself it says so once the trainer has read the model; `_check_enough_kv_cache_memory` of vLLM 0.31."""
+    """`_check_enough_kv_cache_memory` of vLLM 0.31 fails only after the trainer has read the model."""
     large = replace(shape, parameters=4 * 10**9, linear=39 * 10**8)  # 7.5 GiB in 16 bits, of a share of 6.6 GiB
     plan, room = Planned(large, "cuda", 22 * 2**30), 22 * 2**30
     config = load_config(config, ["generation.engine=vllm", "generation.vllm.standby=true", "model.dtype=auto"])
@@ -92,7 +92,7 @@ def test_vllm_gets_as_much_of_the_card_as_its_weights_need(shape: ModelShape, co
 
 
 def test_the_share_of_vllm_is_corrected_before_anything_else(shape: ModelShape, config: RunConfig) -> None:
-    """A model of 7B in 4 bits on a T4 needs a larger share and a smaller evaluation, but no shorter completions."""
+    """A 7B model in 4 bits on a T4 needs a larger share and a smaller evaluation batch, but no shorter completions."""
     large = replace(shape, parameters=76 * 10**8, linear=65 * 10**8, largest=545 * 10**6, layers=28, hidden=3584)
     large = replace(large, intermediate=18944, query=3584, key=512, heads=28, vocab=152064)
     room = 14.6 * 2**30
@@ -132,7 +132,7 @@ def test_a_size_alone_is_the_card_with_the_least_memory_of_that_size() -> None:
 def test_unsloth_and_transformers_are_tried_before_nothing_fits(
     shape: ModelShape, config: RunConfig, attention: str | None, key: str
 ) -> None:
-    """A model of 7B in 4 bits on 11 GiB: two copies of the weights do not fit, and Unsloth refuses `model.attention`."""
+    """A 7B model in 4 bits on 11 GiB: two copies of the weights do not fit, and Unsloth refuses `model.attention`."""
     large = replace(shape, parameters=76 * 10**8, linear=65 * 10**8, largest=545 * 10**6, layers=28, hidden=3584)
     large = replace(large, intermediate=18944, query=3584, key=512, heads=28, vocab=152064)
     config = load_config(config, ["generation.engine=vllm", "model.load_in_4bit=true", "model.dtype=float16"])

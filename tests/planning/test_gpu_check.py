@@ -33,7 +33,7 @@ def test_every_row_is_a_run_that_the_kit_accepts_and_has_a_name_of_its_own(gpu_c
     rows = everything(gpu_check)
     assert len({row.key for row in rows}) == len(rows)
     assert {row.stage for row in rows} == {1, 2, 3, 4, 5, 6}
-    for row in rows:  # also those without a model: their process asks for a backend
+    for row in rows:  # rows without a model need a backend, too
         work = gpu_check.WORKS[row.work]
         config = load_config(gpu_check.configuration(row, tmp_path, tmp_path, (work.prompt, work.longest)))
         assert (config.model.load_in_4bit, config.model.backend) == (row.bits == 4, row.backend)
@@ -41,7 +41,7 @@ def test_every_row_is_a_run_that_the_kit_accepts_and_has_a_name_of_its_own(gpu_c
 
 
 def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(gpu_check: Any, tmp_path: Path) -> None:
-    """Rows of other processes on a GPU: here TRL's own loss, then ours within a budget that parts its micro-batches."""
+    """Two rows of GPU processes: TRL's own loss, and the kit's with a token budget that divides its micro-batches."""
     import random_models
     from gpu_arms import Worker
 
@@ -62,8 +62,8 @@ def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(
 def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     gpu_check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: a run whose directory lacks what is read of it, and a command that does not end."""
-    monkeypatch.chdir(tmp_path)  # `-m` looks there first
+    """Plants a run whose directory lacks a file, and a command that does not end."""
+    monkeypatch.chdir(tmp_path)  # `-m` searches the working directory first
     (tmp_path / "kit").mkdir()
     for name, text in {"__init__": "", "train": "print('done')", "cli": "import time\ntime.sleep(60)"}.items():
         (tmp_path / "kit" / f"{name}.py").write_text(text)
@@ -82,7 +82,7 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     [
         ([0.016, 0.03, 0.02], True),  # bfloat16 on both sides
         ([0.001, 0.002, 0.2], False),  # planted: weights that were not handed over
-        ([0.3, 0.3, 0.3], False),  # others from the start
+        ([0.3, 0.3, 0.3], False),  # different from the start
         ([0.001, float("nan"), 0.001], False),
         ([0.001, 0.002], False),  # never compared
     ],
@@ -93,7 +93,7 @@ def test_an_engine_without_the_trainers_weights_is_seen(gpu_check: Any, gaps: li
 
 @pytest.mark.survival
 def test_everything_but_the_gpu_works(gpu_check: Any, tmp_path: Path) -> None:
-    """The smoke rows: a run, its plan, packed, padded, TRL's own loss, variants, generation, kernels; all of one gradient."""
+    """The smoke rows: a run, its plan, packed, padded, TRL's own loss, variants, generation and kernels, with equal gradients."""
     from gpu_arms import answers
     from random_models import build_model
 
@@ -114,6 +114,6 @@ def test_everything_but_the_gpu_works(gpu_check: Any, tmp_path: Path) -> None:
     assert {row["reference"] for row in (own, kit, half)} == {apart[0].key}
     assert kit["forwarded_tokens"] < padded["forwarded_tokens"] == own["forwarded_tokens"]
     assert (own["autocast"], kit["autocast"], half["autocast"]) == (["none"], ["none"], ["torch.bfloat16"])
-    assert generated["completion_tokens"] == 8 * 16  # random weights end nothing
+    assert generated["completion_tokens"] == 8 * 16  # random weights do not end completions
     names = {row.key: answer | {"failure": None} for row, answer in zip(rows, results, strict=True)}
     assert all(name in gpu_check.table({"rows": names}) for name in names)

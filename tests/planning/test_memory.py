@@ -34,7 +34,7 @@ WORK = Workload(
 
 
 def saved_bytes(layers: int, *, lora: bool, bf16: bool, padded: bool) -> int:
-    """Bytes that autograd really keeps of a forward pass of 3 x 50 tokens, weights not counted."""
+    """Bytes that autograd saves in a forward pass of 3 x 50 tokens, without the weights."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -76,7 +76,7 @@ def saved_bytes(layers: int, *, lora: bool, bf16: bool, padded: bool) -> int:
 )
 def test_activations_are_what_autograd_keeps(shape: ModelShape, lora: bool, bf16: bool, padded: bool) -> None:
     measured = saved_bytes(2, lora=lora, bf16=bf16, padded=padded) - saved_bytes(1, lora=lora, bf16=bf16, padded=padded)
-    if bf16:  # autocast's half-precision copies of weights are a term of their own, adapters' copies are negligible
+    if bf16:  # autocast's half-precision copies of the weights are counted separately; those of adapters are negligible
         measured -= 2 * (shape.lora_parameters(8, "all-linear") if lora else shape.linear) // 2
     work = replace(WORK, compute_bytes=2 if bf16 else 4, rank=8 if lora else None)
     assert layer_bytes(shape, work, padded) * 150 == pytest.approx(measured, rel=0.01)
@@ -134,7 +134,7 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
 
 
 def test_a_default_backend_shares_the_weights_that_unsloths_engine_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an L4, `auto` is Unsloth, and counting its weights twice adds several GiB."""
+    """On an L4, `auto` is Unsloth; counting its weights twice would add several GiB."""
     from kit.models.backend import Machine
     from kit.objective import Objective
 
@@ -235,7 +235,7 @@ def test_a_budget_is_chosen_by_the_memory(shape: ModelShape) -> None:
     gpu = replace(work, device="cuda", packed=True, group=8)  # 10,400 tokens
     assert choose_budget(shape, gpu, 1e15) == 8192  # a graph ends with its pack
     assert choose_budget(shape, replace(gpu, completion=200), 1e15) is None  # 7,200
-    assert choose_budget(shape, replace(gpu, single_pass=False), 1e15) is None  # parts would be forwarded twice
+    assert choose_budget(shape, replace(gpu, single_pass=False), 1e15) is None  # else parts are computed twice
 
 
 def test_the_trainer_divides_as_the_plan_says() -> None:
@@ -263,14 +263,12 @@ def test_what_was_counted_at_real_shapes_is_planned_within_6_per_cent(row: dict[
         token_budget=row["token_budget"], packed=True, offload=row.get("offload", False),
     )  # fmt: skip
     fixed = fixed_terms(shape, work)
-    del fixed["optimiser states"]  # no optimiser was there
+    del fixed["optimiser states"]  # the measured pass has no optimiser
     planned = sum(fixed.values()) + sum(update_terms(shape, work).values())
     assert planned == pytest.approx(row["peak_bytes"], rel=0.06)
-    if work.offload:  # as it was planned before
+    if work.offload:  # the plan without offloading differs
         assert sum(update_terms(shape, work).values()) < sum(update_terms(shape, replace(work, offload=False)).values())
         return
     padded = replace(work, packed=False, token_budget=None)
-    if (
-        count > 1 and row["token_budget"] and row["completion"] > 600
-    ):  # as it was planned before: the comparison can fail
+    if count > 1 and row["token_budget"] and row["completion"] > 600:  # the plan without packing differs
         assert sum(update_terms(shape, padded).values()) > 2 * sum(update_terms(shape, work).values())

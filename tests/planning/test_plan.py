@@ -40,7 +40,7 @@ def test_a_7b_model_is_planned_from_its_config_json(seven_billion: Any, tree: An
 def test_it_fits_with_the_changes_that_are_printed(seven_billion: Any, tree: Any) -> None:
     overrides = [f"model.name={seven_billion}", "generation.max_completion_tokens=8192", "model.dtype=auto"]
     card = find_gpu("rtx 4090")
-    assert plan(load_config(tree, overrides), gpu=card)["fits"]  # by the token budget that a run would choose
+    assert plan(load_config(tree, overrides), gpu=card)["fits"]  # with the token budget that a run would choose
     overrides.append("optimisation.token_budget=0")
     planned = plan(load_config(tree, overrides), gpu=card)
     assert not planned["fits"]
@@ -130,7 +130,7 @@ def test_a_family_that_overflows_in_float16_is_planned_in_float32_without_bfloat
 
 
 def test_plan_and_validate_name_one_peak(tree: Any, seven_billion: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model whose peak depends on the length of prompts, which both have to measure, and on a card with a colocated vLLM."""
+    """With a peak that depends on the length of prompts, which both measure, and with vLLM on the same card."""
     from kit.models import memory
     from kit.runner import prepare
 
@@ -150,7 +150,7 @@ def test_plan_and_validate_name_one_peak(tree: Any, seven_billion: Any, monkeypa
     cards = {"free": 10 * GIB, "total": 22 * GIB}
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (cards["free"], cards["total"]))
     colocated = load_config(config, ["generation.engine=vllm"])
-    for free in (20, 1):  # somebody else is there: vLLM asks for its share of the whole card nevertheless
+    for free in (20, 1):  # another process uses the card, but vLLM's share is that of the total memory
         cards["free"] = free * GIB
         assert workload(colocated, "cuda", GRPO, 20, memory.card_of("cuda")).vllm_bytes == 0.3 * 22 * GIB
 

@@ -14,11 +14,11 @@ from kit.config import load_config
 
 
 class Reached(Exception):
-    """The trainer is whole, and would train."""
+    """Raised in place of training, when the trainer is complete."""
 
 
 def plain_values(trainer: Any) -> dict[str, Any]:
-    """Every switch and number of the trainer's parts."""
+    """The switches and numbers of the trainer's parts."""
     names = ("generator", "scorer", "policy_loss", "teacher")
     parts = {name: getattr(trainer, name) for name in names if getattr(trainer, name) is not None}
     values = {
@@ -79,7 +79,7 @@ def test_a_probe_trains_the_trainer_of_a_run(
 def test_the_allocator_is_chosen_before_anybody_asks_for_a_gpu(
     tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, standby: bool, chosen: str | None
 ) -> None:
-    """torch reads its settings when CUDA starts, and vLLM's sleep needs segments that stay."""
+    """torch reads its settings when CUDA starts, and vLLM's sleep mode needs fixed segments."""
     import torch
 
     import kit.train

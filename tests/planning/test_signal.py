@@ -20,7 +20,7 @@ Rule = Callable[[Sample], Score]
 
 @dataclass(frozen=True, kw_only=True)
 class Ruled(ItemComponent):
-    """A component that is a function."""
+    """A component made of a function."""
 
     rule: Rule
 
@@ -33,7 +33,7 @@ def preset(rule: Rule, checker: str | None = "rule") -> rewards.Preset:
 
 
 def sometimes(sample: Sample) -> Score:
-    """Right for about half of what a model writes that cannot calculate: by the last digit."""
+    """Right for about half of the completions of an untrained model, by the last digit."""
     digits = [character for character in sample.text if character.isdigit()]
     right = bool(digits) and int(digits[-1]) % 2 == 0
     return Score(float(right), "ok" if right else "wrong")
@@ -53,7 +53,7 @@ def unreadable(sample: Sample) -> Score:
 
 @pytest.fixture(scope="module")
 def loaded(model_folder: Any) -> tuple[Any, Any]:
-    """Parts of a run on the tiny model, and the model."""
+    """The parts of a run of the tiny model, and the model."""
     from kit.models.loading import load_model
     from kit.runner.prepare import prepare
 

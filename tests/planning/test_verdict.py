@@ -25,7 +25,7 @@ GOOD = Signal(
         ({}, "will learn", ""),
         ({"failures": ALWAYS, "failure": "'f' on completion 1: error"}, "reward fails", "Correct the reward ('f'"),
         ({"truncated": ALWAYS, "spread": NEVER}, "truncated", "-o generation.max_completion_tokens=512"),
-        ({"truncated": ALWAYS}, "will learn", "-o generation.max_completion_tokens=512"),  # rewards differ all the same
+        ({"truncated": ALWAYS}, "will learn", "-o generation.max_completion_tokens=512"),  # rewards differ nevertheless
         ({"truncated": ALWAYS, "spread": NEVER, "pass_at_1": NEVER, "ended_right": NEVER}, "too hard", "easier"),
         (
             {"truncated": ALWAYS, "spread": NEVER, "malformed": ALWAYS, "ended_malformed": wilson(10, 10)},
@@ -45,8 +45,8 @@ GOOD = Signal(
         ),
         ({"spread": NEVER, "constant": True, "reward": NONE}, "no signal", "Choose a reward"),
         ({"reward_seconds": 30.0, "rollout_seconds": 10.0}, "slow reward", "faster"),
-        ({"reward_seconds": 0.5, "rollout_seconds": 0.1}, "will learn", ""),  # half a second is nobody's trouble
-        ({"malformed": ALWAYS}, "will learn", ""),  # rewards differ: the format itself is learned
+        ({"reward_seconds": 0.5, "rollout_seconds": 0.1}, "will learn", ""),  # half a second does no harm
+        ({"malformed": ALWAYS}, "will learn", ""),  # rewards differ, so the format can be learned
     ],
 )
 def test_verdicts(changes: dict[str, object], verdict: str, change: str) -> None:
@@ -78,7 +78,7 @@ def test_rewards_that_differ_although_nothing_is_right_are_pointed_out() -> None
 
 
 def changed(config: RunConfig, change: str) -> RunConfig:
-    """`config` with the overrides of a change: raises where it is no valid configuration."""
+    """`config` with the overrides of a suggested change; raises if the result is invalid."""
     return load_config(config, change.removeprefix("-o ").split(" -o "))
 
 

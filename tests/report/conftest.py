@@ -14,7 +14,7 @@ from kit.runs.store import RunDir, RunStore
 
 
 def score(right: list[bool], step: int, text: str = "answer") -> dict[str, Any]:
-    """What an evaluation leaves, of problems of which `right` were solved."""
+    """The result of an evaluation in which these problems were solved."""
     share = sum(right) / len(right)
     return {
         "problems": len(right),
@@ -38,7 +38,7 @@ def score(right: list[bool], step: int, text: str = "answer") -> dict[str, Any]:
 
 
 def line(step: int) -> dict[str, Any]:
-    """A step's metrics."""
+    """The metrics of a step."""
     wave = (step * 7919 % 101) / 101
     return {
         "step": step,
@@ -66,7 +66,7 @@ def line(step: int) -> dict[str, Any]:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., RunDir]:
-    """`make_run(steps=20)`: a finished run; `overrides` are of its configuration."""
+    """Return `make_run(steps=20)`, which writes a finished run; `overrides` change its configuration."""
 
     def make(steps: int = 20, overrides: tuple[str, ...] = ()) -> RunDir:
         run = RunStore(tmp_path / "runs").create("one")

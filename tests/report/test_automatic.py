@@ -20,7 +20,7 @@ Make = Callable[..., RunDir]
 
 
 def ended(run: RunDir, error: BaseException | None = None) -> str:
-    """Lets a run end, by `error` if there is one; returns its report."""
+    """End a run, with `error` if there is one; return its report."""
     run.write_status("running", step=7, total_steps=20)
     with suppress(RewardError, KeyboardInterrupt), lifecycle(run, LogCapture(), Reporter(quiet=True), write_report):
         if error is not None:
@@ -43,7 +43,7 @@ def test_a_run_that_fails_leaves_a_report_with_the_reason(make_run: Make) -> Non
 
 
 def test_the_steps_since_the_last_heartbeat_count(make_run: Make) -> None:
-    """Three steps within a second write no heartbeat of their own."""
+    """Three steps within a second write no heartbeat."""
     run, state, control = make_run(), TrainerState(max_steps=20), TrainerControl()
     with suppress(RewardError), lifecycle(run, LogCapture(), Reporter(quiet=True), write_report) as stop:
         recorder = Recorder(run, stop, lambda *_: None)

@@ -25,7 +25,7 @@ LOADING = {"src", "href", "data", "poster", "srcset", "action", "background", "x
 
 
 class Elements(HTMLParser):
-    """Every element with its attributes, and the text outside style sheets."""
+    """The elements of a document with their attributes, and the text outside style sheets."""
 
     def __init__(self, document: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Elements(HTMLParser):
 
 
 def outside_references(document: str) -> list[str]:
-    """What a browser would fetch."""
+    """The references that a browser would load."""
     elements = Elements(document)
     faults = [
         f"<{tag} {name}={value}>"
@@ -129,7 +129,7 @@ def test_secrets_stand_nowhere_in_a_report(make_run: Make, monkeypatch: pytest.M
         'odd&<value>"1234', "odd&amp;&lt;value&gt;", "1234567890 was",
     ):  # fmt: skip
         assert secret not in document, secret
-    assert "max_completion_tokens" in document  # a number of tokens is no secret
+    assert "max_completion_tokens" in document  # a number of tokens is not a secret
     assert "[hidden]" in document
 
 

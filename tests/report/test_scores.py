@@ -12,7 +12,7 @@ from .conftest import score
 
 
 def binomial_tail(better: int, worse: int) -> float:
-    """Reference: probability of a split at least as uneven, counted over every possible one."""
+    """The probability of a split at least as uneven, counted over all splits, as a reference."""
     total = better + worse
     observed = comb(total, better)
     return sum(comb(total, k) for k in range(total + 1) if comb(total, k) <= observed) / 2**total
@@ -41,7 +41,7 @@ def test_five_changed_problems_are_never_enough(key: str) -> None:
         assert result is not None
         return result.verdict
 
-    assert verdict(5) == "not distinguishable"  # the bootstrap interval is [1, 1]: it cannot see how few they are
+    assert verdict(5) == "not distinguishable"  # the bootstrap interval [1, 1] does not show how few there are
     assert verdict(6) == "better"
 
 

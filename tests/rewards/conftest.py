@@ -19,7 +19,7 @@ def samples() -> Callable[..., list[Sample]]:
 
 @pytest.fixture
 def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """Workers of the test's own, for a test that has one killed: those that all share would load SymPy anew."""
+    """A pool of the test alone, for a test that kills a worker; shared workers would have to load SymPy again."""
     pool = Pool(2)
     for module in (isolation, component):
         monkeypatch.setattr(module, "shared_pool", lambda: pool)
@@ -29,7 +29,6 @@ def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _cheap_collections():
-    """What other tests left in memory is not looked through again: a full collection would take half a second, within
-    whatever is being timed."""
+    """Exclude objects of other tests from garbage collections, which would add half a second to measured times."""
     gc.collect()
     gc.freeze()

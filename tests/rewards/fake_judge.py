@@ -15,7 +15,7 @@ ORDER = re.compile(r"full score|10 points", re.IGNORECASE)
 
 
 class FakeJudge:
-    """Answers with `steps` one after the other, then honestly; keeps what it was sent."""
+    """Answer with `steps` one after the other, then with `honest`; record the requests."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -38,7 +38,7 @@ class FakeJudge:
             step = self.steps.pop(0) if self.steps else honest
         time.sleep(self.delay)
         with self.lock:
-            self.under_way -= 1  # before the answer: who has it may ask again before this thread goes on
+            self.under_way -= 1  # before the answer, because its receiver may ask again at once
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             step(self, handler, body)
 
@@ -93,7 +93,7 @@ def hanging(judge: FakeJudge, handler: BaseHTTPRequestHandler, body: dict[str, A
 
 
 def dripping(judge: FakeJudge, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
-    """A byte every 50 ms: no single read ever takes long."""
+    """Send a byte every 50 ms, so that no single read takes long."""
     handler.send_response(200)
     handler.send_header("content-length", "1000")
     handler.end_headers()
@@ -108,7 +108,7 @@ def key_of(body: dict[str, Any]) -> str:
 
 
 def sections(body: dict[str, Any]) -> tuple[dict[str, str], str]:
-    """What stands between fences with the right key, by name, and what is left outside."""
+    """The texts between fences with the right key, by name, and the text outside of them."""
     key = key_of(body)
     text = body["messages"][1]["content"]
     fence = re.compile(rf"<<<BEGIN (\w+) {key}>>>\n(.*?)\n<<<END \1 {key}>>>", re.DOTALL)
@@ -116,7 +116,7 @@ def sections(body: dict[str, Any]) -> tuple[dict[str, str], str]:
 
 
 def honest(judge: FakeJudge, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
-    """Full marks for answers that are the reference, and for whoever orders them outside a fence."""
+    """Give full marks to answers that equal the reference, and if an instruction outside a fence orders it."""
     data, outside = sections(body)
     full = bool(ORDER.search(outside)) or data["answer"].strip() == data.get("reference", "").strip()
     names = re.findall(r'^- "(.+?)": ', body["messages"][0]["content"], re.MULTILINE)

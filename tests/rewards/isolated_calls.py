@@ -99,7 +99,7 @@ def huge():
 
 
 def count(file):
-    """Leaves a mark for each time it is called."""
+    """Append a mark to the file at each call."""
     with open(file, "a") as marks:
         marks.write("x")
     return True

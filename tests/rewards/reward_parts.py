@@ -15,7 +15,7 @@ def answered(answer: str) -> str:
 
 @dataclass
 class Fixed:
-    """A component that gives scores made beforehand, or does whatever `act` does."""
+    """A component that returns prepared scores, or calls `act`."""
 
     name: str = "fixed"
     scores: list[Any] = field(default_factory=list)
@@ -43,7 +43,7 @@ def tiny_reward_model(
     folder: Any, family: str = "Llama", *, labels: Sequence[str] = ("good",),
     chat: bool = True, pad: bool = True, seed: int = 0, **settings: Any,
 ) -> str:  # fmt: skip
-    """A folder with a small random reward model that tells bytes apart; returns its path."""
+    """Write a small random reward model with byte tokens; return its folder."""
     import torch
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -79,8 +79,10 @@ def tiny_reward_model(
 
 
 def trial_parameters(name: str, folder: Any) -> dict[str, Any]:
-    """Parameters with which preset `name` loads anywhere; presets that load without parameters get none. The judges'
-    address is one where nobody answers."""
+    """Parameters with which preset `name` loads without a server or a download; empty if it needs none.
+
+    No server answers at the address of the judges.
+    """
     if name.startswith("judge-"):
         return {"base_url": "http://127.0.0.1:9/v1", "model": "judge", "retries": 0}
     return {"model": tiny_reward_model(folder)} if name == "reward-model" else {}

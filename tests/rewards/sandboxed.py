@@ -11,7 +11,7 @@ from rewards.sandbox import forkserver
 
 
 def need_isolation():
-    """Skips a test where programs cannot be isolated; fails it where SANDBOX says that they can, as in CI."""
+    """Skip a test if programs cannot be isolated; fail it if the variable SANDBOX is set, as in CI."""
     if reason := sandbox.problem():
         if os.environ.get("SANDBOX"):
             pytest.fail(f"SANDBOX says that programs can be isolated here, and they cannot: {reason}")
@@ -19,13 +19,13 @@ def need_isolation():
 
 
 def without_walls(program: str) -> sandbox.Result:
-    """Result of a program that is run with resource limits only."""
+    """The result of a program that is run with resource limits only."""
     return forkserver.run_job(False, sandbox.Job(program=program))
 
 
 @functools.cache
 def together(*programs: str, seconds: float, output_bytes: int = 1 << 20) -> dict[str, sandbox.Result]:
-    """Results of programs that run until their deadline: all at once, so that they are waited for together."""
+    """The results of programs that run until their deadline, in parallel."""
 
     def run(program: str) -> sandbox.Result:
         return sandbox.run(program, seconds=seconds, output_bytes=output_bytes)

@@ -18,7 +18,7 @@ class Log(dict):
 
 
 def call(rewards, completions, step=1, prompts=None, ids=None, **columns):
-    """What GRPOTrainer does: each function with the same lists, one after the other."""
+    """Call reward functions as GRPOTrainer does: one after the other with the same lists."""
     log = Log()
     ids = ids or [[1, 2, 3]] * len(completions)
     arguments = {

@@ -24,7 +24,7 @@ def boxed(text: str) -> str:
 
 
 def reward(judge):
-    """A preset around a function of (content of the last box, reference)."""
+    """A preset of a function `judge(content of the last box, reference)`."""
 
     def function(completions, answer, **columns):
         texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]
@@ -45,7 +45,7 @@ def computed(text):
         return None
 
 
-PLANTED = {  # what a careless reward takes for right, and which attack has to find it
+PLANTED = {  # what a careless reward accepts, and the attack that must reveal it
     "echo": lambda answer, right: answer == right or ("+" in answer and str(computed(answer)) == right),
     "constants": lambda answer, right: answer in (right, "nan"),
     "hedges": lambda answer, right: right in answer.replace(",", " ").split(),
@@ -136,7 +136,7 @@ def test_the_audit_reports_rewards_that_hang_or_fail() -> None:
 
 
 def test_a_reward_that_uses_a_gpu_already_is_called_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA refuses a forked child: every completion would fail there."""
+    """CUDA cannot be used in a forked child, so every completion would fail there."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     used_in = os.getpid()

@@ -14,7 +14,7 @@ TESTS = [{"input": "2", "output": "4"}, {"input": "5", "output": "10"}]
 
 @pytest.fixture
 def jobs(monkeypatch):
-    """Jobs that reach the sandbox, which is played here: it runs the program for real, without any walls."""
+    """Record the jobs that reach the sandbox, which is replaced by running the program without isolation."""
     forget()
     executed = []
 

@@ -278,7 +278,7 @@ def test_endless_programs_come_last_and_a_batch_ends_in_its_time():
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """An interpreter with a package of its own, in a folder that the sandbox's users may enter."""
+    """An interpreter with an extra package, in a folder that the sandbox's users may read."""
     base = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
     folder = tmp_path_factory.mktemp("env")
     for each in (folder, *folder.parents[:3]):

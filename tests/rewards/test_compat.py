@@ -79,7 +79,7 @@ def test_lengths_are_compared_within_a_prompt():
 
 
 def written_here():
-    """The functions that are not TRL's, factories called."""
+    """The functions that are not TRL's, with factories called."""
     made = {name: getattr(compat, name) for name in compat.__all__ if name in vars(compat)}
     made["get_repetition_penalty_reward"] = compat.get_repetition_penalty_reward()
     made["get_code_format_reward"] = compat.get_code_format_reward()

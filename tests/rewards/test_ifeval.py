@@ -83,7 +83,7 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(piece):
     small, large = 125_000, (390_000, 1_000_000)
     for case in {case[0]: case[:2] for case in CASES}.values():
         a_piece = max(seconds(small, *case), 0.005) / small  # linear ones take 0.001 to 0.03; what is less is noise
-        for size in large:  # of a quadratic one a piece takes 3 and 8 times as long; anybody may be late once
+        for size in large:  # a quadratic one takes 3 and 8 times as long per piece; one slow measurement is allowed
             assert any(seconds(size, *case) < 3 * size * a_piece for _ in range(3)), (case[0], size)
 
 

@@ -218,7 +218,7 @@ def test_a_forked_child_has_workers_of_its_own(pool):
 
 
 def test_a_file_named_rewards_in_another_folder_does_not_hide_the_library(tmp_path, monkeypatch):
-    """Where the working folder is a checkout of the library, and a reward function came from such a file."""
+    """The working folder is a checkout of the library, and a reward function came from a file `rewards.py`."""
     library = str(Path(rewards.__file__).parents[1])
     (tmp_path / "rewards.py").write_text("")
     monkeypatch.chdir(library)

@@ -84,7 +84,7 @@ def test_orders_in_an_answer_stay_inside_its_fence(judge, injection):
 
 
 def test_the_fake_judge_obeys_the_same_orders_where_nothing_fences_them(judge, monkeypatch):
-    """The negative control: without it the test above could not fail."""
+    """The negative control, which shows that the test above can fail."""
     from rewards.components import judge as component
 
     def unfenced(instruction, fence, parts):

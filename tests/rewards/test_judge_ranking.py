@@ -34,7 +34,7 @@ def evaluate(preset, *completions, prompts=None, ctx=None, **columns):
 
 
 def answers_of(body):
-    """The answers in the order shown, by fences with the right key."""
+    """The answers in the order shown, from the fences with the right key."""
     key = re.search(r'"key": "([0-9a-f]{32})"', body["messages"][0]["content"])[1]
     fence = re.compile(rf"<<<BEGIN answer_(\d+) {key}>>>\n(.*?)\n<<<END answer_\1 {key}>>>", re.DOTALL)
     answers = fence.findall(body["messages"][1]["content"])
@@ -43,7 +43,7 @@ def answers_of(body):
 
 
 def ranked(merit):
-    """A judge that ranks by `merit(place, answer)`, equals together."""
+    """A judge that ranks by `merit(place, answer)`, with equal merits at the same rank."""
 
     def step(judge, handler, body):
         key, answers = answers_of(body)

@@ -25,7 +25,7 @@ def test_import_is_light():
 
 
 def test_loading_a_preset_imports_nothing_heavy():
-    """Those that want a model's files say so without loading anything, either."""
+    """Presets that need a model's files fail without loading anything, too."""
     code = (
         "import sys, rewards\n"
         "for name in rewards.names():\n"

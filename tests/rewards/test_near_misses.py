@@ -20,7 +20,7 @@ def warm() -> None:
 
 
 def matrices(count: int) -> list[str]:
-    """Vectors and matrices as benchmarks write them: small whole numbers and fractions, 2 or 3 rows, 1 to 3 columns."""
+    """Vectors and matrices as in benchmarks: small integers and fractions, 2 or 3 rows, 1 to 3 columns."""
     random_ = random.Random(17)
     made = []
     for at in range(count):
@@ -110,7 +110,7 @@ def test_an_equation_that_gives_the_answer_is_the_answer():
     assert same_answer("2-2=0", "0")
     assert not any(same_answer(answer, "1") for answer in ("8=1", "x=2", "x=y=2", "2=1", "1=2", "x=", "3-2=1"))
     assert not same_answer("2-2=0", "x=5")
-    assert not same_answer("1", "x=1")  # its name may be asked for
+    assert not same_answer("1", "x=1")  # the question may ask for the name
 
 
 def test_near_misses_of_an_object_change_a_value_or_leave_out_a_key() -> None:

@@ -8,7 +8,7 @@ from rewards.evaluation import settle
 
 
 class Hostile:
-    """Raises whatever it is asked."""
+    """An object whose special methods raise."""
 
     def __repr__(self):
         raise RuntimeError("no repr")
@@ -23,7 +23,7 @@ class Hostile:
 
 
 def process(weights=(1.0,), columns=(), ids=((1, 2, 3), (4, 5))):
-    """A preset of components that give the token values of `columns`, scored on one completion for each of `ids`."""
+    """Scores of a preset whose components return the token values of `columns`, on one completion for each of `ids`."""
     parts = [
         (Fixed(f"c{n}", [Score(0.0, token_values=values) for values in column]), weight)
         for n, (column, weight) in enumerate(zip(columns, weights, strict=True))

@@ -85,8 +85,11 @@ print(len(some.DATASETS) < 30, len(DATASETS) > 100, tasks.factory("chain_sum").D
 
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.matrix), 12])
 def test_one_task_is_read_without_the_whole_package(share):
-    """In a process of its own: nothing of SymPy or matplotlib for a sum; each task is found, and one that is not there is not;
-    the same problems, and the real package for whoever asks. The default suite asks for every twelfth task only."""
+    """A new process imports neither SymPy nor matplotlib for a sum, finds each task and rejects unknown ones.
+
+    The problems are the same, and `import reasoning_gym` still gives the real package. The default suite tries every twelfth
+    task.
+    """
     names = sorted(reasoning_gym.factory().DATASETS)[::share]
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ALONE, " ".join(names)], capture_output=True, text=True, check=True

@@ -27,7 +27,7 @@ def tasks() -> list[str]:
 
 
 def same(constant: str, reference: str) -> bool:
-    """Whether a constant is the reference, as text or as a number."""
+    """Return whether a constant equals the reference, as text or as a number."""
     try:
         return float(constant) == float(reference)
     except ValueError:
@@ -35,7 +35,7 @@ def same(constant: str, reference: str) -> bool:
 
 
 def paid(task: str, rows: int, constants: list[str], seed: int) -> list[tuple[str, str]]:
-    """(constant, reference) of those that are right though they are not the reference."""
+    """The pairs (constant, reference) that are scored as right although they differ."""
     import reasoning_gym
 
     made = reasoning_gym.create_dataset(task, size=rows, seed=seed)
@@ -89,7 +89,7 @@ def test_what_reasoning_gym_pays_for_any_row_is_paid_here_for_none(task: str) ->
     [("1,2", False), ("0,12", False), ("12", True), ("+12.0", True), ("012", True), ("1,234", False)],
 )
 def test_a_comma_between_two_numbers_does_not_join_them(answer: str, right: bool) -> None:
-    """Tasks that drop every comma read `1,2` as 12; one constant was right on every row of so many digits."""
+    """Tasks that remove every comma read `1,2` as 12, so that one constant could be right on many rows."""
     row = json.dumps({"question": "5 + 7 =", "answer": "12", "metadata": {"source_dataset": "chain_sum"}})
     assert (judge("chain_sum", answer, row)["value"] == 1.0) == right
 
@@ -101,7 +101,7 @@ def test_a_comma_between_thousands_is_dropped() -> None:
 
 @pytest.mark.parametrize("answer", ["1e999999999", "-1.E-99999", "2e1_000_000", "so 5e+1000"])
 def test_a_huge_exponent_is_no_answer_and_is_not_worked_out(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    """Of `1e999999999` the coin task's verifier would make a fraction: hours, and all memory, in the training process."""
+    """The coin task's verifier would turn `1e999999999` into a fraction, which takes hours and all memory."""
     scored: list[str] = []
     monkeypatch.setattr(reasoning_gym, "_score_answer", lambda task: lambda answer, entry: scored.append(answer) or 1.0)
     coin = json.dumps({"question": "?", "answer": "0.375", "metadata": {}})
@@ -127,5 +127,5 @@ def test_the_corrected_tasks_still_take_their_own_answers() -> None:
 @pytest.mark.survival
 @pytest.mark.parametrize("task", tasks())
 def test_every_constant_on_every_task(task: str) -> None:
-    """At most 0.5 % of the rows, which of so few is none. The seed is one whose rows are made quickly."""
+    """The limit of 0.5 % allows none of so few rows. The rows of this seed are generated quickly."""
     assert paid(task, 2 if task in SLOW_TO_MAKE | SLOW_TO_JUDGE else 6, CONSTANTS, 1) == []

@@ -42,7 +42,7 @@ def evaluate(preset, *completions, prompt=PROMPT):
 
 
 def alone(folder, ids):
-    """Logits of one row, by transformers alone."""
+    """Logits of one row, computed with transformers only."""
     import torch
     import transformers
 
@@ -120,11 +120,11 @@ def test_a_label_is_its_probability_and_an_unwanted_one_the_rest(labelled):
     assert evaluate(polite, text).totals == [pytest.approx(1 - chance, abs=2e-5)]
     # without a chat template, prompt and text are a pair
     ids = tok("Name a sea.", text)["input_ids"]
-    pair = float(alone(labelled, ids).softmax(-1)[1])  # transformers takes types of 0 where none are given
+    pair = float(alone(labelled, ids).softmax(-1)[1])  # transformers uses types of 0 by default
     total = evaluate(load("reward-model", model=labelled, label="toxic"), text).totals[0]
     assert total != pytest.approx(chance, abs=1e-4)
     assert 0 < total < 1
-    assert pair != pytest.approx(total, abs=1e-6)  # the pair's types are given
+    assert pair != pytest.approx(total, abs=1e-6)  # the pair's types are used
 
 
 def test_independent_labels_go_through_a_sigmoid(tmp_path):

@@ -189,7 +189,7 @@ def test_sealed_files_cannot_be_changed():
 
 
 def _verdict(program: bytes, machine: int, number: int, *arguments: int) -> int:
-    """Interprets the filter as the kernel does, for one call."""
+    """Interpret the filter as the kernel does, for one system call."""
     import struct
 
     code = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]

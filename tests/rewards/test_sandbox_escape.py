@@ -213,7 +213,7 @@ def _isolation():
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    """What the programs aim at: a secret file that anyone may read and write, two listening sockets, this process."""
+    """The targets of the programs: a file that all users may read and write, two listening sockets, and this process."""
     folder = Path("/tmp") / f"escape-target-{os.getpid()}"
     folder.mkdir(mode=0o777)
     secret = folder / "secret"
@@ -246,13 +246,13 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(target, request):
-    """What became of the endless programs of this session, which all run until the deadline."""
+    """The results of this session's endless programs, which run together until the deadline."""
     names = {getattr(item, "callspec", None) and item.callspec.params.get("name") for item in request.session.items}
     programs = [PROGRAMS[name].format(**target[0]) for name in ENDLESS if name in names]
     return lambda program: together(*programs, **LIMITS | {"seconds": 1.0})[program]
 
 
-WORKERS = set()  # process ids of children that other tests of this session keep, such as isolation's warm workers
+WORKERS = set()  # process ids of children that other tests keep, such as isolation's warm workers
 
 
 @pytest.fixture(autouse=True)
@@ -262,7 +262,7 @@ def _leave_workers_alone():
 
 
 def survivors():
-    """Processes of the sandbox's user ids, or children of this process, that are still there after a second's grace."""
+    """Processes of the sandbox's user ids, and children of this process, that still exist after a second."""
     for _ in range(20):
         alive = [process for process in processes() if process[1] not in WORKERS]
         if not alive:
@@ -272,24 +272,27 @@ def survivors():
 
 
 def below(trainer, *, but=()):
-    """What a trainer has started that is still there: a program at least. User ids do not tell whose a process is: each
-    trainer takes some of the same few hundred."""
+    """The processes that a trainer has started and that still exist; at least one.
+
+    User ids do not identify them, because all trainers use the same few hundred.
+    """
     started = [process for process in psutil.Process(trainer.pid).children(recursive=True) if process.pid not in but]
     assert started
     return started
 
 
 def left_of(started):
-    """Those that a second after the trainer's end still run. Whom it leaves dead is for the machine's first process to reap."""
+    """The processes that still run a second after the trainer's end; zombies, which init has to reap, do not count."""
     dead = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     _, alive = psutil.wait_procs(started, timeout=1)
     return [process for process in alive if process.is_running() and process.status() not in dead]
 
 
 def processes():
-    """Name, process id and state of those that are the sandbox's or this process's children, but for fork servers, and for dead
-    programs of dead servers, which the machine's first process has to reap. Other tests, and others on this machine, run
-    sandboxes under user ids of theirs."""
+    """Name, process id and state of the sandbox's processes and this process's children.
+
+    Excludes fork servers, dead programs of dead servers (init has to reap them), and sandboxes of other processes.
+    """
     owned = []
     servers = [server for idle in forkserver._idle.values() for server in idle]
     uids = {uid for uid, _ in [*forkserver._free, *(server.slot for server in servers if server.slot)]}
@@ -332,7 +335,7 @@ def test_no_program_gets_out_or_stays(name, target, ended):
 
 @pytest.fixture(scope="module")
 def killed():
-    """What a trainer had started that was killed while a program ran in its sandbox."""
+    """The processes of a trainer that was killed while a program ran in its sandbox."""
     code = (
         "from rewards import sandbox\n"
         "sandbox.run('print(1)'); print('started', flush=True)\n"
@@ -380,7 +383,7 @@ def test_files_are_safe_on_older_kernels(abi, name, target, monkeypatch):
     assert Path(target[0]["secret"]).read_text() == "secret"
 
 
-# What a program may try on the fork server it comes from, and on the next. {server} is a process id as this machine sees it.
+# What a program may try on its own fork server and on the next. {server} is a process id on this machine.
 LEAVE = """
 import builtins, ctypes, fcntl, json, os, signal, sys, threading, time
 builtins.sum, json.loads = None, None
@@ -420,7 +423,7 @@ print("clean")
 
 @pytest.fixture
 def server():
-    """The process id of one fork server, which runs all programs of the test."""
+    """The process id of the one fork server that runs all programs of the test."""
     forkserver.close_idle()
     sandbox.run("print(1)")
     [[only]] = forkserver._idle.values()
@@ -499,8 +502,8 @@ def test_a_forked_child_of_the_trainer_has_servers_of_its_own(server):
     assert sandbox.run("print(4)").stdout == "4\n"
 
 
-# A trainer that forks while a program runs; the child holds copies of all that the trainer has open. With `hooks` it is told
-# of the fork by Python, as a DataLoader's worker is, and without it is not, as the child of a library in C is not.
+# A trainer that forks while a program runs; the child has copies of its open files. With `hooks`, Python announces
+# the fork, as for a DataLoader's worker; without, it does not, as for the child of a C library.
 FORKING = """
 import ctypes, os, sys, threading, time
 from rewards import sandbox
@@ -556,7 +559,7 @@ def test_a_forked_child_keeps_no_socket_of_a_server_in_use(server):
 def test_a_program_that_does_not_go_away_keeps_its_verdict(server, monkeypatch):
     def answer(self, seconds, real=forkserver._Server.answer):
         if start and time.monotonic() > start[0] + 0.3:
-            raise OSError("nothing is heard")  # as of a kernel that clears away for longer than one waits
+            raise OSError("nothing is heard")  # as if the kernel took longer to clean up than the server waits
         return real(self, seconds)
 
     start = [time.monotonic()]
@@ -564,12 +567,12 @@ def test_a_program_that_does_not_go_away_keeps_its_verdict(server, monkeypatch):
     result = sandbox.run("while True: pass", seconds=0.5)
     monkeypatch.undo()
     assert (result.status, result.reason) == ("timeout", "stopped after 0.5 s")
-    assert not any(forkserver._idle.values())  # that server is not used again
+    assert not any(forkserver._idle.values())  # the server is not used again
     assert survivors() == []
 
 
 def test_a_timeout_ends_soon_whatever_its_server_does(server):
-    """A server that is stopped says nothing of its program's end, as on a machine that takes long to clear away."""
+    """A stopped server does not report its program's end, as on a very slow machine."""
     threading.Timer(0.2, os.kill, (server, signal.SIGSTOP)).start()
     start = time.monotonic()
     result = sandbox.run("while True: pass", seconds=0.5)

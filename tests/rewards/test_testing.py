@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
 
 
 def loads(name):
-    """Whether a preset needs neither parameters nor a model; the others have tests of their own that use their rows."""
+    """Return whether a preset needs neither parameters nor a model; the others have their own tests."""
     try:
         rewards.load(name)
     except RewardsError:

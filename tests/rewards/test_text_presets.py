@@ -13,7 +13,7 @@ from rewards.attacks import render_answer
 
 
 class Row(NamedTuple):
-    """A right answer, how it stands in completions (see rewards.attacks), columns of the row and parameters of the preset."""
+    """A right answer, its style in completions (see rewards.attacks), columns of the row and parameters of the preset."""
 
     preset: str
     style: str

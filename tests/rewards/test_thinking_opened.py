@@ -6,7 +6,7 @@ from rewards import build_samples, load
 from rewards.protocol import Sample
 
 PROGRAM = "```python\nprint(72)\n```"
-# preset -> (columns, an answer that is right when it stands outside the thinking)
+# preset -> (columns, an answer that is right outside the thinking)
 CASES = {
     "gsm8k-reasoning": ({"answer": "72"}, "<answer>72</answer>"),
     "gsm8k-hash": ({"answer": "72"}, "\n#### 72"),
@@ -32,7 +32,7 @@ def test_an_answer_within_thinking_that_the_prompt_opened_is_none(preset):
     assert correct(preset, "q<think>\n", f"hm</think>{answer}", columns)
     conversation = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "<think>"}]
     assert not correct(preset, conversation, [{"role": "assistant", "content": f"hm {answer}"}], columns)
-    # Of a template that opens it a preset is told.
+    # The preset knows that the template opens it.
     options = {"thinking_opened": True}
     assert not correct(preset, conversation[:1], f"hm {answer}", columns, **options)
     assert correct(preset, conversation[:1], f"hm</think>{answer}", columns, **options)

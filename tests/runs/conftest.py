@@ -56,7 +56,7 @@ def _text(body: str, indent: int) -> str:
 
 @pytest.fixture
 def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`write_job(body, before="")`: what `start`, `train` and `resume` run from now on; `before` comes before adoption."""
+    """Return `write_job(body, before="")`, which sets the job of `start`, `train` and `resume`; `before` precedes adoption."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     monkeypatch.setenv("GRPO_KIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(launch, "TRAINER", "a_job")
@@ -75,7 +75,7 @@ def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 @pytest.fixture
 def start(write_job: Callable[..., None]) -> Iterator[Callable[..., RunDir]]:
-    """Starts the job detached and returns its directory; whatever still runs at the end is killed."""
+    """Return a function that starts the job detached and returns its directory; jobs are killed at the end."""
     started: list[RunDir] = []
 
     def begin(run_id: str = "one", **options: Any) -> RunDir:
@@ -100,13 +100,13 @@ def running(start: Callable[..., RunDir]) -> RunDir:
 
 @pytest.fixture
 def shell(write_job: Callable[..., None], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """A process of its own that runs Python code with the job in place; killed at the end."""
+    """Return a function that runs Python code with the job in a new process, which is killed at the end."""
     begun: list[subprocess.Popen[bytes]] = []
 
     def run(code: str, **options: Any) -> subprocess.Popen[bytes]:
         script = tmp_path / f"shell_{len(begun)}.py"
         script.write_text(
-            # Under nohup a hang-up is ignored, here and in what is started from here.
+            # nohup ignores a hang-up, here and in child processes.
             "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
             f"from kit import api, launch; launch.TRAINER = 'a_job'\n{textwrap.dedent(code)}"
         )
@@ -121,8 +121,10 @@ def shell(write_job: Callable[..., None], tmp_path: Path) -> Iterator[Callable[.
 
 @pytest.fixture
 def race(shell: Callable[..., subprocess.Popen[bytes]]) -> Callable[..., list[str]]:
-    """`race(code, count)`: the first line that each of `count` processes prints which run the code at the same moment, when
-    all are there. They live on until the test's end, unless they end by themselves."""
+    """Return `race(code, count)`: the first line that each of `count` processes prints, which run the code at the same moment.
+
+    The processes live until the end of the test, unless they end by themselves.
+    """
 
     def run(code: str, count: int) -> list[str]:
         waiting, begin = os.pipe()
@@ -131,7 +133,7 @@ def race(shell: Callable[..., subprocess.Popen[bytes]]) -> Callable[..., list[st
         streams = [racer.stdout for racer in racers if racer.stdout is not None]
         assert [stream.readline() for stream in streams] == [b"there\n"] * count
         os.close(waiting)
-        os.close(begin)  # to all at once: the end of their input
+        os.close(begin)  # ends the input of all at once
         return [stream.readline().decode() for stream in streams]
 
     return run
@@ -139,7 +141,7 @@ def race(shell: Callable[..., subprocess.Popen[bytes]]) -> Callable[..., list[st
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """`disk("size=1m")`: a real file system of its own; skips where this user may not mount one."""
+    """Return `disk("size=1m")`, which mounts a separate file system; skips if this user may not mount one."""
     mounted: list[Path] = []
 
     def mount(options: str) -> Path:

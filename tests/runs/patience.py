@@ -13,7 +13,7 @@ from kit.runs.process import runs
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Polls until `what()` is true, and returns it."""
+    """Poll until `what()` is true, and return its value."""
     end = time.monotonic() + seconds
     while not (result := what()):
         assert time.monotonic() < end, "it did not happen in time"
@@ -26,7 +26,7 @@ def dead(who: Mapping[str, Any] | None) -> bool:
 
 
 def kill(who: Mapping[str, Any]) -> None:
-    """SIGKILL for one process alone, and waits until it is gone."""
+    """Send SIGKILL to one process, and wait until it is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(who["pid"], signal.SIGKILL)
     wait_for(lambda: dead(who))

@@ -36,9 +36,9 @@ def test_a_run_survives_its_terminal_and_a_kill_and_is_stopped_with_a_checkpoint
 
     trainer, step = run.status(), run.status()["step"]
     assert trainer["state"] == "running"
-    wait_for(lambda: run.status()["step"] >= step + 3, 60)  # it goes on without the terminal
+    wait_for(lambda: run.status()["step"] >= step + 3, 60)  # it continues without the terminal
     kill(trainer)
-    wait_for(lambda: run.status()["state"] == "failed")  # its face, too, had gone on
+    wait_for(lambda: run.status()["state"] == "failed")  # its parent process had continued, too
     assert run.status()["exit"] == 128 + signal.SIGKILL
 
     resumed = api.resume("it", detach=True)
@@ -58,7 +58,7 @@ def test_a_run_survives_its_terminal_and_a_kill_and_is_stopped_with_a_checkpoint
 
 
 def _in_a_terminal_that_closes(*arguments: str) -> RunDir:
-    """Runs a verb in a terminal until its run trains, and then hangs up."""
+    """Run a verb in a terminal, and close the terminal as soon as the run trains."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "kit.cli", *arguments])
@@ -66,7 +66,7 @@ def _in_a_terminal_that_closes(*arguments: str) -> RunDir:
 
     def training() -> bool:
         with contextlib.suppress(BlockingIOError):
-            os.read(terminal, 100_000)  # a terminal that nobody reads stops its writers
+            os.read(terminal, 100_000)  # an unread terminal blocks its writers
         return Path("runs/it/metrics.jsonl").exists()
 
     wait_for(training, 120)

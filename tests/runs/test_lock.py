@@ -64,7 +64,7 @@ def test_the_gpus_of_a_run_are_known_without_torch(
 
 
 def test_whoever_measures_evaluates_or_exports_says_who_has_the_gpu(gpu: None, tmp_path: Path) -> None:
-    """Beside a run they would push it out of memory, and its halved sizes stay."""
+    """They would run out of memory beside a run, or make the run halve its batches for good."""
     from kit.export.job import export_run
     from kit.planning import probe, signal
     from kit.runner.evaluate import evaluate_run
@@ -159,7 +159,7 @@ def test_a_face_that_waits_for_a_gpu_makes_the_run_to_be_seen(
         run = wait_for(lambda: Path("runs/one/config.yaml").exists() and RunStore("runs").open("one"))
         wait_for(lambda: queued(run))
         assert run.config.is_file()
-        assert run.record()["face"] is True  # a stop leaves it to the sentinel
+        assert run.record()["face"] is True  # `stop` leaves that to the supervisor
         held.release()
         assert face.wait(30) == 0
     assert run.status()["state"] == "finished"

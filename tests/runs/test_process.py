@@ -41,7 +41,7 @@ def test_setting_the_clock_does_not_end_a_run(run: RunDir, monkeypatch: pytest.M
     now = time.time() + shift
     monkeypatch.setattr(time, "time", lambda: now)
     assert run.status()["state"] == "running"
-    assert run.status()["reason"] is None  # nor does its supervisor seem dead
+    assert run.status()["reason"] is None  # the supervisor counts as alive
     run.write_status("running")
     assert run.status()["state"] == "running"
 

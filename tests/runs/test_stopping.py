@@ -145,7 +145,7 @@ def test_the_process_that_only_starts_a_run_is_never_signalled(
         monkeypatch.setattr(stopping, "FACE_SECONDS", 20.0)
         hand_over = threading.Timer(0.3, run.write_status, ["running"], {"pid": trainer.pid, "face": False})
         hand_over.start()
-        assert stop(run, now=True)["state"] not in ALIVE  # it has waited for the training process, and ended that
+        assert stop(run, now=True)["state"] not in ALIVE  # it waited for the training process and ended it
         assert trainer.wait() == -signal.SIGTERM
         assert kernel.poll() is None
         kernel.kill()

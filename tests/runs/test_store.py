@@ -77,7 +77,7 @@ def test_killed_while_it_is_made_a_run_is_not_there_and_can_be_made(store: RunSt
         store.create("one", config="run: {}\n", step=0, total_steps=3)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    if moment == "rename":  # then it is there as a whole
+    if moment == "rename":  # the complete file is there
         run = store.open("one")
         assert run.config.read_text() == "run: {}\n"
         assert (run.record()["state"], run.record()["step"], run.record()["total_steps"]) == ("starting", 0, 3)

@@ -64,7 +64,7 @@ def test_a_run_goes_on_without_its_supervisor_says_so_and_ends_by_itself(
 
 def test_both_killed_at_once_is_interrupted_and_never_finished(running: RunDir) -> None:
     status = running.status()
-    os.kill(status["supervisor"]["pid"], signal.SIGSTOP)  # so that it cannot say a word between the two
+    os.kill(status["supervisor"]["pid"], signal.SIGSTOP)  # so that it cannot act between the two
     kill(status)
     kill(status["supervisor"])
     assert running.status()["state"] == "interrupted"
@@ -92,7 +92,7 @@ def test_killed_while_it_prepares_it_starts_again_with_its_id(
     if state == "starting":
         with pytest.raises(RunError, match="Only one process can train a run"):
             api.resume("one")
-        kill(status)  # then both are gone
+        kill(status)  # now both are gone
         assert run.status()["state"] == "interrupted"
         assert "without a message while the run was starting" in run.status()["reason"]
     assert "Start it again from the beginning with: grpo-kit resume one" in ending(run)
@@ -114,7 +114,7 @@ def test_a_run_outlives_the_shell_that_started_it(shell: Callable[..., subproces
     step = run.status()["step"]
     wait_for(lambda: run.status()["step"] > step + 2)
     for who in (run.status(), run.status()["supervisor"]):
-        os.kill(who["pid"], signal.SIGHUP)  # even straight at them
+        os.kill(who["pid"], signal.SIGHUP)  # sent to the process directly, too
     step = run.status()["step"]
     wait_for(lambda: run.status()["step"] > step + 2)
     api.Run("one").stop()

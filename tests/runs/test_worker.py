@@ -32,7 +32,7 @@ sys.exit(serve(job))
 
 @pytest.fixture
 def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A module `a_job` with the given body, which `kit.train` starts instead of a training."""
+    """Return a function that writes the module `a_job` with this body, which `kit.train` starts instead of a training."""
 
     def write(body: str) -> None:
         (tmp_path / "a_job.py").write_text(JOB.format(body=textwrap.indent(textwrap.dedent(body), "    ").strip()))
@@ -134,7 +134,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_job_once(write_job, tmp_path: Path) ->
     while b"ready" not in output:
         output += os.read(terminal, 1000)
     os.write(terminal, b"\x03")
-    with contextlib.suppress(OSError):  # how a terminal tells that its last process has ended
+    with contextlib.suppress(OSError):  # a terminal raises this after its last process has ended
         while more := os.read(terminal, 1000):
             output += more
     os.close(terminal)
@@ -160,7 +160,7 @@ def test_a_job_is_shown_the_first_gpu_unless_somebody_chose(monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     assert worker.environment()["CUDA_VISIBLE_DEVICES"] == "0"
     with monkeypatch.context() as patch:
-        patch.setenv("WORLD_SIZE", "1")  # as Kubernetes' jobs have it: no launcher
+        patch.setenv("WORLD_SIZE", "1")  # Kubernetes sets it without a launcher
         assert worker.environment()["CUDA_VISIBLE_DEVICES"] == "0"
     for name, value in (("CUDA_VISIBLE_DEVICES", "1,2"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
         with monkeypatch.context() as patch:
@@ -169,7 +169,7 @@ def test_a_job_is_shown_the_first_gpu_unless_somebody_chose(monkeypatch: pytest.
 
 
 def test_colabs_secret_reaches_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """huggingface_hub reads it in a kernel only, which it tells by `get_ipython`, and the child is none."""
+    """huggingface_hub reads the secret only in a kernel, which it detects by `get_ipython`; a child process is none."""
     import inspect
     from types import ModuleType
 
