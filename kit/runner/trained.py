@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kit.config import RunConfig, load_config
-from kit.errors import RunError
+from kit.errors import KitError, RunError
 from kit.evaluation.results import checkpoint_now, weights_of
 from kit.models.start import find_start, put_on
 
@@ -131,7 +131,7 @@ def open_source(
 
     Raises `KitError`. which: `best`, `last`, a step, or None for the run's result. overrides: `section.key=value` strings.
     """
-    from kit.models.backend import use_threads
+    from kit.models.backend import precision, this_machine, use_threads
     from kit.models.libraries import load_libraries
     from kit.models.loading import find_model
 
@@ -144,7 +144,12 @@ def open_source(
     config = load_config(run.config, overrides)
     load_libraries(config.model, training=False)
     use_threads(config.run.threads, config.model.name)
-    named = config.model.name
+    named, dtype = config.model.name, config.model.dtype
+    try:
+        precision(dtype, this_machine().capability)
+    except KitError:  # of the GPU on which the run was trained
+        config.model.dtype = "auto"
+        note = f"{note or ''} This machine does not compute in {dtype}, so it uses model.dtype: auto.".strip()
     # Unsloth's models are transformers' models, and its adapters PEFT's.
     config.model.backend = "transformers"
     start = find_start(config.model)

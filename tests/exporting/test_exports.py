@@ -346,6 +346,14 @@ def test_a_merge_holds_the_update_of_one_layer_at_a_time(source: Source, monkeyp
     assert max(most) <= 2
 
 
+def test_a_run_of_another_machines_dtype_is_exported(model_folder: Path, tmp_path: Path) -> None:
+    dtype = {"model": {"name": str(model_folder), "dtype": "float16", "lora": {"rank": 4, "alpha": 8}}}
+    run = make_run(tmp_path / "runs", "elsewhere", model_folder, more=dtype)
+    result = export(run, "merged-16bit", prompts=2)
+    assert result["verification"]["verified"]
+    assert any("float16, so it uses model.dtype: auto" in note for note in result["notes"])
+
+
 def test_an_adapter_on_the_parameters_of_experts_is_merged(model_folder: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
