@@ -81,6 +81,8 @@ def load_plain(source: Source, name: str, **keywords: Any) -> Any:
     from kit.models.family import auto_class
 
     options = {"dtype": "auto", "trust_remote_code": source.config.model.trust_remote_code, "use_safetensors": True}
+    if getattr(source.files.config.get_text_config(), "attn_logit_softcapping", None):
+        options["attn_implementation"] = "eager"  # as in training; the default ignores the cap
     if name == source.files.source:
         options["revision"] = source.files.revision
     try:

@@ -346,6 +346,23 @@ def test_a_merge_holds_the_update_of_one_layer_at_a_time(source: Source, monkeyp
     assert max(most) <= 2
 
 
+def test_the_cap_of_attention_scores_applies_to_the_export(model_folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
+
+    tokenizer, base = AutoTokenizer.from_pretrained(model_folder), tmp_path / "base"
+    config = Gemma2Config(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        vocab_size=len(tokenizer), attn_logit_softcapping=0.1, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    model = Gemma2ForCausalLM(config)
+    for weight in model.model.layers[0].self_attn.parameters():
+        weight.data *= 20
+    model.save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    result = export(make_run(tmp_path / "runs", "capped", base), "merged-16bit", dtype="float32", prompts=2)
+    assert result["verification"]["comparison"]["logp_difference_max"] < 1e-4
+
+
 def test_a_run_of_another_machines_dtype_is_exported(model_folder: Path, tmp_path: Path) -> None:
     dtype = {"model": {"name": str(model_folder), "dtype": "float16", "lora": {"rank": 4, "alpha": 8}}}
     run = make_run(tmp_path / "runs", "elsewhere", model_folder, more=dtype)
