@@ -119,13 +119,12 @@ def add_sentencepiece(source: Source, model: Path) -> None:
 
     from kit.models.embedded import source_of
 
-    revision = source.config.model.revision
-    names = ("missing_entries", "connection_errors", "gated_repo")
-    quiet = {f"_raise_exceptions_for_{name}": False for name in names}
-    original = cached_file(source_of(source.run_name, revision), "tokenizer.model", revision=revision, **quiet)
+    revision, name = source.config.model.revision, "tokenizer.model"
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    original = cached_file(source_of(source.run_name, revision), name, revision=revision, **quiet)
     if original is None:
         return
-    shutil.copyfile(original, model / "tokenizer.model")
+    shutil.copyfile(original, model / name)
     path, added = model / "tokenizer_config.json", source.tokenizer.added_tokens_decoder
     settings = json.loads(path.read_text(encoding="utf-8"))
     settings["added_tokens_decoder"] = {
