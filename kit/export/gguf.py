@@ -172,6 +172,8 @@ def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int], dtyp
 
     The model ends completions at all of `ends`, although the file names only some of them; see `missing_ends`.
     """
+    from transformers import GgufConfig
+
     from kit.export.source import load_plain
 
     header = read_header(path)
@@ -182,7 +184,8 @@ def open_gguf(source: Source, path: Path, device: str, ends: Sequence[int], dtyp
     config.__dict__.pop("quantization_config", None)
     if config.model_type == "mistral":
         config.model_type = "llama"  # its architecture in the file; transformers does not map the names of `mistral`
-    options = {"gguf_file": path.name, "dtype": dtype, "use_safetensors": None, "config": config}
+    options = {"gguf_file": path.name, "dtype": dtype, "use_safetensors": None, "config": config,
+               "quantization_config": GgufConfig(dequantize=True)}  # fmt: skip
     model = load_plain(source, str(path.parent), **options).to(device).eval()
     trained = source.tokenizer
     faults = check_shapes(header, config)

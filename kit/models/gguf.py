@@ -146,7 +146,7 @@ def convert(path: Path, digest: str, folder: Path) -> None:
     if importlib.util.find_spec("gguf") is None:
         raise ModelError(f"{path}: reading a GGUF file needs the package gguf. Install it with: pip install gguf.")
     import torch
-    from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
+    from transformers import AutoConfig, GenerationConfig, GgufConfig, PreTrainedTokenizerFast
 
     from kit.models.family import auto_class
 
@@ -156,15 +156,14 @@ def convert(path: Path, digest: str, folder: Path) -> None:
     config = _read(path, "configuration", partial(AutoConfig.from_pretrained, **where))
     tokenizer = _read(path, "tokenizer", partial(PreTrainedTokenizerFast.from_pretrained, **where))
     set_up_tokenizer(path, tokenizer, metadata, rows)
-    loader = partial(
-        auto_class(config).from_pretrained, config=config, dtype=torch.float32, output_loading_info=True, **where
-    )
+    options = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True), "output_loading_info": True}
+    loader = partial(auto_class(config).from_pretrained, config=config, **options, **where)
     read, info = _read(path, "weights", loader)
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"{path} lacks {len(missing)} weights of its architecture (e.g. {missing[0]}).")
     # transformers marks the model as quantised and refuses to save it, but its weights are dequantised.
     config = read.config
-    del config.quantization_config
+    config.__dict__.pop("quantization_config", None)
     with torch.device("meta"):
         model = type(read)(config)
     model.load_state_dict(read.state_dict(), assign=True)

@@ -216,6 +216,29 @@ def test_the_file_of_a_run_on_weights_published_in_4_bits_is_verified(
     assert faults(published, measured, tmp_path / "it.gguf") == []
 
 
+def test_a_file_is_read_without_kernels_of_the_hub(
+    source: Source, measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the package `kernels`, transformers keeps the weights of some architectures packed."""
+    from transformers.quantizers import quantizer_gguf
+
+    monkeypatch.setattr(quantizer_gguf, "get_gguf_kernel", object)
+    created: list[Any] = []
+    prepare = quantizer_gguf.GgufHfQuantizer.read_header
+
+    def preparing(quantizer: Any, file: str) -> None:
+        prepare(quantizer, file)
+        created.append(quantizer)
+
+    monkeypatch.setattr(quantizer_gguf.GgufHfQuantizer, "read_header", preparing)
+    write(source, tmp_path / "it.gguf")
+    assert faults(source, measured, tmp_path / "it.gguf") == []
+    (quantizer,) = created
+    quantizer.supported, quantizer.header = True, SimpleNamespace(has_quantized_weights=True)
+    quantizer.validate_environment()
+    assert quantizer.kernel is None
+
+
 def test_a_file_that_transformers_cannot_read_is_refused_before_the_export() -> None:
     from transformers import GraniteConfig, MistralConfig, Qwen3_5Config
 
