@@ -119,9 +119,9 @@ def add_sentencepiece(source: Source, model: Path) -> None:
 
     from kit.models.embedded import source_of
 
-    revision, name = source.config.model.revision, "tokenizer.model"
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    original = cached_file(source_of(source.run_name, revision), name, revision=revision, **quiet)
+    revision, name, original = source.config.model.revision, "tokenizer.model", None
+    with suppress(OSError, ModelError):  # not on this machine, or it has none
+        original = cached_file(source_of(source.run_name, revision), name, revision=revision)
     if original is None:
         return
     shutil.copyfile(original, model / name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,8 @@ def test_the_converter_finds_the_files_of_a_sentencepiece_tokenizer(tmp_path: Pa
     source.run_name = str(tmp_path / "base")
     source.tokenizer.save_pretrained(tmp_path / "merged")
     gguf.add_sentencepiece(source, tmp_path / "merged")  # it has none
+    for name in ("removed", "removed.gguf"):  # trained elsewhere
+        gguf.add_sentencepiece(replace(source, run_name=str(tmp_path / name)), tmp_path / "merged")
     assert not (tmp_path / "merged" / "tokenizer.model").exists()
     (tmp_path / "base" / "tokenizer.model").write_bytes(b"pieces")
     gguf.add_sentencepiece(source, tmp_path / "merged")
