@@ -574,12 +574,15 @@ def room_of(device: str, *, waits: bool = False) -> float:
 
 
 def card_of(device: str) -> float | None:
-    """Returns the total memory of the GPU in bytes, free or not; None on the CPU."""
+    """Returns the total memory of the GPU in bytes, free or not; None on the CPU.
+
+    Unlike `free_memory`, it creates no CUDA context, which would take memory from a run that holds the GPU.
+    """
     if device != "cuda":
         return None
     import torch
 
-    return float(torch.cuda.mem_get_info()[1])
+    return float(torch.cuda.get_device_properties().total_memory)
 
 
 def check_memory(

@@ -184,6 +184,7 @@ def test_the_backend_of_an_architecture_decides_the_hand_over(
     monkeypatch.setattr(engine, "this_machine", lambda: A100)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda *_: (2**34, 2**34))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda: SimpleNamespace(total_memory=2**34))
     monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
     tree["model"] |= {"name": str(folder), "dtype": "auto"}
     tree["generation"]["engine"] = "vllm"
