@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def worked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Rollouts, losses, gradients and results of three processes: `stock`, `unsloth` and `packs`."""
+    """Run the worker processes; return their rollouts, losses, gradients and reports as `stock`, `unsloth` and `packs`."""
     import torch
 
     folder = tmp_path_factory.mktemp("unsloth")

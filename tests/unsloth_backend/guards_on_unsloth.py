@@ -8,7 +8,7 @@ from typing import Any
 
 
 def planted(bench: Any) -> dict[str, str]:
-    """The message with which the run was stopped, by the planted defect; empty if it was not stopped."""
+    """Return, for each planted defect, the message of the error that stopped the run; empty if no error did."""
     return {name: _stopped(bench, plant) for name, plant in DEFECTS.items()}
 
 
@@ -19,7 +19,7 @@ def _stopped(bench: Any, plant: Callable[[Any, type], None]) -> str:
         trainer = bench.trainer("grpo", unchecked=False)
         plant(trainer, GRPOTrainer)
         trainer.train()
-    except Exception as error:  # the test checks the type of the error
+    except Exception as error:  # the tests compare the message
         return f"{type(error).__name__}: {error}"
     return ""
 

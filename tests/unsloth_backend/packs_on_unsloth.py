@@ -29,9 +29,9 @@ FAMILIES = {
     "gpt_oss": None,
 }
 FUSED = ("mistral", "qwen2", "qwen3")
-"""With Unsloth's LoRA functions; the others as PEFT leaves them."""
+"""Families with Unsloth's fused LoRA functions; the others have PEFT's."""
 WINDOW = 6
-"""Tokens that a token of the tiny Mistral and Gemma sees: fewer than a row has."""
+"""Sliding window of the tiny Mistral and Gemma in tokens; most rows are longer."""
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -109,7 +109,7 @@ def interpreted_tanh() -> None:
 
 @contextmanager
 def rowwise_in_torch() -> Iterator[None]:
-    """Compute Unsloth's norms and rotary embeddings with torch. Triton's interpreter needs some 20 ms per token."""
+    """Compute Unsloth's norms and rotary embeddings with torch, because Triton's interpreter needs some 20 ms per token."""
     import torch
     from unsloth.kernels import qk_norm_rope
     from unsloth.models import gemma2, llama, mistral, qwen3
@@ -155,7 +155,7 @@ def fuse(model: Any) -> None:
 
 
 def in_few_blocks() -> None:
-    """Enlarge the blocks: Triton's interpreter needs the same time for a block of any size."""
+    """Enlarge the blocks of activation kernels, because Triton's interpreter needs the same time for a block of any size."""
     from unsloth.kernels import geglu, swiglu
 
     geglu.BLOCK_SIZE = swiglu.BLOCK_SIZE = 2**14
@@ -165,7 +165,7 @@ def in_few_blocks() -> None:
 
 
 def micro_batches(batches: list[dict[str, Any]], count: int, tools: bool) -> list[dict[str, Any]]:
-    """Split a stored rollout into `count` micro-batches by prompt. With `tools`, some tokens come from a tool."""
+    """Split a stored rollout into `count` micro-batches by prompt. With `tools`, `tool_mask` marks some tokens as a tool's."""
     import torch
 
     rollout = {n: torch.cat([batch[n] for batch in batches]) if v.dim() else v for n, v in batches[0].items()}
@@ -181,9 +181,9 @@ def micro_batches(batches: list[dict[str, Any]], count: int, tools: bool) -> lis
 
 
 def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Loss and gradients of every objective, in packs and in padded rows, for a model of this kind.
+    """Compute losses and gradients of every objective, packed and padded, with a model of type `kind`.
 
-    Among six successive objectives, each pair of values of the other settings occurs.
+    Accumulation, tool tokens, checkpointing and the token budget vary: any six successive objectives have each pair of values.
     """
     from pairwise import cover
 
@@ -202,7 +202,7 @@ def recipes(bench: PatchedBench, stored: dict[str, Any], kind: str) -> dict[str,
 
 
 def both_ways(trainer: Any, batches: list[dict[str, Any]], budget: int | None = None) -> dict[str, Any]:
-    """Losses and gradients packed with all savings, and padded without any."""
+    """Compute losses and gradients of the micro-batches twice: packed with all savings, and padded without any."""
     from training.steps import in_a_step, switch
 
     results: dict[str, Any] = {}
@@ -237,7 +237,7 @@ def checkpoint(model: Any, on: bool) -> None:
         prepare_model_for_kbit_training(model, use_gradient_checkpointing="unsloth", use_reentrant=True)
 
 
-# --- every family, and what is planted --------------------------------------------------------------------------------
+# --- every family, and planted defects --------------------------------------------------------------------------------
 
 
 def scored(
@@ -250,7 +250,7 @@ def scored(
     change: Callable[[Any], None] = lambda trainer: None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Scores and gradients of ragged rows in both ways, and what scoring took. sizes: of the prompts and the completions."""
+    """Score rows packed and padded, with gradients and the reports of scoring. `sizes`: lengths of prompts and completions."""
     from training.packs import plainly, rows_of, score
 
     bench.kind, bench.fused, bench.layers = kind, fused, layers
@@ -263,12 +263,12 @@ def scored(
 
 
 def families(bench: PatchedBench) -> dict[str, Any]:
-    """Scores of each family, with Unsloth's or PEFT's adapters, and the experts' balancing loss as `grpo_config` sets it."""
+    """Score with each family. The coefficient of the experts' balancing loss is 0, as `grpo_config` sets it for Unsloth."""
     return {kind: scored(bench, kind, fused=kind in FUSED, router_aux_loss_coef=0.0) for kind in FAMILIES}
 
 
 def in_triton(bench: PatchedBench) -> dict[str, Any]:
-    """Scores of one layer and few tokens, with Unsloth's Triton kernels for norms and rotary embeddings, too."""
+    """Score few tokens with one layer of Llama, including Unsloth's Triton kernels for norms and rotary embeddings."""
     from kit.scoring import scorer
 
     scorer.PROMPT = scorer.COMPLETION = 3
@@ -290,7 +290,7 @@ def read_four_bit(
 
 
 def four_bit(bench: PatchedBench) -> dict[str, Any]:
-    """Scores of 4-bit weights, which bitsandbytes for the CPU reads instead of its CUDA kernels."""
+    """Score with 4-bit weights, which bitsandbytes dequantises on the CPU instead of with CUDA kernels."""
     import bitsandbytes as bnb
     import torch
     from unsloth.kernels import fast_lora, utils
@@ -308,14 +308,14 @@ def four_bit(bench: PatchedBench) -> dict[str, Any]:
 
 
 def as_one_text(layout: Any) -> Any:
-    """A layout of the pack in which each token attends to all earlier tokens."""
+    """Return a layout of the same tokens in which each token attends to all earlier tokens."""
     from kit.scoring.packing import Group
 
     return layout.__class__([Group(0, 0, (layout.tokens,))])
 
 
 def planted(bench: PatchedBench) -> dict[str, Any]:
-    """The layout that the scorer chooses, by the defect planted in the attention."""
+    """Score with each defect planted in the attention; `report` has the layout that the scorer chose."""
     from kit.scoring import scorer, unsloth_packs
 
     attend, inputs = unsloth_packs.packed_attention, unsloth_packs.pack_inputs
@@ -342,7 +342,7 @@ def planted(bench: PatchedBench) -> dict[str, Any]:
 
 
 def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
-    """The layout that the scorer chooses for Gemma, whose attention is wrapped layer by layer, by the planted defect."""
+    """Score as `planted` does, with a Gemma, whose attention is wrapped layer by layer."""
     from unsloth_zoo.temporary_patches import gemma
 
     from kit.scoring import packing
@@ -353,7 +353,7 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
         return attend(query, key, value, as_one_text(layout), *rest, **more)
 
     def in_float32(trainer: Any) -> None:
-        """Disable half precision: Unsloth's arguments say float16 without a GPU, but these models are float32."""
+        """Disable half precision, which Unsloth's arguments enable without a GPU, because these models are float32."""
         trainer.scorer.half = False
 
     defects = (
@@ -367,7 +367,7 @@ def planted_in_gemma(bench: PatchedBench) -> dict[str, Any]:
 
 
 def compiled_layers(bench: PatchedBench) -> list[list[str]]:
-    """The decoder layers that Unsloth compiles on a GPU, with the kit's switches and without."""
+    """Return the names of the decoder layers that Unsloth compiles on a GPU, with the kit's switches and without."""
     from unsloth.models._block_compile import patch_block_compile
 
     from kit.models.backend import Backend, switched, switches
@@ -384,7 +384,7 @@ def compiled_layers(bench: PatchedBench) -> list[list[str]]:
 
 
 def main(folder: Path) -> None:
-    """Run all parts in a process in which Unsloth has generated its class, with Triton's interpreter."""
+    """Compute everything and write `packs.pt`. Unsloth must have generated its class, and Triton must use its interpreter."""
     import torch
 
     one_device()

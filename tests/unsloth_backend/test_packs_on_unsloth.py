@@ -44,7 +44,7 @@ def test_every_saving_is_on(worked: Worked) -> None:
         "token_budget": "on", "skip_flat_groups": "on",
     }  # fmt: skip
     trained = worked["unsloth"]["savings"]
-    assert [ratio < 1e-3 for ratio in trained["ratios"]] == [True, False]  # old = new on the first pass
+    assert [ratio < 1e-3 for ratio in trained["ratios"]] == [True, False]  # in the first step on a rollout, old = new
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_passes_between_completions_of_a_gemma_is_found(worked: Worked) -> 
 
 
 def test_no_decoder_layer_is_compiled(worked: Worked) -> None:
-    """Dynamo guards on the calls that a pack counts: 16, 28 and 40 graphs for a Gemma 3 of 2, 6 and 10 layers."""
+    """Dynamo would recompile at each attention call that a pack counts: 16, 28, 40 graphs for a Gemma 3 of 2, 6, 10 layers."""
     assert worked["packs"]["compiled"] == [[], ["Gemma3DecoderLayer"]]
 
 

@@ -56,9 +56,9 @@ def config(tree: Tree, folder: Path) -> str:
 
 
 def test_the_same_yaml_is_the_same_run_and_goes_on(folder: Path, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KIT_FAST_DECODING", "0")  # Unsloth has its own `generate`, with transformers' samples
+    monkeypatch.setenv("KIT_FAST_DECODING", "0")  # Unsloth's own `generate` draws like transformers'
     command(folder, "train", config, "-o", "run.id=plain", "-o", "optimisation.steps=4")
-    with warm_processes.cold():  # warm processes have imported TRL; Unsloth must be first
+    with warm_processes.cold():  # warm processes have imported TRL, but Unsloth must be imported first
         command(folder, "train", config, "-o", "run.id=unsloth", "-o", "model.backend=unsloth-cpu")
         command(folder, "resume", "unsloth", "--force", "-o", "optimisation.steps=4")
 
@@ -73,7 +73,7 @@ def test_the_same_yaml_is_the_same_run_and_goes_on(folder: Path, config: str, mo
     records = [json.loads((folder / "runs" / run / "env.json").read_text()) for run in ("unsloth", "plain")]
     assert records[0]["backend"]["name"] == "unsloth-cpu"
     assert "changed_by_backend" not in records[0]
-    differing = ("output_dir", "run_name", "max_steps")  # env.json describes the first part of a run
+    differing = ("output_dir", "run_name", "max_steps")  # env.json describes the run before it was resumed
     arguments = [
         {name: value for name, value in record["trainer_arguments"].items() if name not in differing}
         for record in records
@@ -104,7 +104,7 @@ for name in preset_names():
 
 
 def test_no_preset_imports_trl_before_its_backend_is_active(folder: Path) -> None:
-    """Unsloth rewrites TRL while TRL is imported, but not a TRL that is already imported."""
+    """TRL must not be imported before Unsloth, which rewrites TRL only while TRL is imported."""
     rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(80)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "my_rewards.py").write_text(

@@ -23,7 +23,7 @@ def test_the_base_is_the_class_that_unsloth_generates(worked: Worked) -> None:
 
 
 def test_its_constructor_seeds_the_process_in_which_the_engine_of_a_loaded_model_draws(worked: Worked) -> None:
-    """Unsloth starts the engine with seed 0; see `test_the_same_seed_gives_the_same_completions_and_another_seed_others`."""
+    """Unsloth starts the engine with seed 0, and vLLM draws with the random state of the process, which is seeded afterwards."""
     (constructor,) = [source for source in worked["unsloth"]["constructors"] if "VLLMGeneration(" in source]
     assert -1 < constructor.find("set_seed(args.seed, device_specific=True)") < constructor.find("VLLMGeneration(")
 
@@ -79,7 +79,7 @@ def test_every_default_that_unsloth_moves_is_pinned(worked: Worked) -> None:
     assert {"learning_rate", "optim", "loss_type"} <= worked["unsloth"]["moved"].keys()
     different = {name: (value, unsloth.get(name)) for name, value in stock.items() if value != unsloth.get(name)}
     assert different.pop("router_aux_loss_coef") == (None, 0.0)  # Unsloth's class refuses other values for experts
-    assert different.keys() <= {"gradient_checkpointing_kwargs"}, different  # reentrant or not, with equal gradients
+    assert different.keys() <= {"gradient_checkpointing_kwargs"}, different  # reentrant or not: the gradients are equal
     assert set(TRL_LOSS_ARGUMENTS) & worked["unsloth"]["moved"].keys()
 
 
@@ -88,7 +88,7 @@ def test_a_trainer_that_makes_bfloat16_of_float32_is_refused(worked: Worked) -> 
 
 
 def test_an_engine_with_standby_keeps_the_share_that_is_configured(worked: Worked) -> None:
-    """By default, Unsloth takes most of the card, which `plan` does not expect."""
+    """By default, Unsloth takes most of the GPU's memory, which `plan` does not expect."""
     assert worked["unsloth"]["shares asleep"] == [(0.3, True), (pytest.approx(0.78375), True)]
 
 
@@ -101,7 +101,7 @@ def test_an_engine_samples_all_completions_of_a_step_at_once(worked: Worked) -> 
 
 @pytest.mark.parametrize("architecture", ["gemma3", "qwen3_5"])
 def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worked: Worked, architecture: str) -> None:
-    """Unsloth's `all-linear` adds adapters to all towers, which Unsloth refuses with an engine."""
+    """Unsloth's `all-linear` adds adapters to the vision tower, too, which Unsloth refuses with an engine."""
     layers = worked["unsloth"]["towers"][architecture]
     assert layers["kit"] == layers["transformers"] != []
     assert layers["with an engine"] == layers["kit"]
@@ -110,7 +110,7 @@ def test_adapters_are_on_the_language_model_alone_and_an_engine_takes_them(worke
 
 
 def test_an_engine_that_shares_the_weights_wakes_and_has_the_adapter_of_each_step(worked: Worked) -> None:
-    """No weights are handed over; each rollout has a new LoRA request; no file is written to the working directory."""
+    """No weights are handed over, each rollout has a new LoRA request, and no file is written to the working directory."""
     record = worked["unsloth"]["shared engine"]
     assert record["rollouts"] == [[[7], [7]]] * 2
     assert record["asleep"] == [{"kv_cache"}] * 3

@@ -27,7 +27,7 @@ KL = {"name": "kl", "coef": 0.5}
 
 
 def generate_unsloths_class() -> None:
-    """Generate Unsloth's trainer class as `import unsloth` does on a machine with CUDA."""
+    """Generate Unsloth's trainer class, as `import unsloth` does on a machine with CUDA."""
     gc.disable()  # modules leave no garbage, and searching for it takes a third of the import time
     import unsloth  # noqa: F401
     from unsloth.models import rl
@@ -41,7 +41,7 @@ def generate_unsloths_class() -> None:
 
 
 def recipes() -> list[str]:
-    """The names of the recipes without a teacher."""
+    """Return the names of the recipes that need no teacher model."""
     from kit.objective import Objective
     from kit.objective.recipes import recipe_names
 
@@ -54,7 +54,7 @@ def objectives() -> dict[str, dict[str, Any]]:
 
 
 class Bench:
-    """Build trainers of one tiny model, and compute losses of the same rollouts."""
+    """Builds trainers of one tiny model, with the same random weights each time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,7 +104,7 @@ class Bench:
 
 
 def rollout(trainer: Any) -> list[dict[str, Any]]:
-    """Two micro-batches with all prompts in each, so that left padding is ragged; some completions end early."""
+    """Return two micro-batches with a completion of each prompt, so that left padding is ragged; some completions end early."""
     import torch
 
     trainer.model.train()
@@ -124,7 +124,7 @@ def rollout(trainer: Any) -> list[dict[str, Any]]:
 
 
 def adapters(model: Any) -> dict[str, Any]:
-    """Copies of the current LoRA weights."""
+    """Return copies of the current LoRA weights."""
     return {name: weight.detach().clone() for name, weight in model.named_parameters() if ".default." in name}
 
 
@@ -159,7 +159,7 @@ def computed(bench: Bench, make: Callable[[str, Any], list[dict[str, Any]]]) -> 
 
 
 def with_kits_arguments(which: str) -> dict[str, Any]:
-    """The arguments that `grpo_config` makes of a configuration, as plain values."""
+    """Return the trainer arguments that `grpo_config` derives from the preset `quickstart`, as plain values."""
     from kit.config import load_config
     from kit.models.backend import Backend
     from kit.trainer.arguments import grpo_config
@@ -219,7 +219,7 @@ def unsloth(folder: Path) -> dict[str, Any]:
 
 
 def towers(architecture: str) -> dict[str, Any]:
-    """The layers of a multimodal model that get adapters from PEFT, and from Unsloth's code for CUDA."""
+    """Return the layers of a multimodal model to which PEFT, and Unsloth's code for CUDA, add adapters."""
     from unittest import mock
 
     import torch
@@ -250,7 +250,7 @@ def towers(architecture: str) -> dict[str, Any]:
     def unsloths(model: Any, **other: Any) -> Any:
         return FastLlamaModel.get_peft_model(model, **adapter_arguments(lora, Loading(), model) | other)
 
-    # Disable CUDA's kernels, and messages about `all-linear`.
+    # Disable CUDA kernels, and messages about `all-linear`.
     with (
         mock.patch.object(FastBaseModel, "post_patch_model", staticmethod(lambda model, *_, **__: model)),
         mock.patch.dict(os.environ, {"UNSLOTH_USE_NEW_MODEL": "1"}),
@@ -266,7 +266,7 @@ def towers(architecture: str) -> dict[str, Any]:
 
 
 def model_of_an_engines_weights(folder: Path) -> Any:
-    """A 4-bit model with an engine, which Unsloth's own function builds from weights in vLLM's layout."""
+    """Build a 4-bit model from weights in vLLM's layout with Unsloth's own function; its engine is a stand-in."""
     from unittest import mock
 
     import torch
@@ -291,7 +291,7 @@ def model_of_an_engines_weights(folder: Path) -> Any:
     def from_pretrained(**options: Any) -> tuple[Any, None]:
         config, how = AutoConfig.from_pretrained(folder / "tiny"), BitsAndBytesConfig(load_in_4bit=True)
         config.model_name = options["model_name"]
-        os.fstat(sys.stdout.fileno())  # as vLLM does when it makes process groups
+        os.fstat(sys.stdout.fileno())  # as vLLM does when it creates process groups
         model = vllm_utils.convert_vllm_to_huggingface(state, config, options["dtype"], how)
         model.vllm_engine = LLM(shared_weights=True)
         return model, None
@@ -308,7 +308,7 @@ def model_of_an_engines_weights(folder: Path) -> Any:
 
 
 def shared_engine(folder: Path) -> dict[str, Any]:
-    """Two rollouts of an engine that sleeps between them and shares Unsloth's weights.
+    """Record two rollouts of an engine that shares Unsloth's weights and sleeps between the rollouts.
 
     Uses TRL's class as Unsloth rewrites it, the kit's handle and Unsloth's request for the adapter; only vLLM's engine and the
     class of the request are stand-ins.
@@ -337,7 +337,7 @@ def shared_engine(folder: Path) -> dict[str, Any]:
         vllm_stands_in(),
         mock.patch.dict(sys.modules, stubs),
         mock.patch.object(vllm_utils, "_check_lora_is_servable"),
-        mock.patch.object(vllm_utils, "LORA_REQUEST_ID", None, create=True),  # created with the real vLLM
+        mock.patch.object(vllm_utils, "LORA_REQUEST_ID", None, create=True),  # Unsloth creates it if vLLM is installed
         switched(switches(Backend("unsloth", "cuda", "")) | own),
     ):
         generation = watched(model, standby=True)
@@ -359,7 +359,7 @@ def shared_engine(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def engine_of_an_l4(**variables: str) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Yield a function with which Unsloth's `load_vllm` returns the arguments of vLLM's engine for an L4, without starting it."""
+    """Yield Unsloth's `load_vllm` for an L4; it returns the arguments of vLLM's engine instead of starting the engine."""
     from functools import partial
     from types import ModuleType
     from unittest import mock
@@ -372,7 +372,7 @@ def engine_of_an_l4(**variables: str) -> Iterator[Callable[..., dict[str, Any]]]
     def arguments(
         model: Any, gpu_memory_utilization: Any, enable_sleep_mode: Any, max_num_seqs: Any, max_num_batched_tokens: Any
     ) -> None:
-        """The arguments of vLLM's engine that tests read; Unsloth omits those that an engine does not accept."""
+        """Accept the arguments that tests read; Unsloth omits all arguments that an engine does not accept."""
 
     names = ("LLM", "LLMEngine", "AsyncLLMEngine", "EngineArgs", "AsyncEngineArgs")
     vllm: Any = ModuleType("vllm")
@@ -390,7 +390,7 @@ def engine_of_an_l4(**variables: str) -> Iterator[Callable[..., dict[str, Any]]]
 
 
 def shares_asleep() -> list[Any]:
-    """The share of an L4 that Unsloth gives an engine with standby if 0.3 is set, with the kit's switches and without."""
+    """Return the share of an L4 that an engine with standby gets if 0.3 is configured, with the kit's switches and without."""
     from transformers import AutoConfig
 
     from kit.models.backend import Backend, switches
@@ -404,7 +404,7 @@ def shares_asleep() -> list[Any]:
 
 
 def completions_at_once() -> dict[str, dict[int, int]]:
-    """Completions that Unsloth's engine samples at once on an L4 with 1.5B weights, by batch size: the kit and default."""
+    """Return, by batch size, how many completions of 1.5B weights Unsloth samples at once on an L4, with the kit and without."""
     from transformers import AutoConfig
 
     from kit.config import load_config
@@ -430,7 +430,7 @@ def completions_at_once() -> dict[str, dict[int, int]]:
 
 
 def float32_on_a_newer_gpu(bench: Bench) -> str:
-    """The kit's message for an Unsloth trainer with dtype float32 on a GPU with bfloat16."""
+    """Return the kit's message for an Unsloth trainer with dtype float32 on a GPU that supports bfloat16."""
     from unittest import mock
 
     from kit.errors import ModelError
