@@ -40,7 +40,7 @@ def capsys(capfd: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
 
 @pytest.fixture
 def attempt(attempt: Callable[..., Any]) -> Callable[..., Any]:
-    """`attempt`, which afterwards excludes imported modules from garbage collections; an engine's end includes them again."""
+    """`attempt`, followed by `gc.freeze()`: the end of an engine calls `gc.unfreeze()`, which makes collections slow."""
 
     def run(*overrides: str) -> Any:
         ended = attempt(*overrides)
@@ -53,7 +53,7 @@ def attempt(attempt: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def engine_tree(tree: Any) -> Any:
-    """The configuration `tree` with completions from vLLM, long enough that some groups have different rewards."""
+    """The configuration `tree` with completions from vLLM, which are long enough that rewards differ in some groups."""
     tree["generation"] |= {"engine": "vllm", "vllm": {"timeout": 120}, "max_completion_tokens": 12}
     return tree
 
@@ -90,4 +90,4 @@ def no_engine_left(_imported: None) -> Iterator[None]:
     yield
     gc.collect()
     sys.modules["vllm.distributed.parallel_state"].cleanup_dist_env_and_memory()
-    gc.freeze()  # the modules have no garbage
+    gc.freeze()  # excludes the imported modules from later collections

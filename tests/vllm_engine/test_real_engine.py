@@ -45,7 +45,7 @@ def test_completions_come_from_the_engine_and_its_log_probabilities_are_the_trai
 
 
 def test_a_real_models_log_probabilities_are_the_trainers(attempt: Callable[..., Any], tree: Any) -> None:
-    """Two steps of SmolLM2; the second samples with the adapter that the first has changed."""
+    """Train SmolLM2 for two steps; the second samples with the adapter that the first has changed."""
     from kit.config import load_config
 
     small = ["data.limit=60", "data.heldout=8", "evaluation.before=false", "evaluation.after=false"]
@@ -87,7 +87,7 @@ def completions(folder: Any) -> list[Any]:
 def test_the_same_seed_gives_the_same_completions_and_another_seed_others(
     attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One engine starts with another seed before the trainer seeds the process, as Unsloth's does."""
+    """The engine of run `c` starts with seed 0 before the process is seeded, as Unsloth's engine does."""
     from transformers import set_seed
     from vllm import LLM
 
@@ -125,7 +125,7 @@ def test_a_run_resumed_after_its_engine_died_makes_the_steps_of_one_that_did_not
         plant(3, die)
         assert attempt("optimisation.steps=4", "run.id=broken").code == 2
         del patch
-    plant(0, die)  # beyond the last batch
+    plant(0, die)  # removes the defect: no batch has the number 0
     folder = kit.train.run(load_config(engine_tree, ["optimisation.steps=4", "run.id=broken"]), quiet=True, resume=True)
     assert folder.status()["state"] == "finished"
     expected, other = weights(undisturbed.folder, 4), weights(folder, 4)
@@ -207,9 +207,9 @@ def test_an_adapter_that_is_not_handed_over_is_noticed(
 def test_nothing_that_was_cached_with_another_adapter_is_used(
     attempt: Callable[..., Any], engine_tree: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, stale: bool
 ) -> None:
-    """Each step has the same prompt, longer than a cache block.
+    """Every step has the same prompt, which is longer than a cache block.
 
-    `stale` plants the defect: one name for all adapters, and no reset of the cache.
+    `stale` plants the defect: all adapters have the same name and number, and the cache is not reset.
     """
     from vllm.lora.request import LoRARequest
 
@@ -220,7 +220,7 @@ def test_nothing_that_was_cached_with_another_adapter_is_used(
     (tmp_path / "one.jsonl").write_text((row + "\n") * 8)
     engine_tree["data"] = {"source": str(tmp_path / "one.jsonl"), "heldout": 0, "max_prompt_tokens": 240}
     code = "def reward(completion_ids, **_):\n    return [sum(ids) % 101 / 101 for ids in completion_ids]\n"
-    (tmp_path / "differs.py").write_text(code)  # rewards differ, so that the adapter changes
+    (tmp_path / "differs.py").write_text(code)  # rewards differ within groups, so that the adapter changes
     engine_tree["reward"] = {"functions": [{"path": f"{tmp_path}/differs.py:reward"}]}
     hits: list[int] = []
     generate = WatchedGeneration.generate
@@ -253,7 +253,7 @@ def test_all_weights_reach_the_engine_where_all_train(attempt: Callable[..., Any
 
 
 def test_what_vllm_says_of_memory_comes_with_its_advice() -> None:
-    """Calls vLLM's own functions, because `engine_failure` recognises their messages by substrings."""
+    """Call vLLM's own checks, because `engine_failure` recognises their messages by substrings."""
     from pathlib import Path
     from types import SimpleNamespace
 
@@ -279,7 +279,7 @@ def test_what_vllm_says_of_memory_comes_with_its_advice() -> None:
         with pytest.raises(ValueError) as refused:  # noqa: PT011
             refuse()
         assert "gpu_memory_utilization 0.3 of the GPU" in advice(refused.value)
-    with_recurrent_layers(64)  # the completions of a step of the preset qwen35-gsm8k
+    with_recurrent_layers(64)  # completions per step in the preset qwen35-gsm8k
 
 
 def with_recurrent_layers(sequences: int) -> None:
@@ -306,7 +306,7 @@ def with_recurrent_layers(sequences: int) -> None:
 
 
 def test_an_engine_starts_while_the_log_takes_what_is_printed() -> None:
-    """vLLM creates its process groups within `suppress_stdout`, and the kit redirects Unsloth's output meanwhile."""
+    """vLLM creates its process groups inside `suppress_stdout`, while the kit redirects Unsloth's output to the log."""
     from vllm.utils.system_utils import suppress_stdout
 
     from kit.models.backend import stdout_to_log
