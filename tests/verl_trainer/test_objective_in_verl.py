@@ -34,7 +34,7 @@ CARRIED = [name for name in recipe_names() if name not in ("gdpo", "ppo", "sdpo"
 
 @pytest.fixture(scope="module")
 def core() -> Any:
-    """verl's module of algorithms, whose registries are restored afterwards."""
+    """verl's module `core_algos`, whose registries of losses and advantages are restored afterwards."""
     from verl.trainer.ppo import core_algos
 
     losses, advantages = dict(core_algos.POLICY_LOSS_REGISTRY), dict(core_algos.ADV_ESTIMATOR_REGISTRY)
@@ -48,7 +48,7 @@ def core() -> Any:
 
 
 def registered(core: Any, objective: Objective) -> tuple[Any, dict[str, Any]]:
-    """The loss from verl's registry, and the keys of its configuration."""
+    """Register loss and advantages in verl; return the loss from verl's registry, and the keys of verl's configuration."""
     spec, keys, _ = carried_by_verl(objective)
     if spec["reduction"]["name"] == "fixed_length":
         spec["reduction"]["length"] = LONGEST
@@ -116,7 +116,7 @@ def test_the_loss_in_verl_is_ours_with_its_gradient(recipe: str, core: Any) -> N
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_verls_own_loss_and_ours_are_one(mode: str, processes: int, core: Any) -> None:
-    """verl's vanilla loss has a dual clip; with it, all averages agree for any division of a mini-batch."""
+    """verl's vanilla loss has a dual clip. With `dual_clip`, each reduction equals it for any division of a mini-batch."""
     from verl.workers.config import ActorConfig
 
     objective = Objective.from_spec(
@@ -148,7 +148,7 @@ def test_verls_own_loss_and_ours_are_one(mode: str, processes: int, core: Any) -
     expected = gradient(total(core.get_policy_loss_fn("vanilla"), 1), batch["log_prob"])
     for parts in (1, 2, 4):
         if mode == "token_mean" and parts > 1:
-            continue  # TRL's bnpo averages by micro-batch, verl has no such mode
+            continue  # TRL's bnpo averages per micro-batch; verl has no such mode
         actual = gradient(total(function, parts), batch["log_prob"])
         assert actual[0] == pytest.approx(expected[0], rel=1e-5)
         torch.testing.assert_close(actual[1], expected[1], rtol=1e-5, atol=1e-8)
@@ -181,7 +181,7 @@ def test_advantages_through_verls_trainer_are_ours_and_verls(hook: str, verls: s
     expected = objective.compute_advantages(batch)[:, None] * mask
     assert torch.equal(computed(NAME), expected)
     assert expected.abs().sum() > 0
-    torch.testing.assert_close(computed(verls), expected, rtol=1e-3, atol=1e-3)  # 1e-6 beside the deviation, here 1e-4
+    torch.testing.assert_close(computed(verls), expected, rtol=1e-3, atol=1e-3)  # std + 1e-6 in verl, + 1e-4 here
 
 
 @pytest.mark.parametrize("weight", [
@@ -231,7 +231,7 @@ def test_the_kl_to_a_reference_is_verls_with_the_same_coefficient(estimator: str
 
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files for verl of a run similar to gsm8k."""
+    """The folder with the files for verl of a run similar to the preset gsm8k."""
     folder = tmp_path_factory.mktemp("scaled")
     rows = "".join(f'{{"question": "What is {n} + 1?", "answer": "#### {n + 1}"}}\n' for n in range(40))
     (folder / "rows.jsonl").write_text(rows)
@@ -267,7 +267,7 @@ def test_verl_composes_the_configuration_and_knows_every_key(scaled: Path) -> No
         if ".env_vars" in key or "apply_chat_template_kwargs" in key:
             continue
         for part in key.split("."):
-            assert part in place.keys(), f"verl has no {key}"  # noqa: SIM118 (`in` is False of a value still to be set)
+            assert part in place.keys(), f"verl has no {key}"  # noqa: SIM118 (`in` is False for a missing value)
             place = place._get_node(part)
         node: Any = composed
         for part in key.split("."):
@@ -280,7 +280,7 @@ def test_verl_composes_the_configuration_and_knows_every_key(scaled: Path) -> No
 
 
 def test_every_process_of_verl_has_the_objective_and_the_reward(scaled: Path) -> None:
-    """A new process reads them through the environment variables that the YAML file sets for Ray."""
+    """Start a process with the environment variables that the YAML file sets for Ray, and call verl's functions there."""
     variables = yaml.safe_load((scaled / "verl.yaml").read_text())["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]
     code = f"""
 import torch, numpy, datasets
@@ -322,7 +322,7 @@ def test_a_file_without_the_objective_is_refused(scaled: Path, tmp_path: Path) -
         register(tmp_path / "verl.yaml")
 
 
-# A reward loop worker of verl decodes a batch, calls our file, and collects the scores.
+# A reward loop worker of verl decodes a batch, calls the reward file, and collects the scores.
 REWARD_LOOP = r"""
 import json, sys
 import numpy as np, torch
@@ -363,7 +363,7 @@ print(json.dumps(scores, default=float))
 
 
 def test_verls_reward_loop_scores_with_a_file_of_the_rewards(tmp_path: Path) -> None:
-    """Runs verl's reward loop workers and reward managers with verl's configuration."""
+    """Run verl's reward loop workers and reward managers with verl's configuration."""
     (tmp_path / "mine.py").write_text('from rewards import load\n\ncompute_score = load("math-verify").verl()\n')
     model = Path(__file__).parents[2] / "kit/models/shipped/embedded"
     command = [sys.executable, "-W", "ignore", "-c", REWARD_LOOP, model, tmp_path / "mine.py"]
@@ -372,5 +372,5 @@ def test_verls_reward_loop_scores_with_a_file_of_the_rewards(tmp_path: Path) -> 
     answers = json.loads(done.stdout.splitlines()[-1])
     for manager in ("naive", "dapo"):
         scores = [answer["reward_score"] for answer in answers[manager]]
-        assert scores == [1.0, 0.0, 0.0, 1.0] * 4, manager  # right, wrong, the question's own formula, right
+        assert scores == [1.0, 0.0, 0.0, 1.0] * 4, manager  # right, wrong, the formula copied from the question, right
         assert [answer["reward_extra_info"]["accuracy"] for answer in answers[manager]] == scores
