@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(scope="session")
 def multimodal(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that writes a tiny multimodal model with its processor, by name, and returns its folder."""
+    """Return a function that writes the named tiny multimodal model with its processor once, and returns its folder."""
     import tiny_processors
 
     made: dict[str, Path] = {}

@@ -49,7 +49,7 @@ def test_a_template_is_read_by_rendering_it(tokenizer):
 
 def test_the_end_of_a_turn_ends_a_completion_where_the_tokenizer_says_otherwise(tokenizer):
     turn = tokenizer.eos_token_id
-    tokenizer.eos_token = "<|endoftext|>"  # as base models have it
+    tokenizer.eos_token = "<|endoftext|>"  # the end token of base models
     text = tokenizer.eos_token_id
     assert text != turn
     declared = GenerationConfig(eos_token_id=[text, 7])
@@ -85,7 +85,7 @@ def test_pieces_are_found_by_counting():
     counts = {"num_images": [1, 0, 2], "image_grid_thw": grid}
     assert [len(part) for part in pieces("pixel_values", torch.zeros(16, 5), 3, counts)] == [4, 0, 12]
     assert [len(part) for part in pieces("image_grid_thw", grid, 3, counts)] == [1, 0, 2]
-    # Three pictures and three samples: pictures are counted by picture, token fields by sample.
+    # With three pictures and three samples, `image_sizes` has a row per picture and `token_type_ids` a row per sample.
     flat = torch.arange(3)[:, None]
     assert [part.flatten().tolist() for part in pieces("image_sizes", flat, 3, {"num_images": [2, 0, 1]})] == [
         [0, 1],

@@ -54,9 +54,9 @@ SLOW = (
 )  # fmt: skip
 MATRIX = [*FAST, *(pytest.param(name, marks=pytest.mark.families) for name in SLOW)]
 ELSEWISE = {
-    "stablelm": ("plain", "do not call the packed attention as expected"),  # its own attention function
+    "stablelm": ("plain", "do not call the packed attention as expected"),  # has its own attention function
 }
-"""How those are scored that are not packed, and why."""
+"""Layout and reason of the architectures that are not packed."""
 
 
 def tiny(name: str) -> Any:
@@ -95,7 +95,7 @@ def test_an_architecture_is_scored_rightly_and_trains(name: str, tokenizer: Any)
 
 
 class Scored:
-    """A tiny model with non-zero adapters and the scorer of a run, for the functions of `training.packs`."""
+    """A tiny model with non-zero adapters and a scorer, in place of a trainer for the functions of `training.packs`."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         base = tiny_model(tiny(name))
@@ -119,7 +119,7 @@ class Scored:
 def test_packs_give_the_padded_rows_scores_and_gradients(name: str, tokenizer: Any) -> None:
     scored, rows = Scored(name, tokenizer), rows_of()
     actual, expected = score(scored, rows), plainly(scored, rows)
-    by_norm = 3e-4  # float32 against sums over padded rows; a misread token differs by hundredths
+    by_norm = 3e-4  # float32 rounding of sums over padded rows; a misread token differs by hundredths
     largest = max(gradient.norm() for gradient in expected[2].values())
     for value, other in zip(actual[:2], expected[:2], strict=True):
         torch.testing.assert_close(value, other, atol=2e-4, rtol=0)
@@ -143,7 +143,7 @@ RECURRENT = (
 def test_a_state_that_goes_on_into_the_next_text_is_found(
     name: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plants recurrent layers that read a pack as one text, as transformers' functions do."""
+    """Plant recurrent layers that read a pack as one text, as transformers' own functions do."""
     scored, rows = Scored(name, tokenizer), rows_of()
     read_as_one_text(scored.base, monkeypatch)
     assert_same_scores(scored, rows)
@@ -155,7 +155,7 @@ def test_a_state_that_goes_on_into_the_next_text_is_found(
 def test_attention_that_looks_into_another_text_is_found(
     name: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plants attention in which completions see earlier texts of the pack."""
+    """Plant attention in which completions see earlier texts of the pack."""
     if name in ELSEWISE:
         return
     right = packing._attend_group
@@ -178,7 +178,7 @@ def assert_same_scores(scored: Scored, rows: Rows) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt_neo", marks=pytest.mark.families)])
 def test_learned_positions_are_counted_from_the_mask(name: str, tokenizer: Any) -> None:
-    """With positions that ignore the mask, the check reports a large difference."""
+    """If positions are not counted from the mask, the check reports a large difference."""
     model = tiny_model(tiny(name))
     family = adapter_of(model, tokenizer)
     assert family.positions
@@ -192,7 +192,7 @@ def test_a_logit_transform_that_the_head_leaves_out_shows(tokenizer: Any) -> Non
     model = tiny_model(tiny("gemma2"))
     family = adapter_of(model, tokenizer)
     fuse(model)
-    model.config.final_logit_softcapping = None  # plain logits lose the cap, but the head has it
+    model.config.final_logit_softcapping = None  # plain logits are not capped, but the head's are
     assert score_three_ways(model, family, 512).head > 0.01
 
 

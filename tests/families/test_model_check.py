@@ -31,7 +31,7 @@ def test_a_folder_with_a_configuration_alone_is_enough(tmp_path):
 
 
 def test_an_architecture_that_misreads_padding_fails(monkeypatch):
-    """Plants positions that ignore the mask."""
+    """Plant positions that are not counted from the mask."""
     monkeypatch.setattr("kit.models.family.has_position_table", lambda model: False)
     done = runner.invoke(app, ["model", "check", "gpt2"])
     assert done.exit_code == 1
@@ -40,7 +40,7 @@ def test_an_architecture_that_misreads_padding_fails(monkeypatch):
 
 
 def test_no_two_copies_of_the_real_weights_are_held(model_folder, monkeypatch, tmp_path):
-    """Plants a loader that fails while an earlier model is still referenced, and a full /tmp."""
+    """Plant a loader that fails while an earlier model is still referenced, and a full disk."""
     read, loaded = models._load_with_transformers, []
 
     def once(files, config, dtype):

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.families
 
 @pytest.fixture
 def pictured(tree: dict[str, Any], multimodal: Any, tmp_path: Path) -> Any:
-    """Return a function that makes `tree` a run on pictures with the model of this name."""
+    """Return a function that changes `tree` to a run on pictures with the named model."""
 
     def make(name: str) -> dict[str, Any]:
         (tmp_path / "rewards_here.py").write_text(REWARD)
@@ -69,7 +69,7 @@ def adapters(run: Any) -> dict[str, Any]:
 
 
 def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, attempt, monkeypatch):
-    """Compares both with an uninterrupted run: pictures stay with their completions after a checkpoint and a division."""
+    """Compare with an undisturbed run: a resumed run, and a run that divides its micro-batches because memory runs out."""
     tree = pictured("qwen2_5_vl")
     tree["evaluation"]["before"] = False
     expected = adapters(attempt("run.id=whole").folder)
@@ -101,7 +101,7 @@ def test_a_broken_run_goes_on_and_smaller_parts_make_the_same_step(pictured, att
 
 
 def test_an_input_that_trl_has_no_place_for_stays_with_its_picture(multimodal, monkeypatch):
-    """Plants a processor that returns the mean of each picture, and a model that needs it."""
+    """Plant a processor that returns the mean of each picture as another input, and a model that compares it with the pixels."""
     call, top = processing_gemma3.Gemma3Processor.__call__, modeling_gemma3.Gemma3ForConditionalGeneration.forward
     inner, marks = modeling_gemma3.Gemma3Model.forward, []
 

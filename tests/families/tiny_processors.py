@@ -17,7 +17,7 @@ TURNS = (
 
 
 def tokenizer(extra: list[str], **named: str) -> Any:
-    """The embedded model's tokenizer with further special tokens, some of them named; at most 512 tokens in total."""
+    """Return the embedded model's tokenizer with further special tokens; `named` ones become its attributes."""
     from transformers import PreTrainedTokenizerFast
 
     made = tiny_tokenizer()
@@ -33,7 +33,7 @@ def tokenizer(extra: list[str], **named: str) -> Any:
 
 
 def qwen2_5_vl(folder: Path) -> Any:
-    """A Qwen2.5-VL processor and a configuration with tiny random weights, saved to `folder`."""
+    """Write a Qwen2.5-VL with tiny random weights and its processor to `folder`; return the model."""
     from transformers import AutoConfig, Qwen2_5_VLProcessor, Qwen2VLImageProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
@@ -50,7 +50,7 @@ def qwen2_5_vl(folder: Path) -> Any:
 
 
 def gemma3(folder: Path) -> Any:
-    """A processor of the multimodal Gemma 3, which returns `token_type_ids`, and a tiny configuration, saved to `folder`."""
+    """Write a multimodal Gemma 3 with tiny random weights and its processor, which returns `token_type_ids`; return the model."""
     from transformers import AutoConfig, Gemma3ImageProcessor, Gemma3Processor
 
     words = tokenizer([], boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>")
@@ -81,7 +81,7 @@ def _save(folder: Path, processor: Any, config: Any, ids: dict[str, int]) -> Any
 
 
 def picture(shade: int, width: int = 28, height: int = 28) -> Any:
-    """An RGB picture of one shade, except for one pixel in a corner."""
+    """Return an RGB picture of one colour, except for a white pixel in a corner."""
     from PIL import Image
 
     made = Image.new("RGB", (width, height), (shade, 255 - shade, 128))
@@ -90,7 +90,7 @@ def picture(shade: int, width: int = 28, height: int = 28) -> Any:
 
 
 def rows(folder: Path, count: int = 24) -> Path:
-    """Write a JSONL file of questions about pictures in a folder beside it."""
+    """Write pictures, and a JSONL file of questions about them; return the path of the file."""
     (folder / "pictures").mkdir(parents=True)
     lines = []
     for number in range(count):
