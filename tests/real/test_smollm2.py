@@ -35,7 +35,7 @@ SMALL = {
 }
 """`quickstart --real` made small: two steps of eight completions, without held-out scores.
 
-The reward is the length, which differs within groups; eight answers of the untrained model are all wrong JSON."""
+The reward is the length, because it differs within groups: eight answers of the untrained model are all wrong JSON."""
 
 
 def command(folder: Path, *words: str, **environment: str) -> str:
@@ -61,7 +61,7 @@ def train(folder: Path, name: str, *overrides: str, **environment: str) -> list[
 
 
 def logged_steps(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The metrics of the two steps of the run `name`."""
+    """Return the metrics of the two steps of the run `name`."""
     lines = (folder / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [row for row in map(json.loads, lines) if "loss" in row]
     assert len(metrics) == 2
@@ -76,7 +76,7 @@ def adapter_weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def real_model() -> ModuleType:
-    """benchmarks/real_model.py as a module."""
+    """The script benchmarks/real_model.py as a module."""
     spec = importlib.util.spec_from_file_location("real_model", ROOT / "benchmarks/real_model.py")
     assert spec is not None
     assert spec.loader is not None
@@ -97,7 +97,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_three_steps_equal_stock_trl(real_model: ModuleType) -> None:
-    """Compares losses and gradient norms on real prompts and ragged completions, from generation to optimiser."""
+    """Compare losses and gradient norms on real prompts and ragged completions, from generation to optimiser."""
     logs = []
     for way in ("stock TRL", "kit, TRL's generation"):
         trainer = real_model.make_trainer(way, steps=3, prompts=1, group=4, tokens=16)
@@ -174,8 +174,8 @@ def test_a_merged_export_answers_as_the_run_and_the_run_can_be_asked(
 def test_float32_logits_bring_the_sampler_nearer_to_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Completions are decoded in bfloat16, token by token with a cache; the trainer scores them in one pass.
 
-    Both heads receive the hidden states of the same decoding steps. The CPU has no product of 16-bit operands with a float32 sum,
-    so the test writes it out.
+    Both heads receive the hidden states of the same decoding steps. On a CPU, `torch.mm` gives no float32 result for
+    16-bit matrices, so the test replaces it.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -211,4 +211,4 @@ def test_float32_logits_bring_the_sampler_nearer_to_the_trainer(monkeypatch: pyt
     print(
         f"nats a token between sampler and trainer: {rounded:.4f} with rounded logits, {exact:.4f} with float32 logits"
     )
-    assert 0 < exact < 0.95 * rounded  # 0.79 to 0.87 over four seeds
+    assert 0 < exact < 0.95 * rounded  # the factor is 0.79 to 0.87 over four seeds
