@@ -23,14 +23,14 @@ from typing import Any
 import pytest
 import warm_processes
 
-import kit  # noqa: F401  (before any torch: its threads sleep while they wait, here and in what tests start)
+import kit  # noqa: F401  (before torch, so that its threads sleep while they wait, here and in child processes)
 
 warm_processes.install()
 
 ROOT = Path(__file__).parents[1]
 Tree = dict[str, Any]
 
-# Hundreds of processes import torch; write bytecode once, whatever the environment says.
+# Hundreds of processes import torch, so they must write and share bytecode even if the environment forbids it.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background job, children would ignore Ctrl-C
@@ -48,11 +48,11 @@ def pytest_collectstart() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import only the files that use the marker of `-m`: the others can cost more than the tests of a stage."""
+    """With `-m MARKER`, import only the files that use it: importing the others can take longer than the tests of a stage."""
     marker = config.option.markexpr
     if not (marker.isidentifier() and collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
         return None
-    # tests/pairwise.py marks the cases of the stage `matrix`
+    # tests/pairwise.py sets the marker `matrix`
     named = ("matrix", "every_pair") if marker == "matrix" else (f"mark.{marker}",)
     text = collection_path.read_text(encoding="utf-8")
     return None if any(name in text for name in named) else True
@@ -69,13 +69,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude imported objects from garbage collections, and cache or skip what a thousand small runs repeat."""
+    """Exclude imported objects from garbage collections, and cache or skip work that a thousand small runs repeat."""
     gc.freeze()
     gc.enable()
     importlib.metadata.version = functools.cache(importlib.metadata.version)  # saves 1 ms of disk access
-    # 3 ms a file, 50 files a run; the tests kill processes, not the machine.
+    # Takes 3 ms per file, with 50 files per run, and only matters if the machine fails; the tests kill processes.
     os.fsync = lambda handle: None
-    if runner := sys.modules.get("typer.testing"):  # the command line is built for each call of a verb: 40 ms
+    if runner := sys.modules.get("typer.testing"):  # builds the command line at each call: 40 ms
         runner._get_command = functools.cache(runner._get_command)
     if "accelerate" in sys.modules:
         import accelerate.utils.memory
@@ -83,9 +83,9 @@ def pytest_collection_finish() -> None:
         from kit.models.libraries import remember_packages
 
         remember_packages()
-        # Runs before each training for the sake of a GPU's memory: 20 ms.
+        # accelerate collects garbage before each training to free GPU memory: 20 ms.
         accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: 0)
-    # pytest adds its handler to each logger, a hundred of torch's, six times per test.
+    # pytest adds its handler six times per test to each logger that does not propagate: a hundred of torch's.
     for logger in list(logging.root.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
             logger.propagate = True
@@ -97,7 +97,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
-    """Replace a warning's class by UserWarning, because printing it would import its package, for PEFT all of torch."""
+    """Replace the class of a warning by UserWarning: printing it would import its package, and with PEFT all of torch."""
     if warning_message.category.__module__ != "builtins":
         text = f"{warning_message.category.__name__}: {warning_message.message}"
         warning_message.message, warning_message.category = UserWarning(text), UserWarning
@@ -105,14 +105,14 @@ def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
 
 @pytest.fixture
 def cold_processes() -> Iterator[None]:
-    """Start the processes of a test without the warm server, with imports of their own."""
+    """Start the processes of a test without the warm server; they import their own modules."""
     with warm_processes.cold():
         yield
 
 
 @pytest.fixture(scope="session")
 def embedded_models() -> Any:
-    """benchmarks/embedded_models.py as a module."""
+    """The script benchmarks/embedded_models.py as a module."""
     spec = importlib.util.spec_from_file_location("embedded_models", ROOT / "benchmarks/embedded_models.py")
     assert spec is not None
     assert spec.loader is not None
@@ -145,9 +145,9 @@ def model_folder(embedded_models: Any, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def tree(model_folder: Path, tmp_path: Path) -> Tree:
-    """A run of two steps of eight completions, without evaluation, with a checkpoint at the end only.
+    """Configuration of a run of two steps of eight completions, without evaluation, with a checkpoint at the end only.
 
-    Nine tokens are enough for an answer, and some completions end before. With six, all rewards are 0 and nothing is trained.
+    Nine tokens are enough for an answer, and some completions end earlier. With six, all rewards are 0 and nothing trains.
     """
     return {
         "model": {"name": str(model_folder), "dtype": "float32", "lora": {"rank": 4, "alpha": 8}},
@@ -167,7 +167,7 @@ def tree(model_folder: Path, tmp_path: Path) -> Tree:
 
 @dataclass
 class Attempt:
-    """The end of a run in this process: exit code, output, error message, and the run's directory, if any."""
+    """Result of a run in this process: exit code, stdout, stderr, the run's directory (if any), and the error as JSON."""
 
     code: int
     shown: str
@@ -180,7 +180,7 @@ class Attempt:
 def attempt(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Attempt]]:
-    """Run the training process in this process with `tree` and `overrides`: `attempt("run.seed=1").code`.
+    """Return a function that trains in this process with `tree` and overrides: `attempt("run.seed=1").code`.
 
     report.html is written only with `draw=True`, because it takes a second.
     """

@@ -13,7 +13,7 @@ from kit.runs.store import RunDir, RunStore
 def make_run(
     root: Path, run_id: str, model_folder: Path, *, lora: bool = True, more: dict[str, Any] | None = None
 ) -> RunDir:
-    """Write a finished run with weights of step 2, and scores before and after; `more` are sections of its configuration."""
+    """Write a finished run with weights of step 2, and scores before and after; `more` replaces sections of the configuration."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoTokenizer

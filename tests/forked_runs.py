@@ -41,12 +41,12 @@ from typing import Any
 
 Tree = dict[str, Any]
 COPIES, STOPPED = "copies", "stopped.json"
-"""In the folder of the process that forks: copies of runs, and the moment at which a run stands still."""
+"""In the folder of the process that forks: a folder of copies, and a file that names the copy to make of a stopped run."""
 STANDING = threading.Lock()
 
 
 class Forks:
-    """The test's side of the process that forks the runs."""
+    """Client of the process that forks the runs."""
 
     def __init__(self, folder: Path) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -70,13 +70,13 @@ class Forks:
         self.process.wait(timeout=60)
 
     def copy(self, moment: str) -> Path:
-        """The root of the copy of the run at this moment of `copies`."""
+        """Return the root directory of the copy that was made at this moment of `copies`."""
         return self.folder / COPIES / moment
 
     def run(
         self, tree: Tree, *overrides: str, kill: Tree | None = None, copies: dict[str, Tree] | None = None, **ways: bool
     ) -> Tree:
-        """Run a configuration; return `signal` (None unless killed), `code`, `error`, `shown`, `operations` and `seconds`."""
+        """Run; return `signal` (None unless killed), `code`, `error`, `shown` (output), `operations` (changes) and `seconds`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         request = {"config": tree, "overrides": overrides, "kill": kill, "copies": copies or {}, "ways": ways}
@@ -108,7 +108,7 @@ def warm_up() -> None:
     ):  # fmt: skip
         importlib.import_module(name)
     import kit.runner.console
-    import kit.trainer.trainer  # import it before any fork
+    import kit.trainer.trainer  # so that no fork imports it
 
     kit.runner.console.draw_report = lambda *_, **__: None  # the report has its own tests
     gc.collect()
@@ -186,11 +186,11 @@ def work(request: Tree, result_file: Path, shown: Path) -> None:
 
 
 def die(kill: Tree, half: str = "") -> None:
-    """Kill or copy the run at this moment; `half` names a file to truncate to its half."""
+    """Kill the run now, or stop it until it is copied; `half` names a file to truncate to half its size."""
     if "copy" in kill:
         with STANDING:
             Path(STOPPED).write_text(json.dumps(kill["copy"] | {"half": half}))
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread stops here
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # stops the process, with this thread here
         return
     if half:
         os.truncate(half, os.path.getsize(half) // 2)
@@ -198,7 +198,7 @@ def die(kill: Tree, half: str = "") -> None:
 
 
 def plant(kill: Tree, run: Path) -> list[str]:
-    """Set the trap of `kill`; return a list that grows with each change of a file in the run directory."""
+    """Install the trap of `kill`; return a list that grows with each change of a file in the run directory."""
     if "call" in kill:
         trap_call(kill)
     elif "half" in kill:
@@ -274,18 +274,18 @@ def trap_line(kill: Tree) -> None:
 
 CLOCKS = re.compile(r"time|step_time|.*seconds?.*|.*latency.*|memory/.*")
 OF_THE_PROCESS = ("resumed", "memory", "packing")
-"""Events about a process, of which a resumed run has had several."""
+"""Kinds of events that every process of a run writes; a resumed run has had several processes."""
 
 
 def without_clocks(value: Any) -> Any:
-    """The value without times and durations."""
+    """Remove times and durations from a value of nested lists and dicts."""
     if isinstance(value, dict):
         return {key: without_clocks(item) for key, item in value.items() if not CLOCKS.fullmatch(key)}
     return [without_clocks(item) for item in value] if isinstance(value, list) else value
 
 
 def trace(run: Path) -> Tree:
-    """The contents of a run that must not depend on an interruption, by file."""
+    """Return, by file, the contents of a run that must not depend on interruptions."""
     import pyarrow.parquet as pq
 
     traced: Tree = {}
@@ -317,7 +317,7 @@ def folder_trace(folder: Path) -> Tree:
 
 
 def different(first: Tree, second: Tree) -> dict[str, Tree]:
-    """The differing contents of two traces by file, shortened."""
+    """Return the contents of the files that differ between two traces, each cut to 1500 characters."""
     names = [name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)]
     return {name: {"first": str(first.get(name))[:1500], "second": str(second.get(name))[:1500]} for name in names}
 

@@ -10,7 +10,7 @@ import pytest
 
 
 def cover(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Rows of one index per axis, such that any two indices of two axes occur together; greedy, close to the minimum."""
+    """Return rows of one index per axis, so that each pair of indices of two axes is in a row; greedy, close to the minimum."""
     axes = range(len(sizes))
     missing = {((a, x), (b, y)) for a, b in combinations(axes, 2) for x in range(sizes[a]) for y in range(sizes[b])}
     rows = []
@@ -25,7 +25,7 @@ def cover(sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def rest_in_matrix(nth: int, cases: Iterable[Any]) -> list[Any]:
-    """Cases for `parametrize`: each `nth` one runs in the suite, the others in the stage `matrix`."""
+    """Return cases for `parametrize`: every `nth` one runs by default, the others in the stage `matrix`."""
     marked = []
     for place, case in enumerate(cases):
         param = case if hasattr(case, "marks") else pytest.param(case)

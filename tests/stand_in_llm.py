@@ -16,11 +16,11 @@ from unittest import mock
 
 TOKEN = 7
 OWN = threading.local()
-"""`stream`: of this thread, as torch keeps it; another than the default one once vLLM has worked here."""
+"""`stream`: the current CUDA stream of this thread, as torch stores it. vLLM replaces the default stream by its own."""
 
 
 class LLM:
-    """vLLM's engine as far as TRL and the kit call it; `loaded` has the names of the weights of each hand-over."""
+    """The methods of vLLM's engine that TRL and the kit call; `loaded` has the names of the weights of each hand-over."""
 
     last: LLM | None = None
 
@@ -79,12 +79,12 @@ def vllm_stands_in() -> Iterator[type[LLM]]:
 def one_gpu() -> Iterator[SimpleNamespace]:
     """Make a real `Accelerator` use a simulated machine with one GPU.
 
-    `devices` lists the devices that were set in torch; `at_work` has its streams that nothing has waited for.
+    `devices` lists the devices that were set in torch; `at_work` is a set of streams, which `synchronize` empties.
     """
     import torch
     from accelerate import state
 
-    import kit.generation.vllm  # noqa: F401  with all that asks for the real GPU while it is imported
+    import kit.generation.vllm  # noqa: F401  (first, because its imports query the real GPU)
 
     gpu = SimpleNamespace(devices=[], at_work=set())
     with (
@@ -104,7 +104,7 @@ def one_gpu() -> Iterator[SimpleNamespace]:
 
 
 def watched(model: Any, timeout: float = 5.0, standby: bool = False, **settings: Any) -> Any:
-    """The kit's handle on a stand-in engine, built by TRL's own class with a real Accelerator."""
+    """Return the kit's subclass of TRL's generation class, with a stand-in engine and a real Accelerator."""
     from accelerate import Accelerator
 
     from kit.generation.vllm import WatchedGeneration

@@ -21,10 +21,7 @@ def make_run(
     overrides: Sequence[str] = (),
     **of: Any,
 ) -> RunDir:
-    """Write a finished run.
-
-    `correct` has, for each problem, the number of right samples of k = 4 and whether the greedy one is right.
-    """
+    """Write a finished run. `correct`: per problem, [correct samples of k = 4, 1 if the greedy completion is correct]."""
     names = [f"run.id={run_id}", f"run.seed={seed}", f"run.root={root}", *overrides]
     config = load_config(of.get("config", "quickstart"), names)
     run = RunStore(root).create(run_id)
@@ -44,7 +41,7 @@ def make_run(
 
 
 def evaluation(correct: Sequence[Sequence[int]], **of: Any) -> dict[str, Any]:
-    """The contents of an evaluation file that a comparison reads."""
+    """Return the contents of an evaluation file that a comparison reads."""
     drawn, greedy = [list(column) for column in zip(*correct, strict=True)]
     return {
         "step": of.get("step", 20),
@@ -65,5 +62,5 @@ def evaluation(correct: Sequence[Sequence[int]], **of: Any) -> dict[str, Any]:
 
 
 def draw(rng: np.random.Generator, problems: int, share: float) -> list[list[int]]:
-    """Random problems solved with probability `share`: [right of 4 samples, greedy right]."""
+    """Draw problems that are solved with probability `share`: [correct of 4 samples, greedy correct] each."""
     return [[int(rng.binomial(4, share)), int(rng.random() < share)] for _ in range(problems)]

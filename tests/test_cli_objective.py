@@ -87,7 +87,7 @@ def run(*arguments: str, code: int = 0) -> str:
 
 
 def results(output: str) -> dict[str, str]:
-    """Check -> result, of the tables of `objective check`."""
+    """Return the result of each check from the tables that `objective check` prints."""
     names = "|".join(("passed", "failed", "note"))
     return {row[1].strip(): row[2] for row in re.finditer(rf"^ (\S.*?)  +({names})  ", output, re.MULTILINE)}
 

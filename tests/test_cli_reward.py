@@ -107,7 +107,7 @@ def test_the_reward_of_a_run_reads_the_columns_of_the_run() -> None:
     right = json.loads(audited)["results"][0]
     assert (right["rows"], right["paid"]) == (4, 4)
     marked = [ticket | {"good": ["<answer>bug</answer>"], "bad": ["<answer>login</answer>"]} for ticket in tickets[:1]]
-    scored = run("test", "run.yaml", "--data", rows(*marked), code=1)  # a bad completion is paid
+    scored = run("test", "run.yaml", "--data", rows(*marked), code=1)  # a wrong completion earns reward
     assert "1.1 ok" in scored
     assert "0.1 wrong" in scored
     assert "No rows come with 'run.yaml'" in run("test", "run.yaml", code=2)

@@ -23,7 +23,7 @@ HOOK_TESTS = "\n".join(path.read_text() for path in (ROOT / "tests/objective").g
 
 
 def section(title: str) -> str:
-    """The text below a heading, up to the next heading of its level or above."""
+    """Return the text below a heading, up to the next heading of the same or a higher level."""
     level = re.search(rf"^(#+) {re.escape(title)}$", DOC, re.MULTILINE)
     assert level, f"there is no heading '{title}'"
     rest = DOC[level.end() :]
@@ -32,7 +32,7 @@ def section(title: str) -> str:
 
 
 def table(title: str, head: str) -> list[list[str]]:
-    """The rows of the table below a heading whose first column is called `head`."""
+    """Return the rows of the table below a heading whose first column has the header `head`."""
     lines = section(title).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"| {head} |"))
     rows = []
@@ -65,13 +65,13 @@ def test_every_hook_is_named_in_a_test(kind: str) -> None:
 
 
 def patterns() -> dict[str, re.Pattern[str]]:
-    """The metrics of the table as regular expressions; `<name>` matches a word."""
+    """Return regular expressions for the metrics of the table; `<name>` matches a word."""
     names = [name for row in table("Metrics", "metric") for name in re.findall(r"`([^`]+)`", row[0])]
     return {name: re.compile(re.sub(r"<\w+>", r"[\\w-]+", name)) for name in names}
 
 
 def everything_logged() -> set[str]:
-    """The names of the metrics of objectives with every clip, weight and regularizer."""
+    """Return the names of the metrics that objectives with every clip, weight and regularizer log."""
     names: set[str] = set()
     weights = list(objective.weights)
     terms: list[Any] = [{"name": name, "coef": "linear(0.1, 0.2, 3)"} for name in objective.regularizers]
@@ -91,7 +91,7 @@ def test_every_metric_of_the_table_is_real() -> None:
         path.read_text()
         for folder in ("kit/trainer", "kit/scoring", "rewards/adaptors")
         for path in (ROOT / folder).glob("*.py")
-        if path.name != "dynamic_sampling.py"  # docs/selection.md has its table
+        if path.name != "dynamic_sampling.py"  # its metrics are in docs/selection.md
     )
     for name, pattern in patterns().items():
         by_trainer = f'"{name}"' in trainer or name.removeprefix("seconds/") in PHASES
@@ -109,7 +109,7 @@ def test_every_metric_of_the_trainer_is_in_the_table() -> None:
         path.read_text()
         for folder in ("trainer", "scoring")
         for path in (ROOT / "kit" / folder).glob("*.py")
-        if path.name != "dynamic_sampling.py"  # docs/selection.md has its table
+        if path.name != "dynamic_sampling.py"  # its metrics are in docs/selection.md
     )
     named = set(re.findall(r'"((?:value|masked|groups|advantage|ratio)/\w+)"', trainer))
     assert len(named) > 4

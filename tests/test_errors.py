@@ -22,7 +22,7 @@ def is_one_message(text: str, *words: str) -> None:
 
 
 def write_reward(body: str, name: str = "reward.py") -> str:
-    """Write a file with the function `score(prompts, completions, **columns)` to the current folder."""
+    """Write a file with the function `score(prompts, completions, **columns)`; return the override that selects it."""
     Path(name).write_text(
         f"import math, os, signal, pathlib\ncalls = []\n\ndef score(prompts, completions, **columns):{body}\n"
     )
@@ -68,7 +68,7 @@ def test_a_mistake_is_refused_before_anything_is_written(case: str, attempt: Any
 
 @pytest.fixture
 def broken_model(tree: Any, model_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the model folder for a test to break, with the run's model name set to it."""
+    """A copy of the model folder, for a test to damage; `tree` trains this copy."""
     folder = tmp_path / "broken"
     folder.mkdir()
     for path in model_folder.iterdir():

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.survival
 
 ROOT = Path(__file__).parents[1]
 
-# The reward file: completions that depend on their position in the batch alone, and failures.
+# Reward file. It replaces generation by completions that depend only on step and position, and can plant a SIGTERM.
 MISHAPS = """
 import os
 import random
@@ -50,7 +50,7 @@ def score(completion_ids, **_):
     return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]
 """
 
-# Fork after the imports, which take most of the time.
+# Runs are forks of one process, because imports take most of the time.
 SCRIPT = """
 import os
 import sys
@@ -108,7 +108,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> dict[str, Any]:
-    """A run of two processes, stopped at step 2 by a SIGTERM to the second and resumed, and a run `one` of one process."""
+    """A run `two` of two processes, stopped at step 2 by a SIGTERM to the second and resumed, and a run `one` of one process."""
     folder = tmp_path_factory.mktemp("launch")
     (folder / "mishaps.py").write_text(MISHAPS)
     tree = {
@@ -187,7 +187,7 @@ def test_the_directory_is_that_of_one_process(launched: dict[str, Any]) -> None:
     alone, two = launched["one"], launched["two"]
     for path in sorted(alone.completions.glob("*.parquet")):
         want, got = pq.read_table(path).to_pylist(), pq.read_table(two.completions / path.name).to_pylist()
-        assert len(got) == len(want) // 2 == 8  # the rows of the first process
+        assert len(got) == len(want) // 2 == 8  # only the first process writes its rows
         texts = [(row["prompt"], row["completion"], row["reference"]) for row in want]
         assert all((row["prompt"], row["completion"], row["reference"]) in texts for row in got)
     assert {path.name for path in two.eval.iterdir()} == {path.name for path in alone.eval.iterdir()}

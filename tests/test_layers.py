@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "unsloth", "vllm", "gradio", "trl", "peft", "datasets", "matplotlib", "pyarrow"}
 
-# From the bottom up, one rank per line. A file imports from its own package and from lower ranks, never from a package
-# of the same rank; "kit" itself may import all. docs/layout.md describes them.
+# From the bottom up, one rank per line. A file imports from its own package and from lower ranks, never from another
+# package of the same rank; "kit" itself may import all. docs/layout.md describes them.
 FLOORS = [
     ["kit.errors", "kit.threads"],
     ["kit.registry", "kit.runs", "kit.environments"],
@@ -29,7 +29,7 @@ FLOORS = [
     ["kit.ui"],
     ["kit.cli"],
 ]
-# The ranks of rewards, which imports nothing of kit; "rewards" itself is one of them.
+# The ranks of rewards, which imports nothing from kit; the package "rewards" itself has a rank, too.
 REWARDS_LAYERS = [
     "rewards.errors",
     "rewards.protocol",
@@ -87,7 +87,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports(path: Path, *, top_level: bool = False) -> Iterator[tuple[str, int]]:
-    """Yield absolute names of imported modules with their lines; `top_level` excludes imports inside functions."""
+    """Yield the absolute names of imported modules with their lines; `top_level` excludes imports inside functions."""
     tree = parsed(path)
     for node in _outside_functions(tree) if top_level else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -156,7 +156,7 @@ def test_rewards_import_only_the_standard_library_outside_functions() -> None:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Import cycles: the strongly connected components of more than one module."""
+    """Return import cycles: the strongly connected components of more than one module."""
     reach: dict[str, set[str]] = {}
     for start in graph:
         reached, open_ends = set[str](), [start]
@@ -174,7 +174,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def imported_modules(path: Path, modules: set[str]) -> set[str]:
-    """The members of `modules` that a file imports, lazily or for type checking included."""
+    """Return the members of `modules` that a file imports, including imports in functions and for type checking."""
     named = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):

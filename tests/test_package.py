@@ -35,7 +35,7 @@ def test_the_wheel_holds_the_two_packages_with_the_models_and_nothing_else(tmp_p
 
 @pytest.fixture
 def uv(tmp_path: Path) -> Callable[..., str]:
-    """Return a function that runs uv in `tmp_path` with this machine's cache and returns its output."""
+    """Return a function that runs uv in `tmp_path` with the machine's cache, and returns its output."""
     places = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
     tool = os.environ | {"UV_CACHE_DIR": subprocess.check_output(["uv", "cache", "dir"], text=True).strip()}
     tool |= {"UV_FIND_LINKS": places} if places else {}
@@ -50,7 +50,7 @@ def uv(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.mark.install
 def test_the_quickstart_runs_from_another_folder_in_a_fresh_environment(tmp_path: Path, uv: Callable[..., str]) -> None:
-    """Installs from a source distribution, as `pip install .` does, with the other packages in the tested versions."""
+    """Installs a wheel that is built from the source distribution, with the other packages in the tested versions."""
     python, bare = tmp_path / "env" / "bin" / "python", {"PATH", "UV", "LANG", "SSL_CERT_FILE"}
     uv("build", "-q", "--out-dir", "made", ROOT)
     (wheel,) = (tmp_path / "made").glob("*.whl")
@@ -83,7 +83,7 @@ def test_the_quickstart_runs_from_another_folder_in_a_fresh_environment(tmp_path
     assert list(home.rglob("*.safetensors")) == []
 
 
-# The calls of the three trainers, in an environment without any of them.
+# Calls the rewards as three trainers do, in an environment without these trainers.
 SCORING = """
 import importlib.util, json, sys
 from rewards import load
@@ -134,7 +134,7 @@ def test_the_rewards_alone_score_for_three_trainers_in_an_empty_environment(
     assert scores["trl"] == [[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
     assert scores["weights"] == [1.0, 0.2, 0.1]
     assert scores["verl"] == [1.0, 0.0]
-    assert scores["easyr1"] == pytest.approx([1.3, 0.3])  # 1 + 0.2 + 0.1, and without the 1
+    assert scores["easyr1"] == pytest.approx([1.3, 0.3])  # 1 + 0.2 + 0.1, and 0.2 + 0.1
     assert scores["heavy"] == []
     assert scores["module"].startswith(str(tmp_path))
     (tmp_path / "mine.py").write_text(CARELESS)
@@ -152,6 +152,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """The contents of all files except compiled modules."""
+    """Return the contents of all files except compiled modules."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {path: path.read_bytes() for path in paths}

@@ -70,7 +70,7 @@ EARLY = {
     "in the first metrics line": {"line": '{"step": 1'},
     "with two steps made, and the first checkpoint not in place": {"call": "kit.trainer.checkpoint_writer:publish", "nth": 1},
 }  # fmt: skip
-"""Before the first checkpoint is in place, in their order."""
+"""Moments before the first checkpoint is in place, in their order in time."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def forks(base: Path) -> Iterator[Forks]:
 
 @pytest.fixture(scope="module")
 def steady(base: Path, model_folder: Path) -> Tree:
-    """A run with many sources of state.
+    """Configuration of a run with many sources of state.
 
     Several epochs, steps on old completions, accumulation, dropout, a controller, a learning-rate schedule, evaluations, and one
     checkpoint at a time.
@@ -142,7 +142,7 @@ def folder(tree: Tree) -> Path:
 
 
 def whole(forks: Forks, tree: Tree, copies: dict[str, Tree] | None = None) -> tuple[Tree, int]:
-    """The trace of an uninterrupted run, and the number of its file changes; `copies` are moments at which it is copied."""
+    """Run without interruption; return the trace and the number of file changes. `copies`: moments at which to copy the run."""
     result = forks.run(tree, copies=copies)
     assert result["code"] == 0, result
     return trace(folder(tree)), result["operations"]
@@ -150,17 +150,17 @@ def whole(forks: Forks, tree: Tree, copies: dict[str, Tree] | None = None) -> tu
 
 @pytest.fixture(scope="module")
 def uninterrupted(forks: Forks, steady: Tree) -> tuple[Tree, int]:
-    """The uninterrupted run, with copies at the moments of `PLANTED`, as a kill would have left it."""
+    """Trace and file changes of the uninterrupted run, which is copied at the moments of `PLANTED`."""
     return whole(forks, steady, PLANTED)
 
 
 def left(forks: Forks, moment: str, tree: Tree) -> Tree:
-    """The run as a kill at this moment would have left it."""
+    """Return the configuration of the copy of the run at this moment, with the files that a kill would have left."""
     return tree | {"run": tree["run"] | {"root": str(forks.copy(moment))}}
 
 
 def resumed(forks: Forks, tree: Tree, **ways: bool) -> str:
-    """Resume the run; return its output."""
+    """Resume the run until it finishes; return its output."""
     result = forks.run(tree, resume=True, **ways)
     assert result["code"] == 0, (result["error"], result["shown"][-2000:], forks.log.read_text()[-2000:])
     return str(result["shown"])
@@ -175,7 +175,7 @@ def test_killed(moment: str, forks: Forks, steady: Tree, uninterrupted: tuple[Tr
 
 def test_killed_before_a_change_of_any_file(forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]) -> None:
     expected, changes = uninterrupted
-    points = list(range(1, changes + 1))  # the directory exists by then: it is created under another name and renamed
+    points = list(range(1, changes + 1))  # counted in the directory, which is created under another name and renamed
     if KILL_POINTS != "all":
         points = sorted(random.Random(6).sample(points, int(KILL_POINTS)))
     wrong: dict[str, Any] = {}
@@ -186,19 +186,19 @@ def test_killed_before_a_change_of_any_file(forks: Forks, tree: Named, uninterru
         result = forks.run(mine, resume=True)
         if result["code"] == 0:
             wrong |= {f"{point}: {key}": value for key, value in different(expected, trace(folder(mine))).items()}
-        elif not (point >= changes - 6 and "is finished" in str(result["error"])):  # killed after its last message
+        elif not (point >= changes - 6 and "is finished" in str(result["error"])):  # killed after it reported its end
             wrong[f"{point}"] = result
         shutil.rmtree(folder(mine))
     assert wrong == {}
 
 
 def check_truth_of_an_early_end(run: RunDir) -> None:
-    """Check what `ps`, `logs`, `stop` and the page report of a run killed before its first checkpoint."""
+    """Check the reports of `ps`, `logs`, `stop` and the page on a run that was killed before its first checkpoint."""
     assert [(stored.id, status["state"]) for stored, status in RunStore(run.path.parent).statuses()] == [
         (run.id, "interrupted")
     ]
     steps = run.status()["step"]
-    assert steps <= len(run.metrics()) + 1  # a step ends before its line is written
+    assert steps <= len(run.metrics()) + 1  # a killed run may lack the line of its last step
     assert f"is interrupted at step {steps}/7: the process ended without a message" in ending(run)
     assert f"Start it again from the beginning with: grpo-kit resume {run.id}" in ending(run)
     assert stop(run)["state"] == "interrupted"
@@ -210,7 +210,7 @@ def test_killed_at_every_moment_before_its_first_checkpoint(
 ) -> None:
     """Each attempt starts from the files that the previous one left."""
     mine = tree("early")
-    mine["run"]["root"] = str(base / "early-runs")  # the only run there
+    mine["run"]["root"] = str(base / "early-runs")  # a root without other runs
     made = {"call": "kit.runs.store:RunStore.create", "nth": 1, "when": "after"}
     assert forks.run(mine, kill=made, made=True)["signal"] == signal.SIGKILL
     check_truth_of_an_early_end(RunDir(folder(mine)))
@@ -258,7 +258,7 @@ def test_killed_by_the_clock_and_killed_again_while_resuming(
 def test_a_stop_and_a_resume_change_nothing(
     moment: int, forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]
 ) -> None:
-    """At the last of the two steps on the same completions, and between them."""
+    """Stops after the second of two steps on the same completions (4), and between two such steps (5)."""
     mine = tree("stopped")
     ctrl_c = {"call": "torch.optim:AdamW.step", "nth": moment, "signal": int(signal.SIGINT)}
     assert "Stopping" in forks.run(mine, kill=ctrl_c)["shown"]
@@ -312,7 +312,7 @@ def test_a_finished_run_is_made_longer_as_if_it_had_been_longer_from_the_start(f
     actual = trace(folder(short))
     expected["events.jsonl"] = [e for e in expected["events.jsonl"] if (e["kind"], e["step"]) != ("evaluation", 4)]
     for each in (expected, actual):
-        del each["checkpoint-2/trainer_state.json"]  # has the total number of steps
+        del each["checkpoint-2/trainer_state.json"]  # contains the total number of steps
     assert different(expected, actual) == {}
 
 

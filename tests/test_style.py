@@ -14,7 +14,7 @@ CEILINGS = {"kit": 0, "rewards": 0, "examples": 0, "benchmarks": 0, "tests": 0}
 
 
 def vague_names(source: str) -> list[str]:
-    """Vague names of variables and parameters of a module, one entry per binding."""
+    """Return the vague names of variables and parameters of a module, one entry per binding."""
     names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -18,13 +18,13 @@ CLEAN = {name: value for name, value in os.environ.items() if name not in WAIT_P
 
 
 def python(code: str, *arguments: str, **own: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a new process, with the user's variables `own` and no other variable of the wait policy."""
+    """Run `code` in a new process with the environment variables `own` and no other variable of the wait policy."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, env=CLEAN | own, capture_output=True, text=True, check=True)
 
 
 def openmp_of_torch(code: str, **own: str) -> str:
-    """The settings that torch's libgomp prints when it is loaded after `code`."""
+    """Return the settings that torch's libgomp prints when it is loaded after `code`."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None

@@ -22,11 +22,11 @@ from kit.runs.store import RunDir
 
 TIMES = ("time", "seconds/", "latency", "per_second", "memory/")
 FEW = ["run.threads=1", "evaluation.prompts=6", "evaluation.k=2", "optimisation.batch_size=16"]
-VARIED = "\n    return [len(set(str(text))) / 40 for text in completions]"  # differs within every group
+VARIED = "\n    return [len(set(str(text))) / 40 for text in completions]"  # rewards differ within every group
 
 
 def numbers(folder: RunDir) -> list[dict[str, Any]]:
-    """Metrics without times."""
+    """Return the metrics of all steps without times and memory."""
     return [
         {key: value for key, value in line.items() if not any(word in key for word in TIMES)}
         for line in folder.metrics()
@@ -38,14 +38,14 @@ def write_function(code: str, name: str = "mine.py") -> None:
 
 
 def varied(attempt: Any, *overrides: str) -> Any:
-    """A run whose reward differs between completions, so that the weights change."""
+    """Train with a reward that differs between completions, so that the weights change."""
     write_function(f"def score(prompts, completions, **columns):{VARIED}", "varied.py")
     result = attempt('reward.functions=[{"path": "varied.py:score"}]', *overrides)
     assert result.code == 0, result.message
     return result
 
 
-# --- quickstart, as a person starts it --------------------------------------------------------------------------------
+# --- quickstart in processes of its own -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_quickstart_keeps_every_completion_with_its_rewards(quickstart: kit.Run)
         assert 1 <= row["tokens"] <= 64
         assert (row["finish_reason"] == "length") <= (row["tokens"] == 64)
         assert "State the final answer" in row["prompt"]
-    for start in range(0, len(rows), 8):  # one prompt; dr_grpo's advantages are r - mean(r)
+    for start in range(0, len(rows), 8):  # a group of one prompt; dr_grpo's advantages are r - mean(r)
         group = rows[start : start + 8]
         assert len({row["prompt"] for row in group}) == 1
         assert abs(sum(row["advantage"] for row in group)) < 1e-5
@@ -174,7 +174,7 @@ def grpo_kit(*arguments: str) -> subprocess.Popen[str]:
 def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_who_waited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both in one test, so that each run starts while the other is watched."""
+    """One test for both runs, which start at the same time."""
     monkeypatch.chdir(tmp_path)
     plain = ["-o", "evaluation.before=false", "-o", "evaluation.after=false", "-o", "optimisation.steps=5000"]
     stopped = grpo_kit("train", "quickstart", "-o", "run.id=stopped", *plain)
@@ -232,7 +232,7 @@ def test_evaluation_in_between_changes_nothing_but_is_filed(attempt: Any) -> Non
     assert list(run.evaluations()) == ["before", "step-00002", "after"]
     assert not kit.Run("without", with_it.folder.path.parent).evaluations()
     filed = [(event["kind"], event["step"]) for event in run.events() if event["kind"] in ("evaluation", "checkpoint")]
-    assert filed == [("evaluation", 2), ("checkpoint", 2), ("checkpoint", 4)]  # the best is saved at once
+    assert filed == [("evaluation", 2), ("checkpoint", 2), ("checkpoint", 4)]  # 2 has the best score: saved
 
 
 # --- hooks and functions of the user's own ----------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_all_weights_train_without_lora_and_with_a_reference(attempt: Any) -> No
     assert (result.folder.adapter / "model.safetensors").is_file()
     lines = result.folder.metrics()
     divergence = [line[key] for line in lines for key in line if key.startswith("kl")]
-    assert divergence[0] == pytest.approx(0, abs=1e-6)  # policy = reference before the first step
+    assert divergence[0] == pytest.approx(0, abs=1e-6)  # the policy equals the reference before the first step
     assert divergence[-1] > 0
 
 

@@ -57,7 +57,7 @@ def test_a_preset_that_cannot_score_the_rows_is_refused_with_the_reason(tree: An
     rows_of(tree, answer="1")
     with pytest.raises(RewardError, match=r"'accuracy' of preset 'reasoning-gym' cannot score the rows of rows\.jsonl"):
         notes_of(tree)
-    with pytest.raises(RewardError, match="cannot score"):  # before a run, too
+    with pytest.raises(RewardError, match="cannot score"):  # a run refuses it, too
         prepare(load_config(tree))
     assert "6 training" in notes_of(tree, "reward.preset=gsm8k-hash")
 
@@ -97,11 +97,11 @@ def test_what_the_machine_lacks_is_said_first(
 def test_several_gpus_are_refused_by_the_process_that_trains_unless_a_launcher_shares_them_out(
     tree: Any, attempt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TRL refuses them after the weights are loaded. Kubernetes sets WORLD_SIZE=1 in jobs without a launcher."""
+    """TRL would refuse them only after loading the weights. Kubernetes sets WORLD_SIZE=1 in jobs without a launcher."""
     for name in ("LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    check_environment(load_config(tree))  # the page's process; its training process sees the first GPU only
+    check_environment(load_config(tree))  # of the page, whose training process sees only the first GPU
     for variables, named in (({}, "0"), ({"WORLD_SIZE": "1"}, "0"), ({"CUDA_VISIBLE_DEVICES": "1,3"}, "1")):
         with monkeypatch.context() as patch:
             for name, value in variables.items():

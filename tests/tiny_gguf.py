@@ -17,14 +17,14 @@ HIDDEN, HEADS, KV_HEADS, LAYERS, INNER = 64, 4, 2, 2, 96
 
 
 def vocabulary() -> list[str]:
-    """Special tokens, one token per byte, and two merges."""
+    """Return the tokens: special ones, one per byte, and two merges."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return [*SPECIAL, *bytes_to_unicode().values(), *(merge.replace(" ", "") for merge in MERGES)]
 
 
 def tiny_llama(seed: int = 0) -> Any:
-    """A random Llama of 0.1M weights with tied embeddings."""
+    """Return a random Llama of 0.1M weights with tied embeddings."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.random.fork_rng():
@@ -37,7 +37,7 @@ def tiny_llama(seed: int = 0) -> Any:
 
 
 def write_gguf(path: Path, model: Any, *, kind: str = "F32", architecture: str = "llama", **changes: Any) -> Path:
-    """Write `model` with matrices of type `kind`; `changes` replace the tokenizer's metadata (None omits it)."""
+    """Write `model` with matrices of type `kind`. `changes`: other `tokens`, or ids of special tokens (None omits an id)."""
     from gguf import GGMLQuantizationType, GGUFWriter, quantize
 
     writer = GGUFWriter(path, architecture)
@@ -74,7 +74,7 @@ def write_gguf(path: Path, model: Any, *, kind: str = "F32", architecture: str =
             short = f"blk.{layer}.{names[part]}"
         short = {"embed_tokens": "token_embd", "norm": "output_norm"}.get(short, short)
         values = weight.detach().float()
-        if short.endswith(("attn_q", "attn_k")):  # llama.cpp interleaves the two halves of a rotated pair
+        if short.endswith(("attn_q", "attn_k")):  # llama.cpp interleaves the two halves of rotated heads
             heads = HEADS if short.endswith("attn_q") else KV_HEADS
             values = values.reshape(heads, 2, -1, HIDDEN).swapaxes(1, 2).reshape(values.shape)
         array = values.contiguous().numpy()

@@ -7,12 +7,12 @@ from typing import Any
 
 VOCABULARY = 512
 SPOKEN = range(20, 28)
-"""Tokens that a completion may hold, beside the one that ends it: ragged lengths within a few tokens."""
+"""Ids that completions may contain besides the end token. There are so few that completions end early, at ragged lengths."""
 TARGETS = ["q_proj", "v_proj", "up_proj", "down_proj"]
 
 
 def tiny_tokenizer(name: str = "embedded") -> Any:
-    """The tokenizer of an embedded model, with padding on the left for generation."""
+    """Return the tokenizer of an embedded model, with padding on the left for generation."""
     from transformers import AutoTokenizer
 
     from kit.models.embedded import source_of
@@ -21,7 +21,7 @@ def tiny_tokenizer(name: str = "embedded") -> Any:
 
 
 def tiny_qwen(tokenizer: Any, context: int = 256) -> Any:
-    """A float32 model of two layers in evaluation mode, with the same random weights at each call."""
+    """Return a float32 model of two layers in evaluation mode, with the same random weights at each call."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -45,7 +45,7 @@ def tiny_qwen(tokenizer: Any, context: int = 256) -> Any:
 
 
 def tiny_settings(tokenizer: Any, folder: Path) -> dict[str, Any]:
-    """Fields of a `GRPOConfig` for float32 on the CPU: micro-batches of 4 completions of one prompt, 1 to 8 tokens each."""
+    """Return fields of a `GRPOConfig` in float32 on the CPU: micro-batches of 4 completions of one prompt, 1 to 8 tokens each."""
     silent = {*range(VOCABULARY)} - {tokenizer.eos_token_id, *SPOKEN}
     return {
         "output_dir": str(folder),
@@ -67,5 +67,5 @@ def tiny_settings(tokenizer: Any, folder: Path) -> dict[str, Any]:
 
 
 def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward that differs for nearly every completion: the sum of id times position, mod 101."""
+    """Reward that differs for nearly every completion: the sum of id times position, mod 101, over 101."""
     return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]

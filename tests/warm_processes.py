@@ -40,7 +40,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PLACE = "GRPO_KIT_TESTS_WARM"
-"""Environment variable: the folder of the server's socket and log. `none` switches all of this off."""
+"""Environment variable: the folder of the server's socket and log. `none` disables warm processes."""
 MODULES = ("kit.", "ipykernel_launcher", "accelerate.commands.accelerate_cli")
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 """The code with which a worker of pytest-xdist begins (execnet's `popen_bootstrapline`)."""
@@ -72,15 +72,15 @@ MAY_DIFFER = (
     "HF_HUB_OFFLINE",
     "HF_HUB_DISABLE_TELEMETRY",
 )
-"""Of these: the token is read when it is used, and so is the breakpoint, which Ray leaves behind; the path is set in the child;
-and the server, as all tests, looks nothing up on the hub and tells it nothing."""
+"""Exceptions: HF_TOKEN and PYTHONBREAKPOINT, which Ray sets, are read when they are used; PYTHONPATH is set in the child; and
+the server, like all tests, does not use the hub."""
 RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 
 
-# --- in a test, and in whatever was started warm ----------------------------------------------------------------------
+# --- client: in tests, and in the warm processes that they start ------------------------------------------------------
 
 _cold = installed = workers = False
-"""`workers`: those of pytest-xdist are warm, too. For a few tests, which need little of it all, they would wait in vain."""
+"""`workers`: fork the workers of pytest-xdist, too. Few tests need few imports, so their workers start faster cold."""
 _execute = subprocess.Popen._execute_child
 _names = list(inspect.signature(_execute).parameters)[1:]
 
@@ -100,7 +100,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def cold() -> Iterator[None]:
-    """Start processes in the usual way in the context."""
+    """Start processes in the usual way inside the block."""
     global _cold
     before, _cold = _cold, True
     try:
@@ -137,7 +137,7 @@ def _start(self: Any, *values: Any) -> None:
 
 
 def _asking(original: Any, name: str) -> Any:
-    """Wrap a waiting method of `Popen`: for a warm process, it reads the exit status from the server."""
+    """Wrap a waiting method of `Popen`, so that it reads the exit status of a warm process from the server."""
 
     def status(self: Any, wait: bool) -> int | None:
         self._warm.setblocking(wait)
@@ -172,7 +172,7 @@ def _asking(original: Any, name: str) -> Any:
 
 
 def _request(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The request to the server; None if the process cannot be forked from it."""
+    """Return the request to the server; None if the process cannot be a fork."""
     words = [os.fsdecode(word) for word in arguments["args"]] if isinstance(arguments["args"], (list, tuple)) else []
     if arguments["shell"] or arguments["preexec_fn"] or len(words) < 2 or words[0] != sys.executable:
         return None
@@ -227,7 +227,7 @@ def _same_modules(environment: Mapping[str, str], path: list[str]) -> bool:
 
 
 def _place() -> tuple[Path, int]:
-    """The server's folder, and the process that owns it; starts the server if necessary."""
+    """Return the server's folder and the pid of its owner; start the server if necessary."""
     folder, _, owner = os.environ[PLACE].rpartition(":")
     place = Path(folder)
     if not (place / "environment.json").exists():
@@ -274,7 +274,7 @@ def _connection() -> socket.socket:
 
 
 def main(place: str, owner: int) -> None:
-    """Fork the requested processes until the process `owner` ends. In a child, it returns after `_become`."""
+    """Fork the requested processes until the process `owner` ends."""
     import gc
 
     gc.disable()
@@ -288,7 +288,7 @@ def main(place: str, owner: int) -> None:
     threads = {Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
     assert len(threads - {"jemalloc_bg_thd"}) == 1, (
         f"these would be missing in every child: {threads}"
-    )  # jemalloc starts its thread again
+    )  # jemalloc restarts its thread in a fork
     # Skip torch's work at the exit of each child: printing compile times and removing 300 operators.
     atexit.unregister(sys.modules["torch._dynamo.utils"].dump_compile_times)
     for left in list(weakref.finalize._registry):
@@ -355,7 +355,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(request: dict[str, Any], handles: list[int], caller: socket.socket) -> None:
-    """Turn the child into the requested process, and report its pid after session and signals are set."""
+    """Turn the child into the requested process and run it. Reports the pid after session and signals are set."""
     signal.set_wakeup_fd(-1)
     for number in RESET:
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
@@ -402,7 +402,7 @@ def _begin_anew() -> None:
 
 
 def _run(kind: str, name: str) -> None:
-    """Run the module or file as the interpreter does, without its final clean-up of modules, which takes a second."""
+    """Run the module or file as the interpreter does, but exit without the clean-up of modules, which takes a second."""
     code, interrupted = 0, False
     main = sys.modules["__main__"].__dict__
     for left in [key for key in main if not key.startswith("__")]:
