@@ -50,7 +50,7 @@ def uv(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.mark.install
 def test_the_quickstart_runs_from_another_folder_in_a_fresh_environment(tmp_path: Path, uv: Callable[..., str]) -> None:
-    """Installs a wheel that is built from the source distribution, with the other packages in the tested versions."""
+    """Install a wheel that is built from the source distribution, with the other packages in the tested versions."""
     python, bare = tmp_path / "env" / "bin" / "python", {"PATH", "UV", "LANG", "SSL_CERT_FILE"}
     uv("build", "-q", "--out-dir", "made", ROOT)
     (wheel,) = (tmp_path / "made").glob("*.whl")

@@ -258,7 +258,7 @@ def test_killed_by_the_clock_and_killed_again_while_resuming(
 def test_a_stop_and_a_resume_change_nothing(
     moment: int, forks: Forks, tree: Named, uninterrupted: tuple[Tree, int]
 ) -> None:
-    """Stops after the second of two steps on the same completions (4), and between two such steps (5)."""
+    """Stop after the second of two steps on the same completions (4), and between two such steps (5)."""
     mine = tree("stopped")
     ctrl_c = {"call": "torch.optim:AdamW.step", "nth": moment, "signal": int(signal.SIGINT)}
     assert "Stopping" in forks.run(mine, kill=ctrl_c)["shown"]

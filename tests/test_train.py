@@ -174,7 +174,7 @@ def grpo_kit(*arguments: str) -> subprocess.Popen[str]:
 def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_who_waited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One test for both runs, which start at the same time."""
+    """Both runs are in one test, so that they start at the same time."""
     monkeypatch.chdir(tmp_path)
     plain = ["-o", "evaluation.before=false", "-o", "evaluation.after=false", "-o", "optimisation.steps=5000"]
     stopped = grpo_kit("train", "quickstart", "-o", "run.id=stopped", *plain)

@@ -67,5 +67,5 @@ def tiny_settings(tokenizer: Any, folder: Path) -> dict[str, Any]:
 
 
 def placed_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """Reward that differs for nearly every completion: the sum of id times position, mod 101, over 101."""
+    """Reward that differs for nearly every completion: the sum of id times position, mod 101, divided by 101."""
     return [sum(place * token for place, token in enumerate(ids, 1)) % 101 / 101 for ids in completion_ids]

@@ -355,7 +355,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(request: dict[str, Any], handles: list[int], caller: socket.socket) -> None:
-    """Turn the child into the requested process and run it. Reports the pid after session and signals are set."""
+    """Turn the child into the requested process: set session and signals, report the pid, and run it."""
     signal.set_wakeup_fd(-1)
     for number in RESET:
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)

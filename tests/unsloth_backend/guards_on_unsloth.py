@@ -40,7 +40,7 @@ def _another_loss(trainer: Any, base: type) -> None:
 
 
 def _mask_dropped(trainer: Any, base: type) -> None:
-    """Use TRL's layout on a backbone that ignores the mask in training, as Unsloth's do."""
+    """Use TRL's layout on a backbone that ignores the mask in training, as Unsloth's backbones do."""
     backbone = trainer.accelerator.unwrap_model(trainer.model).get_base_model().base_model
     forward = backbone.forward
 

@@ -36,7 +36,7 @@ LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 class PatchedBench(Bench):
-    """Build trainers of tiny models as `FastLanguageModel` returns them, but in float32."""
+    """Builds trainers of tiny models as `FastLanguageModel` returns them, but in float32."""
 
     kind, fused, layers = "qwen3", True, 2
 
@@ -143,7 +143,7 @@ def rowwise_in_torch() -> Iterator[None]:
 
 
 def fuse(model: Any) -> None:
-    """Put Unsloth's LoRA functions into each layer. Unsloth does so only for weights in half precision."""
+    """Install Unsloth's LoRA functions in each layer, which Unsloth itself does only for weights in half precision."""
     from unsloth.kernels import apply_lora_mlp_geglu_approx, apply_lora_mlp_swiglu, apply_lora_o, apply_lora_qkv
 
     mlp = apply_lora_mlp_geglu_approx if model.config.model_type == "gemma2" else apply_lora_mlp_swiglu
@@ -263,7 +263,7 @@ def scored(
 
 
 def families(bench: PatchedBench) -> dict[str, Any]:
-    """Score with each family. The coefficient of the experts' balancing loss is 0, as `grpo_config` sets it for Unsloth."""
+    """Score rows with a model of each family. The experts' balancing loss has coefficient 0, as `grpo_config` sets it."""
     return {kind: scored(bench, kind, fused=kind in FUSED, router_aux_loss_coef=0.0) for kind in FAMILIES}
 
 

@@ -404,7 +404,7 @@ def shares_asleep() -> list[Any]:
 
 
 def completions_at_once() -> dict[str, dict[int, int]]:
-    """Return, by batch size, how many completions of 1.5B weights Unsloth samples at once on an L4, with the kit and without."""
+    """Return, by batch size, how many completions Unsloth samples at once (L4, 1.5B weights), with the kit and without."""
     from transformers import AutoConfig
 
     from kit.config import load_config
