@@ -57,8 +57,8 @@ class LLM:
 
     def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool, lora_request: Any = None) -> list[Any]:
         assert not self.asleep, f"asleep: {self.asleep}"
-        assert not self.lost, "its weights were thrown away and not loaded again"
-        assert getattr(OWN, "stream", None) is self.main_stream, "its first tokens are copied before they are computed"
+        assert not self.lost, "the weights were discarded and not loaded again"
+        assert getattr(OWN, "stream", None) is self.main_stream, "the first tokens are copied before they are computed"
         self.threads.add(threading.current_thread().name)
         self.requests.append(lora_request)
         made = SimpleNamespace(token_ids=[TOKEN], logprobs=[{TOKEN: SimpleNamespace(rank=1, logprob=-0.5)}])

@@ -135,7 +135,7 @@ def is_allowed(module: str, name: str) -> bool:
 
 def test_imports_point_downward() -> None:
     layers = {layer(module_of(path)) for path in FILES} - {"kit"}
-    assert layers <= RANK.keys(), "no place in the table of layers"
+    assert layers <= RANK.keys(), "the table of layers lacks a module"
     faults = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in FILES

@@ -297,7 +297,7 @@ def test_killed_with(variant: str, forks: Forks, tree: Named) -> None:
     resumed(forks, mine)
     assert different(expected, trace(folder(mine))) == {}
     if variant == "an early end":
-        assert expected["status"]["step"] == 3, "it was to end early"
+        assert expected["status"]["step"] == 3, "the run must end early"
 
 
 def test_a_finished_run_is_made_longer_as_if_it_had_been_longer_from_the_start(forks: Forks, tree: Named) -> None:
@@ -329,7 +329,7 @@ def test_what_has_changed_is_refused_with_its_reason_or_forced_and_noted(forks: 
     for words in ("torch: 1.0 at the start", "data.seed: 0", "the rows of", "--force"):
         assert words in refused["error"]
     assert "save_every" not in refused["error"]
-    assert before == {name: (folder(mine) / name).read_bytes() for name in before}, "a refusal changes nothing"
+    assert before == {name: (folder(mine) / name).read_bytes() for name in before}, "a refusal must change nothing"
     resumed(forks, other, force=True)
     event = next(e for e in map(json.loads, (folder(mine) / "events.jsonl").open()) if e["kind"] == "resumed")
     assert (event["step"], event["checkpoint"], event["forced"]) == (4, "checkpoint-4", True)

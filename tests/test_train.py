@@ -204,7 +204,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_exit_code_130_and_a_kill_is_told_by_
 def wait_for(what: Any, seconds: float = 200.0) -> None:
     end = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.2)
 
 

@@ -90,7 +90,7 @@ def parse(words: list[str]) -> None:
     if left[:1] in (["--help"], ["--version"]):
         return
     while hasattr(command, "commands"):
-        assert left, f"{path} is not a whole command"
+        assert left, f"{path} is an incomplete command"
         assert left[0] in command.commands, f"{path} has no verb {left[0]!r}"
         path, command = f"{path} {left[0]}", command.commands[left[0]]
         left.pop(0)

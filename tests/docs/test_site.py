@@ -37,9 +37,9 @@ def test_the_reference_has_every_key_of_the_configuration() -> None:
     page = load(ROOT / "docs/site/pages.py").configuration()
     rows = {row.group(1): row.group(0) for row in re.finditer(r"^\| `([\w.]+)` \|.*$", page, re.MULTILINE)}
     assert set(keys(RunConfig())) == set(rows)
-    assert all(len(re.split(r"(?<!\\)\|", row)) == 6 for row in rows.values()), "a bar in a cell is escaped"
+    assert all(len(re.split(r"(?<!\\)\|", row)) == 6 for row in rows.values()), "bars in cells must be escaped"
     assert "(0, 1]" in page or "> 0" in page
-    assert all(not row.endswith("|  |") for row in rows.values()), "every key has a meaning"
+    assert all(not row.endswith("|  |") for row in rows.values()), "every key must have a meaning"
 
 
 def test_the_reference_has_every_verb() -> None:

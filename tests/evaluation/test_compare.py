@@ -59,9 +59,7 @@ def test_runs_are_grouped_into_arms_and_each_is_judged(root: Path) -> None:
 def test_what_else_differs_has_intervals(root: Path) -> None:
     rows = {row["name"]: row for row in compare_runs(ids("base", "clip"), root)["quantities"]}
     assert rows["entropy"]["differences"]["clip"]["value"] == pytest.approx(0.1)
-    assert rows["time per step"]["arms"]["base"] == pytest.approx(1.0), (
-        "the first step, which is slower, does not count"
-    )
+    assert rows["time per step"]["arms"]["base"] == pytest.approx(1.0), "the first, slower step is not counted"
     assert rows["training time"]["arms"]["base"] == pytest.approx(9 + 19)
     assert rows["peak memory"]["arms"]["base"] == pytest.approx(501)
     assert rows.keys() >= {"pass@4", "held-out length", "completion length", "training reward", "greedy_reward"}
@@ -127,9 +125,9 @@ def test_the_verb_prints_and_leaves_a_page_and_json(root: Path) -> None:
     assert "clip against base: better." in page
     assert page.count("<svg") >= 5
     assert "objective.clip.eps_high" in page
-    assert "optimisation.learning_rate" not in page, "configuration that does not differ is left out"
+    assert "optimisation.learning_rate" not in page, "equal settings are not listed"
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//|@import|url\(""", page), (
-        "nothing is loaded from elsewhere"
+        "the page loads from another host"
     )
 
 

@@ -47,7 +47,7 @@ def test_an_evaluation_made_with_other_generation_settings_is_refused(tmp_path: 
     change(other, lambda result: result.update(generation=own | {"top_p": 0.5}))
     with pytest.raises(ConfigError, match=r"different generation\.top_p: 0\.5, 1\.0"):
         compare_runs(["a", "b"], tmp_path, metric="pass@1")
-    assert compare_runs(["a", "b"], tmp_path)["warnings"] == [], "greedy completions do not ask top_p"
+    assert compare_runs(["a", "b"], tmp_path)["warnings"] == [], "top_p has no effect on greedy completions"
     change(other, lambda result: result.update(generation=own | {"max_completion_tokens": 7}))
     with pytest.raises(ConfigError, match=r"-o generation\.max_completion_tokens="):
         compare_runs(["a", "b"], tmp_path)

@@ -44,7 +44,9 @@ def test_no_two_copies_of_the_real_weights_are_held(model_folder, monkeypatch, t
     read, loaded = models._load_with_transformers, []
 
     def once(files, config, dtype):
-        assert not [reference for reference in loaded if reference() is not None], "the model before is still held"
+        assert not [reference for reference in loaded if reference() is not None], (
+            "the previous model is still referenced"
+        )
         model = read(files, config, dtype)
         loaded.append(weakref.ref(model))
         quantised.append(config.load_in_4bit)

@@ -109,7 +109,7 @@ def test_what_is_installed_is_the_source_that_is_named(installed: Any, tmp_path:
         "grpo-kit[tested,unsloth] @ git+https://host.example/kit.git@main"
     ]
     (name,) = installed("grpo-kit")
-    assert name == f"{Path.cwd() / 'grpo-kit'}[tested,unsloth]", "a folder: pip would look for that name on an index"
+    assert name == f"{Path.cwd() / 'grpo-kit'}[tested,unsloth]", "pip would search an index for a name without a folder"
 
 
 def test_the_extras_exist() -> None:

@@ -149,7 +149,7 @@ def test_zero_at_zero_advantage_is_true_where_it_is_said(
     if hook.zero_at_zero_advantage:
         assert not pulls_without_advantage(hook)
     elif values or name not in VARIANTS:  # with their defaults, some have no effect on so few tokens
-        assert name == "nll_on_correct" or pulls_without_advantage(hook), "it could be declared"
+        assert name == "nll_on_correct" or pulls_without_advantage(hook), "the hook could declare it"
 
 
 # --- what an objective says -------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     assert [line.partition(" | ")[0] for line in lines] == ["1 quickstart", "1 doctor"]
     assert done["1 quickstart"]["failure"].startswith(("FileNotFoundError", "RunError"))
     assert done["1 doctor"]["failure"] == "ended after 1 s"
-    assert "cli.py" in done["1 doctor"]["error"], "the stack"
+    assert "cli.py" in done["1 doctor"]["error"], "the failure has no stack"
     assert json.loads(file.read_text())["rows"].keys() == done.keys()
 
 

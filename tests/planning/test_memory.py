@@ -122,7 +122,7 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
     asleep = plan_memory(shape, work)
     assert awake.always["vLLM"] == share
     assert "vLLM" not in asleep.always
-    assert asleep.phases["rollout"] == {"vLLM": share, "allocator": 0.0}, "a share is a limit, of all that it holds"
+    assert asleep.phases["rollout"] == {"vLLM": share, "allocator": 0.0}, "a share limits all memory of the engine"
     shared = plan_memory(shape, replace(work, vllm_sleeps=False, vllm_shares_weights=True))
     weights = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
     assert shared.always["vLLM"] == share - weights

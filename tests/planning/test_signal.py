@@ -165,4 +165,4 @@ def test_the_process_prepares_as_a_run_does_and_writes_no_run(
     assert not (tmp_path / "runs").exists()
     assert report["prompts"] == 4
     assert {"pass@1", f"pass@{report['k']}", "verdict"} <= set(report)
-    assert report["audit"]["results"], "the page asks for the audit of the reward, too"
+    assert report["audit"]["results"], "the page must request the audit, too"

@@ -66,7 +66,9 @@ def test_a_journey_reaches_its_end(journey: Journey, name: str) -> None:
     assert result["export"]["verification"]["verified"], result["export"]["verification"]
     assert result["moved"] > 0, "no weight of the adapter was trained"
     if name == "gsm8k-t4":
-        assert result["checkpointing"] == [True, True], "it stays on after the first rollout ran out of memory"
+        assert result["checkpointing"] == [True, True], (
+            "checkpointing must stay on after the first rollout ran out of memory"
+        )
 
 
 @pytest.mark.parametrize("name", list(EXACT))

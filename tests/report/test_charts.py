@@ -103,7 +103,7 @@ def test_a_band_lies_around_its_line_and_whiskers_stand_at_their_points() -> Non
     dots = Series.of_points("b", [(0.0, 1.0), (3.0, 2.0)], [(3.0, 0.0, 4.0)])
     root = ElementTree.fromstring(svg(Panel("T", "y", [band, dots])))
     polygon = next(root.iter(f"{SVG}polygon")).attrib["points"].split()
-    assert len(polygon) == 2 * 3, "the step without a number is left out"
+    assert len(polygon) == 2 * 3, "a step without a number is omitted"
     (whisker,) = root.iter(f"{SVG}path")
     assert [circle.findtext(f"{SVG}title") for circle in root.iter(f"{SVG}circle")] == ["b: 1 at 0", "b: 2 at 3"]
     last = [float(circle.attrib["cx"]) for circle in root.iter(f"{SVG}circle")][-1]
@@ -134,7 +134,7 @@ def test_evaluations_stand_at_their_step_and_later_ones_by_hand_at_none() -> Non
     }
     assert [step for step, _ in placed(scores)] == [0, 20, 30]
     assert result_of(scores) == "after"
-    assert result_of(scores | {"after": {}}) == "step-00020", "an unreadable one counts for nothing"
+    assert result_of(scores | {"after": {}}) == "step-00020", "an unreadable value is ignored"
     assert result_of({"before": {"step": 0}}) is None
 
 

@@ -31,7 +31,7 @@ def test_every_docstring_has_all_its_parts(name):
     doc = generator.preset_doc(name)
     assert doc.summary.endswith((".", "`."))
     assert "\n\n" not in doc.summary
-    assert re.search(r"\[-?[\w., -]+, ?-?[\w. ]+\]", doc.sections["Range"]), "a range such as [0, 1]"
+    assert re.search(r"\[-?[\w., -]+, ?-?[\w. ]+\]", doc.sections["Range"]), "state a range such as [0, 1]"
     assert "load(" in doc.example
 
 

@@ -17,7 +17,7 @@ def test_combined_presets_add_their_parts_and_keep_gates_and_checker(samples):
     assert both.checker == "a"
     # The gate is that of the second preset's own `a`, which did not pass.
     assert both.score(samples("x")).values["b"] == [0.0]
-    assert second.weights == {"a": 1.0, "b": 0.5}, "the presets themselves stay as they are"
+    assert second.weights == {"a": 1.0, "b": 0.5}, "the original presets must not change"
 
 
 @pytest.mark.parametrize("status", ["wrong", "format", "timeout", "error"])

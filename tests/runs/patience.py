@@ -16,7 +16,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
     """Poll until `what()` is true, and return its value."""
     end = time.monotonic() + seconds
     while not (result := what()):
-        assert time.monotonic() < end, "it did not happen in time"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.02)
     return result
 

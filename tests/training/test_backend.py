@@ -158,7 +158,7 @@ def test_families_that_overflow_in_float16_are_computed_in_float32(monkeypatch: 
     assert autocast_dtype(ModelConfig(lora=None), plain) is None
     config = load_config("quickstart", ["model.dtype=auto", "optimisation.learning_rate=1e-5"])
     assert grpo_config(config, UNSLOTH, Path("run"), [1.0]).fp16 is True
-    assert grpo_config(config, overflowing, Path("run"), [1.0]).fp16 is False, "as the trainer will have it"
+    assert grpo_config(config, overflowing, Path("run"), [1.0]).fp16 is False, "the trainer would use another value"
     monkeypatch.setattr("kit.models.backend.this_machine", lambda: A100)
     assert not suited(UNSLOTH, ModelConfig(), qwen).computes_in_float32
 

@@ -170,8 +170,8 @@ def test_rounds_end_without_flat_groups_at_the_limit_or_with_the_data(
         groups, made, count = sampling._replace_flat(sampling._sample(begin))
         prompts = [prompt for each in rounds for prompt in each]
         assert count == len(rounds) == expected
-        assert len(set(prompts)) == len(prompts) == len(made), "no prompt twice in a step"
-        assert any(group.flat for group in groups) == (len(flat) == 12), "what stays flat stays"
+        assert len(set(prompts)) == len(prompts) == len(made), "a step has no prompt twice"
+        assert any(group.flat for group in groups) == (len(flat) == 12), "flat groups of the last round stay"
 
 
 PLAIN = {"turns": False, "processes": 1, "images": False}

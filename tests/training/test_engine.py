@@ -105,7 +105,7 @@ def test_a_truncated_sampler_is_not_compared_with_a_full_policy(hook: str) -> No
 def test_auto_takes_vllm_on_a_gpu_and_says_why_where_it_cannot(machine: Callable[..., None]) -> None:
     auto = config("generation.engine=auto")
     machine("cpu", CPU_BUILD)
-    assert (choose_engine(auto).name, choose_engine(auto).note) == ("hf", None), "nobody expects vLLM without a GPU"
+    assert (choose_engine(auto).name, choose_engine(auto).note) == ("hf", None), "without a GPU, vLLM is not expected"
     machine("cuda", CUDA_BUILD)
     assert choose_engine(auto).name == "vllm"
     assert "generation.engine: auto" in (choose_engine(auto).note or "")
@@ -113,7 +113,7 @@ def test_auto_takes_vllm_on_a_gpu_and_says_why_where_it_cannot(machine: Callable
     chosen = choose_engine(auto)
     assert chosen.name == "hf"
     assert "vLLM is not installed" in (chosen.note or "")
-    assert HF_INSTEAD not in (chosen.note or ""), "that is what happened already"
+    assert HF_INSTEAD not in (chosen.note or ""), "hf is used already"
 
 
 def test_every_argument_is_one_of_trls_and_every_vllm_argument_of_trl_is_pinned() -> None:

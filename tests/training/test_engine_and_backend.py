@@ -88,7 +88,7 @@ def test_keys_of_the_engine_reach_unsloths_engine() -> None:
     keys = ["generation.engine=vllm", "data.max_prompt_tokens=100", "generation.max_completion_tokens=28"]
     settings = loading(load_config("quickstart", keys), UNSLOTH, None)
     assert settings.max_seq_length == 128
-    assert "enforce_eager" not in settings.fast_inference, "refused by Unsloth's loader where there is no engine"
+    assert "enforce_eager" not in settings.fast_inference, "Unsloth's loader refuses it without an engine"
     keys += ["generation.vllm.eager=true"]
     settings = loading(load_config("quickstart", keys), UNSLOTH, 4096)
     assert settings.max_seq_length == 128
@@ -150,7 +150,7 @@ def test_the_engine_ends_completions_where_the_model_does(new_model: Callable[[]
     for policy in (model, get_peft_model(model, LoraConfig(target_modules=["q_proj"]))):
         assert stop_ids(policy, {}) == [5, 7]
         assert stop_ids(policy, arguments) == [5, 7, 300]
-    assert arguments == {"stop_token_ids": [300]}, "TRL's arguments stay as they are"
+    assert arguments == {"stop_token_ids": [300]}, "TRL's arguments must not change"
 
 
 def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_an_engine_starts_on_a_device_that_accelerate_names_without_an_index(
     gpu: Any, new_model: Callable[[], Any]
 ) -> None:
     generation = watched(new_model())
-    assert generation.accelerator.device.index is None, "the case that this test is about"
+    assert generation.accelerator.device.index is None, "the stand-in does not simulate this case"
     assert gpu.devices == [0]
     generation.sync_weights()
     assert rollout(generation) == [[TOKEN], [TOKEN]]

@@ -124,7 +124,7 @@ class Page:
 
     def kill(self) -> None:
         """Send SIGKILL, as the kernel does when it is out of memory."""
-        assert self.process is not None, "it runs in this process"
+        assert self.process is not None, "the server runs in this process"
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 

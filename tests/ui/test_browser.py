@@ -103,7 +103,7 @@ def status(page: Any, run_id: str) -> dict[str, Any]:
 def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
     end = time.monotonic() + seconds
     while not (result := condition()):
-        assert time.monotonic() < end, "it did not come to that"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.2)
     return result
 
@@ -155,7 +155,7 @@ def test_rows_are_shown_by_keyboard_alone(page: Any, tab: Callable[..., Tab]) ->
                 outline = new.evaluate(
                     "getComputedStyle(document.activeElement).outlineStyle + getComputedStyle(document.activeElement).boxShadow"
                 )
-                assert outline != "nonenone", f"{text}: the focus is not seen"
+                assert outline != "nonenone", f"{text}: the focus is invisible"
                 return
         raise AssertionError(f"{text} cannot be reached with Tab")
 

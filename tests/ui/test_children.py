@@ -152,13 +152,13 @@ def test_the_same_question_is_asked_once_and_can_be_stopped(jobs: Jobs) -> None:
         time.sleep(0.02)
     for nothing in ("", None, "other"):
         jobs.stop(nothing)
-        assert job.state == "running", "a button of a screen without a job stops none of others"
+        assert job.state == "running", "without a job, the button must stop no other job"
     jobs.stop("sam")
     assert job.state == "stopped"
     assert job.pid is not None
     while time.monotonic() < end and Path(f"/proc/{job.pid}").exists():
         time.sleep(0.05)
-    assert not Path(f"/proc/{job.pid}").exists(), "it goes on"
+    assert not Path(f"/proc/{job.pid}").exists(), "the job continues"
     assert jobs.start("same", "work", {"how": "well"}) is not job
 
 

@@ -64,7 +64,7 @@ def test_what_differs_from_what_was_filled_in_was_changed(form: Form) -> None:
         "run.id": "named",
     }
     assert typed.draft().changes == changes
-    assert sent(form, draft, seed=None).draft() == draft, "a box of which nothing was sent"
+    assert sent(form, draft, seed=None).draft() == draft, "the browser did not send this box"
 
 
 @pytest.mark.parametrize("value", ["many", "", "[&a 1, *a]"])
@@ -83,7 +83,7 @@ def test_a_section_that_is_switched_off_takes_its_keys_with_it(form: Form) -> No
     assert sent(form, base).draft() == base
     on = sent(form, base, lora=True, rank="8").draft()
     assert on.tree()["model"]["lora"]["rank"] == 8
-    assert sent(form, base, lora=True).draft().tree()["model"]["lora"]["rank"] == 16, "its box was empty"
+    assert sent(form, base, lora=True).draft().tree()["model"]["lora"]["rank"] == 16, "the box was empty"
 
 
 def test_a_box_that_holds_what_it_should_is_left_alone(form: Form) -> None:
@@ -96,7 +96,7 @@ def test_a_box_that_holds_what_it_should_is_left_alone(form: Form) -> None:
     }
     assert Draft.read(json.loads(base)) == new
     assert preset == "quickstart"
-    assert base != form.filled(new, typing)[0], "what follows from it is made anew each time"
+    assert base != form.filled(new, typing)[0], "derived values are computed each time"
     assert form.filled(None, typing) == [gr.skip()] * len(filled)
 
 
@@ -135,7 +135,7 @@ def test_what_another_preset_takes_the_place_of_is_kept_aside(form: Form) -> Non
     again, _ = _bring_back(sent(form, other))
     assert again is not None
     assert again.aside is None
-    assert stored_or_new(third.as_dict()).aside == mine, "a reload keeps it"
+    assert stored_or_new(third.as_dict()).aside == mine, "a reload keeps the draft"
 
 
 def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPa
     assert form.site.run("typed-last").record()["forecast"] == {"steps": 9.0}
     note, place = start_run(form.site, sent(form, id="typed-last").draft)
     assert "There is a run &#39;typed-last&#39; already. Choose another name" in note
-    assert "-o " not in note, "the page has a box for it"
+    assert "-o " not in note, "the page has a box for this key"
     assert place == ""
 
 

@@ -70,8 +70,8 @@ def test_concurrent_wrong_passwords_are_checked_one_by_one(monkeypatch: pytest.M
         guess = asyncio.create_task(ask(guarded, b"basic " + RIGHT.partition(b" ")[2]))  # right, not yet known
         await settle()
         assert delays.now == 1
-        assert not any(task.done() for task in [*wrong, guess]), "the right one is not told from the wrong ones"
-        assert await ask(guarded, RIGHT) == 200, "who is logged in does not wait"
+        assert not any(task.done() for task in [*wrong, guess]), "a right password must wait like wrong ones"
+        assert await ask(guarded, RIGHT) == 200, "a user who is logged in does not wait"
         delays.over.set()
         assert await asyncio.gather(*wrong, guess) == [401] * 10 + [200]
         assert (delays.most, delays.made) == (1, 10)
@@ -87,7 +87,7 @@ def test_excess_login_attempts_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         ]
         await settle()
         assert await ask(guarded, basic("ada:one more")) == 429
-        assert await ask(guarded, RIGHT) == 429, "else the answer would tell a right password at once"
+        assert await ask(guarded, RIGHT) == 429, "a fast answer would reveal a right password"
         delays.over.set()
         assert set(await asyncio.gather(*waiting)) == {401}
         assert await ask(guarded, RIGHT) == 200

@@ -50,7 +50,7 @@ def test_the_example_comes_with_all_that_screens_show(site: Site) -> None:
     assert "/home/" not in text
     (example.path / "log.txt").write_text("mine")
     assert home.shown_example(site)[1] == "/run?run=example"
-    assert (example.path / "log.txt").read_text() == "mine", "one that is there is left as it is"
+    assert (example.path / "log.txt").read_text() == "mine", "an existing run is not changed"
     assert [path.name for path in site.settings.root.iterdir()] == ["example"]
 
 
@@ -109,7 +109,7 @@ def test_held_out_problems_that_are_scored_are_no_training(site: Site, state: st
         assert '<span class="badge live">scoring before' in text
         assert "9 min left, then the steps" in text
         live.change_status(lambda _: {"forecast": {"start": 20.0, "steps": 60.0}})
-        assert "10 min left in all" in home.look(site, "")[1], "that of the page that started it"
+        assert "10 min left in all" in home.look(site, "")[1], "the forecast of the page that started it"
         live.write_status("running", step=12, eta_seconds=30.0)
         live.change_status(lambda _: {"phase": "held-out score", "phase_done": 40, "phase_total": 500})
         assert '<span class="badge live">step 12 of 60, scoring 40 of 500</span>' in home.look(site, "")[1]

@@ -123,7 +123,7 @@ def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
     first = view.look("one", "charts", {})
     assert isinstance(first[1], str)
     again = view.look("one", "charts", first[0])
-    assert all(isinstance(part, dict) for part in again), "gr.skip() everywhere"
+    assert all(isinstance(part, dict) for part in again), "every output must be gr.skip()"
     batch(site.run("one").completions, 21, ["1 + 1 ="])
     site.run("one").append_metrics({"step": 21, "reward": 0.9})
     third = view.look("one", "charts", first[0])
@@ -131,7 +131,7 @@ def test_what_the_browser_has_is_not_sent_again(site: Site) -> None:
     assert "to 0.9 at 21" in third[View.parts.index("charts") + 1]
     other = view.look("one", "log", third[0])
     assert "a line of the log" in other[View.parts.index("log") + 1]
-    assert isinstance(other[View.parts.index("charts") + 1], dict), "charts are sent to the tab that shows them"
+    assert isinstance(other[View.parts.index("charts") + 1], dict), "only the open tab receives charts"
 
 
 def test_checkpoints_are_whole_or_said_to_be_not(site: Site) -> None:
@@ -256,7 +256,7 @@ def test_newer_weights_of_the_same_name_are_other_weights(site: Site, monkeypatc
     with pytest.raises(RunError, match="answering, perhaps in another tab"):
         pool.session(run, "last")
     monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
-    assert chat.resolved(run, None)[0] == "20", "what a live run has is its last checkpoint"
+    assert chat.resolved(run, None)[0] == "20", "a live run has the weights of its last checkpoint"
 
 
 def test_chat_says_what_it_cannot_find(site: Site) -> None:

@@ -33,10 +33,10 @@ def test_hidden_events_list_no_outputs(tmp_path: Path) -> None:
     unseen = [event for event in functions if event["backend_fn"] and event["show_progress"] == "hidden"]
     assert len(unseen) > 60
     assert [event for event in unseen if event["show_progress_on"] != []] == []
-    assert max(len(event["inputs"]) for event in functions if event["backend_fn"]) < 30, "inputs are told, too"
+    assert max(len(event["inputs"]) for event in functions if event["backend_fn"]) < 30, "inputs must be listed"
     loads = [event for event in functions if any(kind == "load" for _, kind in event["targets"])]
     load = max(loads, key=lambda event: len(event["outputs"]))
-    assert len(load["inputs"]) == 1, "the boxes are as they were built: a browser takes long to send them"
+    assert len(load["inputs"]) == 1, "the page must not send boxes again that are unchanged"
     (reward,) = [
         box["id"] for box in page.get_config_file()["components"] if box["props"].get("elem_id") == "verdict-reward"
     ]

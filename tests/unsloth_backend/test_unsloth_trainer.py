@@ -117,5 +117,5 @@ def test_an_engine_that_shares_the_weights_wakes_and_has_the_adapter_of_each_ste
     assert record["numbers"] == [1, 2]
     assert record["B"][0] == 0.0 < record["B"][1]
     assert record["pushed"] == [[]]
-    assert record["ends"] == [5, 7], "those of the model's own files"
+    assert record["ends"] == [5, 7], "the end tokens of the model's own files"
     assert record["written"] == []

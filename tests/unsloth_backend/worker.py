@@ -449,7 +449,7 @@ def in_a_fork(work: Callable[[], Any]) -> None:
     """Run `work` in a forked child and wait for it."""
     child = os.fork()
     if child:
-        assert os.waitpid(child, 0)[1] == 0, "what a fork did has failed"
+        assert os.waitpid(child, 0)[1] == 0, "the forked child failed"
         return
     code = 1
     try:

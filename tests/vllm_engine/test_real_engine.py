@@ -41,7 +41,7 @@ def test_completions_come_from_the_engine_and_its_log_probabilities_are_the_trai
     }  # fmt: skip
     assert env["seeds"]["engine"] == 3
     assert env["trainer_arguments"]["use_vllm"] is True
-    assert "vllm" not in run.message.lower(), "the engine's own log stays off the terminal"
+    assert "vllm" not in run.message.lower(), "the engine's log must not reach the terminal"
 
 
 def test_a_real_models_log_probabilities_are_the_trainers(attempt: Callable[..., Any], tree: Any) -> None:
@@ -182,7 +182,7 @@ def test_the_adapter_alone_reaches_the_engine(
     assert len(differences) == 4
     assert max(differences) < 1e-4, "float32 on both sides"
     assert "nats off the trainer's" not in run.shown
-    assert adapted == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}, "and no head, whose logits take longer then"
+    assert adapted == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}, "logits of a copied head would take longer"
     assert len(bases) == 4
     assert bases[0].keys() == bases[-1].keys() != set()
     assert all(torch.equal(weight, bases[-1][name]) for name, weight in bases[0].items()), "what it loaded stays"
