@@ -174,14 +174,14 @@ def quantised(model: Any) -> Any:
     """A tiny model in 4 bits. It is saved and loaded, because only loading quantises."""
     from kit.models.backend import quantization_config
     from kit.models.family import auto_class
-    from kit.models.loading import keep_differentiable
+    from kit.models.loading import set_up_four_bits
 
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         loaded = auto_class(model.config).from_pretrained(
             folder, quantization_config=quantization_config(torch.float32), dtype=torch.float32
         )
-    keep_differentiable(loaded)
+    set_up_four_bits(loaded, torch.float32)
     return loaded
 
 

@@ -86,13 +86,6 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     template: variables of the chat template (`data.chat_template_kwargs`).
     """
     backend = choose_backend(config)
-    if config.load_in_4bit:
-        if config.lora is None:
-            raise ModelError(
-                "model.load_in_4bit freezes the weights, so with model.lora: null there is nothing to train. "
-                "Set model.lora, or load_in_4bit: false."
-            )
-        quantization_config()
     weights_dtype(config, backend)
     source = source_of(config.name, config.revision)
     keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
@@ -113,6 +106,15 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     if template:
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, template, source)
     model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
+    if (getattr(model_config, "quantization_config", None) or {}).get("load_in_4bit"):
+        config.load_in_4bit = True  # published in 4 bits: the plan, the engine and exports must know it
+    if config.load_in_4bit:
+        if config.lora is None:
+            raise ModelError(
+                "model.load_in_4bit freezes the weights, so with model.lora: null there is nothing to train. "
+                "Set model.lora, or load_in_4bit: false."
+            )
+        quantization_config()
     shape, family = shape_of(model_config), family_of(model_config, tokenizer, chat=chat)
     if config.lora is not None and shape is not None and not isinstance(config.lora.targets, str):
         names = sorted({name for name, _, _ in shape.modules})
@@ -147,8 +149,8 @@ def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = N
     keep_only_tokens(model)
     family = files.family or adapter_of(model, files.tokenizer, chat=files.chat)
     end_where_turns_end(model, files, family)
-    if config.load_in_4bit and backend.device == "cpu":
-        keep_differentiable(model)
+    if config.load_in_4bit and backend.name != UNSLOTH:
+        set_up_four_bits(model, dtype)
     made = adapter(config, family)
     if start is not None and config.lora is not None:
         made = peft_config(start, config.lora.dropout)
@@ -269,15 +271,18 @@ def load_processor(source: str, tokenizer: Any, **keywords: Any) -> Any | None:
     return processor
 
 
-def keep_differentiable(model: Any) -> None:
-    """Prevents bitsandbytes from repacking 4-bit weights at the first forward pass in evaluation mode.
+def set_up_four_bits(model: Any, dtype: torch.dtype) -> None:
+    """Makes 4-bit layers compute in the model's dtype; a model published in 4 bits has another one in its files.
 
-    On CPUs with AVX512-BF16 the kernel for repacked weights has no backward pass, so that all gradients after the first
-    evaluation would be wrong. Remove when bitsandbytes restores the weights, or raises, in training.
+    It also prevents bitsandbytes from repacking weights at the first forward pass in evaluation mode. On CPUs with AVX512-BF16
+    the kernel for repacked weights has no backward pass, so that all gradients after the first evaluation would be wrong.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+            module.compute_dtype = dtype
+            if (state := getattr(module.weight, "quant_state", None)) is not None:
+                state.dtype = dtype
 
 
 def adapter(config: ModelConfig, family: FamilyAdapter | None = None) -> Any | None:

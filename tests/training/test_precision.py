@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import get_peft_model
 from safetensors.torch import load_file
-from transformers import Trainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, Trainer
 
 from kit.config import LoraConfig, ModelConfig, load_config
 from kit.errors import ModelError
@@ -57,6 +57,26 @@ def test_no_4_bit_weight_is_repacked_on_the_cpu(model_folder: Path) -> None:
     layers = [m for m in load(model_folder, load_in_4bit=True).model.modules() if isinstance(m, bnb.nn.Linear4bit)]
     assert layers
     assert not any(layer.support_avx512bf16_for_cpu for layer in layers)
+
+
+def test_a_model_published_in_4_bits_computes_in_the_dtype_of_the_run(model_folder: Path, tmp_path: Path) -> None:
+    """Its files name bfloat16 for the products, as most models with `-bnb-4bit` in their name do."""
+    pytest.importorskip("bitsandbytes")
+    published = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    keywords = {"quantization_config": published, "dtype": torch.float32, "device_map": {"": "cpu"}}
+    AutoModelForCausalLM.from_pretrained(model_folder, **keywords).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path)
+    config = ModelConfig(name=str(tmp_path), lora=LoraConfig(rank=4, alpha=8))
+    model, ids = load_model(find_model(config, chat=True), config).model.eval(), torch.arange(20, 52).view(2, 16)
+    with torch.no_grad():
+        expected = load(model_folder, load_in_4bit=True).model.eval()(ids).logits
+        assert torch.equal(model(ids).logits, expected)
+    assert config.load_in_4bit, "plans, engines and exports would reckon with 16 bits"
 
 
 @pytest.mark.parametrize("load_in_4bit", [False, True])
