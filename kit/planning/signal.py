@@ -101,7 +101,7 @@ def judge(signal: Signal) -> Verdict:
         because = f"{_share(signal.failures)} of completions could not be scored"
         change = f"Correct the reward{reason}; test it with: grpo-kit reward test"
         if signal.failures.low <= FAILING:
-            return _unsure(signal, because, FAILING, change)
+            return _unsure(signal, because, "failure_share", FAILING, change)
         return Verdict("reward fails", because, change)
     spread, right = signal.spread, signal.pass_at_1
     cut = f"{_share(signal.truncated)} of completions are cut at {limit} tokens"
@@ -129,11 +129,11 @@ def judge(signal: Signal) -> Verdict:
             signal, f"; {cut}" if is_cut else "", f", or set {longer}" if is_cut else ""
         )
         if spread.high >= INFORMATIVE:
-            return _unsure(signal, because, INFORMATIVE, change)
+            return _unsure(signal, because, "spread_share", INFORMATIVE, change)
         return Verdict("no signal", because, change)
     if is_cut:
         if signal.truncated.low <= TRUNCATED:
-            return _unsure(signal, cut, TRUNCATED, longer)
+            return _unsure(signal, cut, "truncated_share", TRUNCATED, longer)
         return Verdict("truncated", cut, longer)
     if signal.malformed.low > MALFORMED:
         because = f"{_share(signal.malformed)} of completions do not have the format that the reward reads"
@@ -142,7 +142,7 @@ def judge(signal: Signal) -> Verdict:
         )
         return Verdict("wrong format", because, change)
     if spread.high >= INFORMATIVE:
-        return _unsure(signal, because, INFORMATIVE, larger_groups(signal.config))
+        return _unsure(signal, because, "spread_share", INFORMATIVE, larger_groups(signal.config))
     if right is not None:
         because += f"; pass@1 is {_share(right)}"
         problems = "problems (data.task_params, or another data.source)"
@@ -196,9 +196,9 @@ def _valid(config: RunConfig, overrides: list[str]) -> bool:
     return True
 
 
-def _unsure(signal: Signal, because: str, threshold: float, change: str) -> Verdict:
-    """`sample more` if the interval contains the threshold; `borderline` if no more prompts can be sampled."""
-    within = f"{because}: the interval contains {threshold:.0%}"
+def _unsure(signal: Signal, because: str, figure: str, threshold: float, change: str) -> Verdict:
+    """`sample more` if the figure's interval contains the threshold; `borderline` if no more prompts can be sampled."""
+    within = f"{because}: the interval of {figure} contains {threshold:.0%}"
     most = MOST_PROMPTS if signal.rows is None else min(signal.rows, MOST_PROMPTS)
     if signal.prompts >= most:
         sampled = (

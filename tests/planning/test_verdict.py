@@ -71,6 +71,7 @@ def test_one_reward_for_all_completions_is_about_the_reward_not_the_length(
     assert ("max_completion_tokens" in result.change) is (value < 0)
     few = judge(replace(signal, spread=wilson(0, 4), prompts=4))  # [0, 0.49]
     assert few.verdict == "sample more"
+    assert "the interval of spread_share contains 25%" in few.because
 
 
 def test_rewards_that_differ_although_nothing_is_right_are_pointed_out() -> None:
