@@ -196,7 +196,7 @@ def _cases(number: int, row: Row, attacks: bool) -> list[Case]:
     right = row.get("right", good[0] if good else None)
     if not attacks or not isinstance(right, str):
         return cases
-    wrong = row.get("wrong", bad[0] if bad else "something else")
+    wrong = row.get("wrong") or next((text for text in bad if text.strip()), "something else")
     style = row.get("style", "plain") if "right" in row or row.get("style") == "prose" else "plain"
     known = known_attacks(prompt_text(row.get("prompt", "")), right, str(wrong), style)
     return cases + [Case(number, "attack", attack.name, attack.completion) for attack in known]

@@ -56,6 +56,14 @@ def test_a_reward_that_looks_for_the_answer_anywhere_is_found_out():
     assert {"hedged", "equation", "list of answers", "truncated in the answer", "huge text"} <= attacks
 
 
+def test_an_empty_bad_completion_is_no_wrong_answer_of_an_attack():
+    def exact(completions, **kwargs):
+        return [float(c.strip() == "a b") for c in completions]
+
+    report = testing.check(Preset([from_function(exact)]), [{"good": ["a b"], "bad": [""]}])
+    assert report.passed, report.problems
+
+
 def test_rows_in_a_style_that_the_reward_does_not_read_are_a_few_lines_and_a_hint(tmp_path, capsys):
     rows = [
         {"prompt": f"{n} + {n}?", "answer": str(2 * n), "style": "boxed", "right": str(2 * n)} for n in range(5, 45)
