@@ -103,7 +103,8 @@ def test_an_override_reaches_an_item_of_a_list_by_its_number() -> None:
     ("content", "words"),
     [
         ("model: [", "not valid YAML"),
-        ("model:\n\tname: x", "not valid YAML"),
+        ("model:\n\tname: x", "Indent with spaces instead of tabs"),
+        ("data: {source: a.csv}\nrun: {}\ndata: {heldout: 3}", "the key 'data' is in lines 1 and 3"),
         ("- a\n- b", "found a list"),
         ("just text", "found a str"),
         ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
@@ -111,7 +112,7 @@ def test_an_override_reaches_an_item_of_a_list_by_its_number() -> None:
         ("{a: " * 200_000, "nested too deep"),
         ("- " * 200_000, "nested too deep"),
     ],
-    ids=["sequence", "tab", "list", "text", "object", "brackets", "braces", "dashes"],
+    ids=["sequence", "tab", "twice", "list", "text", "object", "brackets", "braces", "dashes"],
 )
 def test_a_file_that_is_no_configuration_is_refused(content: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"

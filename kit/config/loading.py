@@ -17,11 +17,19 @@ _UNION_TAG = re.compile(r"function-|constrained-|(str|int|float|bool)$|(list|dic
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads `1e-3` as a number; YAML 1.1 reads it as text.
+    """A YAML loader that reads `1e-3` as a number, which YAML 1.1 reads as text, and refuses a key that occurs twice.
 
     It uses the parser in Python, which is ten times slower than libyaml: for deeply nested text, which can be pasted into the
     page, it raises `RecursionError`, while libyaml ends the process.
     """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[Any, int] = {}
+        for key, _ in node.value:
+            first = lines.setdefault(key.value, line := key.start_mark.line + 1)
+            if first != line and key.value != "<<":
+                raise yaml.YAMLError(f"the key '{key.value}' is in lines {first} and {line}; join the two.")
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -57,7 +65,9 @@ def parse_yaml(text: str, origin: str = "The text", *, empty: dict[str, Any] | N
     try:
         tree = _parse(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{origin} is not valid YAML: {error}") from None
+        tabs = "\nIndent with spaces instead of tabs." if "\\t" in str(error) else ""
+        text = str(error).replace('in "<unicode string>", ', "in ")
+        raise ConfigError(f"{origin} is not valid YAML: {text}{tabs}") from None
     tree = empty if tree is None else tree
     if not isinstance(tree, dict):
         raise ConfigError(
