@@ -40,6 +40,13 @@ def test_notes_tell_model_data_reward_objective_and_steps(tree: Any, tmp_path: P
     assert not list(tmp_path.iterdir())  # nothing was written
 
 
+def test_a_name_that_is_taken_is_a_note_because_everything_else_is_checked(tree: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    notes = notes_of(tree, "run.id=mine", f"run.root={tmp_path}/runs")
+    assert "run: There is already a run 'mine'" in notes
+    assert "reward: reasoning-gym" in notes
+
+
 def test_the_embedded_model_is_checked_like_any_other(tree: Any) -> None:
     assert "model: embedded, 0.66M weights" in notes_of(tree, "model.name=embedded")
 

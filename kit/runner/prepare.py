@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
-from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, ObjectiveError, RewardError, refuse
+from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, ObjectiveError, RewardError, RunError, refuse
 from kit.generation.engine import HF, Engine, choose_engine, reports_logps, resolve
 from kit.generation.tools import NOTHING, ToolSetup, open_row
 from kit.models.backend import choose_backend, torch_dtype
@@ -438,9 +438,14 @@ def validate(config: RunConfig) -> list[str]:
     from kit.models.gguf import origin_note
     from kit.models.memory import card_of, note, plan_memory, planned_workload, room_of
 
-    parts, original = prepare(config, waits=True), config
+    parts, original = prepare(config, waits=True, fresh=False), config
     config, data, preset, files = parts.config, parts.data, parts.preset, parts.files
     notes = [f"model: {config.model.name}, {files.parameters / 1e6:.2f}M weights, {files.backend.reason}"]
+    try:
+        if config.run.id is not None:
+            RunStore(config.run.root).check_free(config.run.id)
+    except RunError as taken:
+        notes.append(f"run: {taken}")
     if (start := origin_note(files.source)) is not None:
         notes.append(f"model: {start}")
     if files.shape is not None:
