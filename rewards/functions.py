@@ -13,7 +13,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
@@ -168,11 +168,16 @@ class FunctionComponent:
         started = time.perf_counter()
         try:
             result = self.function(**_accepted(self.function, arguments))
-            values = list(_wait_for(result) if inspect.isawaitable(result) else result)
+            result = _wait_for(result) if inspect.isawaitable(result) else result
+            if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping):
+                raise TypeError(f"it returned {shown(result)}. Return a list with one number per completion")
+            values = list(result)
         except Exception as failure:
             starts = [at for at in range(1, len(samples)) if samples[at].group_id != samples[at - 1].group_id]
             if not starts or time.perf_counter() - started > RETRY_SECONDS:
-                reason = f"{failure_reason(failure)} (prompt: {prompt_text(samples[0].prompt)[-60:]!r})"
+                prompt = prompt_text(samples[0].prompt)
+                shown_prompt = prompt if len(prompt) <= 60 else f"...{prompt[-60:]}"
+                reason = f"{failure_reason(failure)} (prompt: {shown_prompt!r})"
                 return [Score(None, "error", {"reason": reason})] * len(samples)
             half = starts[len(starts) // 2]
             return [*self.score(samples[:half], ctx), *self.score(samples[half:], ctx)]

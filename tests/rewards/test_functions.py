@@ -228,6 +228,16 @@ def test_a_function_that_raises_on_a_row_fails_its_group_and_no_other():
     assert calls == [8, 4, 4, 2, 2]  # whole groups
 
 
+@pytest.mark.parametrize("result", [None, 0.5, "1.0", {"score": 1.0}])
+def test_a_function_that_returns_no_list_is_told_to_return_one(result):
+    def single(completions):
+        return result
+
+    verdict = Preset([from_function(single)]).score(build_samples(["p" * 99], ["x"]))
+    assert f"it returned {result!r}. Return a list with one number per" in verdict.infos["single"][0]["reason"]
+    assert "(prompt: '...ppp" in verdict.infos["single"][0]["reason"]
+
+
 def test_a_function_that_fails_slowly_is_not_called_again(monkeypatch):
     monkeypatch.setattr("rewards.functions.RETRY_SECONDS", 0.0)
     calls = []
