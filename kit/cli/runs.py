@@ -101,11 +101,11 @@ def _write(text: str) -> None:
 
 
 def ending(run: RunDir) -> str:
-    """`Run 'a' is stopped at step 7/80: control/stop. Continue with: grpo-kit resume a`."""
+    """`Run 'a' is stopped at step 7/80 on request. Continue with: grpo-kit resume a`."""
     status = run.settled()
     step, total, reason = (status.get(key) for key in ("step", "total_steps", "reason"))
     position = "" if step is None else f" at step {step}/{total}" if total else f" at step {step}"
-    because = f": {reason}" if reason else ""
+    because = " on request" if reason == "control/stop" else f": {reason}" if reason else ""
     hint = ""
     if status["state"] not in ("finished", "queued", "starting", "running") and run.config.is_file():
         advice = "Continue with" if run.last_checkpoint is not None else "Start it again from the beginning with"

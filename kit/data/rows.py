@@ -262,7 +262,7 @@ ROLES = ("system", "user", "assistant", "tool")
 def kind_of(value: Any, column: str) -> str:
     """`TEXT` or `MESSAGES`. Raises `ValueError` for anything else."""
     if value is None:
-        raise ValueError(f"'{column}' is missing")
+        raise ValueError(f"'{column}' is missing or empty")
     if isinstance(value, str):
         return TEXT
     if isinstance(value, list):

@@ -83,7 +83,7 @@ def test_a_stop_says_how_it_ended_and_what_to_do_next(running: RunDir) -> None:
     output = verb("stop", "one")
     assert "its step is finished and saved first" in output
     assert "is stopped at step" in output
-    assert "control/stop. Continue with: grpo-kit resume one" in output
+    assert " on request. Continue with: grpo-kit resume one" in output
     assert f"checkpoint is runs/one/{running.checkpoints[-1].name}" in output
     assert "There is nothing to stop. Run 'one' is stopped" in verb("stop", "one")
 
