@@ -1,4 +1,4 @@
-"""GGUF files as base models. A file is dequantised to float32 once and stored as a model folder in the kit's cache.
+"""GGUF files as base models. A file is dequantised once and stored as a model folder in the kit's cache.
 
 transformers reads the configuration, the vocabulary and the weights. This module adds, from the file's metadata, the start, end
 and padding tokens, the chat template, and the rule by which the tokenizer splits a text into words.
@@ -142,13 +142,17 @@ def file_hash(path: Path, size: int, changed: int) -> str:
 
 
 def convert(path: Path, digest: str, folder: Path) -> None:
-    """Writes the model of a GGUF file into `folder`: configuration, tokenizer, and weights in float32. Raises `ModelError`."""
+    """Writes the model of a GGUF file into `folder`: configuration, tokenizer and weights. Raises `ModelError`.
+
+    The weights are in main memory at once, with float32 copies of the largest. They are float32 if that fits, else bfloat16.
+    """
     if importlib.util.find_spec("gguf") is None:
         raise ModelError(f"{path}: reading a GGUF file needs the package gguf. Install it with: pip install gguf.")
     import torch
     from transformers import AutoConfig, GenerationConfig, GgufConfig, PreTrainedTokenizerFast
 
     from kit.models.family import auto_class
+    from kit.models.memory import free_memory
 
     log.info("converting %s once; the result is stored in %s", path, folder.parent)
     metadata, types, rows = _read(path, "header", partial(read_header, path))
@@ -156,7 +160,8 @@ def convert(path: Path, digest: str, folder: Path) -> None:
     config = _read(path, "configuration", partial(AutoConfig.from_pretrained, **where))
     tokenizer = _read(path, "tokenizer", partial(PreTrainedTokenizerFast.from_pretrained, **where))
     set_up_tokenizer(path, tokenizer, metadata, rows)
-    options = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True), "output_loading_info": True}
+    dtype = torch.float32 if 6 * sum(types.values()) < free_memory("cpu") else torch.bfloat16
+    options = {"dtype": dtype, "quantization_config": GgufConfig(dequantize=True), "output_loading_info": True}
     loader = partial(auto_class(config).from_pretrained, config=config, **options, **where)
     read, info = _read(path, "weights", loader)
     if missing := sorted(info["missing_keys"]):

@@ -59,6 +59,19 @@ def test_a_file_computes_what_the_model_computes_that_it_was_written_from(file: 
     )
 
 
+def test_a_file_that_does_not_fit_into_memory_in_float32_is_stored_in_bfloat16(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = sum(weight.numel() for weight in tiny_llama().parameters())
+    monkeypatch.setattr("kit.models.memory.free_memory", lambda _: 4.5 * weights)
+    stored = AutoModelForCausalLM.from_pretrained(source_of(str(file)), dtype="auto")
+    assert {weight.dtype for weight in stored.parameters()} == {torch.bfloat16}
+    original = torch.cat([weight.flatten() for weight in tiny_llama().parameters()])
+    torch.testing.assert_close(
+        torch.cat([weight.float().flatten() for weight in stored.parameters()]), original, rtol=0.01, atol=1e-3
+    )
+
+
 def test_the_tokenizer_is_what_the_metadata_say(file: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(source_of(str(file)))
     special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
