@@ -19,7 +19,7 @@ from kit.models.backend import TRANSFORMERS, UNSLOTH, Backend, choose_backend, q
 from kit.models.embedded import source_of
 from kit.models.failures import OUT_OF_MEMORY, converting_weights, first_line, raise_fatal
 from kit.models.family import FamilyAdapter, adapter_of, auto_class, end_ids, is_multimodal, is_remote
-from kit.models.shape import ModelShape, shape_of
+from kit.models.shape import ModelShape, is_in_4_bits, shape_of
 from kit.models.start import find_start, peft_config
 from kit.models.unsloth import Loading
 from kit.registry import did_you_mean
@@ -106,8 +106,7 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     if template:
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, template, source)
     model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
-    if (getattr(model_config, "quantization_config", None) or {}).get("load_in_4bit"):
-        config.load_in_4bit = True  # published in 4 bits: the plan, the engine and exports must know it
+    config.load_in_4bit |= is_in_4_bits(model_config)  # for the memory of the run, and for exports
     if config.load_in_4bit:
         if config.lora is None:
             raise ModelError(

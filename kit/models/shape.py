@@ -88,6 +88,11 @@ def shape_of(model_config: Any) -> ModelShape | None:
     )
 
 
+def is_in_4_bits(model_config: Any) -> bool:
+    """Whether the weights are published in 4 bits of bitsandbytes."""
+    return bool((getattr(model_config, "quantization_config", None) or {}).get("load_in_4bit"))
+
+
 def _field(config: Any, *names: str, default: int) -> int:
     for name in names:
         try:

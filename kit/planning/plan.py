@@ -19,7 +19,7 @@ from kit.errors import ConfigError, KitError, ModelError
 from kit.generation.engine import backend_incompatibilities, choose_engine, resolve
 from kit.models.backend import BFLOAT16, UNSLOTH, Backend, Machine, overflows_in_float16, quantization_config
 from kit.models.memory import GIB, MemoryPlan, Workload, fixed_terms, plan_memory, planned_workload, prompt_tokens
-from kit.models.shape import ModelShape, shape_of
+from kit.models.shape import ModelShape, is_in_4_bits, shape_of
 from kit.registry import did_you_mean
 from kit.runs.lock import gpu_holder
 
@@ -366,6 +366,7 @@ def subject(config: RunConfig) -> Subject:
     from kit.trainer.teacher import SELF
 
     objective, model_config = build_objective(config), read_config(config.model)
+    config.model.load_in_4bit |= is_in_4_bits(model_config)
     shape = known_shape(config.model.name, model_config)
     lengths, notes = measured_prompts(config)
     teacher = None

@@ -19,6 +19,7 @@ from kit.models import memory
 from kit.models.backend import Backend
 from kit.models.failures import explained
 from kit.models.loading import LoadedModel, autocast_dtype, find_model, load_model
+from kit.planning.plan import plan
 from kit.trainer.arguments import grpo_config
 
 CPU = Backend("transformers", "cpu", "")
@@ -76,7 +77,11 @@ def test_a_model_published_in_4_bits_computes_in_the_dtype_of_the_run(model_fold
     with torch.no_grad():
         expected = load(model_folder, load_in_4bit=True).model.eval()(ids).logits
         assert torch.equal(model(ids).logits, expected)
-    assert config.load_in_4bit, "plans, engines and exports would reckon with 16 bits"
+    assert config.load_in_4bit, "exports would be compared as if the run had computed in 16 bits"
+    settings = ["evaluation.before=false", "evaluation.after=false"]
+    names = [f"model.name={tmp_path}", f"model.name={model_folder}"]
+    in_4_bits, full = (plan(load_config("quickstart", [*settings, name]))["memory"]["peak_bytes"] for name in names)
+    assert in_4_bits < full
 
 
 @pytest.mark.parametrize("load_in_4bit", [False, True])
