@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kit.config import DataConfig
 from kit.data.images import IMAGES
 from kit.data.rows import SHOWN_IN_INFO
-from kit.data.sources import read_valid_rows
+from kit.data.sources import TASK_PREFIX, read_valid_rows
 from kit.errors import DataError
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def load_data(config: DataConfig) -> DataSplit:
     without = sum(row["reference"] is None for row in result.rows)
     last = mapping.reference is None and without < len(result.rows)
     from_prompt = f"The reference is the last message of '{mapping.prompt}', which is the assistant's."
+    unused = ["data.task_params has no effect, because only reasoning-gym tasks have parameters."]
+    unused *= bool(config.task_params) and not config.source.startswith(TASK_PREFIX)
     roles = {"prompt": mapping.prompt, "reference": mapping.reference}
     roles |= {"images": mapping.images} if mapping.images is not None else {}
     info = {
@@ -81,7 +83,7 @@ def load_data(config: DataConfig) -> DataSplit:
         "sha256": result.sha256(),
         "mapping": roles | {"rename": {old: name for old, name in mapping.extras.items() if old != name}},
         "seed": config.seed,
-        "notes": [*source.notes, *mapping.notes, *sides.notes, *([from_prompt] if last else []), *changed],
+        "notes": [*source.notes, *mapping.notes, *sides.notes, *([from_prompt] if last else []), *changed, *unused],
         "columns": dataset.column_names,
     }
     return DataSplit(dataset.select(sides.train), dataset.select(sides.heldout), info)

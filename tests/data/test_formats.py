@@ -49,6 +49,13 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, config, suffix):
     }  # fmt: skip
 
 
+def test_parameters_of_a_task_are_named_if_the_source_is_a_file(tmp_path, config):
+    source = write(tmp_path / "rows.csv")
+    assert not any("task_params" in note for note in load_data(config(source)).info["notes"])
+    notes = load_data(config(source, task_params={"min_terms": 2})).info["notes"]
+    assert any("data.task_params has no effect" in note for note in notes)
+
+
 def test_a_byte_order_mark_and_windows_line_ends_are_read_over(tmp_path, config):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n')
