@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.config import ModelConfig
+from kit.config import SMOLLM2, ModelConfig
 from kit.errors import KitError, ModelError
 from kit.models import unsloth as unsloth_model
 from kit.models.backend import TRANSFORMERS, UNSLOTH, Backend, choose_backend, quantization_config, suited, torch_dtype
@@ -385,8 +385,9 @@ def _load(source: str, what: str, loader: Callable[..., Any], keywords: dict[str
             )
         else:
             why = (
-                "could not be loaded. There is no such folder, and downloading it as a hub id failed: check the "
-                f"spelling, the network, and HF_TOKEN for gated models, or download it and use the folder. ({first})"
+                "could not be loaded. There is no such folder, and downloading it as a hub id failed: check the spelling, the "
+                f"network, and HF_TOKEN for gated models, or download it and use the folder. ({first})"
+                + did_you_mean(source, ("embedded", "embedded-tools", SMOLLM2))
             )
         raise ModelError(f"{source}: {what} {why}") from error
 

@@ -102,3 +102,8 @@ def test_a_native_architecture_whose_config_names_code_is_known_all_the_same() -
 def test_all_weights_in_half_precision_are_refused(model_folder: Path) -> None:
     with pytest.raises(ModelError, match=r"would lose most updates in rounding\. Set model.dtype: auto"):
         find_model(config_of(model_folder, dtype="bfloat16", lora=None), chat=True)
+
+
+def test_a_misspelt_name_of_the_kits_models_is_pointed_out() -> None:
+    with pytest.raises(ModelError, match="Did you mean 'smollm2'"):
+        find_model(ModelConfig(name="smolm2"), chat=True)
