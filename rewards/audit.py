@@ -144,7 +144,7 @@ class Audit:
             problems.append(
                 f"only {right.paid} of {right.rows} right answers are paid (mean score {right.earned:.3g}), so the other rates "
                 f"mean little. The style '{self.style}' may not be yours: set it with "
-                "--style. Check also that the reward reads the column of the reference."
+                "--style. Check also that the reward reads the column of the reference and pays less for an empty text."
             )
         return problems
 
