@@ -158,7 +158,7 @@ def test_json_schema_describes_every_field_and_forbids_others() -> None:
         assert not undocumented, f"{name}: {undocumented}"
 
 
-# --- a new recipe over spelt-out hooks --------------------------------------------------------------------------------
+# --- a new recipe replaces explicit hooks -----------------------------------------------------------------------------
 
 SAVED = {
     "objective": {

@@ -45,7 +45,7 @@ def varied(attempt: Any, *overrides: str) -> Any:
     return result
 
 
-# --- quickstart in processes of its own -------------------------------------------------------------------------------
+# --- quickstart in new processes --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_evaluation_in_between_changes_nothing_but_is_filed(attempt: Any) -> Non
     assert filed == [("evaluation", 2), ("checkpoint", 2), ("checkpoint", 4)]  # 2 has the best score: saved
 
 
-# --- hooks and functions of the user's own ----------------------------------------------------------------------------
+# --- custom hooks and functions ---------------------------------------------------------------------------------------
 
 
 def test_a_clip_hook_from_a_file_trains_and_changes_the_numbers(attempt: Any) -> None:

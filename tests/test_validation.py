@@ -79,7 +79,7 @@ def test_a_function_is_tried_on_whole_groups_with_what_the_trainer_gives(tree: A
     assert "reward: " in notes_of(tree, 'reward.functions=[{"path": "fine.py:score"}]')
 
 
-# --- what this machine lacks ------------------------------------------------------------------------------------------
+# --- limits of this machine -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_reduction_that_undoes_a_clip_is_noted(tree: Any, clip: str, reduction
     assert "whole completions" not in notes_of(tree, overrides[0], f"objective.reduction={meant.split()[0]}")
 
 
-# --- what an objective needs of a run ---------------------------------------------------------------------------------
+# --- needs of an objective --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("estimator", ["k3", "full"])

@@ -56,7 +56,7 @@ def test_the_claim_of_speed_is_what_the_benchmark_wrote() -> None:
     assert same["losses"] == pytest.approx(rows["stock TRL"]["losses"], abs=1e-6)
 
 
-# --- its code --------------------------------------------------------------------------------------------------------
+# --- code blocks -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

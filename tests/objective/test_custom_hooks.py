@@ -49,7 +49,7 @@ def plain_pull(batch: TokenBatch, strength: float = 1.0) -> Tensor:
 plain_pull.needs = {"ref_logps"}  # type: ignore[attr-defined]
 
 
-# --- found and used ----------------------------------------------------------------------------------------------
+# --- import and use ----------------------------------------------------------------------------------------------
 
 
 def test_a_clip_from_a_file_changes_the_gradient_as_its_maths_says(hooks: Path) -> None:
@@ -132,7 +132,7 @@ def test_state_of_another_objective_is_refused() -> None:
         Objective().load_state_dict({"weights.0": {"calls": 3}})
 
 
-# --- defects, each planted ---------------------------------------------------------------------------------------
+# --- planted defects ---------------------------------------------------------------------------------------------
 
 
 def in_place(batch: TokenBatch) -> Tensor:

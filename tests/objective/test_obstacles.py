@@ -152,7 +152,7 @@ def test_zero_at_zero_advantage_is_true_where_it_is_said(
         assert name == "nll_on_correct" or pulls_without_advantage(hook), "the hook could declare it"
 
 
-# --- what an objective says -------------------------------------------------------------------------------------------
+# --- obstacles of an objective ----------------------------------------------------------------------------------------
 
 
 def test_every_recipe_without_distillation_needs_no_flat_completion() -> None:
@@ -224,7 +224,7 @@ def test_a_hook_with_state_is_never_called_more_often() -> None:
     assert parts_obstacle(Objective(clip=Kept())) is None
 
 
-# --- what is logged of the policy -------------------------------------------------------------------------------------
+# --- logs of the policy -----------------------------------------------------------------------------------------------
 
 
 def test_metrics_of_the_policy_are_means_over_the_scored_completions() -> None:

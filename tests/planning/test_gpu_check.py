@@ -24,7 +24,7 @@ def everything(gpu_check: Any, *without: str) -> list[Any]:
     return gpu_check.rows(gpu_check.MODELS, lambda name: name not in without)
 
 
-# --- what is done -----------------------------------------------------------------------------------------------------
+# --- the rows ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_row_is_a_run_that_the_kit_accepts_and_has_a_name_of_its_own(gpu_check: Any, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(
     assert answers["ours"]["savings"]["token_budget"] == "on"
 
 
-# --- how it is done ---------------------------------------------------------------------------------------------------
+# --- failures and processes -------------------------------------------------------------------------------------------
 
 
 def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(

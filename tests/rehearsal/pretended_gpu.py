@@ -284,7 +284,7 @@ class Calls(TorchFunctionMode):
         return out
 
 
-# --- what torch says of itself ----------------------------------------------------------------------------------------
+# --- properties that torch reports ------------------------------------------------------------------------------------
 
 
 def _to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:

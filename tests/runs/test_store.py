@@ -182,7 +182,7 @@ def test_a_broken_line_before_the_last_is_told_with_its_number(run: RunDir) -> N
         run.metrics()
 
 
-# --- a disk that refuses ---------------------------------------------------------------------------------------------
+# --- failures of the disk --------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_in_the_middle_of_a_line_leaves_whole_lines(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

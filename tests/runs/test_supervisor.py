@@ -27,7 +27,7 @@ Start = Callable[..., RunDir]
 WriteJob = Callable[..., None]
 
 
-# --- SIGKILL of whatever there is ------------------------------------------------------------------------------------
+# --- SIGKILL of each process -----------------------------------------------------------------------------------------
 
 
 def test_a_killed_trainer_is_failed_with_its_signal(running: RunDir) -> None:
@@ -151,7 +151,7 @@ def test_a_job_that_ends_without_a_word_is_never_finished(
     assert reason in run.status()["reason"]
 
 
-# --- who has the run -------------------------------------------------------------------------------------------------
+# --- the owner of a run ----------------------------------------------------------------------------------------------
 
 
 Race = Callable[..., list[str]]
@@ -225,7 +225,7 @@ def test_a_run_that_may_not_go_on_stays_as_it_was(running: RunDir, write_job: Ca
     assert api.resume("one", detach=True).wait(20).status["refused"] is None
 
 
-# --- between the face and the supervisor -----------------------------------------------------------------------------
+# --- the start of the supervisor -------------------------------------------------------------------------------------
 
 
 def interrupted(*_: object, **__: object) -> None:
@@ -256,7 +256,7 @@ def test_ctrl_c_while_a_run_is_handed_over_ends_it(write_job: WriteJob, monkeypa
     assert api.Run("one").status["state"] == "stopped"
 
 
-# --- what the disk does ----------------------------------------------------------------------------------------------
+# --- failures of the disk --------------------------------------------------------------------------------------------
 
 
 def test_on_a_full_disk_the_end_is_told_from_what_was_set_aside(

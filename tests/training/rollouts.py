@@ -40,7 +40,7 @@ POLICIES: dict[str, Callable[[int], dict[str, int]]] = {
 
 
 def kl_term(name: str, corrected: bool) -> dict[str, Any]:
-    """The KL term with TRL's bias correction, which uses the ratio of the loss: of a token, or of a completion."""
+    """The KL term, with TRL's bias correction if `corrected`; its ratio is that of the loss: of a token, or of a completion."""
     return {**KL, "bias_corrected": corrected, "level": "sequence" if name in ("gspo", "luspo") else "token"}
 
 

@@ -19,8 +19,9 @@ ROWS = 8
 def mixed_rollout(new_trainer: NewTrainer, objective: Any = "dapo", **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
     """A trainer and three micro-batches of eight completions of six prompts, shuffled as in TRL.
 
-    Lengths are ragged, one token of each completion comes from a tool, one completion has no trained token, and the policy has
-    moved since the rollout. Half of the groups of the first micro-batch, and all of the second, have no advantage.
+    Lengths are ragged, one token of each completion comes from a tool, one completion of each micro-batch has no trained token,
+    and the policy has moved since the rollout. Half of the completions of the first micro-batch, and all of the second, have no
+    advantage.
     """
     defaults = {
         "per_device_train_batch_size": ROWS,
@@ -89,7 +90,10 @@ def in_a_step(trainer: Any, batches: list[Any], accumulation: int = 3) -> tuple[
 
 
 class Passes:
-    """Record for each pass with a graph, at the first layer: the tokens of its rows, and the graphs that are still alive."""
+    """What `watching` records at the first layer.
+
+    Tokens and rows of each pass with a graph, the earlier graphs that are still alive, and the number of passes without a graph.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

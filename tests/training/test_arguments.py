@@ -15,7 +15,7 @@ GIVEN: dict[str, Any] = {"output_dir": "run", "use_cpu": True, "bf16": False, "l
 
 
 class Moving(GRPOConfig):  # type: ignore[misc]
-    """A `GRPOConfig` that changes a default and an explicit value, as a backend may."""
+    """A `GRPOConfig` that changes defaults and an explicit value, as a backend may."""
 
     def __init__(self, weight_decay: float = 0.5, use_bias_correction_kl: bool = False, **options: Any) -> None:
         super().__init__(weight_decay=weight_decay, use_bias_correction_kl=use_bias_correction_kl, **options)

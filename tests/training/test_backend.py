@@ -88,7 +88,7 @@ def test_precision_by_compute_capability(capability: Any, dtype: str, expected: 
     assert precision(dtype, capability) == expected
 
 
-# --- what is refused before a run -------------------------------------------------------------------------------------
+# --- refusals before a run --------------------------------------------------------------------------------------------
 
 
 def resolve(machine: Machine, *overrides: str, columns: Any = ()) -> Any:
@@ -183,7 +183,7 @@ def test_a_trainer_that_computes_in_another_precision_is_refused() -> None:
         check_precision({"bf16": [False, True]})
 
 
-# --- what Unsloth is called with --------------------------------------------------------------------------------------
+# --- arguments of Unsloth's functions ---------------------------------------------------------------------------------
 
 
 def parameters(file: str, function: str) -> set[str]:

@@ -50,7 +50,7 @@ def told(trainer: Any) -> list[dict[str, float]]:
     ]
 
 
-# --- nothing chosen ---------------------------------------------------------------------------------------------------
+# --- without flat groups ----------------------------------------------------------------------------------------------
 
 
 def two_steps(new_trainer: NewTrainer, extra: Spec) -> tuple[Any, list[dict[str, float]], list[Any]]:

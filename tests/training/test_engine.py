@@ -77,7 +77,7 @@ def test_what_vllm_cannot_serve_is_refused_with_the_alternative(
 
 
 def test_4_bits_need_vllms_plugin_which_the_extra_brings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM has no bitsandbytes of its own: `vllm/model_executor/layers/quantization` lacks the file since 0.28."""
+    """vLLM has no bitsandbytes of its own since 0.28: `vllm/model_executor/layers/quantization` lacks `bitsandbytes.py`."""
     for backend in ("unsloth", "transformers"):
         four_bits = config("model.load_in_4bit=true", f"model.backend={backend}")
         monkeypatch.setattr(engine, "find_spec", lambda name: None)
@@ -134,7 +134,7 @@ def test_a_hook_that_reads_the_samplers_log_probabilities_needs_vllm() -> None:
     assert "sampler_logps" in build_objective(config(spec)).needs
 
 
-# --- what the engine side does beside ---------------------------------------------------------------------------------
+# --- side effects of the engine ---------------------------------------------------------------------------------------
 
 
 def test_merged_weights_are_those_that_peft_merges_and_leave_the_frozen_ones_alone(

@@ -81,7 +81,7 @@ def test_an_objective_that_reads_the_engine_does_not_go_on_without_it(settled: C
         settled(UNDER_UNSLOTH, "model.lora=null", objective=reads)
 
 
-# --- what Unsloth's engine is told ------------------------------------------------------------------------------------
+# --- arguments of Unsloth's engine ------------------------------------------------------------------------------------
 
 
 def test_keys_of_the_engine_reach_unsloths_engine() -> None:
@@ -140,7 +140,7 @@ def test_weights_in_another_precision_are_refused(monkeypatch: pytest.MonkeyPatc
         load(config=ModelConfig(load_in_4bit=True))
 
 
-# --- what vLLM is told beside TRL's arguments -------------------------------------------------------------------------
+# --- arguments of vLLM in addition to TRL's ---------------------------------------------------------------------------
 
 
 def test_the_engine_ends_completions_where_the_model_does(new_model: Callable[[], Any]) -> None:

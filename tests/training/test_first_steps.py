@@ -82,11 +82,13 @@ def test_a_sound_scorer_agrees_with_plain_logits(new_trainer: NewTrainer, temper
     trainer.model.train()
     assert scoring_error(trainer.services, trainer.model, MicroBatch(inputs)) < 1e-5
     assert trainer.model.training
-    forgetful = dataclasses.replace(trainer.services, temperature=1.2 * temperature)  # as if one of them forgot it
+    forgetful = dataclasses.replace(
+        trainer.services, temperature=1.2 * temperature
+    )  # another temperature than the logits
     assert scoring_error(forgetful, trainer.model, MicroBatch(inputs)) > 0.01
 
 
-# --- old and new ------------------------------------------------------------------------------------------------------
+# --- old and new log-probabilities ------------------------------------------------------------------------------------
 
 
 def test_old_log_probabilities_from_another_scorer_stop_the_first_step(new_trainer: NewTrainer) -> None:
@@ -245,7 +247,7 @@ def test_dropout_raises_no_alarm(new_trainer: NewTrainer) -> None:
     assert not has_dropout(new_trainer(objective="grpo").model)
 
 
-# --- when, and at what cost -------------------------------------------------------------------------------------------
+# --- steps and passes of the checks -----------------------------------------------------------------------------------
 
 
 def test_first_step_checks_can_be_switched_off(new_trainer: NewTrainer) -> None:

@@ -81,7 +81,7 @@ def test_a_flat_micro_batch_takes_no_pass_and_leaves_a_gradient_of_zero(
     assert all(weight.grad is not None and not weight.grad.any() for weight in weights)
 
 
-# --- where it is not exact --------------------------------------------------------------------------------------------
+# --- objectives for which it would not be exact -----------------------------------------------------------------------
 
 
 def test_a_term_that_pulls_on_flat_completions_forbids_it(mixed: tuple[Any, list[dict[str, Any]]]) -> None:

@@ -160,7 +160,7 @@ def test_fused_4_bit_layers_equal_pefts(monkeypatch: pytest.MonkeyPatch) -> None
     assert calls["_Adapter"] == 3  # bitsandbytes has its own kernel for a single token
 
 
-# --- at the first rows of a run -----------------------------------------------------------------------------------------
+# --- the check at the first rows of a run -------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ def test_the_step_in_parts_is_the_undisturbed_one(new_trainer: NewTrainer, name:
 
 
 def test_a_token_budget_and_halving_go_together(new_trainer: NewTrainer) -> None:
-    """A part of the token budget is still too large for the second micro-batch, so the number of rows is halved."""
+    """From the third pass on, a part of the token budget is still too large, so the number of rows is halved."""
     settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 2, "per_device_train_batch_size": 8}
     objective = ACROSS["high_entropy_only"]
     want = stepped(new_trainer(objective=objective, unchecked=True, num_iterations=2, **settings))
@@ -290,7 +290,7 @@ def test_other_errors_and_updates_are_not_retried(new_trainer: NewTrainer, monke
     assert trainer.memory.in_a_row == 0
 
 
-# --- a whole run ------------------------------------------------------------------------------------------------------
+# --- a complete run ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def tensors(tokens: int, key_heads: int = HEADS) -> list[Tensor]:
     return [torch.randn(1, heads, tokens, WIDTH, generator=draw, dtype=torch.float64) for heads in shapes]
 
 
-# --- stand-ins for the kernels, which have no CPU version: what their documentation says, one text at a time -------------
+# --- stand-ins for the kernels, which have no CPU version, by their documentation ----------------------------------------
 
 
 def varlen_attn(

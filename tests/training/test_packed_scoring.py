@@ -25,7 +25,7 @@ NewPacked = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def packed(new_trainer: NewTrainer, tokenizer: Any) -> NewPacked:
-    """Return a factory of trainers of a tiny model by type, with windows shorter than the rows; "" is the embedded Qwen3."""
+    """Return a factory of trainers of a tiny model by type, with any sliding windows shorter than the rows; "" is tiny_qwen."""
 
     def make(kind: str = "", objective: Any = "grpo", share: bool = True, **options: Any) -> Any:
         extra: dict[str, Any] = {"share_prompts": share}

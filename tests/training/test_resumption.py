@@ -312,7 +312,7 @@ def test_a_live_run_is_not_resumed(run: RunDir) -> None:
         load_previous_run(load_config(run.config))
 
 
-# --- what has changed -------------------------------------------------------------------------------------------------
+# --- changes between start and resume ---------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from kit.objective.schedules import AdaptiveKL
 
 from .rollouts import NewTrainer, Recorder, log_of, train
 
-# --- what hooks and logs see ------------------------------------------------------------------------------------------
+# --- inputs of hooks and logs -----------------------------------------------------------------------------------------
 
 
 def test_rewards_and_truncation_reach_the_hooks_beside_their_completions(

@@ -144,7 +144,7 @@ def test_completions_without_a_prompt_for_the_teacher_have_none(new_trainer: New
     assert trainer._metrics["train"]["teacher/share"][-1] == pytest.approx(share)
 
 
-# --- what a teacher reads ---------------------------------------------------------------------------------------------
+# --- prompts of a teacher ---------------------------------------------------------------------------------------------
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
 

@@ -59,7 +59,7 @@ def test_without_an_objective_training_is_that_of_stock_trl(new_trainer: NewTrai
 
 @pytest.mark.parametrize("name", ["dr_grpo", "dapo", "gspo"])
 def test_two_steps_of_training_with_a_recipe_equal_trl(new_trainer: NewTrainer, name: str) -> None:
-    """Compare generation to optimiser, with two micro-batches a step and an off-policy second step."""
+    """Compare everything from generation to the optimiser step, with two micro-batches per step and an off-policy second step."""
     objective, loss_arguments = EQUAL[name]
     objective = {**objective, "regularizers": [kl_term(name, True)]}
     options = {"gradient_accumulation_steps": 2, "num_iterations": 2, "max_steps": 2, "optim": "sgd", "seed": 3}
@@ -129,7 +129,7 @@ def test_advantages_equal_trl_with_weights_and_missing_scores(new_trainer: NewTr
         assert len(stock_trainer._logs["advantages"]) == len(trainer._logs["advantages"])
 
 
-# --- hooks are live, masks hold ---------------------------------------------------------------------------------------
+# --- hooks and masks --------------------------------------------------------------------------------------------------
 
 
 WITH_EVERYTHING: dict[str, Any] = {

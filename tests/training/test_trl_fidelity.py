@@ -99,7 +99,7 @@ def build(new_trainer: NewTrainer, objective: Spec, loss_arguments: Spec, kl: st
 
 @pytest.fixture(scope="module")
 def pair(new_trainer: NewTrainer) -> Callable[[str, str, str], Pair]:
-    """Return a cached pair of trainers for each loss. Policies differ only in the micro-batches and two settings."""
+    """Return a factory of pairs of trainers, cached by loss, level and KL; `assert_equal_trl` sets what depends on the policy."""
 
     @functools.cache
     def make(loss_type: str, level: str, kl: str) -> Pair:

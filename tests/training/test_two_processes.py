@@ -63,7 +63,7 @@ def test_the_gradient_is_that_of_one_process_with_the_completions_of_both(ranks:
     assert_gradients_close(ranks[1]["gradients"], ranks[0]["alone"])
 
 
-# --- savings: one of the two has nothing to score, or less -------------------------------------------------------------
+# --- savings, with fewer completions to score in one process -----------------------------------------------------------
 
 
 def test_skipping_on_one_process_only_gives_the_same_steps(ranks: list[dict[str, Any]]) -> None:
@@ -80,7 +80,10 @@ def test_skipping_on_one_process_only_gives_the_same_steps(ranks: list[dict[str,
 
 
 def test_a_wrapped_model_is_called_as_often_by_each(ranks: list[dict[str, Any]]) -> None:
-    """Each forward pass in DistributedDataParallel waits for the other process, also if one has room for a single pack only."""
+    """Each forward pass in DistributedDataParallel waits for the other process, so both make the same number.
+
+    Their limits of a pack differ: 4096 tokens and 1.
+    """
     way = "packed"
     assert [rank[way]["way"] for rank in ranks] == [way, way]
     assert [rank["plain"]["way"] for rank in ranks] == ["plain", "plain"]
