@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,14 +120,15 @@ def _check(source: Source, export_format: str, request: dict[str, Any]) -> None:
 def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Measured:
     """Measure the trained model's answers to held-out prompts, or to training prompts if the run held out none.
 
-    Raises `KitError`.
+    16-bit weights that do not fit on the GPU are measured on the CPU, and then the export is verified there. Raises `KitError`.
     """
     from kit.data import load_data
     from kit.export.source import choose_rows, fits_in_float32
     from kit.export.verify import measure
+    from kit.models.failures import first_line, is_out_of_memory, release
     from kit.runner.prepare import fit_prompts
 
-    config = source.config
+    config, backend = source.config, source.files.backend
     rows = source.heldout_rows()
     if not rows:
         rows = fit_prompts(config, load_data(config.data), source.tokenizer, source.interaction).train.to_list()
@@ -137,9 +139,18 @@ def _measure(source: Source, request: dict[str, Any], reporter: Reporter) -> Mea
     # A merged export has the weights from which the 4-bit ones were made, so its source is measured with them, too.
     rounded = config.model.load_in_4bit and (request["format"] == "adapter" or not source.unrounded)
     changes: dict[str, Any] = {"load_in_4bit": rounded}
-    if source.files.backend.device == "cpu" and source.lora and not (rounded or fits_in_float32(source)):
-        changes["dtype"] = "bfloat16"
-    return measure(source, rows, min(LONGEST, config.generation.max_completion_tokens), **changes)
+    if backend.device == "cpu" and source.lora and not rounded and config.model.dtype != "bfloat16":
+        changes["dtype"] = "float32" if fits_in_float32(source) else "bfloat16"
+    try:
+        return measure(source, rows, min(LONGEST, config.generation.max_completion_tokens), **changes)
+    except ModelError as error:
+        cause = error.__cause__
+        if rounded or backend.device == "cpu" or cause is None or not is_out_of_memory(cause):
+            raise
+        source.note(f"verified on the CPU, because the 16-bit model does not fit on the GPU ({first_line(cause)})")
+    release()
+    source.files = replace(source.files, backend=replace(backend, device="cpu"))
+    return _measure(source, request, reporter)
 
 
 def write(source: Source, export_format: str, folder: Path, request: dict[str, Any], reporter: Reporter) -> Written:

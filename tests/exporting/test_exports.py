@@ -318,6 +318,34 @@ def test_a_merged_model_that_does_not_fit_the_gpu_is_verified_on_the_cpu(
     assert any("verified on the CPU" in note for note in on_a_gpu.notes)
 
 
+def test_a_16_bit_source_that_does_not_fit_the_gpu_is_measured_on_the_cpu(
+    run: RunDir, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of 8B that was trained in 4 bits on a card of 12 GB."""
+    devices: list[str] = []
+
+    def placed(device: str, *, quantized: bool) -> None:
+        devices.append(device)
+        if device == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("kit.models.loading.place_of", placed)
+    backend = replace(source.files.backend, device="cuda")
+    on_a_gpu = replace(source, files=replace(source.files, backend=backend), notes=[])
+    request = ExportRequest("merged-16bit", prompts=2).for_run(run)
+    assert job._measure(on_a_gpu, request, Reporter(quiet=True)).computed == "float32"
+    assert devices == ["cuda", "cpu"]
+    assert on_a_gpu.files.backend.device == "cpu"
+    assert "verified on the CPU" in on_a_gpu.notes[0]
+    monkeypatch.setattr(source.config.model, "load_in_4bit", True)
+    with pytest.raises(ModelError, match="CUDA out of memory"):  # 4-bit weights fitted in training
+        job._measure(
+            replace(on_a_gpu, files=replace(source.files, backend=backend)),
+            {**request, "format": "adapter"},
+            Reporter(quiet=True),
+        )
+
+
 def test_an_export_keeps_to_the_main_memory_that_is_free(
     run: RunDir, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
