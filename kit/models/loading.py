@@ -105,7 +105,7 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     tokenizer = load_tokenizer(tokenizer_source, chat=chat, chat_template=config.chat_template, **tokenizer_keywords)
     if template:
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, template, source)
-    model_config = _load(source, "its configuration", _auto("AutoConfig"), keywords)
+    model_config = read_config(config)
     config.load_in_4bit |= is_in_4_bits(model_config)  # for the memory of the run, and for exports
     if config.load_in_4bit:
         if config.lora is None:
@@ -126,6 +126,12 @@ def find_model(config: ModelConfig, *, chat: bool, template: Mapping[str, Any] |
     backend = suited(backend, config, model_config)
     processor = load_processor(source, tokenizer, **keywords) if is_multimodal(model_config) else None
     return ModelFiles(source, config.revision, model_config, tokenizer, backend, shape, family, processor, chat)
+
+
+def read_config(config: ModelConfig) -> Any:
+    """Reads the model's configuration without its weights. Raises `ModelError`."""
+    keywords = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    return _load(source_of(config.name, config.revision), "its configuration", _auto("AutoConfig"), keywords)
 
 
 def load_model(files: ModelFiles, config: ModelConfig, with_: Loading | None = None) -> LoadedModel:

@@ -24,7 +24,6 @@ from kit.registry import did_you_mean
 from kit.runs.lock import gpu_holder
 
 if TYPE_CHECKING:
-    from kit.config.sections import ModelConfig
     from kit.objective import Objective
 
 Planner = Callable[[RunConfig], MemoryPlan]
@@ -362,6 +361,7 @@ class Place:
 
 def subject(config: RunConfig) -> Subject:
     """Read the input of a plan. Raises `KitError`."""
+    from kit.models.loading import read_config
     from kit.runner.prepare import build_objective, teacher_model
     from kit.trainer.teacher import SELF
 
@@ -384,23 +384,6 @@ def known_shape(name: str, model_config: Any) -> ModelShape:
             "Plan with a model of an architecture in transformers."
         )
     return shape
-
-
-def read_config(model: ModelConfig) -> Any:
-    """Read the model's configuration, without its weights. Raises `ModelError`."""
-    from transformers import AutoConfig
-
-    from kit.models.embedded import source_of
-
-    name = source_of(model.name, model.revision)
-    try:
-        return AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"The configuration of {name} could not be read ({reason}). Give a folder with a config.json, or a hub id that "
-            "can be reached from here."
-        ) from error
 
 
 def measured_prompts(config: RunConfig) -> tuple[dict[str, int | None], list[str]]:

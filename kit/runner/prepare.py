@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, ObjectiveError, RewardError, RunError, refuse
-from kit.generation.engine import HF, Engine, choose_engine, reports_logps, resolve
+from kit.generation.engine import HF, Engine, choose_engine, reports_logps, resolve, with_engine
 from kit.generation.tools import NOTHING, ToolSetup, open_row
 from kit.models.backend import choose_backend, torch_dtype
 from kit.runs.store import RunStore
@@ -106,6 +106,7 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
         RunStore(config.run.root).check_free(config.run.id)
     check_division(config, world_size())
     objective = build_objective(config)
+    requested = config.generation.engine
     config, engine = resolve(explicit(config, objective), choose_engine(config), objective=objective)
     check_truncated(config, objective)
     interaction = load_tools(config.generation)
@@ -124,8 +125,11 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     samples, names = trial_samples(config, data, interaction)
     check_reward(config, preset, checker, samples, names)
 
-    # The model's files. The architecture may need another backend than the default of the machine; `config` is updated.
+    # The model's files. They may need another backend or engine than the configuration alone; `config` is updated.
     files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
+    if config.model.load_in_4bit and engine.name == "vllm":  # perhaps because the weights are published in 4 bits
+        config, engine = resolve(config, choose_engine(with_engine(config, Engine(requested, ""))), columns, objective)
+        build_objective(config)
     if files.backend.name != choose_backend(config.model).name:
         model = config.model.model_copy(update={"backend": files.backend.name})
         config, engine = resolve(config.model_copy(update={"model": model}), engine, columns, objective)

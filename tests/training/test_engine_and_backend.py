@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -15,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from kit.config import ModelConfig, RunConfig, load_config
-from kit.errors import ConfigError, EngineError, KitError, ModelError
+from kit.errors import ConfigError, EngineError, EnvironmentUnsupported, KitError, ModelError, ObjectiveError
 from kit.generation import engine
 from kit.generation.engine import Engine, Installed, choose_engine, resolve
 from kit.generation.vllm import WatchedGeneration, stop_ids
@@ -172,6 +174,38 @@ def test_the_engine_reads_the_revision_that_the_trainer_reads(monkeypatch: pytes
         assert keywords["model"] == "m"
 
 
+def use_a100(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.models.backend.this_machine", lambda: A100)
+    monkeypatch.setattr(engine, "this_machine", lambda: A100)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda *_: (2**34, 2**34))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda: SimpleNamespace(total_memory=2**34))
+    monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
+
+
+def test_a_model_published_in_4_bits_needs_vllms_plugin(
+    tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`model.load_in_4bit` is false then; the model's files decide."""
+    pytest.importorskip("bitsandbytes")
+    folder = tmp_path / "published"
+    shutil.copytree(tree["model"]["name"], folder)
+    settings = json.loads((folder / "config.json").read_text())
+    quantised = {"load_in_4bit": True, "quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}
+    (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": quantised}))
+    use_a100(monkeypatch)
+    monkeypatch.setattr(engine, "find_spec", lambda name: None)
+    tree["model"] |= {"name": str(folder), "dtype": "auto"}
+    tree["generation"]["engine"] = "auto"
+    parts = prepare(load_config(tree))
+    assert (parts.engine.name, parts.config.generation.engine) == ("hf", "hf")
+    assert "vllm-bnb-plugin" in (parts.engine.note or "")
+    with pytest.raises(ObjectiveError, match="only vLLM reports"):
+        prepare(load_config(tree, ["objective.weights=[sampler_correction]"]))
+    with pytest.raises(EnvironmentUnsupported, match="pip install vllm-bnb-plugin"):
+        prepare(load_config(tree, ["generation.engine=vllm"]))
+
+
 def test_the_backend_of_an_architecture_decides_the_hand_over(
     tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,12 +214,7 @@ def test_the_backend_of_an_architecture_decides_the_hand_over(
     experts = tiny_config(AutoConfig.for_model("qwen3_moe"), len(tokenizer))
     AutoModelForCausalLM.from_config(experts).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    monkeypatch.setattr("kit.models.backend.this_machine", lambda: A100)
-    monkeypatch.setattr(engine, "this_machine", lambda: A100)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda *_: (2**34, 2**34))
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda: SimpleNamespace(total_memory=2**34))
-    monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
+    use_a100(monkeypatch)
     tree["model"] |= {"name": str(folder), "dtype": "auto"}
     tree["generation"]["engine"] = "vllm"
     parts = prepare(load_config(tree))
