@@ -366,7 +366,6 @@ def subject(config: RunConfig) -> Subject:
     from kit.trainer.teacher import SELF
 
     objective, model_config = build_objective(config), read_config(config.model)
-    config.model.load_in_4bit |= is_in_4_bits(model_config)
     shape = known_shape(config.model.name, model_config)
     lengths, notes = measured_prompts(config)
     teacher = None
@@ -418,6 +417,9 @@ def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None
 
     `room` (bytes) replaces the free memory. `fixes` are changes with which the run fits, or leaves `HEADROOM`. Raises `KitError`.
     """
+    from kit.models.loading import read_config
+
+    config.model.load_in_4bit |= is_in_4_bits(read_config(config.model))
     config, obstacle = (config, "") if gpu else on_this_machine(config)
     planned = subject(config)
     place = _place(gpu, room)

@@ -27,6 +27,7 @@ from kit.models.backend import Backend, Machine
 from kit.models.failures import EngineSettings
 from kit.models.unsloth import Loading, loading, model_arguments
 from kit.objective import Objective
+from kit.planning.plan import plan
 from kit.runner.prepare import prepare
 from kit.trainer.arguments import engine_settings
 
@@ -179,7 +180,10 @@ def use_a100(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "this_machine", lambda: A100)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda *_: (2**34, 2**34))
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda: SimpleNamespace(total_memory=2**34))
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties",
+        lambda *_: SimpleNamespace(total_memory=2**34, name="A100", major=8, minor=0),
+    )
     monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
 
 
@@ -200,6 +204,7 @@ def test_a_model_published_in_4_bits_needs_vllms_plugin(
     parts = prepare(load_config(tree))
     assert (parts.engine.name, parts.config.generation.engine) == ("hf", "hf")
     assert "vllm-bnb-plugin" in (parts.engine.note or "")
+    assert "key-value cache" in plan(load_config(tree))["memory"]["phases"]["rollout"], "of transformers"
     with pytest.raises(ObjectiveError, match="only vLLM reports"):
         prepare(load_config(tree, ["objective.weights=[sampler_correction]"]))
     with pytest.raises(EnvironmentUnsupported, match="pip install vllm-bnb-plugin"):
