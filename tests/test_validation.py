@@ -47,6 +47,15 @@ def test_a_name_that_is_taken_is_a_note_because_everything_else_is_checked(tree:
     assert "reward: reasoning-gym" in notes
 
 
+def test_rows_that_are_left_out_are_counted(tree: Any) -> None:
+    rows = [json.dumps({"question": f"{i} + 1" + " + 1" * (40 * (i == 3)), "answer": "2"}) for i in range(12)]
+    Path("rows.jsonl").write_text("\n".join([*rows, "not json"]) + "\n")
+    tree["data"] = {"source": "rows.jsonl", "heldout": 2, "skip_bad_rows": True, "max_prompt_tokens": 100}
+    tree["reward"] = {"preset": "gsm8k-reasoning"}
+    notes = notes_of(tree)
+    assert ", 1 bad rows left out, 1 rows with prompts of more than 100 tokens left out" in notes
+
+
 def test_the_embedded_model_is_checked_like_any_other(tree: Any) -> None:
     assert "model: embedded, 0.66M weights" in notes_of(tree, "model.name=embedded")
 

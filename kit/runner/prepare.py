@@ -468,11 +468,15 @@ def validate(config: RunConfig) -> list[str]:
         )
         notes.append(note(plan_memory(files.shape, work), room))
     rows = data.info["rows"]
-    skipped = f", {rows['skipped']} bad rows left out" if rows.get("skipped") else ""
+    kinds = {
+        "skipped": "bad rows",
+        "too_long": f"rows with prompts of more than {config.data.max_prompt_tokens} tokens",
+    }
+    omitted = "".join(f", {rows[key]} {kind} left out" for key, kind in kinds.items() if rows.get(key))
     notes += learning_rate_notes(original, config, files.config)
     if config.data.chat and (thinking := thinking_note(files)):
         notes.append(f"thinking: {thinking}")
-    notes.append(f"data: {len(data.train)} training and {len(data.heldout)} held-out rows{skipped}")
+    notes.append(f"data: {len(data.train)} training and {len(data.heldout)} held-out rows{omitted}")
     notes += [f"data: {note}" for note in data.info.get("notes", [])]
     notes.append(f"reward: {preset.name}, {preset.parts}")
     if parts.checker.checker is None:
