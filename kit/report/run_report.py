@@ -27,7 +27,7 @@ from kit.report.scores import Difference, difference, ends, estimates, sentence,
 from kit.runs.files import clock, shorten, write_atomic
 from kit.runs.metrics import is_number, placed, points
 from kit.runs.secrets import redact, redacted
-from kit.runs.store import ALIVE, RunDir
+from kit.runs.store import ALIVE, RunDir, seconds_worked
 
 NAME = "report.html"
 LAST = 10
@@ -145,9 +145,8 @@ def figures(record: Record) -> list[tuple[str, str]]:
     step, total = status.get("step"), status.get("total_steps")
     if is_number(step):
         tiles.append(("Optimiser steps", f"{number(step, 9)} / {number(total, 9)}" if total else number(step, 9)))
-    start, end = status.get("started"), status.get("ended") or status.get("heartbeat")
-    if is_number(start) and is_number(end) and end > start:
-        tiles.append(("Wall-clock time", clock(end - start)))
+    if (seconds := seconds_worked(status)) > 0:
+        tiles.append(("Wall-clock time", clock(seconds)))
     rewards = [value for _, value in points(record.metrics, "reward")]
     if rewards:
         last = rewards[-LAST:]

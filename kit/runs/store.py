@@ -381,6 +381,7 @@ def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any]) -> 
     """The fields of a new state. A live state includes the identity of its process."""
     now = time.time()
     change: dict[str, Any] = {"state": state, "heartbeat": now, "started": record.get("started") or now}
+    change |= {"worked": seconds_worked(record), "since": now if state in ALIVE and state != "queued" else None}
     if state in ALIVE:
         change |= identity(fields.get("pid")) | {"host": socket.gethostname(), "ended": None, "exit": None}
         change["reason"] = None
@@ -389,6 +390,14 @@ def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any]) -> 
     if record.get("phase") is not None:  # the phase belongs to the earlier state
         change["phase"] = None
     return {**change, **fields}
+
+
+def seconds_worked(record: Mapping[str, Any]) -> float:
+    """Seconds in which processes of the run worked, without its time in a queue and the pauses before it was resumed."""
+    worked, since = record.get("worked") or 0.0, record.get("since")
+    if since is None:
+        return worked
+    return worked + max(0.0, (time.time() if runs(record) else record.get("heartbeat") or since) - since)
 
 
 def is_elsewhere(record: Mapping[str, Any]) -> bool:

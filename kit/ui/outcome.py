@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from kit.report.record import read_tree
 from kit.report.scores import difference, percent, sentence
 from kit.runs.files import duration
 from kit.runs.metrics import result_of
-from kit.runs.store import RunDir
+from kit.runs.store import RunDir, seconds_worked
 from kit.ui import markup as m
 
 SHOWN = 3
@@ -113,12 +112,12 @@ def progress(status: Mapping[str, Any]) -> Markup:
     stages = m.join(
         m.badge(name, "live" if place == at else "ok" if place < at else "") for place, name in enumerate(names)
     )
-    begun = status.get("started")
-    passed = max(0.0, time.time() - begun) if isinstance(begun, (int, float)) else 0.0
+    passed = seconds_worked(status)
     left, with_steps = seconds_left(status, done, passed)
     scope = " in all" if with_steps else ", then the steps"
     clock = f"{duration(left)} left{scope}" if left > 0 else "time left: not known yet"
     clock = "ends after this step" if status["state"] == "stopping" else clock
+    clock = str(status.get("reason")) if status["state"] == "queued" else clock
     words = m.tag("p", m.join([m.tag("b", clock), f" · running for {duration(passed)}"]), class_="num")
     share = passed / (passed + left) if with_steps and left > 0 else 0.0
     return m.tag("div", stages, class_="row") + m.bar(share, label=f"{share:.0%} done") + words

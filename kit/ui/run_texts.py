@@ -19,7 +19,7 @@ from kit.report.panels import Numbers
 from kit.report.record import read_tree
 from kit.runs.files import duration, human_size
 from kit.runs.secrets import redact
-from kit.runs.store import ALIVE, RunDir, complete_checkpoints, step_of
+from kit.runs.store import ALIVE, RunDir, complete_checkpoints, seconds_worked, step_of
 from kit.ui import markup as m
 from kit.ui.home import steps
 from kit.ui.outcome import course, outcome, progress
@@ -76,7 +76,7 @@ def head(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers],
 def _reason(run: RunDir, text: str) -> str:
     """Why the run ended, in words; of a crash also the last line that its process printed."""
     last = f"saved at step {step_of(run.checkpoints[-1])}" if run.checkpoints else "nothing was saved"
-    if text == "control/stop":
+    if text.startswith("control/stop"):
         return f"Stopped by you; {last}."
     if text.startswith(("SIGTERM", "SIGINT")):
         return f"Stopped at once ({text.partition(':')[0]}); {last}."
@@ -97,9 +97,8 @@ def _tail(run: RunDir, size: int) -> str:
 def figures(run: RunDir, status: Mapping[str, Any], columns: Mapping[str, Numbers]) -> list[tuple[str, str]]:
     """Return the figures of a run: (name, value)."""
     live = status["state"] in ALIVE
-    begun, end = status.get("started"), status.get("ended") or status.get("heartbeat")
-    elapsed = end - begun if isinstance(begun, (int, float)) and isinstance(end, (int, float)) else None
-    pairs = [("started", m.when(begun))]
+    elapsed = seconds_worked(status) if status.get("worked") is not None else None
+    pairs = [("started", m.when(status.get("started")))]
     if not live:
         pairs = [("steps", steps(status)), *pairs, ("ended", m.when(status.get("ended"))), ("took", duration(elapsed))]
     rewards = _finite(columns.get("reward"))

@@ -17,7 +17,7 @@ import pytest
 
 from kit.errors import RunError
 from kit.runs import process
-from kit.runs.store import SILENCE_LIMIT, RunDir, RunStore
+from kit.runs.store import SILENCE_LIMIT, RunDir, RunStore, seconds_worked
 
 
 @pytest.fixture
@@ -101,6 +101,26 @@ def test_the_latest_run_is_listed_first_and_other_folders_are_not(store: RunStor
 
 
 # --- status ----------------------------------------------------------------------------------------------------------
+
+
+def test_queue_and_pauses_are_not_time_of_work(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [time.time() + 10]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+
+    def after(seconds: float, state: str) -> float:
+        clock[0] += seconds
+        run.write_status(state)
+        return seconds_worked(run.record())
+
+    began = after(0, "queued")
+    assert after(3600, "starting") == began
+    assert [after(20, "running"), after(40, "stopped")] == [pytest.approx(began + 20), pytest.approx(began + 60)]
+    clock[0] += 86400
+    run.claim()
+    clock[0] += 30
+    assert seconds_worked(run.record()) == pytest.approx(began + 90)
+    monkeypatch.setattr("kit.runs.store.runs", lambda who: False)
+    assert seconds_worked(run.record()) == pytest.approx(began + 60), "it died with its last heartbeat"
 
 
 @pytest.mark.parametrize(("silence", "state"), [(0.0, "running"), (SILENCE_LIMIT + 1, "interrupted")])
