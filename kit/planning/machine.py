@@ -132,14 +132,19 @@ def gpu() -> Iterator[Check]:
     """The GPU: name, memory, compute capability, bfloat16, driver."""
     import torch
 
+    from kit.runs.lock import gpu_holder
+
     if not torch.cuda.is_available():
         result = "none; runs use the CPU, which suffices for quickstart and tiny models"
         yield Check("GPU", "warn", result, "Use a GPU machine.")
         return
     properties = torch.cuda.get_device_properties(0)
-    free, total = torch.cuda.mem_get_info(0)
-    yield Check("GPU", "ok", f"{properties.name}, {total / GIB:.1f} GiB, driver {_driver() or 'unknown'}")
-    if free < 0.9 * total:
+    yield Check(
+        "GPU", "ok", f"{properties.name}, {properties.total_memory / GIB:.1f} GiB, driver {_driver() or 'unknown'}"
+    )
+    if holder := gpu_holder():  # a look at the free memory would take some of it from the run
+        yield Check("GPU memory", "ok", holder)
+    elif (free := torch.cuda.mem_get_info(0)[0]) < 0.9 * (total := properties.total_memory):
         used = f"{(total - free) / GIB:.1f} GiB are used by other programs"
         yield Check("GPU memory", "warn", used, "Close the programs that nvidia-smi lists, or plan with the free part.")
     capability = (properties.major, properties.minor)

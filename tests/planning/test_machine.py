@@ -111,12 +111,15 @@ def test_bfloat16_by_compute_capability(
 ) -> None:
     import torch
 
-    card = namedtuple("Card", "name major minor")("Some GPU", *capability)
+    card = namedtuple("Card", "name major minor total_memory")("Some GPU", *capability, 24 * 2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10 * 2**30, 24 * 2**30))
     by_name = levels(machine.gpu())
     assert by_name == {"GPU": "ok", "GPU memory": "warn", "bfloat16": level}
+    monkeypatch.delattr(torch.cuda, "mem_get_info")  # its context would take memory from the run
+    monkeypatch.setattr("kit.runs.lock.gpu_holder", lambda: "run 'mine' (process 7)")
+    assert [check for check in machine.gpu() if check.result == "run 'mine' (process 7)" and check.level == "ok"]
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
