@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,23 +67,10 @@ ALIASES = {
 QUANTIZATIONS = sorted(name for name in {*LIMITS, *ALIASES} if name[0] == "q" or name in CONVERTED)
 
 
-def format_name(name: str) -> str:
-    """The name of a format, spelled with `-` or `_`. Raises `ConfigError` for an unknown one."""
-    plain = name.strip().lower().replace("_", "-")
-    if plain not in FORMATS:
-        raise ConfigError(
-            f"There is no format '{name}'.{did_you_mean(plain, list(FORMATS))} Known: {', '.join(FORMATS)}."
-        )
-    return plain
-
-
-def quantization_name(name: str) -> str:
-    """The name of a GGUF type in lower case. Raises `ConfigError` for an unknown one."""
-    plain = name.strip().lower().replace("-", "_")
-    if plain not in QUANTIZATIONS:
-        raise ConfigError(
-            f"There is no quantisation '{name}'.{did_you_mean(plain, QUANTIZATIONS)} Known: {', '.join(QUANTIZATIONS)}."
-        )
+def _known(kind: str, name: str, plain: str, known: Collection[str]) -> str:
+    """Return `plain`, the normalised `name`. Raises `ConfigError` if it is not known."""
+    if plain not in known:
+        raise ConfigError(f"There is no {kind} '{name}'.{did_you_mean(plain, list(known))} Known: {', '.join(known)}.")
     return plain
 
 
@@ -133,7 +121,8 @@ class ExportRequest:
 
     def for_run(self, run: RunDir) -> dict[str, Any]:
         """Check the options and return them for the process that exports. Raises `KitError` for what would fail there."""
-        name = format_name(self.format)
+        name = _known("format", self.format, self.format.strip().lower().replace("_", "-"), FORMATS)
+        quantization = self.quantization.strip().lower().replace("-", "_")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype: '{self.dtype}' is none of {', '.join(DTYPES)}.")
         if self.prompts < 1:
@@ -147,7 +136,7 @@ class ExportRequest:
             "format": name,
             "out": str(out) if out else None,
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
-            "quantization": quantization_name(self.quantization),
+            "quantization": _known("quantisation", self.quantization, quantization, QUANTIZATIONS),
             "llama_cpp": str(self.llama_cpp) if self.llama_cpp else None,
         }
 

@@ -109,11 +109,6 @@ class Speed:
     layer_seconds: float
 
 
-def speed_of(gpu: Gpu) -> Speed:
-    """Return the reachable share of the manufacturer's figures."""
-    return Speed(GPU_EFFICIENCY * gpu.teraflops * 1e12, 0.6 * gpu.bandwidth * 1e9, GPU_LAYER_SECONDS)
-
-
 def cpu_speed(compute_bytes: int = 4) -> Speed:
     """Measure this CPU's matrix multiplication in float32 or, with 2 bytes, bfloat16, scaled to torch's threads.
 
@@ -437,7 +432,11 @@ def plan(config: RunConfig, *, gpu: Gpu | None = None, room: float | None = None
         elif changes is not None and budget != filled:  # a run would choose a budget that fills the memory
             changes.insert(0, Change(f"{BUDGET}={budget}", BUDGET_HARM))
     work = planned.work(place)
-    speed = cpu_speed(work.compute_bytes) if device == "cpu" else speed_of(gpu or this_gpu(place.name))
+    if device == "cpu":
+        speed = cpu_speed(work.compute_bytes)
+    else:  # the reachable share of the manufacturer's figures
+        card = gpu or this_gpu(place.name)
+        speed = Speed(GPU_EFFICIENCY * card.teraflops * 1e12, 0.6 * card.bandwidth * 1e9, GPU_LAYER_SECONDS)
     seconds = estimate(planned.shape, work, speed, config.optimisation.iterations)
     completion = seconds["rollout"] * config.optimisation.iterations / config.optimisation.batch_size
     run = run_seconds(config, seconds["step"], completion)
