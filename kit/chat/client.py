@@ -105,8 +105,8 @@ class ChatSession:
 
     @property
     def answering(self) -> bool:
-        """Whether a question is being answered."""
-        return bool(self._owners)
+        """Whether a question is being answered, or the models are being loaded for one."""
+        return bool(self._owners) or (self.alive and not self.ready)
 
     @property
     def pid(self) -> int | None:
@@ -123,6 +123,7 @@ class ChatSession:
             # Open as long as the process lives.
             self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
             waiting = self._waiting = {"": queue.SimpleQueue()}
+            self.ready = {}
 
             def deliver(message: dict[str, Any] | None) -> None:
                 if message is None:
@@ -215,11 +216,10 @@ class ChatSession:
                 self._send({"do": "cancel", "id": number})
 
     def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            worker, self._worker = self._worker, None
-            if worker is not None:
-                worker.close(GOING)
+        """End the process, also while it loads the models."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close(GOING)
 
     def __enter__(self) -> ChatSession:
         self.start()
@@ -267,7 +267,9 @@ class ChatSession:
 
     def _last_words(self) -> str:
         """Say why the process has ended, from its last output."""
-        code = self._worker.poll() if self._worker is not None else None
+        if self._worker is None:
+            return "The model was unloaded, because a run needs its memory. Ask again when the run has ended."
+        code = self._worker.poll()
         if code == -9:
             return "The chat's process was killed (signal 9): from outside, or by the kernel because memory ran out."
         output = ""

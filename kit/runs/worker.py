@@ -286,21 +286,20 @@ class Worker:
     """The process `python -m MODULE ARGUMENTS`, which receives requests and sends answers as JSON objects, one per line.
 
     It has its own session, so that only its owner handles Ctrl-C. `on_message` is called in a thread with each object that it
-    writes, and with None when it has ended. `stderr`: a file for its standard error; default: that of this process.
+    writes, and with None when it has ended. `options`: of `subprocess.Popen`, e.g. a file as `stderr`.
     """
 
     def __init__(
-        self, module: str, *arguments: str, on_message: Callable[[dict[str, Any] | None], object], stderr: Any = None
+        self, module: str, *arguments: str, on_message: Callable[[dict[str, Any] | None], object], **options: Any
     ) -> None:
         self.too_long = False
         self._on_message, self._writing = on_message, threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *arguments],
-            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=stderr,
             start_new_session=True,
+            **{"env": environment()} | options,
         )
         threading.Thread(target=self._listen, name=f"worker {module}", daemon=True).start()
 

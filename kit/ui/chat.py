@@ -34,13 +34,11 @@ class Loaded:
         """Return the session on these weights, loaded or not. A session on other weights ends. Raises `KitError`."""
         checkpoint, key = resolved(run, checkpoint)
         with self._lock:
-            if self._key == key and self._session is not None and self._session.alive:
-                return self._session
             self.check_idle()
             if self._session is None or self._key != key:
                 if self._session is not None and self._session.answering:
                     raise RunError("Another model is answering, perhaps in another tab. Ask again when it has ended.")
-                self.close_idle()
+                self.close()
                 self._key, self._session = key, open_chat(run, checkpoint, idle=IDLE_SECONDS)
             return self._session
 
@@ -49,9 +47,9 @@ class Loaded:
         session = self._session
         return session if session is not None and session.alive and session.run.id == run_id else None
 
-    def close_idle(self) -> None:
-        """End the process unless it is answering. The next question loads the model again."""
-        if self._session is not None and self._session.alive and not self._session.answering:
+    def close(self, *, answering: bool = False) -> None:
+        """End the process, with `answering` also during an answer. The next question loads the model again."""
+        if self._session is not None and self._session.alive and (answering or not self._session.answering):
             self._session.close()
 
     def check_idle(self) -> None:
@@ -134,7 +132,7 @@ class Screen:
 
     def __init__(self, site: Site) -> None:
         self.site, self.loaded = site, Loaded(site)
-        site.idle.append(self.loaded.close_idle)
+        site.sessions.append(self.loaded.close)
 
     def ask(
         self,

@@ -18,7 +18,8 @@ from typing import Any
 
 from kit.config import RunConfig
 from kit.errors import KitError, RunError
-from kit.runs.worker import MOST_BYTES, STOPPED, Worker, as_error, call
+from kit.runs.lock import gpu_holder
+from kit.runs.worker import MOST_BYTES, STOPPED, Worker, as_error, call, environment
 
 MODULE = "kit.planning.workbench"
 SECONDS = 120.0
@@ -29,9 +30,13 @@ HEAVY = frozenset({"lengths", "plan", "validate"})
 
 
 class Bench:
-    """One child process. It answers one question at a time; further ones wait."""
+    """One child process. It answers one question at a time; further ones wait.
 
-    def __init__(self) -> None:
+    spares_gpu: hide the GPU from a child that starts while a run holds it, because a reward model would take its memory.
+    """
+
+    def __init__(self, *, spares_gpu: bool = False) -> None:
+        self._spares_gpu = spares_gpu
         self._worker: Worker | None = None
         self._replies: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -78,7 +83,8 @@ class Bench:
             self._idle.cancel()
         if self._worker is None or self._worker.poll() is not None:
             self._replies = queue.SimpleQueue()
-            self._worker = Worker(MODULE, on_message=self._replies.put)
+            hidden = {"CUDA_VISIBLE_DEVICES": ""} if self._spares_gpu and gpu_holder() else {}
+            self._worker = Worker(MODULE, on_message=self._replies.put, env=environment() | hidden)
         return self._worker
 
     def _rest(self) -> None:
@@ -107,7 +113,7 @@ class Benches:
     """A light child, and a heavy one that imports torch."""
 
     def __init__(self) -> None:
-        self._light, self._heavy = Bench(), Bench()
+        self._light, self._heavy = Bench(spares_gpu=True), Bench()
 
     def ask(self, question: str, config: RunConfig | None = None, *, seconds: float = SECONDS, **more: Any) -> Any:
         """Answer a question of `kit.planning.workbench.QUESTIONS`. Raises `KitError`."""
@@ -115,8 +121,9 @@ class Benches:
         tree = {} if config is None else config.model_dump(mode="json")
         return bench.ask({"question": question, "config": tree, **more}, seconds)
 
-    def close_heavy(self) -> None:
-        """End the child that may hold GPU memory, as `Bench.leave` does."""
+    def leave(self) -> None:
+        """End both children, which may hold GPU memory, as `Bench.leave` does."""
+        self._light.leave()
         self._heavy.leave()
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ def build(site: Site, blocks: gr.Blocks) -> None:
 def _choices(site: Site, chosen: Any) -> Any:
     """Return the list of runs; those in the address, separated by commas, are chosen."""
     try:
-        ids = [run.id for run in site.runs()]
+        ids = [run.id for run, _ in site.statuses()]
     except RunError:
         ids = []
     names = dict.fromkeys(chosen.split(",") if isinstance(chosen, str) else ())

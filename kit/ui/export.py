@@ -172,7 +172,7 @@ class Screen:
     def look(self, run_id: Any, kind: Any, last_stamp: Any) -> list[Any]:
         before = last_stamp if isinstance(last_stamp, dict) else {}
         try:
-            if not run_id and self.site.runs():
+            if not run_id and self.site.statuses():
                 return [gr.skip()] * 6
             run = self.site.run(run_id)
         except KitError as problem:
@@ -220,6 +220,7 @@ class Screen:
                 raise RunError(f"Run '{run.id}' has no weights yet: they come with its first checkpoint.")
             if request["format"] in QUANTISED:  # the child process would report missing tools much later
                 find_tools(request["quantization"])
+            self.site.end_sessions()
             self.site.jobs.start(self.key(run, request["format"]), JOB, ExportRequest(**request).for_run(run))
         except KitError as problem:
             return [m.error(problem), {}]

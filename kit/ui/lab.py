@@ -236,6 +236,7 @@ def check_prefix(config: RunConfig) -> str:
 def start_check(site: Site, config: RunConfig, prompts: int) -> None:
     """Start the signal check and the audit in a child process. Raises `KitError`."""
     request = {"config": config.model_dump(mode="json"), "prompts": prompts, "audit": True}
+    site.end_sessions()
     site.jobs.start(f"{check_prefix(config)}{prompts}", SIGNAL, request)
 
 

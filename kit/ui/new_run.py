@@ -214,6 +214,7 @@ def plan_run(site: Site, value: Any, *, while_training: bool = False) -> list[An
             return [m.page(m.note(_training_note(site, live[0]), "live")), [], hidden, gr.Button(visible=True), None]
     except KitError:
         return ["", [], hidden, hidden, None]
+    site.end_sessions()
     try:
         plan = site.benches.ask("plan", config)
     except KitError as problem:

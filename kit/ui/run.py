@@ -199,7 +199,7 @@ class View:
         """Return [stamp, *parts, *buttons]. All are skipped if the stamp equals `last_stamp`, and closed tabs always are."""
         nothing = [gr.skip()] * (1 + len(self.parts) + len(BUTTONS))
         try:
-            if not run_id and self.site.runs():
+            if not run_id and self.site.statuses():
                 return nothing  # the browser has not sent the address yet
             run = self.site.run(run_id)
             at = tab if tab in TABS else TABS[0]

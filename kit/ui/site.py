@@ -36,15 +36,19 @@ class Site:
     settings: Settings
     benches: Benches = field(default_factory=Benches)
     jobs: Jobs = field(default_factory=Jobs)
-    idle: list[Callable[[], object]] = field(default_factory=list)
-    """Functions that end idle processes of screens, which may hold GPU memory."""
+    sessions: list[Callable[..., object]] = field(default_factory=list)
+    """Functions that end processes of screens, which may hold GPU memory; with `answering=True` also during an answer."""
 
     def make_room(self) -> None:
         """Free the GPU memory that this server's children hold. A run that is about to start plans with the free memory."""
         self.jobs.stop(SIGNAL)
-        self.benches.close_heavy()
-        for end in self.idle:
-            end()
+        self.benches.leave()
+        self.end_sessions(answering=True)
+
+    def end_sessions(self, *, answering: bool = False) -> None:
+        """End the processes of screens, so that their memory counts as free in a plan and can be used by a job."""
+        for end in self.sessions:
+            end(answering=answering)
 
     @property
     def store(self) -> RunStore:
@@ -64,10 +68,6 @@ class Site:
         """Return all runs with their statuses, latest first, without symbolic links. Raises `RunError`."""
         return [(run, status) for run, status in self.store.statuses() if not run.path.is_symlink()]
 
-    def runs(self) -> list[RunDir]:
-        """Return the runs of `statuses`. Raises `RunError`."""
-        return [run for run, _ in self.statuses()]
-
     def choices(self, selected: Any, first: Callable[[RunDir, dict[str, Any]], bool]) -> gr.Dropdown:
         """Return the list of runs: those for which `first(run, status)` is true come first. `selected` or the first is chosen."""
         try:
@@ -78,8 +78,9 @@ class Site:
         return gr.Dropdown(choices=ids, value=selected if is_id(selected) else next(iter(ids), None))
 
     def live(self) -> list[str]:
-        """Return the ids of runs that wait or train. Raises `RunError`."""
-        return [run.id for run, status in self.store.statuses() if status["state"] in ALIVE]
+        """Return the ids of runs that train, then of those that wait for a GPU. Raises `RunError`."""
+        live = [(status["state"], run.id) for run, status in self.store.statuses() if status["state"] in ALIVE]
+        return [name for _, name in sorted(live, key=lambda pair: pair[0] == "queued")]
 
     def close(self) -> None:
         """End the child processes of this server. Runs continue."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from kit.data.sources import READERS
 from kit.errors import ConfigError, KitError, RunError
 from kit.objective.recipes import recipe_names
 from kit.runs.files import one_line
-from kit.runs.store import ALIVE
 from kit.ui import markup as m
 from kit.ui import uploads
 from kit.ui.draft import Draft
@@ -318,11 +316,6 @@ def train_step(form: Form) -> None:
                 form.add(name, label, info, elem_id=f"first-{name.replace('.', '-')}", **listed)
 
 
-MOST_LIVE = 8
-"""The most live runs that the page starts: further ones would wait for a GPU anyway."""
-_STARTING = threading.Lock()
-
-
 def start_run(site: Site, read: Callable[[], Draft]) -> list[str]:
     """Start a run in a process of its own, which outlives this server. Returns [note, address of the run]."""
     from kit.api import start
@@ -336,19 +329,16 @@ def start_run(site: Site, read: Callable[[], Draft]) -> list[str]:
             )
         if problem := site.benches.ask("check", config, seconds=180.0)["problem"]:
             raise ConfigError(f"The reward cannot score the first row. {problem}")
+        site.end_sessions(answering=True)  # the checks read the free memory
         site.benches.ask("validate", config, seconds=180.0)
         forecast: dict[str, float] = {}
         with suppress(KitError):  # the run starts without a forecast, too
             forecast = site.benches.ask("plan", config, seconds=180.0)["run_seconds"]
-        with _STARTING:  # one start at a time, so that the limit holds
-            live = [run.id for run, status in site.store.statuses() if status["state"] in ALIVE]
-            if len(live) >= MOST_LIVE:
-                raise RunError(f"{len(live)} runs are live already: {', '.join(live[:4])}, ... Stop a run first.")
-            if config.run.id is None:
-                config.run.id = site.store.new_id(draft.preset)
-            site.make_room()
-            run = start(config)
-            site.run(run.id).change_status(lambda _: {"forecast": forecast}, durable=False)
+        if config.run.id is None:
+            config.run.id = site.store.new_id(draft.preset)
+        site.make_room()
+        run = start(config)
+        site.run(run.id).change_status(lambda _: {"forecast": forecast}, durable=False)
     except KitError as problem:
         return [m.error(problem), ""]
     return [m.page(m.note(f"{run.id} has started.", "ok")), address("run", run.id)]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,6 +172,29 @@ def gone(pid: int, seconds: float) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"process {pid} still runs after {seconds} s")
+
+
+def test_a_chat_is_closed_at_once_while_it_loads(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that starts does not wait until a model is loaded."""
+    (tmp_path / "loads.py").write_text("import sys; sys.stdin.read()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("kit.chat.client.SERVER", "loads")
+    session, messages = open_chat(run), []
+
+    def ask() -> None:
+        with pytest.raises(RunError) as refusal:
+            session.answer("2 + 2 =")
+        messages.append(str(refusal.value))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    while not session.alive:
+        time.sleep(0.01)
+    assert session.answering
+    session.close()
+    asker.join(10)
+    assert messages == ["The model was unloaded, because a run needs its memory. Ask again when the run has ended."]
+    assert not session.answering
 
 
 def test_a_run_without_weights_is_refused_at_once(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kit.errors import DataError, RunError
 from kit.ui import children
-from kit.ui.children import MOST_RUNNING, Bench, Job, Jobs
+from kit.ui.children import MOST_RUNNING, Bench, Benches, Job, Jobs
 
 ANSWERS = """
 import json, sys, time, os
@@ -22,6 +23,7 @@ for line in sys.stdin:
     if asked == "hang": time.sleep(60)
     if asked == "slow": time.sleep(1)
     if asked == "die": os._exit(3)
+    if asked == "gpus": print(json.dumps({"answer": os.environ["CUDA_VISIBLE_DEVICES"]}), flush=True); continue
     if asked == "wrong": print(json.dumps({"error": "no such row", "kind": "DataError"}), flush=True); continue
     if asked == "odd": print(json.dumps({"error": "odd", "kind": "__class__"}), flush=True); continue
     if asked == "crash": print(json.dumps({"crash": "ValueError: x"}), flush=True); continue
@@ -200,9 +202,23 @@ def test_a_run_that_starts_is_given_what_idle_children_hold_of_a_gpu(
     for session in (idle, busy):
         loaded = Loaded(site)
         loaded._session = session  # type: ignore[assignment]
-        site.idle.append(loaded.close_idle)
-    first = site.benches._heavy.ask({"question": "who"})
-    site.make_room()
+        site.sessions.append(loaded.close)
+    benches = (site.benches._light, site.benches._heavy)
+    first = [bench.ask({"question": "who"}) for bench in benches]
+    site.end_sessions()
     assert (idle.alive, busy.alive) == (False, True)
-    assert site.benches._heavy.ask({"question": "who"}) != first
+    site.make_room()
+    assert not busy.alive, "it would answer beside the run"
+    assert all(bench.ask({"question": "who"}) != before for bench, before in zip(benches, first, strict=True))
     site.close()
+
+
+@pytest.mark.parametrize("holder", [None, "run 'mine'"])
+def test_a_reward_that_is_tried_beside_a_run_takes_no_gpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, holder: str | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr("kit.ui.children.gpu_holder", lambda: holder)
+    with closing(Benches()) as benches:
+        visible = [bench.ask({"question": "gpus"}) for bench in (benches._light, benches._heavy)]
+    assert visible == ["" if holder else "0", "0"]

@@ -143,13 +143,19 @@ def test_start_uses_what_was_typed_last(form: Form, monkeypatch: pytest.MonkeyPa
     from kit.ui import children
     from kit.ui.steps import start_run
 
-    monkeypatch.setattr(
-        children.Benches, "ask", lambda self, *args, **named: {"problem": None, "run_seconds": {"steps": 9.0}}
-    )
+    order = []
+
+    def ask(self: Any, question: str, *_: Any, **__: Any) -> Any:
+        order.append(question)
+        return {"problem": None, "run_seconds": {"steps": 9.0}}
+
+    monkeypatch.setattr(children.Benches, "ask", ask)
+    form.site.sessions.append(lambda **_: order.append("end sessions"))
     monkeypatch.setattr(kit.api, "start", lambda config: form.site.store.create(config.run.id))
     note, place = start_run(form.site, sent(form, id="typed-last").draft)
     assert place == "/run?run=typed-last", note
     assert form.site.run("typed-last").record()["forecast"] == {"steps": 9.0}
+    assert order == ["check", "end sessions", "validate", "plan", "end sessions"], "a chat's memory counts as free"
     note, place = start_run(form.site, sent(form, id="typed-last").draft)
     assert "There is a run &#39;typed-last&#39; already. Choose another name" in note
     assert "-o " not in note, "the page has a box for this key"

@@ -164,7 +164,7 @@ def test_a_run_that_is_a_link_to_elsewhere_is_neither_listed_nor_opened(tmp_path
     make(tmp_path / "runs", "near")
     (tmp_path / "runs" / "linked").symlink_to(far.path)
     site = Site(Settings(root=tmp_path / "runs", folder=tmp_path))
-    assert [run.id for run in site.runs()] == ["near"]
+    assert [run.id for run, _ in site.statuses()] == ["near"]
     assert site.run("near").id == "near"
     with pytest.raises(RunError, match=r"'linked' is a link to another folder.*--root"):
         site.run("linked")

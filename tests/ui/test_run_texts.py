@@ -15,6 +15,7 @@ from kit.errors import RunError
 from kit.runs.store import RunDir
 from kit.ui import chat, export, run_texts
 from kit.ui import run as run_page
+from kit.ui.outcome import progress
 from kit.ui.run import View
 from kit.ui.settings import Settings
 from kit.ui.site import Site
@@ -209,6 +210,19 @@ def test_a_model_is_not_loaded_while_a_run_trains(site: Site, monkeypatch: pytes
     monkeypatch.setattr(RunDir, "status", lambda self: {"state": "running"})
     with pytest.raises(RunError, match="'one' is training"):
         pool.check_idle()
+    monkeypatch.setattr(chat, "resolved", lambda *_: (None, ""))
+    pool._session = SimpleNamespace(alive=True, answering=False)  # type: ignore[assignment]
+    with pytest.raises(RunError, match="'one' is training"):  # a loaded model answers no further questions
+        pool.session(site.run("one"), None)
+
+
+def test_a_run_that_waits_is_not_the_one_that_trains(site: Site) -> None:
+    site.run("one").write_status("running")
+    site.store.create("two").write_status("queued", reason="waits for run 'one'")
+    assert site.live() == ["one", "two"]
+    text = progress(site.run("two").status() | {"forecast": {"steps": 9.0}})
+    assert "waits for run" in text
+    assert "0% done" in text
 
 
 def checkpoint(run: RunDir, step: int) -> Path:
