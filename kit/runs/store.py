@@ -394,10 +394,10 @@ def signed(record: Mapping[str, Any], state: str, fields: Mapping[str, Any]) -> 
 
 def seconds_worked(record: Mapping[str, Any]) -> float:
     """Seconds in which processes of the run worked, without its time in a queue and the pauses before it was resumed."""
-    worked, since = record.get("worked") or 0.0, record.get("since")
-    if since is None:
-        return worked
-    return worked + max(0.0, (time.time() if runs(record) else record.get("heartbeat") or since) - since)
+    worked = float(record.get("worked") or 0.0)
+    if (since := record.get("since")) is not None:
+        worked += max(0.0, (time.time() if runs(record) else record.get("heartbeat") or since) - since)
+    return worked
 
 
 def is_elsewhere(record: Mapping[str, Any]) -> bool:

@@ -299,7 +299,8 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            **{"env": environment()} | options,
+            env=options.pop("env", None) or environment(),
+            **options,
         )
         threading.Thread(target=self._listen, name=f"worker {module}", daemon=True).start()
 
