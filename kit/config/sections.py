@@ -256,8 +256,8 @@ class VllmConfig(Section):
     Unsloth."""
     hand_over: Literal["auto", "merged", "adapter"] = "auto"
     """Weights that vLLM gets in every step of a LoRA run. `merged`: all weights with the adapter merged, rounded to 16 bits.
-    `adapter`: the adapter alone, on top of weights that vLLM loaded once. `auto`: adapter on a GPU, merged on a CPU. With
-    Unsloth it is always the adapter."""
+    `adapter`: the adapter alone, on top of weights that vLLM loaded once. `auto`: adapter on a GPU, merged in float32
+    and on a CPU. With Unsloth it is always the adapter."""
     timeout: Annotated[float, Field(gt=0)] = 1800.0
     """Longest time in seconds for a generation batch or for handing over weights. After that the run ends as failed."""
 

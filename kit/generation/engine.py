@@ -143,6 +143,12 @@ def incompatibilities(
             "generation.engine: vllm with model.load_in_4bit: true: vLLM's CPU build cannot load 4-bit weights of "
             f"bitsandbytes. Set model.load_in_4bit: false. {HF_INSTEAD}"
         )
+    must_hand_adapter = config.model.load_in_4bit or vllm.hand_over == "adapter"
+    if must_hand_adapter and device == "cuda" and config.model.dtype == "float32":
+        yield ConfigError(
+            "generation.engine: vllm in float32 (model.dtype) with 4-bit weights or generation.vllm.hand_over: adapter: vLLM's "
+            f"kernels for adapters compute in 16 bits only. Set model.dtype: auto. {HF_INSTEAD}"
+        )
     merges = config.model.backend != "unsloth" and not hands_adapter(config)
     if config.model.load_in_4bit and merges:
         yield ConfigError(
@@ -164,10 +170,11 @@ def incompatibilities(
 def hands_adapter(config: RunConfig, device: str = "cuda") -> bool:
     """Whether the kit's engine on `device` receives the adapter instead of merged weights.
 
-    `auto` merges only on the CPU, in float32. In bfloat16, merging would lose the updates of early steps in rounding.
+    `auto` merges only in float32, which is also the dtype of the CPU: vLLM's kernels for adapters (`lora_shrink_op.py`) refuse
+    it. In bfloat16, merging would lose the updates of early steps in rounding.
     """
-    hand_over = config.generation.vllm.hand_over
-    return config.model.lora is not None and (hand_over == "adapter" or (hand_over == "auto" and device == "cuda"))
+    hand_over, in_16_bits = config.generation.vllm.hand_over, device == "cuda" and config.model.dtype != "float32"
+    return config.model.lora is not None and (hand_over == "adapter" or (hand_over == "auto" and in_16_bits))
 
 
 def reports_logps(config: RunConfig) -> bool:

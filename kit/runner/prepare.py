@@ -128,7 +128,11 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     # The model's files. They may need another backend or engine than the configuration alone; `config` is updated.
     files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
     if config.model.load_in_4bit and engine.name == "vllm":  # perhaps because the weights are published in 4 bits
-        config, engine = resolve(config, choose_engine(with_engine(config, Engine(requested, ""))), columns, objective)
+        dtype = "float32" if files.backend.computes_in_float32 else config.model.dtype
+        computed = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+        config, engine = resolve(
+            config, choose_engine(with_engine(computed, Engine(requested, ""))), columns, objective
+        )
         build_objective(config)
     if files.backend.name != choose_backend(config.model).name:
         model = config.model.model_copy(update={"backend": files.backend.name})

@@ -133,11 +133,13 @@ def engine_settings(config: RunConfig, args: Any, tell: Callable[[str], None]) -
     # Truncated or constrained sampling renormalises, so the engine's log-probabilities are of another distribution.
     comparable = not generation.truncates and vllm.regex is None
     device = "cpu" if args.use_cpu else "cuda"
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     adapter_alone = hands_adapter(config, device) and choose_backend(config.model).name != UNSLOTH
+    adapter_alone &= device == "cpu" or dtype is not None  # a family that overflows in float16 computes in float32
     return EngineSettings(
         seed=config.run.seed,
         timeout=vllm.timeout,
-        dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
+        dtype=dtype,
         eager=vllm.eager,
         adapter_alone=adapter_alone,
         revision=config.model.revision,

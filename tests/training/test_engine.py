@@ -65,6 +65,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Installed | None]
         (["model.load_in_4bit=true", "model.lora=null"], "cuda", CUDA_BUILD, "hand_over: adapter.*with model.lora"),
         (["model.load_in_4bit=true"], "cpu", CPU_BUILD, "cannot load 4-bit weights of bitsandbytes"),
         (["generation.vllm.hand_over=adapter", "model.lora=null"], "cuda", CUDA_BUILD, "there is no adapter"),
+        (["generation.vllm.hand_over=adapter", "model.dtype=float32"], "cuda", CUDA_BUILD, "16 bits only.*dtype: auto"),
+        (["model.load_in_4bit=true", "model.dtype=float32"], "cuda", CUDA_BUILD, "16 bits only.*dtype: auto"),
     ],
 )
 def test_what_vllm_cannot_serve_is_refused_with_the_alternative(
@@ -195,6 +197,7 @@ def test_an_update_below_the_steps_of_bfloat16_reaches_the_engine_of_a_gpu(new_m
         weight = merged[f"{name.removeprefix('base_model.model.')}.weight"]
         assert kept(weight.float() - layer.base_layer.weight.float(), update) < 0.5
     assert engine.hands_adapter(config(), "cuda")
+    assert not engine.hands_adapter(config("model.dtype=float32"), "cuda"), "vLLM's kernels for adapters refuse float32"
     assert not engine.hands_adapter(config(), "cpu"), "in float32 nothing is lost"
     assert not engine.hands_adapter(config("model.lora=null"), "cuda")
 

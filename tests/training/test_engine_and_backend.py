@@ -228,3 +228,7 @@ def test_the_backend_of_an_architecture_decides_the_hand_over(
     settings = engine_settings(parts.config, args, print)
     assert settings is not None
     assert settings.adapter_alone
+    args.bf16 = False  # as for a family that overflows in float16
+    settings = engine_settings(parts.config, args, print)
+    assert settings is not None
+    assert (settings.adapter_alone, settings.dtype) == (False, None)
