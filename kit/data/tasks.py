@@ -42,7 +42,10 @@ def read_task(name: str, config: DataConfig) -> Source:
             )
     count = config.limit or TRAIN_ROWS + config.heldout
     tries = 10 * count + 1000
-    seed = _spread(config.seed)
+    # reasoning-gym uses seed + i for problem i. Spread seeds, so that the problems of seeds 0 and 1 do not overlap.
+    seed = int(
+        hashlib.sha256(f"reasoning-gym {config.seed}".encode()).hexdigest()[:7], 16
+    )  # below 2**28: numpy takes it
     try:
         dataset = gym.create_dataset(name, seed=seed, size=tries, **config.task_params)
     except Exception as error:  # tasks check their parameters with assert, or fail with any error
@@ -101,8 +104,3 @@ def _text_keys(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_text_keys(item) for item in value]
     return value
-
-
-def _spread(seed: int) -> int:
-    """Spread seeds: reasoning-gym uses seed + i for problem i, so that the problems of seeds 0 and 1 would overlap."""
-    return int(hashlib.sha256(f"reasoning-gym {seed}".encode()).hexdigest()[:7], 16)  # below 2**28: numpy takes it

@@ -105,17 +105,12 @@ def resolve(spec: str | Mapping[str, Any]) -> dict[str, Any]:
     parts = recipe(spec.get("recipe", DEFAULT_RECIPE))
     for key in SINGLE:
         if key in spec:
-            parts[key] = _merge(key, parts[key], spec[key])
+            changes_hook = isinstance(spec[key], Mapping) and "name" not in spec[key]
+            parts[key] = parts[key] | dict(spec[key]) if changes_hook else spec[key]
     for key in LISTS:
         if key in spec:
             parts[key] = _listed(key, spec[key])
     return parts
-
-
-def _merge(key: str, base: dict[str, Any], change: Any) -> Any:
-    if not isinstance(change, Mapping):
-        return change
-    return dict(change) if "name" in change else {**base, **change}
 
 
 def _listed(key: str, entries: Any) -> list[Any]:

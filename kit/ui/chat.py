@@ -31,10 +31,16 @@ class Loaded:
         self._session: ChatSession | None = None
 
     def session(self, run: RunDir, checkpoint: str | None) -> ChatSession:
-        """Return the session on these weights, loaded or not. A session on other weights ends. Raises `KitError`."""
+        """Return the session on these weights, loaded or not. A session on other weights ends.
+
+        Raises `KitError`, also while a run trains: the chat could take memory that the run needs.
+        """
         checkpoint, key = resolved(run, checkpoint)
         with self._lock:
-            self.check_idle()
+            if live := self.site.live():
+                raise RunError(
+                    f"'{live[0]}' is training and needs this machine's memory. Stop it, or wait until it has ended."
+                )
             if self._session is None or self._key != key:
                 if self._session is not None and self._session.answering:
                     raise RunError("Another model is answering, perhaps in another tab. Ask again when it has ended.")
@@ -51,13 +57,6 @@ class Loaded:
         """End the process, with `answering` also during an answer. The next question loads the model again."""
         if self._session is not None and self._session.alive and (answering or not self._session.answering):
             self._session.close()
-
-    def check_idle(self) -> None:
-        """Raise `RunError` if a run is training: the chat could take memory that the run needs."""
-        if live := self.site.live():
-            raise RunError(
-                f"'{live[0]}' is training and needs this machine's memory. Stop it, or wait until it has ended."
-            )
 
 
 def resolved(run: RunDir, checkpoint: str | None) -> tuple[str | None, str]:
