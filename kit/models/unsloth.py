@@ -166,6 +166,8 @@ def load(
 
         with suppress(OSError):  # no such file
             model.generation_config = GenerationConfig.from_pretrained(source)
+    for module in model.modules():  # otherwise Unsloth cuts padded rows above `max_seq_length`, e.g. a teacher's
+        module._unsloth_allow_packed_overlength = True
     return model
 
 

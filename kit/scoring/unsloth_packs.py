@@ -36,7 +36,10 @@ def has_unsloth_layers(bare: Any) -> bool:
     """Whether Unsloth's functions compute the backbone of a model. bare: The model without accelerate's wrappers."""
     base = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
     backbone = getattr(base, "base_model", base)
-    return str(type(backbone).forward.__module__).startswith("unsloth.models.")
+    forward = type(backbone).forward
+    # Unsloth replaces the method of the class. Models that it has not loaded, e.g. a teacher, still run the original.
+    original = hasattr(forward, "_unsloth_gated") and not getattr(backbone, "_unsloth_fast_path", False)
+    return str(forward.__module__).startswith("unsloth.models.") and not original
 
 
 def pack_inputs(layout: Layout) -> dict[str, Any]:

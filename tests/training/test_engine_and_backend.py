@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from kit.models.unsloth import Loading, loading, model_arguments
 from kit.objective import Objective
 from kit.planning.plan import plan
 from kit.runner.prepare import prepare
+from kit.scoring.unsloth_packs import has_unsloth_layers
 from kit.trainer.arguments import engine_settings
 
 A100 = Machine((8, 0), "A100", "2026.10.9")
@@ -105,9 +107,9 @@ def test_keys_of_the_engine_reach_unsloths_engine() -> None:
 def engine_of(tokens: int, sleeps: bool) -> Any:
     """An Unsloth model with an engine: the attributes of vLLM 0.31 that Unsloth's trainer reads."""
     made = SimpleNamespace(max_model_len=tokens, enable_sleep_mode=sleeps)
-    return SimpleNamespace(
-        vllm_engine=SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(model_config=made)))
-    )
+    model = torch.nn.Linear(1, 1)
+    model.vllm_engine = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(model_config=made)))
+    return model
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,7 @@ def test_an_unsloth_engine_with_other_settings_is_refused(
     load = partial(unsloth_model.load, None, ModelConfig(), torch.float32, UNSLOTH, with_, "m")
     with pytest.raises(EngineError, match=words) if words else nullcontext():
         load()
+        assert model._unsloth_allow_packed_overlength, "Unsloth would cut the padded rows of a teacher's longer prompt"
 
 
 def test_weights_in_another_precision_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +188,23 @@ def use_a100(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda *_: SimpleNamespace(total_memory=2**34, name="A100", major=8, minor=0),
     )
     monkeypatch.setattr(engine, "installed", lambda: Installed("vllm", "0.31.0"))
+
+
+def test_only_models_that_unsloth_loaded_have_its_layers() -> None:
+    """Unsloth replaces `forward` of the class, also for a teacher of the same architecture that transformers loaded."""
+
+    def forward(self: Any) -> None: ...
+
+    forward.__module__, forward._unsloth_gated = "unsloth.models.llama", True  # type: ignore[attr-defined]
+    backbone = type("LlamaModel", (), {"forward": forward})
+    teacher, policy = backbone(), backbone()
+    policy._unsloth_fast_path = True  # type: ignore[attr-defined]
+    assert [has_unsloth_layers(model) for model in (teacher, policy)] == [False, True]
+    spec = find_spec("unsloth")
+    if spec is not None and spec.origin is not None:
+        source = (Path(spec.origin).parent / "models" / "llama.py").read_text()
+        for name in ("_unsloth_gated", "_unsloth_fast_path", "_unsloth_allow_packed_overlength"):
+            assert name in source
 
 
 def test_a_model_published_in_4_bits_needs_vllms_plugin(
