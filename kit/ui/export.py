@@ -15,7 +15,7 @@ from markupsafe import Markup
 from kit.errors import ConfigError, KitError, RunError
 from kit.export.request import FORMATS, QUANTIZATIONS, exports
 from kit.runs.files import human_size
-from kit.runs.store import ALIVE, RunDir, complete_checkpoints, step_of
+from kit.runs.store import RunDir, complete_checkpoints, step_of
 from kit.ui import markup as m
 from kit.ui.site import NO_RUNS, QUIET, RUN_FROM_ADDRESS, Site, has_weights, job_state, poll, run_box, stamp, to_address
 
@@ -26,8 +26,6 @@ def _notice(status: Mapping[str, Any], choices: Sequence[str]) -> str:
     """Return a note on what can be exported."""
     if not choices:
         return m.empty("This run has no weights yet", "They come with its first checkpoint, or at its end.")
-    if status["state"] in ALIVE:
-        return m.page(m.note("This run is still training: its last complete checkpoint is exported.", "warn"))
     return ""
 
 
