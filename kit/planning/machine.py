@@ -139,12 +139,11 @@ def gpu() -> Iterator[Check]:
         yield Check("GPU", "warn", result, "Use a GPU machine.")
         return
     properties = torch.cuda.get_device_properties(0)
-    yield Check(
-        "GPU", "ok", f"{properties.name}, {properties.total_memory / GIB:.1f} GiB, driver {_driver() or 'unknown'}"
-    )
+    total = properties.total_memory
+    yield Check("GPU", "ok", f"{properties.name}, {total / GIB:.1f} GiB, driver {_driver() or 'unknown'}")
     if holder := gpu_holder():  # a look at the free memory would take some of it from the run
         yield Check("GPU memory", "ok", holder)
-    elif (free := torch.cuda.mem_get_info(0)[0]) < 0.9 * (total := properties.total_memory):
+    elif (free := torch.cuda.mem_get_info(0)[0]) < 0.9 * total:
         used = f"{(total - free) / GIB:.1f} GiB are used by other programs"
         yield Check("GPU memory", "warn", used, "Close the programs that nvidia-smi lists, or plan with the free part.")
     capability = (properties.major, properties.minor)

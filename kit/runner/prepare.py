@@ -106,7 +106,6 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
         RunStore(config.run.root).check_free(config.run.id)
     check_division(config, world_size())
     objective = build_objective(config)
-    requested = config.generation.engine
     config, engine = resolve(explicit(config, objective), choose_engine(config), objective=objective)
     check_truncated(config, objective)
     interaction = load_tools(config.generation)
@@ -130,9 +129,8 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
     if config.model.load_in_4bit and engine.name == "vllm":  # perhaps because the weights are published in 4 bits
         dtype = "float32" if files.backend.computes_in_float32 else config.model.dtype
         computed = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-        config, engine = resolve(
-            config, choose_engine(with_engine(computed, Engine(requested, ""))), columns, objective
-        )
+        requested = Engine("auto" if engine.note else "vllm", "")
+        config, engine = resolve(config, choose_engine(with_engine(computed, requested)), columns, objective)
         build_objective(config)
     if files.backend.name != choose_backend(config.model).name:
         model = config.model.model_copy(update={"backend": files.backend.name})
