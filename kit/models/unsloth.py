@@ -73,7 +73,7 @@ def checkpointing(setting: bool | str | None, backend: Backend) -> bool | str:
 def model_arguments(
     source: str, revision: str | None, config: ModelConfig, dtype: torch.dtype, with_: Loading
 ) -> dict[str, Any]:
-    """Keywords of `FastLanguageModel.from_pretrained`. The name is used literally and never mapped to another upload."""
+    """Keywords of `FastLanguageModel.from_pretrained`. The name is not mapped to another upload, except by vLLM's start."""
     full = config.lora is None
     arguments: dict[str, Any] = {
         "model_name": source,
