@@ -53,13 +53,12 @@ def build_model(name: str, folder: Path) -> Path:
     default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
+        model_class = getattr(transformers, f"{kind}ForCausalLM")
         with torch.device("meta"):
-            size = 2 * sum(
-                weight.numel() for weight in getattr(transformers, f"{kind}ForCausalLM")(config).parameters()
-            )
+            size = sum(weight.nbytes for weight in model_class(config).parameters())
         fits = torch.cuda.is_available() and size < 0.9 * torch.cuda.mem_get_info()[0]
         with torch.device("cuda" if fits else "cpu"):
-            model = getattr(transformers, f"{kind}ForCausalLM")(config)
+            model = model_class(config)
     finally:
         torch.set_default_dtype(default_dtype)
     model.save_pretrained(path)

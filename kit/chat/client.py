@@ -101,7 +101,7 @@ class ChatSession:
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._worker is not None and self._worker.poll() is None
+        return (worker := self._worker) is not None and worker.poll() is None
 
     @property
     def answering(self) -> bool:
@@ -111,7 +111,7 @@ class ChatSession:
     @property
     def pid(self) -> int | None:
         """The process's pid while it runs."""
-        return self._worker.pid if self._worker is not None and self.alive else None
+        return worker.pid if (worker := self._worker) is not None and worker.poll() is None else None
 
     def start(self, timeout: float = START_SECONDS) -> dict[str, Any]:
         """Load the models unless they are loaded. Returns the `ready` message of the process. Raises `KitError`."""
@@ -249,10 +249,10 @@ class ChatSession:
         return number, mail
 
     def _send(self, message: dict[str, Any]) -> bool:
-        if self._worker is None:
+        if (worker := self._worker) is None:
             return False
         try:
-            return self._worker.send(message)
+            return worker.send(message)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"This cannot be asked: {error}.") from None
 
@@ -267,9 +267,9 @@ class ChatSession:
 
     def _last_words(self) -> str:
         """Say why the process has ended, from its last output."""
-        if self._worker is None:
-            return "The model was unloaded, because a run needs its memory. Ask again when the run has ended."
-        code = self._worker.poll()
+        if (worker := self._worker) is None:
+            return "The chat was closed before the answer was complete, e.g. because a run needs its memory. Ask again later."
+        code = worker.poll()
         if code == -9:
             return "The chat's process was killed (signal 9): from outside, or by the kernel because memory ran out."
         output = ""

@@ -43,9 +43,8 @@ def read_task(name: str, config: DataConfig) -> Source:
     count = config.limit or TRAIN_ROWS + config.heldout
     tries = 10 * count + 1000
     # reasoning-gym uses seed + i for problem i. Spread seeds, so that the problems of seeds 0 and 1 do not overlap.
-    seed = int(
-        hashlib.sha256(f"reasoning-gym {config.seed}".encode()).hexdigest()[:7], 16
-    )  # below 2**28: numpy takes it
+    digest = hashlib.sha256(f"reasoning-gym {config.seed}".encode()).hexdigest()
+    seed = int(digest[:7], 16)  # below 2**28: numpy takes it
     try:
         dataset = gym.create_dataset(name, seed=seed, size=tries, **config.task_params)
     except Exception as error:  # tasks check their parameters with assert, or fail with any error

@@ -15,7 +15,7 @@ from kit.config import RunConfig, load_config
 from kit.errors import ConfigError, EnvironmentUnsupported, ModelError, ObjectiveError, RewardError, RunError, refuse
 from kit.generation.engine import HF, Engine, choose_engine, reports_logps, resolve, with_engine
 from kit.generation.tools import NOTHING, ToolSetup, open_row
-from kit.models.backend import choose_backend, torch_dtype
+from kit.models.backend import TRANSFORMERS, choose_backend, torch_dtype
 from kit.runs.store import RunStore
 
 if TYPE_CHECKING:
@@ -126,8 +126,9 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
 
     # The model's files. They may need another backend or engine than the configuration alone; `config` is updated.
     files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
-    if config.model.load_in_4bit and engine.name == "vllm":  # perhaps because the weights are published in 4 bits
-        dtype = "float32" if files.backend.computes_in_float32 else config.model.dtype
+    in_float32 = files.backend.computes_in_float32 and files.backend.name == TRANSFORMERS
+    if engine.name == "vllm" and (config.model.load_in_4bit or in_float32):  # known from the files
+        dtype = "float32" if in_float32 else config.model.dtype
         computed = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
         requested = Engine("auto" if engine.note else "vllm", "")
         config, engine = resolve(config, choose_engine(with_engine(computed, requested)), columns, objective)

@@ -117,8 +117,8 @@ def progress(status: Mapping[str, Any]) -> Markup:
     scope = " in all" if with_steps else ", then the steps"
     clock = f"{duration(left)} left{scope}" if left > 0 else "time left: not known yet"
     clock = "ends after this step" if status["state"] == "stopping" else clock
-    clock = str(status.get("reason")) if status["state"] == "queued" else clock
-    words = m.tag("p", m.join([m.tag("b", clock), f" · running for {duration(passed)}"]), class_="num")
+    clock = str(status.get("reason") or "waits for a GPU") if status["state"] == "queued" else clock
+    words = m.tag("p", m.join([m.tag("b", clock), f" · running for {duration(passed)}" * (passed >= 1)]), class_="num")
     share = passed / (passed + left) if with_steps and left > 0 else 0.0
     return m.tag("div", stages, class_="row") + m.bar(share, label=f"{share:.0%} done") + words
 

@@ -193,7 +193,8 @@ def test_a_chat_is_closed_at_once_while_it_loads(run: RunDir, tmp_path: Path, mo
     assert session.answering
     session.close()
     asker.join(10)
-    assert messages == ["The model was unloaded, because a run needs its memory. Ask again when the run has ended."]
+    assert len(messages) == 1
+    assert "closed before the answer was complete, e.g. because a run needs its memory" in messages[0]
     assert not session.answering
 
 

@@ -33,6 +33,9 @@ def test_every_row_is_a_run_that_the_kit_accepts_and_has_a_name_of_its_own(gpu_c
     rows = everything(gpu_check)
     assert len({row.key for row in rows}) == len(rows)
     assert {row.stage for row in rows} == {1, 2, 3, 4, 5, 6}
+    on_a_t4 = gpu_check.rows(gpu_check.MODELS, lambda _: True, "float16")
+    arms = [{row.options.get("arm") for row in some if row.kind == "attention"} for some in (rows, on_a_t4)]
+    assert arms[0] - arms[1] == {"varlen"}, "FlashAttention needs Ampere"
     for row in rows:  # rows without a model need a backend, too
         work = gpu_check.WORKS[row.work]
         config = load_config(gpu_check.configuration(row, tmp_path, tmp_path, (work.prompt, work.longest)))

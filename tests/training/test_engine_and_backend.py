@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from kit.generation import engine
 from kit.generation.engine import Engine, Installed, choose_engine, resolve
 from kit.generation.vllm import WatchedGeneration, stop_ids
 from kit.model_check.tiny import tiny_config
+from kit.models import loading as loading_of_models
 from kit.models import unsloth as unsloth_model
 from kit.models.backend import Backend, Machine
 from kit.models.failures import EngineSettings
@@ -252,3 +254,8 @@ def test_the_backend_of_an_architecture_decides_the_hand_over(
     settings = engine_settings(parts.config, args, print)
     assert settings is not None
     assert (settings.adapter_alone, settings.dtype) == (False, None)
+    suited = loading_of_models.suited
+    in_float32 = lambda *arguments: replace(suited(*arguments), computes_in_float32=True)  # noqa: E731
+    monkeypatch.setattr(loading_of_models, "suited", in_float32)
+    with pytest.raises(ConfigError, match="16 bits only"):
+        prepare(load_config(tree, ["generation.vllm.hand_over=adapter"]))

@@ -220,6 +220,7 @@ def test_a_run_that_waits_is_not_the_one_that_trains(site: Site) -> None:
     text = progress(site.run("two").status() | {"forecast": {"steps": 9.0}})
     assert "waits for run" in text
     assert "0% done" in text
+    assert "running for" not in text
 
 
 def checkpoint(run: RunDir, step: int) -> Path:
