@@ -60,12 +60,15 @@ def parser(program: str = "grpo-rewards") -> argparse.ArgumentParser:
     test_verb = verbs.add_parser(
         "test",
         help="score right answers, wrong answers and known attacks",
-        description="Exit code 1 if an attack or a wrong answer scores as high as a right one. A row of --data is a JSON object: "
+        description="Exit code 1 if an attack or a wrong answer scores as high as a right one. A row of --data has "
         "prompt, dataset columns, and completions (one or a list) in good, bad or, to score without a judgement, completion. "
         "With right, wrong and style (answer, boxed, hash, code, ... or a text with {answer}), the attacks use these answers "
         "in this style. See rewards/testing.py, and rewards/golden for examples.",
     )
-    test_verb.add_argument("--data", type=Path, metavar="ROWS.JSONL", help="rows; default: the preset's golden rows")
+    formats = ".jsonl, .json, .csv or .parquet"
+    test_verb.add_argument(
+        "--data", type=Path, metavar="FILE", help=f"rows: {formats}; default: the preset's golden rows"
+    )
     audit_verb = verbs.add_parser(
         "audit",
         help="count the rows of a dataset on which attacks are paid",
@@ -77,7 +80,7 @@ def parser(program: str = "grpo-rewards") -> argparse.ArgumentParser:
         "--data",
         type=Path,
         metavar="FILE",
-        help="rows: .jsonl, .json, .csv or .parquet; of a run.yaml: its training rows",
+        help=f"rows: {formats}; default of a run.yaml: its training rows",
     )
     add("--prompt", metavar="COLUMN", help="column with the prompt; default: the run's, else prompt, question, ...")
     add("--reference", metavar="COLUMN", help="column with the reference, for example reward_model.ground_truth")

@@ -24,9 +24,7 @@ which the reward fails (raises, hangs) are counted separately, with the reason.
 True
 """
 
-import csv
 import functools
-import json
 import multiprocessing
 import random
 import sys
@@ -51,7 +49,7 @@ from rewards.errors import RewardsError, nearest
 from rewards.functions import FunctionComponent
 from rewards.preset import Preset
 from rewards.protocol import Status
-from rewards.samples import PROMPT_COLUMNS, REFERENCE_COLUMNS, completion_text, plain, prompt_text
+from rewards.samples import PROMPT_COLUMNS, REFERENCE_COLUMNS, completion_text, prompt_text
 from rewards.testing import Case, golden, read_rows, score_cases
 
 ATTACKS = ("echo", "constants", "hedges", "near-misses", "shuffles", "slow")
@@ -110,7 +108,8 @@ class Result:
 class Audit:
     """Results of an audit, the controls first, and the style of the answers.
 
-    `seconds` is the time limit for a completion that the audit enforced, or None without a limit.
+    `seconds` is the time limit for a completion that the audit enforced, or None without a limit. `left_out` is the number of
+    rows without a reference.
     """
 
     preset: Preset
@@ -118,6 +117,7 @@ class Audit:
     results: list[Result]
     limit: float
     seconds: float | None = None
+    left_out: int = 0
 
     @property
     def problems(self) -> list[str]:
@@ -150,10 +150,11 @@ class Audit:
 
     @property
     def notes(self) -> list[str]:
-        """References that are not paid, attacks that were not tried on all rows, and other failures of the reward."""
+        """Rows without a reference, references that are not paid, attacks tried on some rows only, and other failures."""
         right = self.results[0]
         rows = right.rows
-        notes = [
+        notes = [f"{self.left_out} row(s) without a reference were left out"] if self.left_out else []
+        notes += [
             f"right: {rows - right.paid} of {rows} right answers are not paid, the first one in row {each.row}: "
             f"{each.reference[:60]!r}"
             for each in right.examples[:1]
@@ -231,7 +232,7 @@ class Audit:
 
 
 def read_data(file: str | Path | None, prompt: str | None = None, reference: str | None = None) -> list[dict[str, Any]]:
-    """Read rows of a dataset in the formats of other trainers: JSON Lines, a JSON list, CSV, or Parquet with pyarrow.
+    """Read rows of a dataset in the formats of `read_rows`, with the columns of other trainers.
 
     Args:
         prompt, reference: columns of prompt and reference; `reward_model.ground_truth` names a nested value. By default
@@ -244,7 +245,7 @@ def read_data(file: str | Path | None, prompt: str | None = None, reference: str
     """
     if file is None:
         raise RewardsError("An audit needs rows. Pass a file with --data rows.jsonl.")
-    rows = [dict(row) for row in _rows_of(Path(file))]
+    rows = read_rows(file)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for row in rows:
         extra = row.get("extra_info")
@@ -275,29 +276,6 @@ def _at(row: Row, path: str | None) -> Any:
     first, _, rest = path.partition(".")
     inner = row.get(first)
     return _at(inner, rest) if rest and isinstance(inner, Mapping) else None
-
-
-def _rows_of(file: Path) -> Iterable[Row]:
-    try:
-        if file.suffix == ".csv":
-            with file.open(newline="", encoding="utf-8-sig") as stream:
-                return list(csv.DictReader(stream))
-        if file.suffix == ".parquet":
-            from pyarrow import parquet
-
-            return [plain(row) for row in parquet.read_table(file).to_pylist()]
-        listed = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else None
-    except ImportError:
-        raise RewardsError(
-            f"{file} is Parquet, which needs pyarrow. Run: pip install pyarrow, or pass JSON Lines."
-        ) from None
-    except json.JSONDecodeError:
-        listed = None  # JSON Lines with the suffix .json
-    except (OSError, ValueError, csv.Error) as failure:
-        raise RewardsError(f"{file} cannot be read: {failure}.") from None
-    if isinstance(listed, list) and all(isinstance(row, Mapping) for row in listed):
-        return listed
-    return read_rows(file)
 
 
 def audit(
@@ -337,7 +315,7 @@ def audit(
             raise RewardsError(f"No attack {attack!r}. {nearest(attack, ATTACKS)}")
     rng = random.Random(f"audit/{seed}")
     all_rows = list(rows)
-    usable = []
+    usable: list[_AuditRow] = []
     for number, row in enumerate(all_rows, start=1):
         reference = next((row[name] for name in REFERENCE_COLUMNS if row.get(name) is not None), None)
         if (text := reference_text(reference)) is not None:
@@ -348,6 +326,7 @@ def audit(
             f"No row has a reference: a text, a number or a solution in one of {', '.join(REFERENCE_COLUMNS)}. "
             f"Columns: {columns}. Rename the column of the reference, or pass its name with --reference."
         )
+    left_out = len(all_rows) - len(usable)
     if len(usable) > most:
         usable = rng.sample(usable, most)
     if not any(isinstance(component, FunctionComponent) for component, _ in preset.components):
@@ -374,7 +353,7 @@ def audit(
         _result(attack, [(case, is_paid(case)) for case in cases if case.kind == attack], usable)
         for attack in ("right", "spellings", *attacks)
     ]
-    return Audit(preset, style, results, limit, seconds)
+    return Audit(preset, style, results, limit, seconds, left_out)
 
 
 def _best_style(preset: Preset, rows: Sequence[_AuditRow], score: Callable[[list[Case]], list[Case]]) -> str:

@@ -1,6 +1,6 @@
 """Check that a reward pays right answers more than wrong ones and known attacks, as `grpo-kit reward test` does.
 
-Rows are JSON objects, one per line. All keys are dataset columns, except for these optional ones:
+All keys of a row are dataset columns, except for these optional ones:
 
     prompt       a string or a list of messages
     good         completions with a right answer: a string, a list of messages, or a list of those
@@ -17,6 +17,7 @@ The golden rows of the presets in `rewards/golden/` are examples.
 (True, [1.1])
 """
 
+import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from rewards.functions import FunctionComponent, from_function
 from rewards.preset import Preset
 from rewards.presets import load, names
 from rewards.protocol import FAILURES, Status
-from rewards.samples import REFERENCE_COLUMNS, build_samples, completion_text, prompt_text
+from rewards.samples import REFERENCE_COLUMNS, build_samples, completion_text, plain, prompt_text
 
 Row: TypeAlias = Mapping[str, Any]
 NOT_COLUMNS = frozenset({"prompt", "good", "bad", "completion", "style", "right", "wrong"})
@@ -109,18 +110,32 @@ def golden(name: str) -> list[dict[str, Any]]:
 
 
 def read_rows(file: str | Path) -> list[dict[str, Any]]:
-    """Read rows of a JSON Lines file.
+    """Read rows of a file: JSON Lines, a JSON list, CSV, or Parquet with pyarrow.
 
     Raises:
         RewardsError: the file cannot be read, or a line is not a JSON object.
     """
     path = Path(file)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as failure:
+        if path.suffix == ".csv":
+            with path.open(newline="", encoding="utf-8-sig") as stream:
+                return list(csv.DictReader(stream))
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            return [plain(row) for row in parquet.read_table(path).to_pylist()]
+        text = path.read_text(encoding="utf-8")
+        rows = json.loads(text) if text.lstrip().startswith("[") else []
+    except ImportError:
+        raise RewardsError(
+            f"{file} is Parquet, which needs pyarrow. Run: pip install pyarrow, or pass JSON Lines."
+        ) from None
+    except (OSError, ValueError, csv.Error) as failure:
         raise RewardsError(f"{file} cannot be read: {failure}. Pass a JSON Lines file: one object per line.") from None
+    if rows and all(isinstance(row, dict) for row in rows):
+        return rows
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -195,10 +195,13 @@ def test_rows_are_read_from_parquet_and_by_columns_that_are_named(tmp_path: Path
 
 def test_the_command_line_without_the_kit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"question": f"{n} + {n}?", "final": str(2 * n)}) + "\n" for n in range(5, 9)))
+    lines = [json.dumps({"question": f"{n} + {n}?", "final": str(2 * n)}) for n in range(5, 9)]
+    rows.write_text("\n".join([*lines, '{"question": "5 + 9?"}']))
     options = ["--data", str(rows), "--reference", "final", "--attack", "near-misses"]
     assert main(["audit", "gsm8k-hash", *options, "-o", "format_weight=0.2"]) == 0
-    assert "No attack is paid on more than 0.5% of the rows." in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "No attack is paid on more than 0.5% of the rows." in output
+    assert "note: 1 row(s) without a reference were left out" in output
     mine = tmp_path / "mine.py"
     mine.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"

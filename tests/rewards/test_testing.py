@@ -1,7 +1,5 @@
 """rewards.testing reports attacks that score as high as a right answer, and every preset resists the known attacks."""
 
-import json
-
 import pytest
 from pairwise import rest_in_matrix
 
@@ -65,11 +63,9 @@ def test_an_empty_bad_completion_is_no_wrong_answer_of_an_attack():
 
 
 def test_rows_in_a_style_that_the_reward_does_not_read_are_a_few_lines_and_a_hint(tmp_path, capsys):
-    rows = [
-        {"prompt": f"{n} + {n}?", "answer": str(2 * n), "style": "boxed", "right": str(2 * n)} for n in range(5, 45)
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert main(["test", "preset:gsm8k-reasoning", "--data", str(tmp_path / "rows.jsonl")]) == 1
+    rows = [f"{n} + {n}?,{2 * n},boxed,{2 * n}" for n in range(5, 45)]
+    (tmp_path / "rows.csv").write_text("\n".join(["prompt,answer,style,right", *rows]))
+    assert main(["test", "preset:gsm8k-reasoning", "--data", str(tmp_path / "rows.csv")]) == 1
     lines = capsys.readouterr().out.splitlines()
     problems = [line for line in lines if line.startswith("problem: ")]
     assert problems[0] == "problem: Row 1: good completion 'work, so \\boxed{10}' is not correct for accuracy."
