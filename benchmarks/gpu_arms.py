@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
@@ -178,21 +179,26 @@ class Bench:
         from kit.config import load_config
         from kit.models.loading import find_model, keep_trainable_in_float32, load_model
         from kit.models.unsloth import loading
+        from kit.objective import Objective
+        from kit.runner.build import chosen_sizes
         from kit.trainer.arguments import changes, grpo_config
 
         self.folder = folder
         config = load_config(configuration(row, model, folder, longest))
         self.files = find_model(config.model, chat=False)
+        parts: Any = SimpleNamespace(config=config, files=self.files, objective=Objective.from_spec("dapo"))
+        token_budget, *_ = chosen_sizes(parts, None)  # for the free memory, as in a run
         torch.manual_seed(0)
         loaded = load_model(self.files, config.model, loading(config, self.files.backend, self.files.context))
         from trl import GRPOTrainer
 
         args = grpo_config(config, loaded.backend, folder / "trainer", [1.0])
         settings = config.optimisation
-        switches = ("packing", "share_prompts", "skip_flat_groups", "token_budget")
+        switches = ("packing", "share_prompts", "skip_flat_groups")
         own_arguments = {name: getattr(settings, name) for name in switches} | {
             "objective": "dapo",
             "fast_decoding": True,
+            "token_budget": token_budget,
         }
         self.trainer = trainer_class(row.loss, on_gpu=loaded.backend.device == "cuda")(
             loaded.model,
@@ -493,7 +499,8 @@ def answers(rows: list[Row], folder: Path) -> Iterator[dict[str, Any]]:
     config = load_config(configuration(rows[0], folder, folder, worker.longest))
     with activate_backend(choose_backend(config.model)):
         for row in rows:
-            dump_stack_before_limit(row)
+            if row is not rows[0]:  # its limit includes the imports
+                dump_stack_before_limit(row)
             try:
                 yield worker.answer(row)
             except Exception as error:

@@ -70,6 +70,8 @@ COMMANDS = ("doctor", "quickstart", "train", "plan")
 WORKER = Path(__file__).with_name("gpu_arms.py")
 NATS = {"float32": 2e-3, "bfloat16": 0.15, "float16": 0.15}
 """Largest mean difference of scores from plain logits, as in kit/trainer/sanity_checks.py."""
+FAST = 250.0
+"""Speed in TFLOP/s for which the time limits of the rows are made."""
 MEASURED = {"half_tflops": None, "copy_tb_per_second": None, "launch_microseconds": None}
 """Measured properties of a machine, which differ between runs."""
 PACKAGES = (
@@ -80,21 +82,24 @@ NEEDS_CUDA = (
     "file itself on the CPU: python benchmarks/gpu_check.py --cpu-smoke"
 )
 ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "UNSLOTH_DISABLE_STATISTICS": "1", "PYTHONUNBUFFERED": "1"
+    "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "UNSLOTH_DISABLE_STATISTICS": "1", "PYTHONUNBUFFERED": "1",
+    "PYTHONFAULTHANDLER": "1",
 }  # fmt: skip
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 
-def rows(models: Sequence[str], has: Callable[[str], bool], half: str = "bfloat16") -> list[Row]:
+def rows(models: Sequence[str], has: Callable[[str], bool], half: str = "bfloat16", tflops: float = FAST) -> list[Row]:
     """All rows for a machine with a GPU, by stage.
 
     Args:
         models: names of `random_models.SHAPES`.
         has: whether a package is installed.
         half: the 16-bit dtype in which the GPU computes.
+        tflops: measured speed in this dtype, in TFLOP/s. Slower GPUs than `FAST` have more time for the rows of large models.
     """
+    slow = max(1.0, FAST / tflops)
     backends = ["transformers", *(["unsloth"] if has("unsloth") else [])]
     bits = [*([4] if has("bitsandbytes") else []), 16]
     first, least = models[0], bits[0]
@@ -120,13 +125,15 @@ def rows(models: Sequence[str], has: Callable[[str], bool], half: str = "bfloat1
 
     arms = list(itertools.product(backends, LOSSES))
     short = [
-        Row(3, "update", work, model, *arm, least, limit=250, counts=work == "gsm8k")
+        Row(3, "update", work, model, *arm, least, limit=250 * slow, counts=work == "gsm8k")
         for model, arm, work in itertools.product(models, arms, ("gsm8k", "reasoning"))
     ]
-    long = [Row(3, "update", "long", model, *arm, least, limit=300) for model, arm in itertools.product(models, arms)]
+    long = [
+        Row(3, "update", "long", model, *arm, least, limit=300 * slow) for model, arm in itertools.product(models, arms)
+    ]
 
     plans = [
-        Row(4, "plan", "gsm8k", first, bits=least, options={"gradient_checkpointing": on}, limit=200)
+        Row(4, "plan", "gsm8k", first, bits=least, options={"gradient_checkpointing": on}, limit=200 * slow)
         for on in (True, False)
     ]
 
@@ -137,15 +144,17 @@ def rows(models: Sequence[str], has: Callable[[str], bool], half: str = "bfloat1
         if arm != "varlen" or half == "bfloat16"  # FlashAttention needs Ampere
     ] + [Row(5, "head", options={"arm": arm}) for arm in ("TRL", "kit")]
     changes: tuple[dict[str, Any], ...] = (
-        {}, {"kernel": "efficient"}, {"kernel": "groups"}, {"token_budget": 8192}, {"fused": False}, {"packing": False}
+        {}, {"kernel": "efficient"}, {"kernel": "groups"}, {"token_budget": 0}, {"fused": False}, {"packing": False}
     )  # fmt: skip
     variants = [
-        Row(5, "update", work, first, bits=least, options=change)
+        Row(5, "update", work, first, bits=least, options=change, limit=100 * slow)
         for change in changes
         for work in ("gsm8k", "reasoning")
     ]
     samples = [
-        Row(6, "generate", "gsm8k", model, backend, bits=least, limit=250) for model in models for backend in backends
+        Row(6, "generate", "gsm8k", model, backend, bits=least, limit=250 * slow)
+        for model in models
+        for backend in backends
     ]
     everything = [doctor, *runs, quickstart, *exact, *rounded, *short, *long, *plans, *kernels, *variants, *samples]
     return [dataclasses.replace(row, dtype=half) if row.dtype == "bfloat16" else row for row in everything]
@@ -254,13 +263,13 @@ def run_worker(batch: Sequence[Row], folder: Path, turn: float, end: float) -> I
                             return
                         elif time.monotonic() > limit:
                             if limit < end:
-                                yield {"error": f"ended after {row.limit:g} s: {tail(log)}"}
+                                yield {"error": f"{tail(log)}\nended after {row.limit:g} s"}
                             return
                         else:
                             time.sleep(0.1)
                     yield json.loads(text)
             finally:
-                end_all(process)
+                end_all(process, descendants(process))
 
 
 def environment() -> dict[str, str]:
@@ -270,16 +279,24 @@ def environment() -> dict[str, str]:
     return os.environ | ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": first, "PYTHONPATH": path}
 
 
-def end_all(process: subprocess.Popen[Any]) -> None:
-    """Kill a process and all its children. The next process needs their memory on the GPU."""
+def descendants(process: subprocess.Popen[Any]) -> list[Any]:
+    """All processes below a process; an empty list if it has ended."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-    process.kill()
-    process.wait()
+        return psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    return []
+
+
+def end_all(process: subprocess.Popen[Any], others: Sequence[Any], number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process and its `descendants`. The next process needs their memory on the GPU."""
+    import psutil
+
+    for each in (process, *others):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(number)
+    if number == signal.SIGKILL:
+        process.wait()
 
 
 def end_leftovers(folder: Path) -> int:
@@ -329,21 +346,23 @@ def run_command(row: Row, folder: Path, end: float) -> dict[str, Any]:
         config.write_text(json.dumps(configuration(row, folder / row.model, folder, longest)))
     limit, began = max(1.0, min(row.limit, end - time.monotonic())), time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-m", *commands[row.kind]],
+        [sys.executable, "-m", *commands[row.kind]],
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    others: list[Any] = []
     try:
         output, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         if limit < row.limit:
             raise TimeoutError from None
-        process.send_signal(signal.SIGABRT)  # faulthandler then writes the stack
+        others = descendants(process)
+        end_all(process, others, signal.SIGABRT)  # faulthandler then writes the stacks
         with contextlib.suppress(subprocess.TimeoutExpired):
             output, errors = process.communicate(timeout=10)
             return {"error": f"{(output + errors)[-2000:]}\nended after {limit:.0f} s"}
         return {"error": f"ended after {limit:.0f} s, without output"}
     finally:
-        end_all(process)
+        end_all(process, others or descendants(process))
     if process.returncode:
         return {"error": (output + errors)[-2000:]}
     answer: dict[str, Any] = {"process_seconds": time.monotonic() - began}
@@ -476,6 +495,8 @@ def cells(key: str, answer: dict[str, Any]) -> list[str]:
 
     numbers = [number("seconds", ".4g"), number("tokens_per_second", ".0f"), number("peak_bytes", ".2f", 2**-30)]
     verdict = answer["failure"] or ("out of memory" if answer.get("out_of_memory") else "passed")
+    if answer.get("reference") == key and "own" not in key:
+        verdict += ", gradient not compared"
     if answer.get("planned_bytes") and answer.get("peak_bytes"):
         verdict += f", planned {answer['planned_bytes'] / answer['peak_bytes'] - 1:+.0%}"
     return [key, *numbers, number("gradient_off", ".1e"), verdict]
@@ -526,7 +547,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal: run the same command again to continue"))
     print(json.dumps(machine()), flush=True)
     half = "bfloat16" if machine().get("capability", [8, 0]) >= [8, 0] else "float16"
-    todo = smoke_rows() if options.cpu_smoke else rows(options.models, lambda name: find_spec(name) is not None, half)
+    tflops = machine().get("half_tflops", FAST)
+    todo = rows(options.models, lambda name: find_spec(name) is not None, half, tflops)
+    todo = smoke_rows() if options.cpu_smoke else todo
     todo = [row for row in todo if row.stage in options.stages and options.only in row.key]
     left = 60 * options.budget - (time.monotonic() - began)
     result = check(todo, options.out, options.folder, left, lambda text: print(text, flush=True))

@@ -61,7 +61,7 @@ def build_model(name: str, folder: Path) -> Path:
             model = model_class(config)
     finally:
         torch.set_default_dtype(default_dtype)
-    model.save_pretrained(path)
+    model.save_pretrained(path, max_shard_size="2GB")  # a shard is copied to main memory as a whole
     tokenizer.save_pretrained(path)
     return path
 

@@ -147,13 +147,15 @@ def gpu() -> Iterator[Check]:
         used = f"{(total - free) / GIB:.1f} GiB are used by other programs"
         yield Check("GPU memory", "warn", used, "Close the programs that nvidia-smi lists, or plan with the free part.")
     capability = (properties.major, properties.minor)
+    oldest = divmod(int(architectures[0][3:]), 10) if (architectures := torch.cuda.get_arch_list()) else (7, 0)
     result = f"compute capability {capability[0]}.{capability[1]}"
     if capability >= BF16_CAPABILITY:
         yield Check("bfloat16", "ok", f"{result}: has bfloat16")
-    elif capability >= (7, 0):
+    elif capability >= oldest:
         yield Check("bfloat16", "warn", f"{result}: no bfloat16", "Nothing to do: model.dtype auto trains in float16.")
     else:
-        yield Check("bfloat16", "fail", f"{result}: below 7.0", "Use a GPU from 2018 or later (T4, RTX 20 or newer).")
+        fix = "Use a newer GPU (T4, RTX 20 or newer), or install torch for an older CUDA (https://pytorch.org/get-started/locally)."
+        yield Check("bfloat16", "fail", f"{result}; torch {torch.__version__} needs {oldest[0]}.{oldest[1]}", fix)
 
 
 def backend(model: ModelConfig | None = None) -> Iterator[Check]:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -43,20 +44,23 @@ def test_every_row_is_a_run_that_the_kit_accepts_and_has_a_name_of_its_own(gpu_c
         assert config.optimisation.batch_size == work.prompts * work.group
 
 
-def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(gpu_check: Any, tmp_path: Path) -> None:
-    """Two rows of GPU processes: TRL's own loss, and the kit's with a token budget that divides its micro-batches."""
+def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(
+    gpu_check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of GPU processes: TRL's own loss, and the kit's with the token budget of a run, with another one, and without."""
     import random_models
     from gpu_arms import Worker
 
     random_models.build_model("tiny", tmp_path)
     like: dict[str, Any] = {"work": "smoke", "dtype": "float32", "model": "tiny"}
     own = gpu_check.Row(2, "update", loss="own", **like)
-    kit = gpu_check.Row(2, "update", options={"token_budget": 40}, **like)
-    worker = Worker([own, kit], tmp_path)
-    answers = {row.loss: worker.answer(row) for row in (own, kit)}
-    assert [gpu_check.failure_of(row, answers[row.loss]) for row in (own, kit)] == [None, None]
-    assert 0 < answers["ours"]["gradient_off"] < 1e-5
-    assert answers["ours"]["savings"]["token_budget"] == "on"
+    kit = [gpu_check.Row(2, "update", options=each, **like) for each in ({}, {"token_budget": 40}, {"token_budget": 0})]
+    monkeypatch.setattr("kit.runner.build.budget_of", lambda *_: 72)
+    worker = Worker([own, *kit], tmp_path)
+    answers = [worker.answer(row) for row in (own, *kit)]
+    assert [gpu_check.failure_of(row, answer) for row, answer in zip((own, *kit), answers, strict=True)] == [None] * 4
+    assert all(0 < answer["gradient_off"] < 1e-5 for answer in answers[1:])
+    assert [answer["savings"]["token_budget"] for answer in answers[1:]] == ["on", "on", "no budget is set"]
 
 
 # --- failures and processes -------------------------------------------------------------------------------------------
@@ -65,10 +69,14 @@ def test_arms_compute_trls_gradient_and_what_a_row_asks_for_reaches_the_trainer(
 def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     gpu_check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plants a run whose directory lacks a file, and a command that does not end."""
+    """Plants a run whose directory lacks a file, and a command that does not end, with a child process."""
     monkeypatch.chdir(tmp_path)  # `-m` searches the working directory first
     (tmp_path / "kit").mkdir()
-    for name, text in {"__init__": "", "train": "print('done')", "cli": "import time\ntime.sleep(60)"}.items():
+    child = "import subprocess, sys, time\n"
+    child += (
+        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True).pid)\n"
+    )
+    for name, text in {"__init__": "", "train": "print('done')", "cli": f"{child}time.sleep(60)"}.items():
         (tmp_path / "kit" / f"{name}.py").write_text(text)
     file, lines = tmp_path / "out.json", list[str]()
     rows = [gpu_check.Row(1, "quickstart"), gpu_check.Row(1, "doctor", limit=1.0)]
@@ -77,6 +85,9 @@ def test_a_row_that_fails_or_hangs_is_told_and_the_next_is_done(
     assert done["1 quickstart"]["failure"].startswith(("FileNotFoundError", "RunError"))
     assert done["1 doctor"]["failure"] == "ended after 1 s"
     assert "cli.py" in done["1 doctor"]["error"], "the failure has no stack"
+    assert '"<string>", line 1' in done["1 doctor"]["error"], "the failure has no stack of the child process"
+    child_pid = int(done["1 doctor"]["error"].split()[0])
+    assert not psutil.pid_exists(child_pid) or psutil.Process(child_pid).status() == "zombie", "the child runs on"
     assert json.loads(file.read_text())["rows"].keys() == done.keys()
 
 

@@ -105,7 +105,7 @@ def test_an_installation_that_made_packages_older_is_told(
     assert line.split(": ")[1] == f"pyyaml 99.0 -> {machine.installed('pyyaml')}"
 
 
-@pytest.mark.parametrize(("capability", "level"), [((9, 0), "ok"), ((7, 5), "warn"), ((6, 1), "fail")])
+@pytest.mark.parametrize(("capability", "level"), [((9, 0), "ok"), ((7, 5), "warn"), ((7, 0), "fail")])
 def test_bfloat16_by_compute_capability(
     capability: tuple[int, int], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +113,7 @@ def test_bfloat16_by_compute_capability(
 
     card = namedtuple("Card", "name major minor total_memory")("Some GPU", *capability, 24 * 2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_120"])  # torch for CUDA 13
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10 * 2**30, 24 * 2**30))
     by_name = levels(machine.gpu())
