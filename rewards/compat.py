@@ -1,7 +1,6 @@
-r"""Reward functions of open-r1 and TRL under their original names.
+r"""Reward functions of open-r1 under their original names.
 
-They take the arguments of the originals and return `list[float | None]`, one value per completion, None if the row cannot be
-scored. Names that exist in TRL, such as `accuracy_reward` and `get_cosine_scaled_reward`, are TRL's objects and need TRL.
+They take the arguments of the originals and return one number per completion. `trl.rewards` has the other functions of open-r1.
 Prefer presets for training: they reject answers that these functions pay (`8=7` for 7, an answer copied from the prompt).
 
 The docstring of each open-r1 function lists the differences from the original. All of them have these in common:
@@ -29,41 +28,18 @@ from rewards.protocol import Context
 from rewards.samples import build_samples, completion_text
 
 __all__ = [
-    "accuracy_reward",
     "format_reward",
     "get_code_format_reward",
-    "get_cosine_scaled_reward",
     "get_repetition_penalty_reward",
-    "get_soft_overlong_punishment",
     "len_reward",
-    "reasoning_accuracy_reward",
     "reasoning_steps_reward",
     "tag_count_reward",
-    "think_format_reward",
 ]
 
 Completions: TypeAlias = Sequence[Any]
 
 _SECONDS = 5.0  # deadline of one comparison
 _STEPS = re.compile(r"Step \d++:|^\d++\.|\n-|\n\*|First,|Second,|Next,|Finally,", re.MULTILINE)
-
-# Functions of TRL, see __getattr__.
-accuracy_reward: Callable[..., list[float | None]]
-reasoning_accuracy_reward: Callable[..., list[float | None]]
-think_format_reward: Callable[..., list[float]]
-get_cosine_scaled_reward: Callable[..., Any]
-get_soft_overlong_punishment: Callable[..., Any]
-
-
-def __getattr__(name: str) -> Any:
-    """Return a function of TRL. The import is lazy, so that importing this module loads neither TRL nor SymPy."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from trl import rewards
-    except ImportError:
-        raise ImportError(f"rewards.compat.{name} is a function of TRL. Run: pip install trl") from None
-    return getattr(rewards, name)
 
 
 def format_reward(completions: Completions, **kwargs: Any) -> list[float]:

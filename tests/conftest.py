@@ -140,6 +140,8 @@ def model_folder(embedded_models: Any, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("model") / "tiny"
     with torch.random.fork_rng():
         embedded_models.build(recipe, folder)
+    settings = folder / "generation_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"repetition_penalty": 1.5}))  # as Qwen2.5 has
     return folder
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import ModelError, RunError
 from kit.evaluation.heldout import end_tokens
+from kit.models.backend import overflows_in_float16
 from kit.models.failures import converting_weights, raise_fatal
 from kit.models.memory import free_memory
 from kit.runner.trained import Source
@@ -135,7 +136,7 @@ def merge(source: Source, dtype: str) -> tuple[Any, str, float | None]:
 
 
 def choose_dtype(model: Any, changes: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> str:
-    """Choose float16 if bfloat16 would round the update away and float16's range holds the weights, else bfloat16.
+    """Choose float16 if bfloat16 would round the update away and float16's range holds the model, else bfloat16.
 
     `changes` has each matrix of the model with its update.
     """
@@ -145,7 +146,8 @@ def choose_dtype(model: Any, changes: Iterable[tuple[torch.Tensor, torch.Tensor]
     if {weight.dtype for weight in weights} == {torch.float16}:
         return "float16"
     shares = [share_kept(weight.float(), change.float(), torch.bfloat16) for weight, change in changes]
-    in_range = all(float(weight.detach().abs().max()) < 3e4 for weight in weights if weight.numel())
+    in_range = not overflows_in_float16(model.config)
+    in_range &= all(float(weight.detach().abs().max()) < 3e4 for weight in weights if weight.numel())
     return "float16" if min(shares, default=1.0) < LEAST_KEPT and in_range else "bfloat16"
 
 
@@ -159,13 +161,12 @@ def share_kept(base: torch.Tensor, change: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def write_merged(source: Source, model: Any, tokenizer: Any, ends: list[int], folder: Path) -> None:
-    """Write model, tokenizer and generation settings in the Hugging Face layout."""
+    """Write model, tokenizer and special tokens in the Hugging Face layout, without the base model's sampling settings."""
+    from kit.models.loading import keep_only_tokens
+
+    keep_only_tokens(model)
     model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    settings = model.generation_config
-    if not settings.do_sample:  # transformers refuses to save settings of sampling without sampling
-        for name in ("temperature", "top_p", "top_k", "min_p", "typical_p"):
-            setattr(settings, name, None)
     model.save_pretrained(folder)
     save_tokenizer(source, tokenizer, folder)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from accelerate.utils.other import get_free_port
 from trl.generation import vllm_generation
 
 from kit.errors import EngineError
@@ -62,7 +62,7 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
             prepare = partial(torch.set_num_threads, torch.get_num_threads())
         self._watchdog = Watchdog(self.settings.timeout, prepare)
         # TRL would use port 29500, like every other run that starts at the same time on another GPU.
-        defaults = {"MASTER_PORT": free_port()} | (CPU_DEFAULTS if device.type == "cpu" else {})
+        defaults = {"MASTER_PORT": str(get_free_port())} | (CPU_DEFAULTS if device.type == "cpu" else {})
         started_with = PINNED | {name: value for name, value in defaults.items() if name not in os.environ}
         with switched(started_with, *OF_TRL, *CPU_DEFAULTS), self._making():
             self._call("starting", super()._init_vllm)
@@ -189,13 +189,6 @@ class WatchedGeneration(vllm_generation.VLLMGeneration):  # type: ignore[misc]
         """
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize()
-
-
-def free_port() -> str:
-    """A free TCP port."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return str(listener.getsockname()[1])
 
 
 def stop_ids(model: Any, generation_kwargs: Mapping[str, Any]) -> list[int]:

@@ -155,8 +155,8 @@ def engine_failure(error: Exception, doing: str, settings: EngineSettings) -> En
             f"vLLM's engine is out of memory ({doing}: {reason}). Its share is generation.vllm.gpu_memory_utilization "
             f"{settings.gpu_memory_utilization:g} of the GPU (on the CPU VLLM_CPU_KVCACHE_SPACE GiB of cache): raise it if the "
             "cache does not fit, lower it if the trainer needs more. Also, generation.vllm.standby: true frees it during "
-            "updates; or lower generation.max_completion_tokens, or set generation.engine: hf (a resume needs --force for them). "
-            "Smaller micro-batches do not help, because the engine splits its work by itself."
+            "updates; or lower generation.max_completion_tokens or data.max_prompt_tokens, or set generation.engine: hf (a "
+            "resume needs --force for them). Smaller micro-batches do not help, because the engine splits its work by itself."
         )
     merged = settings.adapter_alone and "lora" in str(error).lower()
     instead = "generation.vllm.hand_over: merged, because it cannot load the adapter, or generation.engine: hf"

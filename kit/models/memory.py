@@ -50,6 +50,10 @@ CUDA_CONTEXT = 0.6 * GIB
 """GPU memory of the driver, cuBLAS and kernels before the first tensor. A typical value; it varies by GPU."""
 VLLM_CPU_BYTES = 1.5 * GIB
 """vLLM on the CPU: 1 GiB of cache, as the kit sets it, and its code. Its copy of the weights is not counted."""
+ENGINE_TOKENS = 4096
+"""Most tokens of a pass of vLLM, as TRL sets `max_num_batched_tokens`."""
+ENGINE_OVERHEAD = 0.4 * GIB
+"""GPU memory of vLLM's CUDA graphs and libraries. A typical value; it varies by model and GPU."""
 SLACK = {"cpu": 0.10, "cuda": 0.10}
 """Memory that the allocator reserves beyond the allocations of a phase, as a share of them."""
 
@@ -144,7 +148,7 @@ class MemoryPlan:
     phases: dict[str, dict[str, float]]
     workload: Workload = field(repr=False)
     engine_lacks: float = 0.0
-    """Bytes by which vLLM's share is too small for its weights and the cache of one completion; vLLM then does not start."""
+    """Bytes by which vLLM's share is smaller than `engine_bytes`; vLLM then does not start."""
 
     @property
     def phase(self) -> str:
@@ -180,10 +184,9 @@ def plan_memory(shape: ModelShape, work: Workload, baseline: float | None = None
     )
     engine, lacks = work.vllm_bytes, 0.0
     if engine and work.device == "cuda":
-        engine_weights = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
-        completion_cache = 2.0 * shape.layers * shape.key * work.compute_bytes * work.tokens
-        lacks = max(0.0, engine_weights + completion_cache - engine)
-        engine += lacks - (engine_weights if work.vllm_shares_weights else 0.0)
+        lacks = max(0.0, engine_bytes(shape, work) - engine)
+        shared = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit) if work.vllm_shares_weights else 0.0
+        engine += lacks - shared
     if engine and not work.vllm_sleeps:
         always["vLLM"] = engine
     generated = min(work.batch, work.generated_at_once or work.batch)
@@ -230,6 +233,20 @@ def loaded_bytes(shape: ModelShape, weight_bytes: int, *, four_bit: bool) -> flo
     """Returns the bytes of a model's weights: w N, or in 4 bits NF4_BYTES N_lin + w (N - N_lin)."""
     quantised = shape.linear if four_bit else 0
     return quantised * NF4_BYTES + (shape.parameters - quantised) * weight_bytes
+
+
+def engine_bytes(shape: ModelShape, work: Workload) -> float:
+    """Returns the least share with which vLLM starts: its weights and adapter, a pass of ENGINE_TOKENS, one completion's cache.
+
+    w N or in 4 bits (1/2 + 1/16) N_lin + w (N - N_lin), because vllm-bnb-plugin undoes double quantisation; 2 per weight of the
+    adapter; (2H + 4I) s ENGINE_TOKENS; 2 L K s T; and ENGINE_OVERHEAD.
+    """
+    weights = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
+    double = (0.5 + 4 / 64 - NF4_BYTES) * shape.linear if work.four_bit else 0.0
+    adapter = 2.0 * trained(shape, work) if work.rank is not None else 0.0
+    activations = (2 * shape.hidden + 4 * shape.intermediate) * float(work.compute_bytes) * ENGINE_TOKENS
+    cache = 2.0 * shape.layers * shape.key * work.compute_bytes * work.tokens
+    return weights + double + adapter + activations + cache + ENGINE_OVERHEAD
 
 
 def certain_bytes(shape: ModelShape, work: Workload) -> float:

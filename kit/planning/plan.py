@@ -58,7 +58,6 @@ GPUS = (
     Gpu("RTX 4070 Ti Super 16", 15.5, 176, 672),
     Gpu("RTX 4080 16", 15.6, 195, 717),
     Gpu("RTX A4000 16", 15.6, 77, 448),
-    Gpu("V100 16", 15.7, 125, 900, bf16=False),
     Gpu("A10 24", 22.0, 125, 600),
     Gpu("L4 24", 22.0, 121, 300),
     Gpu("A10G 24", 22.1, 70, 600),
@@ -466,7 +465,7 @@ def gpu_notes(config: RunConfig, gpu: Gpu | None, memory: MemoryPlan) -> Iterato
     if memory.engine_lacks:
         yield (
             f"vLLM's share (generation.vllm.gpu_memory_utilization) is {memory.engine_lacks / GIB:.1f} GiB too small for its "
-            "weights and the cache of one completion: it would not start"
+            "weights, a pass of the model and the cache of one completion: it would not start"
         )
     if gpu is not None and config.generation.engine == "auto":
         yield "completions are planned with transformers' generate; for vLLM add -o generation.engine=vllm"

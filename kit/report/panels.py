@@ -238,14 +238,10 @@ def downsample(y: Numbers, most: int = MOST_POINTS) -> NDArray[np.intp]:
     return np.unique(chosen)
 
 
-def running_mean(y: Numbers, window: int) -> Numbers:
-    """The mean of the `window` values around each value, fewer at the ends."""
-    sums, places, half = np.concatenate([[0.0], np.cumsum(y)]), np.arange(len(y)), window // 2
-    first, end = np.maximum(0, places - half), np.minimum(len(y), places + half + 1)
-    mean: Numbers = (sums[end] - sums[first]) / (end - first)
-    return mean
-
-
 def trend(y: Numbers) -> Numbers | None:
-    """The running mean of a long series; None for a short one."""
-    return running_mean(y, len(y) // TREND_PARTS) if len(y) >= SMOOTH_FROM else None
+    """The mean of the values around each value of a long series, of fewer at the ends; None for a short one."""
+    if len(y) < SMOOTH_FROM:
+        return None
+    window = np.ones(2 * (len(y) // TREND_PARTS // 2) + 1)
+    mean: Numbers = np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")
+    return mean

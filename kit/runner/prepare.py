@@ -138,6 +138,7 @@ def prepare(config: RunConfig, *, fresh: bool = True, waits: bool = False) -> Pa
         config, engine = resolve(config.model_copy(update={"model": model}), engine, columns, objective)
     config = with_learning_rate(config, files.config)
     check_memory(config, files.shape, files.backend.device, objective, waits=waits)
+    config = with_prompt_limit(config, data, files.tokenizer, interaction)
     check_prompts(config, data, files)
     check_turns(interaction, files.tokenizer, chat=config.data.chat, source=config.model.name)
     data = fit_pictures(config, fit_prompts(config, data, files.tokenizer, interaction), files)
@@ -380,6 +381,21 @@ def fit_prompts(config: RunConfig, data: DataSplit, tokenizer: Any, interaction:
 
     tools = interaction.all_tools()
     return filter_by_length(data, partial(count_tokens, tokenizer, tools=tools), config.data.max_prompt_tokens)
+
+
+def with_prompt_limit(config: RunConfig, data: DataSplit, tokenizer: Any, interaction: ToolSetup) -> RunConfig:
+    """The configuration with the longest prompt as `data.max_prompt_tokens` if that is null and vLLM generates.
+
+    vLLM starts only if its cache holds a sequence of the largest length, which without a limit is the model's whole context.
+    Environments may add text to a prompt, so that with them there is no limit.
+    """
+    from kit.generation.prompts import lengths_of
+
+    if config.data.max_prompt_tokens is not None or config.generation.engine != "vllm" or interaction.environments:
+        return config
+    lengths = [n for rows in (data.train, data.heldout) for n in lengths_of(tokenizer, rows, interaction.all_tools())]
+    limited = config.data.model_copy(update={"max_prompt_tokens": max(lengths, default=1)})
+    return config.model_copy(update={"data": limited})
 
 
 def longest_prompts(config: RunConfig, tokenizer: Any, rows: Any, tools: Sequence[Any]) -> dict[str, int | None]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kit.config import RunConfig, load_config
-from kit.errors import KitError, RunError
+from kit.errors import KitError, ModelError, RunError
 from kit.evaluation.results import checkpoint_now, weights_of
 from kit.models.start import find_start, put_on
 
@@ -132,8 +133,10 @@ def open_source(
     Raises `KitError`. which: `best`, `last`, a step, or None for the run's result. overrides: `section.key=value` strings.
     """
     from kit.models.backend import precision, this_machine, use_threads
+    from kit.models.embedded import source_of
+    from kit.models.family import is_multimodal
     from kit.models.libraries import load_libraries
-    from kit.models.loading import find_model
+    from kit.models.loading import find_model, load_processor
 
     now = checkpoint_now(run, which)
     step, weights = weights_of(run, now)
@@ -156,4 +159,8 @@ def open_source(
     if config.model.lora is None:
         config.model = config.model.model_copy(update={"name": str(weights)})
     files = find_model(config.model, chat=config.data.chat, template=config.data.chat_template_kwargs)
+    if config.model.lora is None and is_multimodal(files.config):
+        with suppress(ModelError):  # weights of a run on texts are saved without a processor
+            original = source_of(named, config.model.revision)
+            files = replace(files, processor=load_processor(original, files.tokenizer))
     return Source(run, config, files, step, weights, base or files.source, named, start=start), note

@@ -195,7 +195,7 @@ class Screen:
             run = self.site.run(run_id)
             names, picker = weights(run), held_out(run)
             if not names:
-                text = m.empty("This run has no weights yet", "They come with its first checkpoint, or at its end.")
+                text = m.empty("This run has no weights yet", "They come with its first checkpoint or its end.")
         except KitError as problem:
             text = NO_RUNS if not run_id else m.error(problem)
         return [gr.Dropdown(choices=names, value=names[0] if names else None), text, picker,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -20,13 +20,6 @@ from kit.ui import markup as m
 from kit.ui.site import NO_RUNS, QUIET, RUN_FROM_ADDRESS, Site, has_weights, job_state, poll, run_box, stamp, to_address
 
 MOST_FILES = 60
-
-
-def _notice(status: Mapping[str, Any], choices: Sequence[str]) -> str:
-    """Return a note on what can be exported."""
-    if not choices:
-        return m.empty("This run has no weights yet", "They come with its first checkpoint, or at its end.")
-    return ""
 
 
 def results(run_id: str, exported: Mapping[str, Mapping[str, Any]]) -> str:
@@ -187,7 +180,7 @@ class Screen:
         names = weights(run)
         return [
             now,
-            _notice(run.status(), names),
+            "" if names else m.empty("This run has no weights yet", "They come with its first checkpoint or its end."),
             job_state(job, "Exporting and verifying", WAITING, lambda result: ""),
             results(run.id, exports(run)),
             gr.Button(visible=job is not None and job.state == "running"),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,7 @@ def test_a_merged_model_answers_as_base_and_adapter_do(made: RunDir, merged: Pat
     with torch.inference_mode():
         answer = model.generate(input_ids=ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :].tolist()
     assert answer == measured.answers.greedy[0]
+    assert model.generation_config.repetition_penalty in (None, 1.0), "the base's penalty is a default of the export"
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(made.adapter).chat_template
     assert load_file(merged / WEIGHTS)["model.embed_tokens.weight"].dtype == torch.float16
 
@@ -437,8 +439,10 @@ def test_bfloat16_is_left_where_it_would_round_the_update_away() -> None:
     assert share_kept(base, small, torch.bfloat16) == 0.0
     assert share_kept(base, small, torch.float16) == 1.0
     assert share_kept(base, large, torch.bfloat16) == 1.0
-    for factor, change, dtype in ((1.0, small, "float16"), (1.0, large, "bfloat16"), (1e5, small, "bfloat16")):
+    cases = (("llama", 1.0, small, "float16"), ("llama", 1.0, large, "bfloat16"), ("llama", 1e5, small, "bfloat16"))
+    for family, factor, change, dtype in (*cases, ("gemma3_text", 1.0, small, "bfloat16")):
         model = torch.nn.Linear(4, 4, bias=False)
+        vars(model)["config"] = SimpleNamespace(model_type=family)
         model.weight.data = factor * base.to(torch.bfloat16)
         assert choose_dtype(model, [(model.weight.data, change)]) == dtype
 

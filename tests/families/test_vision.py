@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny_processors
 import torch
+from exporting_runs import make_run
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.models.gemma3 import modeling_gemma3, processing_gemma3
@@ -20,6 +21,7 @@ import kit.train
 from kit.config import load_config
 from kit.errors import EngineError
 from kit.model_check.check import grpo_step
+from kit.runner.trained import open_source
 from kit.scoring.scorer import Scorer
 from kit.trainer.trainer import HookedGRPOTrainer
 
@@ -158,3 +160,12 @@ def test_text_alone_trains_a_multimodal_model(tree, attempt, multimodal):
     tree["model"]["name"] = str(multimodal("gemma3"))
     tree["reward"] = {"preset": "reasoning-gym"}
     assert attempt("optimisation.steps=1").code == 0
+
+
+def test_weights_of_a_run_on_texts_are_exported_with_the_processor_of_the_model(tmp_path: Path) -> None:
+    """vLLM does not load the export without it."""
+    tiny_processors.gemma3(tmp_path / "model")
+    run = make_run(tmp_path / "runs", "full", tmp_path / "model", lora=False)
+    processor = open_source(run, None)[0].files.processor
+    assert processor is not None
+    assert processor.image_processor.size.height == 64

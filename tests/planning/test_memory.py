@@ -15,6 +15,7 @@ from kit.models.memory import (
     Workload,
     certain_bytes,
     choose_budget,
+    engine_bytes,
     fixed_terms,
     layer_bytes,
     loaded_bytes,
@@ -126,11 +127,18 @@ def test_vllm_that_sleeps_leaves_its_memory_to_the_update(shape: ModelShape) -> 
     shared = plan_memory(shape, replace(work, vllm_sleeps=False, vllm_shares_weights=True))
     weights = loaded_bytes(shape, work.compute_bytes, four_bit=work.four_bit)
     assert shared.always["vLLM"] == share - weights
-    # A share that is smaller than the weights: the cache of one completion counts, which vLLM needs at least.
+    # A share that is smaller than the weights: what vLLM needs at least counts.
     small = replace(shared.workload, vllm_bytes=weights / 2)
-    cache = 2 * 2 * 64 * 4 * 50  # keys and values, layers, width, bytes, tokens
-    assert plan_memory(shape, small).always["vLLM"] == cache
-    assert plan_memory(shape, small).engine_lacks == weights / 2 + cache
+    needed = 2 * 2 * 64 * 4 * 50  # the cache of a completion: keys and values, layers, width, bytes, tokens
+    needed += 2 * shape.lora_parameters(8, "all-linear") + 0.4 * GIB
+    needed += (
+        (2 * shape.hidden + 4 * shape.intermediate) * 4 * 4096
+    )  # of 4096 tokens: residual, norm, gate, up, two products
+    assert plan_memory(shape, small).always["vLLM"] == pytest.approx(needed)
+    assert plan_memory(shape, small).engine_lacks == pytest.approx(weights / 2 + needed)
+    quantised = replace(small, four_bit=True)  # vllm-bnb-plugin stores a scale of 4 bytes for 64 weights
+    more = engine_bytes(shape, quantised) - loaded_bytes(shape, 4, four_bit=True) - needed
+    assert more == pytest.approx(shape.linear * (4 / 64 - 1 / 64 - 4 / (64 * 256)))
 
 
 def test_a_default_backend_shares_the_weights_that_unsloths_engine_holds(monkeypatch: pytest.MonkeyPatch) -> None:
